@@ -1,0 +1,420 @@
+"""Settings of a run: frozen, checked before anything starts, stored beside the run as JSON.
+
+Numbers that follow from others are properties. `preset("gsm8k")` gives a named run with the paper's numbers;
+`.replace({"training.steps": 10})` changes it by dotted keys. Every refusal names the field, the value and the range.
+Symbols in the comments are the paper's: B prompts per step, K responses each, S responses per prompt and visit,
+k steps per sync, m the share of the newest data.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+
+from tba.errors import ConfigError
+
+settings = dataclass(config=ConfigDict(extra="forbid", allow_inf_nan=False), frozen=True, kw_only=True)
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@settings
+class TaskConfig:
+    """What is asked and how answers are rewarded."""
+
+    name: str = "quickstart"
+    train: str = ""
+    """Rows to learn from: JSON lines or Parquet at a path or URL; empty takes the task's own."""
+    test: str = ""
+    """Rows to evaluate on, likewise."""
+    rule: str = ""
+    """How an answer is read out of a response, where the task has several ways; empty takes its default."""
+    template: str = ""
+    """Which wording of the prompt, where the task has several; empty takes its default."""
+
+
+@settings
+class ModelConfig:
+    """The policy before training; it is also the reference."""
+
+    path: str = ""
+    """A folder, a URL or a hub name; empty lets the task make its own small base policy."""
+    revision: str = "main"
+    trust_remote_code: bool = False
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the trainer's weights and optimizer."""
+    publish_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of published versions, which searchers generate with."""
+    device: str = "auto"
+    """`auto` takes a GPU where there is one."""
+    threads: Count = 1
+    """CPU threads of each role; 0 leaves them to torch."""
+
+
+@settings
+class ObjectiveConfig:
+    """The loss, the temperature beta of its target, and what counts as part of a response."""
+
+    name: Literal["trajectory-balance", "tba-prime"] = "trajectory-balance"
+    beta_start: Annotated[float, Field(gt=0)] = 0.05
+    beta_end: Annotated[float, Field(gt=0)] = 0.05
+    beta_target: Positive = 1
+    """The step towards which beta is drawn in a line from `beta_start` to `beta_end`."""
+    beta_stop: Positive = 1
+    """From this step on beta is `beta_end`; before `beta_target` it is a jump."""
+    include_eos: bool = True
+    """Whether a generated end token is part of the response; the paper's GSM8K runs left it out."""
+    reference_reset: Count = 0
+    """Steps between resets of the reference to the policy; 0 never."""
+    ratio_cap: Annotated[float, Field(gt=0)] = 8.0
+    """Cap of the importance ratio of `tba-prime`."""
+
+
+@settings
+class SamplingConfig:
+    """Which trajectories a step learns from."""
+
+    recent_share: Share = 0.5
+    """m: probability that a slot takes a prompt, and responses, that entered at the newest sync."""
+    inv_temp: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """The other slots draw with probability proportional to exp(inv_temp x reward); 0 is uniform."""
+    capacity: Positive = 100
+    """Responses per prompt that can still be drawn: the newest distinct ones. The log keeps all."""
+    sql: str = ""
+    """A file of SQL to draw with instead of the built-in sampler."""
+
+
+@settings
+class SearchConfig:
+    """How searchers generate."""
+
+    searchers: Positive = 1
+    responses_per_prompt: Positive = 8
+    """S: responses per prompt and visit, at least K."""
+    prompts_per_round: Positive = 8
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Of generation, and of every log-probability in the loss."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    max_prompt_tokens: Positive = 512
+    max_response_tokens: Positive = 512
+    batch_responses: Positive = 512
+    """Responses generated side by side."""
+    shuffle: bool = True
+    """Visit prompts in a seeded order; the paper's code visited them in the order of the data."""
+    initial_fill: Positive = 500
+    """Trajectories that must exist before the first step."""
+
+
+@settings
+class TrainingConfig:
+    """How the trainer steps."""
+
+    steps: Positive = 100
+    prompts_per_step: Positive = 8
+    """B: slots of a batch."""
+    responses_per_prompt: Annotated[int, Field(ge=2)] = 8
+    """K: responses of a slot; the loss compares them with each other, so one alone teaches nothing."""
+    groups_per_micro_batch: Positive = 8
+    """Slots whose gradients are computed at once; a slot is never split."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    schedule: Literal["constant", "linear", "warmup-stable-decay"] = "constant"
+    warmup_steps: Count = 0
+    stable_steps: Count = 0
+    decay_steps: Count = 0
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip_norm: Annotated[float, Field(ge=0)] = 0.0
+    """Largest gradient norm; 0 leaves gradients alone, as the paper does."""
+
+
+@settings
+class SyncConfig:
+    """How often the two sides meet, and what is kept of it."""
+
+    every: Positive = 2
+    """k: steps between syncs."""
+    checkpoint_every: Positive = 5
+    """Syncs between checkpoints."""
+    keep_versions: Annotated[int, Field(ge=2)] = 4
+    keep_checkpoints: Positive = 2
+
+
+@settings
+class EvaluationConfig:
+    every: Positive = 10
+    """Syncs between evaluated versions; the first and the last are always evaluated."""
+    prompts: Positive = 1319
+    """At most this many held-out prompts."""
+    samples: Count = 0
+    """Sampled responses per prompt, at the temperature of search, beside the greedy one."""
+
+
+@settings
+class LimitsConfig:
+    """Every wait has a deadline; these are they."""
+
+    data_deadline: Seconds = 1800.0
+    """For the trainer to see its initial fill, and a searcher its first version."""
+    store_deadline: Seconds = 60.0
+    """For one request to the object store, retries included."""
+    lease_every: Seconds = 2.0
+    silent_after: Seconds = 15.0
+    """A role whose lease has not moved for this long is reported, and restarted where that is possible."""
+    orphan_after: Seconds = 600.0
+    """A role that sees no supervisor for this long makes a checkpoint and stops."""
+    stop_grace: Seconds = 60.0
+    """For a role to stop when asked, before it is made to."""
+    max_restarts: Count = 5
+    """Of one role within `restart_window`; one more fails the run."""
+    restart_window: Seconds = 600.0
+
+
+@settings
+class MetricsConfig:
+    wandb: Literal["off", "offline", "online"] = "off"
+    wandb_project: str = "tba"
+
+
+@settings
+class Config:
+    """All settings of a run."""
+
+    seed: Count = 0
+    task: TaskConfig = Field(default_factory=TaskConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    search: SearchConfig = Field(default_factory=SearchConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    sync: SyncConfig = Field(default_factory=SyncConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        search, training, sync, objective = self.search, self.training, self.sync, self.objective
+        rules = [
+            (
+                search.responses_per_prompt >= training.responses_per_prompt,
+                f"search.responses_per_prompt (S) must be >= training.responses_per_prompt (K = "
+                f"{training.responses_per_prompt}), got {search.responses_per_prompt}",
+            ),
+            (
+                sync.every <= training.steps,
+                f"sync.every must be <= training.steps ({training.steps}), got {sync.every}",
+            ),
+            (
+                training.groups_per_micro_batch <= training.prompts_per_step,
+                f"training.groups_per_micro_batch must be <= training.prompts_per_step "
+                f"({training.prompts_per_step}), got {training.groups_per_micro_batch}",
+            ),
+            (
+                objective.beta_stop <= objective.beta_target,
+                f"objective.beta_stop must be <= objective.beta_target ({objective.beta_target}), "
+                f"got {objective.beta_stop}",
+            ),
+            (
+                self.sampling.capacity >= training.responses_per_prompt,
+                f"sampling.capacity must be >= training.responses_per_prompt (K = "
+                f"{training.responses_per_prompt}), got {self.sampling.capacity}",
+            ),
+            (
+                self.limits.silent_after >= 3 * self.limits.lease_every,
+                f"limits.silent_after must be >= 3 x limits.lease_every ({self.limits.lease_every}), "
+                f"got {self.limits.silent_after}",
+            ),
+        ]
+        for holds, message in rules:
+            if not holds:
+                raise ValueError(message)
+        return self
+
+    @property
+    def batch(self) -> int:
+        """Trajectories of one gradient step: B x K."""
+        return self.training.prompts_per_step * self.training.responses_per_prompt
+
+    @property
+    def micro_batches(self) -> int:
+        return math.ceil(self.training.prompts_per_step / self.training.groups_per_micro_batch)
+
+    @property
+    def responses_per_round(self) -> int:
+        return self.search.prompts_per_round * self.search.responses_per_prompt
+
+    @property
+    def last_sync(self) -> int:
+        return math.ceil(self.training.steps / self.sync.every)
+
+    def step_of_sync(self, sync: int) -> int:
+        """The step that a sync follows; the last sync follows the last step, whatever the period."""
+        return min(sync * self.sync.every, self.training.steps)
+
+    @property
+    def recent_ages(self) -> tuple[int, int, float]:
+        """Least, greatest and mean age of recent draws in steady state: between k and 2k - 1 steps."""
+        k = self.sync.every
+        return k, 2 * k - 1, (3 * k - 1) / 2
+
+    @property
+    def bytes_per_trajectory(self) -> int:
+        """On disk, measured at about 8 bytes a response token and 3 a prompt token, at full length."""
+        return 200 + 3 * self.search.max_prompt_tokens + 8 * self.search.max_response_tokens
+
+    def replace(self, changes: Mapping[str, Any] | None = None, /, **sections: Any) -> "Config":
+        """A copy with changes by dotted key, `replace({"training.steps": 10})`; `replace(seed=1)` also works."""
+        plain = asdict(self)
+        for key, value in {**(changes or {}), **sections}.items():
+            *path, leaf = key.split(".")
+            place = plain
+            for name in path:
+                if not isinstance(place.get(name), dict):
+                    raise ConfigError(f"unknown setting {key!r}: there is no section {name!r}")
+                place = place[name]
+            if leaf not in place:
+                raise ConfigError(f"unknown setting {key!r}; known here: {', '.join(sorted(place))}")
+            place[leaf] = {**place[leaf], **value} if isinstance(place[leaf], dict) else value
+        return parse(plain)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+
+_adapter = TypeAdapter(Config)
+
+
+def parse(plain: Mapping[str, Any] | str) -> Config:
+    """A config from nested dicts or JSON; one clear line for every field at fault."""
+    try:
+        return _adapter.validate_json(plain) if isinstance(plain, str) else _adapter.validate_python(dict(plain))
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
+
+
+def _explain(error: Any) -> str:
+    field = ".".join(str(part) for part in error["loc"])
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"unknown setting {field!r}"
+    if error["type"] == "value_error":
+        return error["msg"].removeprefix("Value error, ")
+    return f"{field}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
+
+
+def quickstart() -> Config:
+    """Addition digit by digit with a tiny Llama; minutes on two cores."""
+    return Config(
+        task=TaskConfig(name="quickstart"),
+        objective=ObjectiveConfig(beta_start=0.05, beta_end=0.05),
+        sampling=SamplingConfig(recent_share=0.5, capacity=64),
+        search=SearchConfig(
+            searchers=1, responses_per_prompt=8, prompts_per_round=64, temperature=1.0, max_prompt_tokens=16,
+            max_response_tokens=16, initial_fill=1024,
+        ),
+        training=TrainingConfig(
+            steps=240, prompts_per_step=32, responses_per_prompt=8, groups_per_micro_batch=32, learning_rate=3e-4
+        ),
+        sync=SyncConfig(every=4, checkpoint_every=5, keep_versions=6),
+        evaluation=EvaluationConfig(every=15, prompts=500, samples=4),
+        limits=LimitsConfig(data_deadline=600.0),
+    )  # fmt: skip
+
+
+def gsm8k() -> Config:
+    """The paper's GSM8K run (table 2; the launch settings of its figure 1 differ in steps, decay and beta)."""
+    return Config(
+        task=TaskConfig(name="gsm8k"),
+        model=ModelConfig(path="realtreetune/rho-1b-sft-GSM8K", publish_dtype="bfloat16", threads=0),
+        objective=ObjectiveConfig(beta_start=0.012, beta_end=0.004, beta_target=500, beta_stop=500),
+        sampling=SamplingConfig(recent_share=0.95, inv_temp=0.0, capacity=100),
+        search=SearchConfig(
+            searchers=3, responses_per_prompt=24, prompts_per_round=3, temperature=0.7, max_prompt_tokens=512,
+            max_response_tokens=512, initial_fill=500,
+        ),
+        training=TrainingConfig(
+            steps=1000, prompts_per_step=7, responses_per_prompt=20, groups_per_micro_batch=1, learning_rate=1e-5,
+            schedule="warmup-stable-decay", warmup_steps=50, stable_steps=450, decay_steps=500,
+        ),
+        sync=SyncConfig(every=2, checkpoint_every=25),
+        evaluation=EvaluationConfig(every=50),
+    )  # fmt: skip
+
+
+def tldr() -> Config:
+    """The paper's summarisation run with Pythia-410M (table 3)."""
+    return Config(
+        task=TaskConfig(name="tldr"),
+        model=ModelConfig(path="mnoukhov/pythia410m-sft-tldr", threads=0),
+        objective=ObjectiveConfig(beta_start=1.0, beta_end=0.05, beta_target=128, beta_stop=32),
+        sampling=SamplingConfig(recent_share=0.5, inv_temp=1.0, capacity=100),
+        search=SearchConfig(
+            searchers=3, responses_per_prompt=20, prompts_per_round=2, temperature=0.7, max_prompt_tokens=512,
+            max_response_tokens=128, initial_fill=10_000,
+        ),
+        training=TrainingConfig(
+            steps=256, prompts_per_step=8, responses_per_prompt=20, groups_per_micro_batch=1, learning_rate=3e-6,
+            schedule="linear",
+        ),
+        sync=SyncConfig(every=10, checkpoint_every=5),
+    )  # fmt: skip
+
+
+def math_() -> Config:
+    """The paper's MATH run with TBA' (table 4): no replay, reference resets, capped ratios."""
+    return Config(
+        task=TaskConfig(name="math"),
+        model=ModelConfig(path="Qwen/Qwen2.5-7B", publish_dtype="bfloat16", threads=0),
+        objective=ObjectiveConfig(
+            name="tba-prime", beta_start=0.005, beta_end=0.005, reference_reset=50, ratio_cap=8.0
+        ),
+        sampling=SamplingConfig(recent_share=1.0),
+        search=SearchConfig(
+            searchers=4, responses_per_prompt=16, prompts_per_round=32, temperature=1.0, max_prompt_tokens=1024,
+            max_response_tokens=3072, initial_fill=512,
+        ),
+        training=TrainingConfig(
+            steps=400, prompts_per_step=32, responses_per_prompt=16, groups_per_micro_batch=1, learning_rate=1e-6,
+            adam_beta2=0.99, weight_decay=0.01, clip_norm=1.0,
+        ),
+        sync=SyncConfig(every=2, checkpoint_every=25),
+        evaluation=EvaluationConfig(prompts=500),
+    )  # fmt: skip
+
+
+def redteam() -> Config:
+    """The paper's red-teaming run with GPT-2 (section 4.4): one prompt, 128 attacks a step."""
+    return Config(
+        task=TaskConfig(name="redteam"),
+        model=ModelConfig(path="gpt2", threads=0),
+        objective=ObjectiveConfig(beta_start=0.05, beta_end=0.05),
+        sampling=SamplingConfig(recent_share=0.5, inv_temp=1.0, capacity=100_000),
+        search=SearchConfig(
+            searchers=2, responses_per_prompt=128, prompts_per_round=1, temperature=1.0, max_prompt_tokens=512,
+            max_response_tokens=20, initial_fill=3003,
+        ),
+        training=TrainingConfig(
+            steps=5000, prompts_per_step=1, responses_per_prompt=128, groups_per_micro_batch=1, learning_rate=1e-4,
+            weight_decay=0.01, clip_norm=1.0, warmup_steps=100,
+        ),
+        sync=SyncConfig(every=10, checkpoint_every=20),
+        evaluation=EvaluationConfig(prompts=1, samples=1024),
+    )  # fmt: skip
+
+
+PRESETS = {"quickstart": quickstart, "gsm8k": gsm8k, "math": math_, "tldr": tldr, "redteam": redteam}
+
+
+def preset(name: str) -> Config:
+    """A named run."""
+    if name not in PRESETS:
+        raise ConfigError(f"unknown task {name!r}; known: {', '.join(PRESETS)}")
+    return PRESETS[name]()

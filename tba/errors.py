@@ -1,0 +1,56 @@
+"""What can go wrong, as one tree.
+
+TBAError
+├── ConfigError          a setting is unknown, out of range or contradicts another (also a ValueError)
+├── DataError            a task's data is missing or malformed (also a ValueError)
+├── StorageError         an object is missing, damaged or refused (names the key)
+│   ├── AlreadyExists    a create-only name is taken (also a FileExistsError)
+│   ├── Missing          no such object (also a FileNotFoundError)
+│   ├── Conflict         a compare-and-swap lost
+│   ├── Damaged          an object is not what its name or checksum promises
+│   └── UnsafeStore      the object store ignores conditional writes
+├── Superseded           another incarnation of this role has taken over: stop, touch nothing
+├── Stopped              the run was asked to stop; everything committed is safe
+├── DeadlinePassed       a wait took too long (says for what, and since when; also a TimeoutError)
+└── RunFailed            a role kept failing, or the run cannot go on
+"""
+
+
+class TBAError(Exception):
+    """Base of every error that a user can act on; shown without a traceback."""
+
+
+class ConfigError(TBAError, ValueError): ...
+
+
+class DataError(TBAError, ValueError): ...
+
+
+class StorageError(TBAError): ...
+
+
+class AlreadyExists(StorageError, FileExistsError): ...
+
+
+class Missing(StorageError, FileNotFoundError): ...
+
+
+class Conflict(StorageError): ...
+
+
+class Damaged(StorageError): ...
+
+
+class UnsafeStore(StorageError): ...
+
+
+class Superseded(TBAError): ...
+
+
+class Stopped(TBAError): ...
+
+
+class DeadlinePassed(TBAError, TimeoutError): ...
+
+
+class RunFailed(TBAError): ...

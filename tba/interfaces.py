@@ -1,0 +1,151 @@
+"""What the roles ask of the rest of the system. `storage` and `flows` satisfy these by shape, without inheriting."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tba.types import Draw, Metrics, Outcome, Prompt, Response, Reward, Score, Trajectory, Version
+
+
+class Task(Protocol):
+    """What is asked, and how an answer is rewarded. One file per task in `tba.tasks`."""
+
+    name: str
+
+    def source(self, split: str) -> str:
+        """Where the rows of `train` or `test` come from when the config does not say; empty if the task makes them."""
+        ...
+
+    def prompts(
+        self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
+    ) -> list[Prompt]:
+        """The rows as prompts; too long ones are left out. Raises DataError naming the row and field at fault."""
+        ...
+
+    def reward(self, prompt: Prompt, response: Response) -> Reward: ...
+
+
+class Generator(Protocol):
+    """Samples responses. Owns the weights it generates with."""
+
+    def adopt(self, folder: Path, version: Version) -> None:
+        """Load the weights of a version from a Hugging Face folder."""
+        ...
+
+    def generate(
+        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], *, temperature: float, top_p: float = 1.0
+    ) -> list[list[Response]]:
+        """One list per prompt, one response per seed. What a seed yields does not depend on what it is batched
+        with. Temperature 0 is greedy."""
+        ...
+
+
+class ReferenceScorer(Protocol):
+    """Log-probabilities under the reference policy."""
+
+    version: Version
+
+    def token_logps(
+        self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float
+    ) -> list[list[tuple[float, ...]]]: ...
+
+
+class TrajectoryLog(Protocol):
+    """A searcher's side of the replay log."""
+
+    def next_round(self, searcher: int) -> int:
+        """The first round of this searcher that is not stored yet."""
+        ...
+
+    def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
+        """Store one shard under its derived name and return the name. The same content again is done already;
+        other content under the name means another incarnation owns it: Superseded."""
+        ...
+
+
+class ReplayBuffer(Protocol):
+    """The trainer's side of the replay log. Deterministic: draws follow from seed, sampler and records."""
+
+    def sync(self, sync: int, *, step: int) -> int:
+        """Apply record `sync`: the stored one where it exists, else a new one of all that has arrived.
+        Returns the number of trajectories it admits."""
+        ...
+
+    def waiting(self) -> int:
+        """Trajectories that have arrived and that no record admits yet."""
+        ...
+
+    def queues(self) -> dict[str, Any]:
+        """Which prompts have been drawn since each queue was last refilled, as of the newest applied record,
+        before any later draw; JSON-able."""
+        ...
+
+    def draw(self, step: int) -> list[Draw]: ...
+
+    def fetch(self, draws: Sequence[Draw]) -> list[Trajectory]:
+        """The drawn trajectories, in the order of `draws`."""
+        ...
+
+
+class Ledger(Protocol):
+    """What each gradient step used and found, written once per sync."""
+
+    def record(
+        self, step: int, draws: Sequence[Draw], outcomes: Sequence[Outcome], metrics: Metrics, *, version: Version
+    ) -> None:
+        """Keep one step until the next `write`; `version` is the newest one the step's weights descend from."""
+        ...
+
+    def write(self, sync: int, *, weights_sha256: str) -> None:
+        """Store the steps up to sync `sync` under this attempt's name."""
+        ...
+
+
+class VersionStore(Protocol):
+    """Published policies, as Hugging Face folders."""
+
+    def publish(self, version: Version, *, step: int, folder: Path) -> None: ...
+
+    def newest(self) -> Version | None:
+        """Of the highest attempt, the highest number that is complete."""
+        ...
+
+    def reference(self) -> Version | None:
+        """Version 0 of the earliest attempt that has one: the policy before training."""
+        ...
+
+    def step(self, version: Version) -> int: ...
+
+    def load(self, version: Version) -> Path:
+        """A local folder with the verified files of a version."""
+        ...
+
+    def prune(self, *, keep: int, every: int) -> list[Version]: ...
+
+
+class Lease(Protocol):
+    """How a role says that it lives and hears what is wanted of it. Renewed in the background."""
+
+    def tell(self, status: str, **progress: float) -> None: ...
+
+    def check(self) -> None:
+        """Raises Stopped when the run is to stop, Superseded when another incarnation has taken over."""
+        ...
+
+
+class EventLog(Protocol):
+    def write(self, kind: str, message: str, *, severity: str = "info", **data: Any) -> None: ...
+
+
+class EvaluationLog(Protocol):
+    def write(self, scores: Sequence[Score]) -> None: ...
+
+    def done(self) -> set[Version]: ...
+
+
+class MetricLog(Protocol):
+    """Where metrics go besides the ledger. Never raises."""
+
+    def write(self, metrics: Metrics, *, step: int) -> None: ...
+
+    def close(self) -> None: ...

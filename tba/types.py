@@ -1,0 +1,135 @@
+"""The vocabulary: what searchers find, storage remembers and a trainer learns from. Standard library only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
+
+Branch = Literal["recent", "prioritised"]
+
+
+class Version(NamedTuple):
+    """A published policy: `number` is the sync it follows (0 = the start), `attempt` the life of the trainer
+    that published it. A higher attempt is newer whatever its number, so versions compare by `Version.order`."""
+
+    number: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.number:06d}-a{self.attempt:04d}"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.attempt, self.number)
+
+    @classmethod
+    def parse(cls, name: str) -> "Version":
+        number, _, attempt = name.partition("-a")
+        return cls(int(number), int(attempt))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """What is asked, tokenised once for the whole run."""
+
+    prompt_id: str
+    text: str
+    tokens: tuple[int, ...]
+    answer: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON-able
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    """What a generator sampled for one prompt."""
+
+    tokens: tuple[int, ...]  # [T] with the EOS token last when `finished`
+    logps: tuple[float, ...]  # [T] of the policy that generated each token, at `temperature`
+    text: str
+    finished: bool  # ended by EOS, not by the length limit
+    temperature: float
+    top_p: float
+    seed: int
+    version_start: Version
+    version_end: Version
+    generate_seconds: float  # this response's share of the batch it was generated in
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reward:
+    value: float
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trajectory:
+    """One scored response: a row of a shard. `trajectory_id` is `searcher/seq/row`, known once it is stored."""
+
+    trajectory_id: str = ""
+    searcher: int
+    round: int
+    slot: int  # place within the round
+    version_start: Version
+    version_end: Version
+    prompt_id: str
+    group_id: str  # `searcher/round/prompt_id`: the responses one prompt got in one round
+    prompt: str
+    response: str
+    prompt_tokens: tuple[int, ...]
+    response_tokens: tuple[int, ...]
+    behaviour_logps: tuple[float, ...]
+    ref_logps: tuple[float, ...]
+    reference_version: Version
+    reward: float
+    reward_parts: Mapping[str, float] = field(default_factory=dict)
+    finished: bool
+    temperature: float
+    top_p: float
+    seed: int
+    created_at: datetime
+    generate_seconds: float
+
+    @property
+    def length(self) -> int:
+        return len(self.response_tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """One row of a batch: which trajectory a gradient step uses, and how it was chosen."""
+
+    step: int
+    slot: int  # 0 … prompts per step - 1; the rows of one slot are one group
+    position: int  # 0 … K - 1 within the slot
+    trajectory_id: str
+    prompt_id: str
+    branch: Branch
+    weight: float  # probability with which the first response of the slot would have been this one
+    age: int  # steps since the version that generated it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a gradient step found for one drawn row; joins to `Draw` by step, slot and position."""
+
+    slot: int
+    position: int
+    residual: float
+    log_z: float
+    logp: float
+    ref_logp: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """One number of an evaluation of one version."""
+
+    version: Version
+    step: int
+    metric: str  # `greedy`, `sampled`, …
+    value: float
+    n: int
+    seconds: float
+
+
+Metrics = dict[str, float]
