@@ -6,18 +6,25 @@ Symbols in the comments are the paper's: B prompts per step, K responses each, S
 k steps per sync, m the share of the newest data.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from tba.errors import ConfigError
 
-settings = dataclass(config=ConfigDict(extra="forbid", allow_inf_nan=False), frozen=True, kw_only=True)
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field,))
+def settings(cls: type[T]) -> type[T]:
+    """A section of the settings: frozen, by keyword, unknown keys and non-finite numbers refused."""
+    strict = ConfigDict(extra="forbid", allow_inf_nan=False)
+    return dataclass(config=strict, frozen=True, kw_only=True)(cls)  # pyright: ignore[reportReturnType]
+
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -224,6 +231,12 @@ class Config:
                 f"got {objective.beta_stop}",
             ),
             (
+                training.schedule != "warmup-stable-decay"
+                or training.warmup_steps + training.stable_steps + training.decay_steps > 0,
+                "training.schedule: 'warmup-stable-decay' needs training.warmup_steps, stable_steps or decay_steps "
+                "above 0; with none the learning rate would be 0 throughout",
+            ),
+            (
                 self.sampling.capacity >= training.responses_per_prompt,
                 f"sampling.capacity must be >= training.responses_per_prompt (K = "
                 f"{training.responses_per_prompt}), got {self.sampling.capacity}",
@@ -286,8 +299,8 @@ class Config:
             place[leaf] = {**place[leaf], **value} if isinstance(place[leaf], dict) else value
         return parse(plain)
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 _adapter = TypeAdapter(Config)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tba.types import Draw, Metrics, Outcome, Prompt, Response, Reward, Score, Trajectory, Version
+from tba.types import Draw, Metrics, Prompt, Response, Reward, Score, StepRecord, Trajectory, Version
 
 
 class Task(Protocol):
@@ -33,7 +33,12 @@ class Generator(Protocol):
         ...
 
     def generate(
-        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], *, temperature: float, top_p: float = 1.0
+        self,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
     ) -> list[list[Response]]:
         """One list per prompt, one response per seed. What a seed yields does not depend on what it is batched
         with. Temperature 0 is greedy."""
@@ -71,6 +76,10 @@ class ReplayBuffer(Protocol):
         Returns the number of trajectories it admits."""
         ...
 
+    def recorded(self, sync: int) -> bool:
+        """Whether record `sync` is stored."""
+        ...
+
     def waiting(self) -> int:
         """Trajectories that have arrived and that no record admits yet."""
         ...
@@ -78,6 +87,10 @@ class ReplayBuffer(Protocol):
     def queues(self) -> dict[str, Any]:
         """Which prompts have been drawn since each queue was last refilled, as of the newest applied record,
         before any later draw; JSON-able."""
+        ...
+
+    def restore(self, queues: Mapping[str, Any]) -> None:
+        """Continue with the queues that a checkpoint kept."""
         ...
 
     def draw(self, step: int) -> list[Draw]: ...
@@ -90,15 +103,20 @@ class ReplayBuffer(Protocol):
 class Ledger(Protocol):
     """What each gradient step used and found, written once per sync."""
 
-    def record(
-        self, step: int, draws: Sequence[Draw], outcomes: Sequence[Outcome], metrics: Metrics, *, version: Version
-    ) -> None:
-        """Keep one step until the next `write`; `version` is the newest one the step's weights descend from."""
+    def write(self, sync: int, records: Sequence[StepRecord], *, weights_sha256: str) -> None:
+        """Store the steps that sync `sync` closes under this attempt's name; `weights_sha256` is of the weights
+        after the last of them."""
         ...
 
-    def write(self, sync: int, *, weights_sha256: str) -> None:
-        """Store the steps up to sync `sync` under this attempt's name."""
-        ...
+
+class CheckpointStore(Protocol):
+    """Everything a trainer needs to go on, as folders; only at syncs whose ledger is stored."""
+
+    def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None: ...
+
+    def load(self, sync: int, attempt: int) -> Path: ...
+
+    def prune(self, keep: int) -> object: ...
 
 
 class VersionStore(Protocol):

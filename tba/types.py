@@ -1,6 +1,6 @@
 """The vocabulary: what searchers find, storage remembers and a trainer learns from. Standard library only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, NamedTuple
@@ -118,6 +118,18 @@ class Outcome:
     log_z: float
     logp: float
     ref_logp: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """One gradient step as the ledger keeps it: what it drew, what it found, what it measured."""
+
+    step: int
+    sync: int  # the sync that closes it
+    version: Version  # the newest version that the step's starting weights descend from
+    draws: Sequence[Draw]
+    outcomes: Sequence[Outcome]
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

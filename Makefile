@@ -1,0 +1,39 @@
+# The commands of this repository. Each makes its own environment if there is none.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: help install run test check bench clean
+
+help:
+	@echo "make run      a new machine to a finished quickstart run"
+	@echo "make test     a new machine to a green test suite"
+	@echo "make check    style, types and boundaries"
+	@echo "make bench    the measurements under benchmarks/ that run on a CPU"
+	@echo "make install  the environment alone ($(VENV))"
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: requirements-cpu.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-cpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+run: install
+	$(BIN)/python -m flows.stack quickstart
+
+test: install
+	$(BIN)/python -m pytest
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: install
+	$(BIN)/python -m benchmarks.generation
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -1,0 +1,74 @@
+"""Trajectory balance with log Z estimated from the group itself (the VarGrad form; TBA, arXiv:2503.18929).
+
+Per prompt x and response y the residual is
+
+    delta = log Z(x) + log pi(y|x) - log pi_ref(y|x) - r(x, y) / beta,
+
+and the loss is the mean of its square. With log Z taken as the group's mean of r / beta - log pi / pi_ref, that is
+the variance of log pi / pi_ref - r / beta within each group. It is zero exactly where pi is proportional to
+pi_ref exp(r / beta) on the responses at hand, whoever sampled them: no importance ratio is needed.
+
+Left out, as in the paper: a learned log Z, clipping, and any normalisation by length or by the spread of rewards.
+"""
+# Shapes: P prompts in the batch, K responses per prompt.
+
+import math
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+
+
+class Loss(NamedTuple):
+    value: Tensor  # [] differentiate this
+    metrics: dict[str, Tensor]  # [] each, detached, a mean over groups
+    residual_PK: Tensor  # detached
+    log_z_P: Tensor  # detached; of each group
+
+
+def trajectory_balance(
+    logp_PK: Tensor,
+    ref_logp_PK: Tensor,
+    reward_PK: Tensor,
+    *,
+    beta: float,
+    log_z: Literal["group", "leave-one-out"] = "group",
+) -> Loss:
+    """Mean squared residual of `log Z + log pi - log pi_ref - reward / beta`.
+
+    Log-probabilities are sums over the tokens of a response, at the temperature at which both policies are meant.
+    `leave-one-out` estimates a response's log Z from the other K - 1, which multiplies residuals and gradient by
+    K / (K - 1): the mean over all K contains the response itself and is that much too close to it.
+    """
+    _check(logp_PK, ref_logp_PK, reward_PK, beta)
+    log_ratio_PK = logp_PK - ref_logp_PK
+    target_PK = reward_PK / beta
+    estimate_PK = (target_PK - log_ratio_PK).detach()
+    log_z_P1 = estimate_PK.mean(dim=1, keepdim=True)
+    if log_z == "leave-one-out":
+        k = estimate_PK.shape[1]
+        residual_PK = (k * log_z_P1 - estimate_PK) / (k - 1) + log_ratio_PK - target_PK
+    else:
+        residual_PK = log_z_P1 + log_ratio_PK - target_PK
+    log_z_P = log_z_P1.squeeze(1)
+    equal_P = (reward_PK == reward_PK[:, :1]).all(dim=1)
+    metrics = {
+        "log_z": log_z_P.mean(),
+        "log_ratio": log_ratio_PK.detach().mean(),
+        "equal_rewards": equal_P.to(log_z_P.dtype).mean(),  # groups in which only the reference pulls
+    }
+    return Loss(residual_PK.square().mean(), metrics, residual_PK.detach(), log_z_P)
+
+
+def _check(logp_PK: Tensor, ref_logp_PK: Tensor, reward_PK: Tensor, beta: float) -> None:
+    shapes = [tuple(tensor.shape) for tensor in (logp_PK, ref_logp_PK, reward_PK)]
+    if len(shapes[0]) != 2 or len(set(shapes)) != 1:
+        raise ValueError(
+            "log-probabilities, reference log-probabilities and rewards must have one shape [prompts, responses], "
+            f"got {shapes[0]}, {shapes[1]} and {shapes[2]}"
+        )
+    if shapes[0][0] < 1:
+        raise ValueError("needs at least 1 prompt, got 0")
+    if shapes[0][1] < 2:  # the loss would silently be 0
+        raise ValueError(f"needs at least 2 responses per prompt, got {shapes[0][1]}")
+    if not 0 < beta < math.inf:
+        raise ValueError(f"beta must be positive and finite, got {beta}")

@@ -1,0 +1,179 @@
+"""The policy: a causal language model and its tokenizer, loaded, copied, hashed and saved as a Hugging Face folder."""
+
+import copy
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from tba.batching import Batch, pad
+from tba.errors import ConfigError
+from tba.logprobs import token_logps
+from tba.types import Prompt, Response, Version
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model and its tokenizer at rest, to be saved and hashed from any thread."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    def save(self, folder: Path, *, dtype: str | None = None) -> None:
+        """A Hugging Face folder: safetensors, config, generation config and tokenizer; weights as `dtype` if given."""
+        stored = self.model if dtype is None else _frozen_copy(self.model, _dtype(dtype))
+        stored.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def sha256(self) -> str:
+        """Of the weights: their names in order, types, shapes and bytes."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model stays in evaluation mode, so that dropout is off; gradients need no other."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        dtype: str = "float32",
+        device: str = "auto",
+        revision: str = "main",
+        trust_remote_code: bool = False,
+    ) -> "Policy":
+        """From a Hugging Face folder or a hub name (`revision` is for the latter)."""
+        place, options = resolve_device(device), {"revision": revision, "trust_remote_code": trust_remote_code}
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, **options)
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **options)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path: cannot load a policy from {str(path)!r}: {error}") from error
+        _make_savable(model)
+        return cls(model.to(place).eval(), tokenizer, place)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def pad_id(self) -> int:
+        """Fills rows on the right; which token does so changes nothing."""
+        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        return next((token for token in candidates if isinstance(token, int)), 0)
+
+    def token_logps(self, batch: Batch, *, temperature: float) -> Tensor:
+        """[B, T] log-probability of each counted token; 0 elsewhere."""
+        return token_logps(self.model, batch.tokens_BT, batch.response_mask_BT, temperature=temperature)
+
+    def snapshot(self) -> Snapshot:
+        """A copy in main memory that training does not touch."""
+        return Snapshot(_frozen_copy(self.model), self.tokenizer)
+
+    def save(self, folder: Path, *, dtype: str | None = None) -> None:
+        """As `Snapshot.save`, of the live weights."""
+        Snapshot(self.model, self.tokenizer).save(folder, dtype=dtype)
+
+    def weights_sha256(self) -> str:
+        return Snapshot(self.model, self.tokenizer).sha256()
+
+
+class PolicyScorer:
+    """Log-probabilities of responses under a policy that is not trained, such as the reference."""
+
+    def __init__(self, policy: Policy, version: Version, *, tokens_per_batch: int = 8192):
+        self.policy, self.version, self.tokens_per_batch = policy, version, tokens_per_batch
+
+    def token_logps(
+        self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float
+    ) -> list[list[tuple[float, ...]]]:
+        """For each prompt its responses', for each response its tokens', EOS included."""
+        rows = [(p.tokens, r.tokens) for p, group in zip(prompts, responses, strict=True) for r in group]
+        logps: list[tuple[float, ...]] = [()] * len(rows)
+        for chosen in _buckets([len(prompt) + len(response) for prompt, response in rows], self.tokens_per_batch):
+            scored = self._score([rows[i] for i in chosen], temperature)
+            for i, row in zip(chosen, scored, strict=True):
+                logps[i] = row
+        flat = iter(logps)
+        return [[next(flat) for _ in group] for group in responses]
+
+    @torch.inference_mode()
+    def _score(
+        self, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], temperature: float
+    ) -> Iterator[tuple[float, ...]]:
+        prompts, responses = zip(*rows, strict=True)
+        padded = pad(prompts, responses, pad_id=self.policy.pad_id, device=self.policy.device)
+        logps_BT = token_logps(
+            self.policy.model, padded.tokens_BT, padded.response_mask_BT, temperature=temperature
+        ).tolist()
+        return (
+            tuple(row[len(prompt) : len(prompt) + len(response)])
+            for row, (prompt, response) in zip(logps_BT, rows, strict=True)
+        )
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is the GPU where there is one, else the CPU; anything else is a device's name."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"model.device: no such kind of device, got {device!r}") from None
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"model.device: this machine has {torch.cuda.device_count()} GPUs, got {device!r}")
+    return place
+
+
+def _buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
+    """Indices by length, in batches of at most `tokens_per_batch` padded tokens, or of one row."""
+    bucket: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if bucket and (len(bucket) + 1) * lengths[index] > tokens_per_batch:
+            yield bucket
+            bucket = []
+        bucket.append(index)
+    if bucket:
+        yield bucket
+
+
+def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """A copy in main memory; floating-point weights as `dtype` if given.
+
+    `deepcopy` finds every tensor already copied in its memo, so none is copied twice, gradients are not copied at
+    all, and weights that were tied stay tied.
+    """
+    memo: dict[int, Tensor] = {}
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
+    for parameter in model.parameters():
+        target = dtype if parameter.is_floating_point() else None
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("cpu", target, copy=True), requires_grad=False)
+    return copy.deepcopy(model, memo)
+
+
+def _make_savable(model: PreTrainedModel) -> None:
+    """Some published models come with sampling settings beside `do_sample=False`: transformers loads such a
+    generation config but refuses to save it."""
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config.do_sample = True
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]

@@ -1,0 +1,44 @@
+"""What changes from step to step: beta and the learning rate. Pure functions; steps count from 1."""
+
+import math
+
+from tba.config import ObjectiveConfig, TrainingConfig
+
+
+def beta_at(step: int, objective: ObjectiveConfig) -> float:
+    """A line from `beta_start` at step 1 towards `beta_end` at step `beta_target` + 1, cut short at `beta_stop`.
+
+    From step `beta_stop` on it is `beta_end`: a jump where that comes before the line has arrived.
+    """
+    _check(step)
+    if step >= objective.beta_stop:
+        return objective.beta_end
+    done = (step - 1) / objective.beta_target
+    return objective.beta_start * (1 - done) + objective.beta_end * done
+
+
+def learning_rate_at(step: int, training: TrainingConfig) -> float:
+    """The peak rate times the schedule's factor. The first update already has the factor of step 1, not of step 0,
+    and a linear schedule reaches zero at the last one."""
+    _check(step)
+    return training.learning_rate * _factor(step, training)
+
+
+def _factor(step: int, training: TrainingConfig) -> float:
+    warmup, stable, decay = training.warmup_steps, training.stable_steps, training.decay_steps
+    if step < warmup:
+        return step / warmup
+    if training.schedule == "constant":
+        return 1.0
+    if training.schedule == "linear":
+        return max(0, training.steps - step) / max(1, training.steps - warmup)
+    if step < warmup + stable:
+        return 1.0
+    if step < warmup + stable + decay:
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup - stable) / decay))
+    return 0.0
+
+
+def _check(step: int) -> None:
+    if step < 1:
+        raise ValueError(f"steps count from 1, got {step}")

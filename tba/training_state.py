@@ -1,0 +1,60 @@
+"""What a trainer needs to go on exactly where it stopped, as a folder of safetensors and JSON.
+
+The policy in full precision, the optimizer's moments, the random state, the step, and the prompt queues of the
+replay buffer. No pickle: the optimizer is flattened into named tensors.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tba.errors import Damaged
+
+_STATE, _TENSORS = "state.json", "optimizer.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """Everything beside the policy's weights."""
+
+    step: int
+    sync: int
+    queues: dict[str, Any]
+    optimizer: dict[str, Tensor]  # `index.name` -> tensor, index as in the optimizer's own state
+    random: Tensor  # torch's CPU generator
+
+    def save(self, folder: Path) -> None:
+        tensors = {f"optimizer.{name}": value.contiguous() for name, value in self.optimizer.items()}
+        save_file({**tensors, "random": self.random}, folder / _TENSORS)
+        plain = {"step": self.step, "sync": self.sync, "queues": self.queues}
+        (folder / _STATE).write_text(json.dumps(plain))
+
+    @classmethod
+    def load(cls, folder: Path) -> "TrainingState":
+        try:
+            plain = json.loads((folder / _STATE).read_text())
+            tensors = load_file(folder / _TENSORS)
+            random = tensors.pop("random")
+        except (OSError, ValueError, KeyError) as error:
+            raise Damaged(f"checkpoint {folder} is not readable: {error}") from error
+        optimizer = {name.removeprefix("optimizer."): value for name, value in tensors.items()}
+        return cls(optimizer=optimizer, random=random, **plain)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """A copy of the optimizer's state that does not change as training goes on."""
+    state = optimizer.state_dict()["state"]
+    return {f"{i}.{name}": value.detach().cpu().clone() for i, part in state.items() for name, value in part.items()}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,216 @@
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+)
+
+from tba.batching import collate, pad
+from tba.logprobs import chosen_logps, response_logps, token_logps
+from tba.objectives import trajectory_balance
+from tests.tba.tiny import EOS_ID, PAD_ID, tiny_llama, trajectory
+
+PROMPTS = [(4, 5, 6), (7,), (8, 9)]
+RESPONSES = [(10, EOS_ID), (11, 12, 13, 14), (15,)]
+ROWS = pad(PROMPTS, RESPONSES, pad_id=PAD_ID)
+
+
+def by_hand(model: torch.nn.Module, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float) -> Tensor:
+    """Token log-probabilities of one sequence alone, from the logits of every position."""
+    logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0]
+    logps = torch.log_softmax(logits / temperature, dim=-1)
+    return torch.stack([logps[len(prompt) + i - 1, token] for i, token in enumerate(response)])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.5])
+def test_token_logps_are_those_of_each_sequence_alone_at_the_temperature(temperature):
+    model = tiny_llama().double()
+    logps_BT = token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=temperature)
+    assert logps_BT.shape == ROWS.tokens_BT.shape
+    assert (logps_BT[~ROWS.response_mask_BT] == 0).all()
+    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        expected = by_hand(model, prompt, response, temperature)
+        torch.testing.assert_close(logps_BT[row][ROWS.response_mask_BT[row]], expected, rtol=1e-10, atol=1e-10)
+
+
+SMALL = {"vocab_size": 78, "bos_token_id": None, "eos_token_id": 1}
+LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, initializer_range=0.3, **SMALL)),
+        GPTNeoXForCausalLM(GPTNeoXConfig(initializer_range=0.3, **LAYERS, **SMALL)),
+        Gemma2ForCausalLM(Gemma2Config(head_dim=8, num_key_value_heads=2, initializer_range=0.3, **LAYERS, **SMALL)),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_any_causal_model_works_and_keeps_what_it_does_to_logits(model):
+    model = model.eval().double()
+    logps_BT = token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=1.0)
+    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
+        expected = by_hand(model, prompt, response, temperature=1.0)
+        torch.testing.assert_close(logps_BT[row][ROWS.response_mask_BT[row]], expected, rtol=1e-8, atol=1e-8)
+
+
+class WithoutOutputLayer(torch.nn.Module):
+    """A causal model whose output layer cannot be asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = tiny_llama().double()
+
+    def get_output_embeddings(self) -> None:
+        return None
+
+    def forward(self, **inputs):
+        return self.inner(**inputs)
+
+
+def test_a_model_without_a_known_output_layer_falls_back_to_all_logits():
+    model = WithoutOutputLayer()
+    fallback = token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=1.0)
+    expected = token_logps(model.inner, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=1.0)
+    torch.testing.assert_close(fallback, expected)
+
+
+def test_only_positions_that_predict_a_response_token_reach_the_vocabulary():
+    model, seen = tiny_llama(), []
+    model.lm_head.register_forward_hook(lambda _, inputs, output: seen.append(output.shape))
+    token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=1.0)
+    assert seen == [(1, sum(map(len, RESPONSES)), model.config.vocab_size)]
+
+
+def test_the_model_is_left_as_it_was():
+    model = tiny_llama()
+    token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=1.0)
+    assert model(input_ids=ROWS.tokens_BT).logits.shape == (*ROWS.tokens_BT.shape, model.config.vocab_size)
+
+
+# --- Padding ---
+
+
+@pytest.mark.parametrize("filler", [PAD_ID, EOS_ID, 42])
+def test_more_padding_and_other_filler_change_nothing(filler):
+    model = tiny_llama().double()
+    plain = token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=1.0)
+    rows = pad([*PROMPTS, (4,) * 9], [*RESPONSES, (5,) * 9], pad_id=filler)
+    padded = token_logps(model, rows.tokens_BT, rows.response_mask_BT, temperature=1.0)[:3]
+    torch.testing.assert_close(padded[:, : plain.shape[1]], plain, rtol=1e-10, atol=1e-10)
+    assert (padded[:, plain.shape[1] :] == 0).all()
+
+
+def test_left_padding_changes_nothing_given_an_attention_mask():
+    model = tiny_llama().double()
+    plain = token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=1.0)
+    lengths = torch.tensor(ROWS.lengths)
+    shifts = [int(lengths.max()) + 2 - n for n in ROWS.lengths]
+    wide = torch.nn.functional.pad(ROWS.tokens_BT, (0, 2), value=PAD_ID)
+    mask = torch.nn.functional.pad(ROWS.response_mask_BT, (0, 2))
+    attention = torch.arange(wide.shape[1]) < lengths[:, None]
+    rolled = [
+        torch.stack([row.roll(shift) for row, shift in zip(tensor, shifts, strict=True)])
+        for tensor in (wide, mask, attention)
+    ]
+    left = token_logps(model, rolled[0], rolled[1], temperature=1.0, attention_mask_BT=rolled[2])
+    torch.testing.assert_close(left.sum(1), plain.sum(1), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("fill", [0.0, 1.0])
+def test_whatever_masked_positions_hold_cancels_in_the_loss(fill):
+    """Policy and reference are masked alike, so a fill other than this package's 0 gives the same loss."""
+    policy, reference = tiny_llama(seed=1).double(), tiny_llama(seed=2).double()
+    rows = pad([(4, 5)] * 3, RESPONSES, pad_id=PAD_ID)
+    reward_PK = torch.tensor([[1.0, 0.0, 0.5]], dtype=torch.float64)
+    logps = [token_logps(m, rows.tokens_BT, rows.response_mask_BT, temperature=1.0) for m in (policy, reference)]
+    filled = [logps_BT.masked_fill(~rows.response_mask_BT, fill) for logps_BT in logps]
+    losses = [trajectory_balance(a.sum(1)[None], b.sum(1)[None], reward_PK, beta=0.5).value for a, b in (logps, filled)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0)
+
+
+# --- The EOS rule ---
+
+
+@pytest.mark.parametrize("include_eos", [True, False])
+def test_a_stored_sum_and_a_recomputed_one_count_the_same_tokens(include_eos):
+    """With the policy as its own reference every log-ratio is zero, whatever the rule and however responses end."""
+    model = tiny_llama()
+    responses = [(10, 11, EOS_ID), (10, 11, 12), (EOS_ID,), (*[13] * 127, EOS_ID)]
+    rows = pad([(4, 5)] * 4, responses, pad_id=PAD_ID)
+    with torch.no_grad():
+        logps = token_logps(model, rows.tokens_BT, rows.response_mask_BT, temperature=0.7)
+    trajectories = [
+        trajectory(
+            prompt_tokens=(4, 5),
+            response_tokens=response,
+            ref_logps=tuple(logps[row][rows.response_mask_BT[row]].tolist()),
+        )
+        for row, response in enumerate(responses)
+    ]
+    batch = collate(trajectories, responses_per_prompt=4, pad_id=PAD_ID, include_eos=include_eos)
+    logp_B = response_logps(model, batch, temperature=0.7)
+    torch.testing.assert_close(logp_B, batch.ref_logp_B, rtol=1e-5, atol=1e-5)
+    assert (float(logp_B.detach()[2]) == 0) is (not include_eos)  # nothing is left of it
+
+
+def test_a_batch_of_nothing_but_empty_responses_has_zero_logps():
+    trajectories = [trajectory(response_tokens=(EOS_ID,))] * 2
+    batch = collate(trajectories, responses_per_prompt=2, pad_id=PAD_ID, include_eos=False)
+    logp_B = response_logps(tiny_llama(), batch, temperature=1.0)
+    assert logp_B.tolist() == [0.0, 0.0]
+    logp_B.sum().backward()
+
+
+# --- Temperature and precision ---
+
+
+def test_chosen_logps_are_log_softmax_of_logits_over_temperature():
+    logits_NV = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens_N = torch.tensor([0, 3, 6, 6, 1])
+    expected = torch.log_softmax(logits_NV / 0.7, dim=1)[torch.arange(5), tokens_N]
+    torch.testing.assert_close(chosen_logps(logits_NV, tokens_N, temperature=0.7), expected)
+
+
+@pytest.mark.parametrize("vocabulary", [11, 2**19])
+def test_chosen_logps_have_the_gradient_of_log_softmax_however_many_rows_fit_a_piece(vocabulary):
+    generator = torch.Generator().manual_seed(0)
+    logits_NV = torch.randn(5, vocabulary, generator=generator, dtype=torch.float64, requires_grad=True)
+    tokens_N = torch.tensor([0, 3, vocabulary - 1, vocabulary - 1, 1])
+    weights_N = torch.randn(5, generator=generator, dtype=torch.float64)
+    plain = torch.log_softmax(logits_NV / 1.3, dim=1)[torch.arange(5), tokens_N]
+    (expected,) = torch.autograd.grad(plain @ weights_N, logits_NV)
+    logp_N = chosen_logps(logits_NV, tokens_N, temperature=1.3)
+    torch.testing.assert_close(logp_N, plain)
+    (actual,) = torch.autograd.grad(logp_N @ weights_N, logits_NV)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_logps_of_low_precision_logits_are_computed_in_float32():
+    logits_NV = torch.tensor([[8.0, 8.0, 1.0]], dtype=torch.bfloat16, requires_grad=True)
+    logp_N = chosen_logps(logits_NV, torch.tensor([0]), temperature=1.0)
+    assert logp_N.dtype == torch.float32
+    torch.testing.assert_close(logp_N, torch.log_softmax(logits_NV.float(), dim=1)[:, 0])
+    logp_N.sum().backward()
+    assert logits_NV.grad is not None and logits_NV.grad.dtype == torch.bfloat16
+
+
+def test_the_temperature_a_response_was_sampled_at_does_not_enter_the_loss():
+    def loss(sampled_at: float) -> Tensor:
+        rows = [trajectory(temperature=sampled_at, reward=reward) for reward in (0.0, 1.0)]
+        batch = collate(rows, responses_per_prompt=2, pad_id=PAD_ID, include_eos=True)
+        logp_PK = response_logps(tiny_llama(), batch, temperature=0.7)[None]
+        return trajectory_balance(logp_PK, batch.ref_logp_B[None], batch.reward_B[None], beta=0.5).value
+
+    assert loss(0.3) == loss(1.9)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+def test_temperature_must_be_positive(temperature):
+    with pytest.raises(ValueError, match=f"temperature must be positive, got {temperature}"):
+        chosen_logps(torch.zeros(1, 2), torch.tensor([0]), temperature=temperature)
