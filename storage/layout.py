@@ -5,6 +5,7 @@ import re
 from tba.errors import ConfigError
 from tba.types import Version
 
+RUNS = "runs/"
 RUN = "run.json"
 STATE = "control/state.json"
 TRAJECTORIES = "trajectories/"
@@ -29,7 +30,13 @@ _SHARD = re.compile(r"trajectories/searcher=(\d{3,})/seq=(\d{8,})\.parquet")
 def run_url(root: str, run: str) -> str:
     if not _RUN_NAME.fullmatch(run):
         raise ConfigError(f"run: a name of letters, digits, '.', '_' and '-' (100 at most), got {run!r}")
-    return f"{root.rstrip('/')}/runs/{run}"
+    return f"{root.rstrip('/')}/{RUNS}{run}"
+
+
+def root_of(run_url: str) -> str:
+    """The root of a run that lies where `run_url` puts it; the folder it is in, of one that was moved."""
+    folder = run_url.rpartition("/")[0]
+    return folder.removesuffix(f"/{RUNS[:-1]}")
 
 
 def prompts(split: str) -> str:

@@ -4,8 +4,20 @@ Everything but leases and the control state is create-only: a thing exists when 
 complete. That single promise, kept by `create` and `replace`, is what the rest of storage is built on.
 """
 
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
+
+from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageError, UnsafeStore
 
 
 class Entry(NamedTuple):
@@ -27,11 +39,19 @@ class Store(Protocol):
         """Missing if there is no such object."""
         ...
 
+    def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
+        """Several objects, side by side where that is faster."""
+        ...
+
     def exists(self, key: str) -> bool: ...
 
     def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
         """Every object whose key starts with `prefix` (a folder ends with `/`), sorted by key, those after `after`.
         Unfinished writes are never listed. An empty list if there is nothing."""
+        ...
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        """The names of the folders directly under a folder, without looking at all that is in them."""
         ...
 
     def upload(self, path: Path, key: str) -> None:
@@ -57,3 +77,262 @@ class Store(Protocol):
     def local_path(self, key: str) -> Path | None:
         """Where the object lies on this machine's disk, for a local store; None for a remote one."""
         ...
+
+
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
+
+
+def check_key(key: str) -> str:
+    """The key itself if it names an object inside a store, on a disk as in a bucket; StorageError if not."""
+    if len(key) > 800 or not all(_PART.fullmatch(part) for part in key.split("/")):
+        raise StorageError(
+            f"not a key: {key!r} (parts of letters, digits and '_.=+@-' between single slashes, none starting with '.')"
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Likewise for the start of a key: whole parts, then perhaps a part that is not finished."""
+    if prefix:
+        check_key(prefix + "_" if prefix.endswith("/") else prefix)
+    return prefix
+
+
+def open_store(url: str, *, deadline: float = 60.0) -> Store:
+    """The store of a path, a `file://` URL or an `s3://bucket/prefix` URL. `deadline` bounds one request, retries
+    included. Keys, region and endpoint of S3 come from the usual AWS_* environment."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return LocalStore(url)
+    if scheme == "file":
+        return LocalStore(rest)
+    if scheme == "s3":
+        from storage.s3 import S3Store  # only runs on S3 pay for the import
+
+        return S3Store(url, deadline=deadline)
+    raise ConfigError(f"a store is a path, file://… or s3://bucket/prefix, got {scheme}://…")
+
+
+class LocalStore:
+    """A folder. A write is a hidden file beside the final name until it is complete; `link` gives it the name, which
+    fails if the name is taken. `replace` holds a lock on the object's folder between looking and renaming."""
+
+    def __init__(self, path: str | Path):
+        if not str(path):
+            raise ConfigError("a store needs a path or URL, got ''")
+        self.folder = Path(path).expanduser().absolute()
+        self.url = str(self.folder)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def create(self, key: str, data: bytes) -> None:
+        path = self._path(key)
+        with self._naming(key), self._written(path, data) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                raise AlreadyExists(f"{self.url}/{key} exists already") from None
+            _flush(path.parent)
+
+    def read(self, key: str) -> bytes:
+        with self._naming(key):
+            return self._path(key).read_bytes()
+
+    def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
+        return [self.read(key) for key in keys]
+
+    def exists(self, key: str) -> bool:
+        return self._path(key).is_file()
+
+    def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
+        start = check_prefix(prefix).rpartition("/")[0]
+        found = self._walk(f"{start}/" if start else "", prefix, after)
+        return sorted(found)
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        names = [entry.name for entry in self._scan(check_prefix(prefix)) if entry.is_dir()]
+        return sorted(name for name in names if any(self._walk(f"{prefix}{name}/")))
+
+    def upload(self, path: Path, key: str) -> None:
+        final = self._path(key)
+        with self._naming(key), self._written(final, path) as temporary:
+            os.replace(temporary, final)
+            _flush(final.parent)
+
+    def download(self, key: str, path: Path) -> None:
+        with self._naming(key):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self._path(key), path)
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with self._naming(key):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # folders exist only for what is in them
+            while (path := path.parent) != self.folder:
+                path.rmdir()
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        try:
+            data = self.read(key)
+        except Missing:
+            return None
+        return data, _digest(data)
+
+    def replace(self, key: str, data: bytes, *, tag: str | None) -> str:
+        path = self._path(key)
+        with self._naming(key), self._written(path, data) as temporary, _locked(path.parent):
+            found = self.read_tagged(key)
+            if (found[1] if found else None) != tag:
+                raise Conflict(f"{self.url}/{key} was changed by another writer")
+            if tag is None:
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:  # `create` does not wait for the lock
+                    raise Conflict(f"{self.url}/{key} was created by another writer") from None
+            else:
+                os.replace(temporary, path)
+            _flush(path.parent)
+        return _digest(data)
+
+    def local_path(self, key: str) -> Path | None:
+        return self._path(key)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / check_key(key)
+
+    @contextmanager
+    def _naming(self, key: str) -> Iterator[None]:
+        """What the operating system refuses, as an error that names the key."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except FileNotFoundError:
+            raise Missing(f"{self.url}/{key} does not exist") from None
+        except OSError as error:
+            raise StorageError(f"{self.url}/{key}: {error.strerror or error}") from error
+
+    @contextmanager
+    def _written(self, final: Path, content: bytes | Path) -> Iterator[Path]:
+        """The content, durable under a hidden name beside the final one, for as long as the caller needs it."""
+        temporary = final.parent / f".{final.name}.{secrets.token_hex(6)}"
+        with _created(temporary) as file:
+            try:
+                if isinstance(content, Path):
+                    with content.open("rb") as source:
+                        shutil.copyfileobj(source, file, 1 << 20)
+                else:
+                    file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                yield temporary
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def _walk(self, folder: str, prefix: str = "", after: str = "") -> Iterator[Entry]:
+        if folder < after and not after.startswith(folder):
+            return  # everything inside sorts before `after`
+        for entry in self._scan(folder):
+            key = folder + entry.name
+            if entry.is_dir():
+                if key.startswith(prefix) or prefix.startswith(f"{key}/"):
+                    yield from self._walk(f"{key}/", prefix, after)
+            elif key.startswith(prefix) and key > after:
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    yield Entry(key, entry.stat().st_size)
+
+    def _scan(self, folder: str) -> Sequence[os.DirEntry[str]]:
+        try:
+            with os.scandir(self.folder / folder) as entries:
+                return [entry for entry in entries if not entry.name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _created(path: Path) -> BinaryIO:
+    """A new file, its folders made. A folder may vanish in between, when another process empties it."""
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError):
+            _make_folder(path.parent)
+            return path.open("xb")
+    raise FileNotFoundError(path)
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    _flush(folder.parent)
+
+
+def _flush(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with (folder / ".lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file closes, also by a process that dies
+        yield
+
+
+def probe(store: Store) -> None:
+    """Prove that `create` and `replace` are conditional; UnsafeStore, naming the store, if they are not."""
+    key = f"control/probe/{secrets.token_hex(8)}"
+    try:
+        _probe_create(store, key)
+        _probe_replace(store, key)
+    finally:
+        store.delete(key)
+
+
+def _probe_create(store: Store, key: str) -> None:
+    def create(racer: int) -> bool:
+        try:
+            store.create(key, b"%d" % racer)
+        except AlreadyExists:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        winners = [racer for racer, won in enumerate(pool.map(create, range(4))) if won]
+    if len(winners) != 1 or create(4) or store.read(key) != b"%d" % winners[0]:
+        raise _unsafe(store, "a name that was taken could be created again")
+
+
+def _probe_replace(store: Store, key: str) -> None:
+    found = store.read_tagged(key)
+    if found is None:
+        raise _unsafe(store, "an object that was just written cannot be read")
+    try:
+        tag = store.replace(key, b"second", tag=found[1])
+    except Conflict:
+        raise _unsafe(store, "an object nobody changed could not be replaced") from None
+    for stale in (found[1], None):
+        try:
+            store.replace(key, b"third", tag=stale)
+        except Conflict:
+            continue
+        raise _unsafe(store, "an object that had changed could be replaced")
+    if store.read_tagged(key) != (b"second", tag):
+        raise _unsafe(store, "an object is not what was last written")
+
+
+def _unsafe(store: Store, what: str) -> UnsafeStore:
+    return UnsafeStore(
+        f"{store}: this store ignores conditional writes ({what}), so two processes could overwrite each other's "
+        "work. Use a local folder or an S3 server that honours If-None-Match and If-Match, such as AWS S3 or Ceph"
+    )

@@ -1,0 +1,49 @@
+"""What is wanted of a run: whether it should go on, and with how many searchers. Changed by compare-and-swap."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from storage import layout, records
+from storage.run import Run
+from tba.errors import ConfigError, Conflict
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    desired: Literal["run", "stop"] = "run"
+    searchers: int = 1
+    why: str = ""
+    changed_at: str = ""
+
+    def __post_init__(self) -> None:
+        if self.desired not in ("run", "stop"):
+            raise ConfigError(f"desired: 'run' or 'stop', got {self.desired!r}")
+        if isinstance(self.searchers, bool) or not isinstance(self.searchers, int) or self.searchers < 0:
+            raise ConfigError(f"searchers: a number, 0 or more, got {self.searchers!r}")
+
+
+def read_state(run: Run) -> State:
+    """The wanted state; the default one while nobody has said anything."""
+    found = run.store.read_tagged(layout.STATE)
+    return _decode(run, found[0]) if found else State()
+
+
+def change_state(run: Run, **changes: Any) -> State:
+    """Change `desired`, `searchers` or `why`, keeping what others changed in between."""
+    unknown = changes.keys() - {"desired", "searchers", "why"}
+    if unknown:
+        raise ConfigError(f"a run's state has no {', '.join(sorted(unknown))}")
+    while True:
+        found = run.store.read_tagged(layout.STATE)
+        before = _decode(run, found[0]) if found else State()
+        state = replace(before, **changes, changed_at=records.now())
+        try:
+            run.store.replace(layout.STATE, records.encode(asdict(state)), tag=found[1] if found else None)
+        except Conflict:
+            continue
+        return state
+
+
+def _decode(run: Run, data: bytes) -> State:
+    record = records.decode(data, f"{run.url}/{layout.STATE}", "desired", "searchers", "why", "changed_at")
+    return State(**{name: record[name] for name in ("desired", "searchers", "why", "changed_at")})

@@ -1,0 +1,47 @@
+"""Scores of versions: one record per version, written once."""
+
+import re
+from collections.abc import Sequence
+
+from storage import layout, records
+from storage.run import Run
+from tba.errors import AlreadyExists
+from tba.types import Score, Version
+
+_EVALUATION = re.compile(rf"{layout.EVALUATIONS}(\d{{6,}}-a\d{{4,}})\.json")
+
+
+class Evaluations:
+    """The `EvaluationLog` of a run."""
+
+    def __init__(self, run: Run):
+        self.run = run
+
+    def write(self, scores: Sequence[Score]) -> None:
+        """Store the scores of each version. One that was evaluated before keeps its scores."""
+        for version in sorted({score.version for score in scores}):
+            own = [score for score in scores if score.version == version]
+            record = {
+                "version": version.number,
+                "attempt": version.attempt,
+                "step": own[0].step,
+                "scores": [{"metric": s.metric, "value": s.value, "n": s.n, "seconds": s.seconds} for s in own],
+                "created_at": records.now(),
+            }
+            try:
+                self.run.store.create(layout.evaluation(version), records.encode(record))
+            except AlreadyExists:
+                continue
+
+    def done(self) -> set[Version]:
+        matches = (_EVALUATION.fullmatch(entry.key) for entry in self.run.store.list(layout.EVALUATIONS))
+        return {Version.parse(match[1]) for match in matches if match}
+
+    def scores(self) -> list[Score]:
+        """Every score, oldest version first."""
+        found = [
+            Score(version=Version(record["version"], record["attempt"]), step=record["step"], **score)
+            for record in records.read_all(self.run.store, layout.EVALUATIONS, "version", "attempt", "scores")
+            for score in record["scores"]
+        ]
+        return sorted(found, key=lambda score: (score.version.order, score.metric))

@@ -1,0 +1,84 @@
+"""The prompts of a run, tokenised once: one object per split, written before anything is generated."""
+
+import json
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage import layout
+from storage.run import Run
+from tba.errors import AlreadyExists, Damaged, DataError, Missing
+from tba.types import Prompt
+
+PROMPTS_SCHEMA = pa.schema(
+    {
+        "prompt_id": pa.string(),
+        "text": pa.string(),
+        "tokens": pa.list_(pa.field("element", pa.int32())),
+        "answer": pa.string(),
+        "metadata": pa.string(),  # JSON
+    }
+)
+
+
+def write_prompts(run: Run, split: str, prompts: Sequence[Prompt]) -> None:
+    """Store a split. Done already if it holds the same prompts; DataError if it holds others."""
+    ids = [prompt.prompt_id for prompt in prompts]
+    if len(set(ids)) < len(ids):
+        twice = next(prompt_id for prompt_id in ids if ids.count(prompt_id) > 1)
+        raise DataError(f"split {split!r}: prompt_id {twice!r} is there more than once")
+    key, table = layout.prompts(split), _table(prompts)
+    try:
+        run.store.create(key, _encode(table))
+    except AlreadyExists:
+        if _read(run, split) != table:
+            raise DataError(
+                f"{run.url}/{key} holds other prompts than the task gives now: its data changed; start a new run"
+            ) from None
+
+
+def read_prompts(run: Run, split: str) -> list[Prompt]:
+    """The prompts of a split, in the order in which the task gave them."""
+    return [
+        Prompt(
+            prompt_id=row["prompt_id"],
+            text=row["text"],
+            tokens=tuple(row["tokens"]),
+            answer=row["answer"],
+            metadata=json.loads(row["metadata"]),
+        )
+        for row in _read(run, split).to_pylist()
+    ]
+
+
+def _read(run: Run, split: str) -> pa.Table:
+    key = layout.prompts(split)
+    try:
+        data = run.store.read(key)
+    except Missing:
+        raise Missing(f"{run.url}/{key}: the run has no prompts of split {split!r} yet") from None
+    try:
+        return pq.read_table(pa.BufferReader(data), schema=PROMPTS_SCHEMA)
+    except (pa.ArrowException, OSError) as error:
+        raise Damaged(f"{run.url}/{key} is not a readable Parquet object: {error}") from None
+
+
+def _table(prompts: Sequence[Prompt]) -> pa.Table:
+    rows = [
+        {
+            "prompt_id": prompt.prompt_id,
+            "text": prompt.text,
+            "tokens": list(prompt.tokens),
+            "answer": prompt.answer,
+            "metadata": json.dumps(dict(prompt.metadata), ensure_ascii=False),
+        }
+        for prompt in prompts
+    ]
+    return pa.Table.from_pylist(rows, schema=PROMPTS_SCHEMA)
+
+
+def _encode(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return sink.getvalue().to_pybytes()

@@ -1,0 +1,49 @@
+"""How small facts are written: one JSON object each, readable by a person and by DuckDB."""
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from storage.store import Store
+from tba.errors import Damaged
+
+
+def now() -> str:
+    """The time as every record writes it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """The same record gives the same bytes. Numbers that are not finite become null: JSON has none."""
+    try:
+        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
+        text = json.dumps(finite, indent=1, ensure_ascii=False)
+    return (text + "\n").encode()
+
+
+def decode(data: bytes, name: str, *fields: str) -> dict[str, Any]:
+    """The record in `data`; Damaged, naming the object and what it lacks, unless it is one with these fields."""
+    try:
+        record = json.loads(data)
+    except ValueError as error:
+        raise Damaged(f"{name} is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise Damaged(f"{name} is not a record but a {type(record).__name__}")
+    missing = [field for field in fields if field not in record]
+    if missing:
+        raise Damaged(f"{name} lacks {', '.join(map(repr, missing))}")
+    return record
+
+
+def read(store: Store, key: str, *fields: str) -> dict[str, Any]:
+    return decode(store.read(key), f"{store.url}/{key}", *fields)
+
+
+def read_all(store: Store, prefix: str, *fields: str) -> Iterator[dict[str, Any]]:
+    """Every record under a folder, in the order of their names."""
+    keys = [entry.key for entry in store.list(prefix)]
+    for key, data in zip(keys, store.read_many(keys), strict=True):
+        yield decode(data, f"{store.url}/{key}", *fields)

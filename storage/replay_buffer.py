@@ -1,0 +1,172 @@
+"""The replay buffer: the trainer's side of the log. Records say what is in it; a draw is SQL over an index of that."""
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from storage import layout, records
+from storage.arrivals import Arrivals
+from storage.attempts import newest_attempt
+from storage.events import Events
+from storage.index import COLUMNS, Index
+from storage.payloads import Payloads, read_admitted
+from storage.run import Run
+from storage.sampler import default_sampler
+from storage.syncs import Shard, StoredRecord, SyncRecord, encode, read_record
+from tba.errors import AlreadyExists, Damaged, Missing, Superseded
+from tba.types import Draw, Trajectory, Version
+
+__all__ = ["DuckReplayBuffer", "default_sampler"]
+
+
+class DuckReplayBuffer:
+    """The `ReplayBuffer` of one attempt. A draw follows from seed, sampler and records: the run's name, how often
+    arrivals were looked for, and whether the buffer was rebuilt in between have no part in it."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        seed: int,
+        slots: int,
+        responses: int,
+        recent_share: float,
+        inv_temp: float,
+        capacity: int,
+        sampler_sql: str,
+        step_of_version: Callable[[Version], int],
+        attempt: int,
+        events: Events,
+        cache_bytes: int = 2 << 30,
+        threads: int = 1,
+    ):
+        self.run, self.attempt, self.events = run, attempt, events
+        self.index = Index(
+            sampler_sql,
+            seed=seed,
+            slots=slots,
+            responses=responses,
+            recent_share=recent_share,
+            inv_temp=inv_temp,
+            capacity=capacity,
+            step_of_version=step_of_version,
+            threads=threads,
+        )
+        self.payloads = Payloads(run, cache_bytes)
+        self.arrivals = Arrivals(run, self.payloads)
+        self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq
+        self.applied = -1
+        self._newest_sha256: str | None = None  # of the newest applied record
+        self._queues = self.index.queues()
+
+    # --- syncs ----------------------------------------------------------------------------------------------------
+
+    def sync(self, sync: int, *, step: int) -> int:
+        if sync != self.applied + 1:
+            raise ValueError(f"records are applied one after the other: expected {self.applied + 1}, got {sync}")
+        stored = self._stored(sync) or self._create(sync, step)
+        if stored.record.step != step:
+            raise Damaged(
+                f"{self.run.url}/{layout.sync(sync)} says that it follows step {stored.record.step}, but sync {sync} "
+                f"of this run follows step {step}"
+            )
+        self._apply(stored.record)
+        self.applied, self._newest_sha256 = sync, stored.sha256
+        self._queues = self.index.queues()
+        return stored.record.rows
+
+    def recorded(self, sync: int) -> bool:
+        return self.run.store.exists(layout.sync(sync))
+
+    def waiting(self) -> int:
+        self.arrivals.look()
+        return self.arrivals.rows()
+
+    def _stored(self, sync: int) -> StoredRecord | None:
+        return read_record(self.run, sync, previous_sha256=self._newest_sha256)
+
+    def _create(self, sync: int, step: int) -> StoredRecord:
+        """A record of all that has arrived. If another was first, that one is the fact, as long as this attempt is
+        still the newest."""
+        self.arrivals.look()
+        arrived = sorted(
+            (it.shard for it in self.arrivals.found.values()), key=lambda shard: (shard.searcher, shard.seq)
+        )
+        record = SyncRecord(
+            sync=sync,
+            step=step,
+            attempt=self.attempt,
+            shards=arrived,
+            rows=sum(shard.rows for shard in arrived),
+            previous_sha256=self._newest_sha256,
+            refused=sorted(self.arrivals.refused.values(), key=lambda refusal: refusal.key),
+            created_at=records.now(),
+        )
+        data = encode(record)
+        self._check_attempt()
+        try:
+            self.run.store.create(layout.sync(sync), data)
+        except AlreadyExists:
+            self._check_attempt()
+            stored = self._stored(sync)
+            if stored is None:
+                raise Missing(f"{self.run.url}/{layout.sync(sync)} was there and is gone") from None
+            return stored
+        self._tell(record)
+        return StoredRecord(record, sha256(data).hexdigest())
+
+    def _check_attempt(self) -> None:
+        newest = newest_attempt(self.run)
+        if newest > self.attempt:
+            raise Superseded(f"attempt {newest} of the trainer has taken over from attempt {self.attempt}")
+
+    def _tell(self, record: SyncRecord) -> None:
+        for refusal in record.refused:
+            self.events.write(
+                "shard-refused",
+                f"{refusal.key}: {refusal.reason}",
+                severity="error",
+                sync=record.sync,
+                key=refusal.key,
+                reason=refusal.reason,
+            )
+        if not record.rows:
+            since = (
+                "nothing has arrived yet" if self.index.newest is None else f"recent is still sync {self.index.newest}"
+            )
+            self.events.write(
+                "empty-sync", f"sync {record.sync} admits nothing; {since}", severity="warning", sync=record.sync
+            )
+
+    def _apply(self, record: SyncRecord) -> None:
+        shards = sorted(record.shards, key=lambda shard: (shard.searcher, shard.seq))
+        light = {shard.key: self.arrivals.take(shard) for shard in shards}
+        unseen = [shard for shard in shards if light[shard.key] is None]
+        light.update({shard.key: table for shard, table in read_admitted(self.run, unseen, COLUMNS)})
+        named = {f"{shard.searcher}/{shard.seq}": shard for shard in shards}
+        self.index.extend(record.sync, [(name, light[shard.key]) for name, shard in named.items()])
+        self.shards.update(named)
+        self.arrivals.settle([shard.key for shard in shards] + [refusal.key for refusal in record.refused])
+
+    # --- draws ----------------------------------------------------------------------------------------------------
+
+    def queues(self) -> dict[str, Any]:
+        return self._queues
+
+    def restore(self, queues: Mapping[str, Any]) -> None:
+        self.index.restore(queues)
+        self._queues = self.index.queues()
+
+    def draw(self, step: int) -> list[Draw]:
+        return self.index.draw(step)
+
+    def fetch(self, draws: Sequence[Draw]) -> list[Trajectory]:
+        places = [draw.trajectory_id.rpartition("/") for draw in draws]
+        named = {shard: self._admitted(shard) for shard, _, _ in places}
+        rows = self.payloads.rows(named.values())
+        return [rows[named[shard].key][int(row)] for shard, _, row in places]
+
+    def _admitted(self, name: str) -> Shard:
+        if name not in self.shards:
+            raise Missing(f"no applied record of {self.run.url} admits shard {name!r}")
+        return self.shards[name]

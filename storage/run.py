@@ -1,0 +1,118 @@
+"""A run's folder: what everything else in storage is opened with."""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from storage import layout, records
+from storage.store import Store, open_store, probe
+from tba.errors import AlreadyExists, Missing, StorageError
+
+SCHEMA_VERSION = 1
+_FIELDS = ("run", "created_at", "code_version", "schema_version", "config", "sampler_sql", "parent")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """`Run.create` makes one, `Run.open` finds one. `config` is as stored; `tba.config.parse` makes sense of it."""
+
+    name: str
+    root: str
+    url: str
+    store: Store = field(repr=False)
+    config: dict[str, Any] = field(repr=False)
+    sampler_sql: str = field(repr=False)
+    code_version: str
+    created_at: str
+    parent: dict[str, Any] | None
+
+    @classmethod
+    def create(
+        cls,
+        root: str,
+        name: str,
+        *,
+        config: Mapping[str, Any],
+        sampler_sql: str,
+        code_version: str,
+        parent: Mapping[str, Any] | None = None,
+        deadline: float = 60.0,
+    ) -> Self:
+        """A new run, on a store that has been proven safe. AlreadyExists if the name is taken."""
+        store = open_store(layout.run_url(root, name), deadline=deadline)
+        probe(store)
+        record = {
+            "run": name,
+            "created_at": records.now(),
+            "code_version": code_version,
+            "schema_version": SCHEMA_VERSION,
+            "config": dict(config),
+            "sampler_sql": sampler_sql,
+            "parent": dict(parent) if parent else None,
+        }
+        try:
+            store.create(layout.RUN, records.encode(record))
+        except AlreadyExists:
+            raise AlreadyExists(
+                f"run {name!r} exists already at {store.url}: resume it, or choose another name"
+            ) from None
+        return cls._of(store, record)
+
+    @classmethod
+    def open(cls, url: str, *, deadline: float = 60.0) -> Self:
+        store = open_store(url.rstrip("/"), deadline=deadline)
+        try:
+            record = records.read(store, layout.RUN, *_FIELDS)
+        except Missing:
+            raise Missing(f"there is no run at {store.url}: it has no {layout.RUN}") from None
+        return cls._of(store, record)
+
+    @classmethod
+    def _of(cls, store: Store, record: Mapping[str, Any]) -> Self:
+        if record["schema_version"] != SCHEMA_VERSION:
+            raise StorageError(
+                f"{store.url} was written with schema version {record['schema_version']}, "
+                f"this code reads {SCHEMA_VERSION}"
+            )
+        return cls(
+            name=record["run"],
+            root=layout.root_of(store.url),
+            url=store.url,
+            store=store,
+            config=record["config"],
+            sampler_sql=record["sampler_sql"],
+            code_version=record["code_version"],
+            created_at=record["created_at"],
+            parent=record["parent"],
+        )
+
+
+def list_runs(root: str, *, deadline: float = 60.0) -> list[Run]:
+    """Every run under a root, newest first."""
+    store = open_store(root.rstrip("/"), deadline=deadline)
+    urls = [f"{store.url}/{layout.RUNS}{name}" for name in store.folders(layout.RUNS)]
+    with ThreadPoolExecutor(8) as pool:
+        runs = [run for run in pool.map(lambda url: _run_at(url, deadline), urls) if run]
+    return sorted(runs, key=lambda run: (run.created_at, run.name), reverse=True)
+
+
+def _run_at(url: str, deadline: float) -> Run | None:
+    """The run, unless the folder is something else."""
+    try:
+        return Run.open(url, deadline=deadline)
+    except Missing:
+        return None
+
+
+def default_root() -> str:
+    """Where runs are kept when nobody says: `$TBA_ROOT`, else `tba-runs` in the working directory."""
+    return os.environ.get("TBA_ROOT") or "tba-runs"
+
+
+def resolve(name_or_url: str) -> str:
+    """The URL of a run given by URL, by path, or by its name under the default root."""
+    if "/" in name_or_url:
+        return name_or_url.rstrip("/")
+    return layout.run_url(default_root(), name_or_url)

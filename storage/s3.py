@@ -1,0 +1,371 @@
+"""Objects under an S3 prefix.
+
+Every request goes through `_request`, which repeats it until the deadline, and the HTTP client below may repeat it
+too. A conditional write can so be refused because it has already happened and only its answer was lost. Therefore
+each write carries a token of its own in the object's metadata: one that is refused looks whether the token is there.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, cast
+from urllib.parse import urlsplit
+
+import aiohttp
+import botocore.exceptions
+import botocore.parsers
+import fsspec.asyn
+import s3fs
+
+from storage.store import Entry, check_key, check_prefix
+from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageError, UnsafeStore
+
+log = logging.getLogger(__name__)
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+_connecting = threading.Lock()
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_PART = 16 << 20  # bytes moved by one request
+_SIDE_BY_SIDE = 8  # parts of one file, so at most 128 MiB of it in memory
+_READS = 32
+_PAGE = 1000
+_SETTINGS = {
+    "connect_timeout": 5,
+    "read_timeout": 30,
+    "max_pool_connections": 64,
+    "retries": {"total_max_attempts": 1, "mode": "standard"},
+    # Not every server knows the newer checksums; whatever is worth it carries a sha256 of ours.
+    "request_checksum_calculation": "when_required",
+    "response_checksum_validation": "when_required",
+}
+_UNANSWERED = (
+    botocore.exceptions.ConnectionError,
+    botocore.exceptions.HTTPClientError,
+    botocore.exceptions.IncompleteReadError,
+    botocore.parsers.ResponseParserError,
+    aiohttp.ClientError,
+    OSError,  # with it TimeoutError
+)
+_TRY_AGAIN = {408, 409, 429, 500, 502, 503, 504}
+_TRY_AGAIN_CODES = {"RequestTimeout", "SlowDown", "XAmzContentSHA256Mismatch"}
+
+
+class _Refused(Exception):
+    """An answer that another try would not change."""
+
+    def __init__(self, status: int, code: str, message: str):
+        super().__init__(f"{code}: {message}" if message else code)
+        self.status = status
+        self.code = code
+
+
+class S3Store:
+    """A bucket, or a prefix of one. Safe to use from several threads."""
+
+    def __init__(self, url: str, *, deadline: float = 60.0):
+        self._bucket, _, prefix = url.removeprefix("s3://").partition("/")
+        if not _BUCKET.fullmatch(self._bucket):
+            raise ConfigError("a store on S3 is s3://bucket/prefix, and this is not the name of a bucket")
+        prefix = prefix.strip("/")
+        self._prefix = f"{check_key(prefix)}/" if prefix else ""
+        self._deadline = deadline
+        with _connecting:
+            self._connection = _connect(_environment())
+        self.url = f"s3://{self._bucket}/{prefix}".rstrip("/")
+
+    def __str__(self) -> str:
+        client: Any = self._connection.s3
+        endpoint = urlsplit(client.meta.endpoint_url)
+        return f"{self.url} at {endpoint.hostname}{f':{endpoint.port}' if endpoint.port else ''}"
+
+    def create(self, key: str, data: bytes) -> None:
+        self._run(self._create, check_key(key), data)
+
+    def read(self, key: str) -> bytes:
+        return self._run(self._read, check_key(key))
+
+    def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
+        return self._run(_side_by_side, _READS, self._read, [check_key(key) for key in keys])
+
+    def exists(self, key: str) -> bool:
+        return self._run(self._look, check_key(key)) is not None
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        return self._run(self._folders, check_prefix(prefix))
+
+    def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
+        return sorted(self._run(self._entries, check_prefix(prefix), after))
+
+    def upload(self, path: Path, key: str) -> None:
+        self._run(self._upload, path, check_key(key))
+
+    def download(self, key: str, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._run(self._download, check_key(key), path)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise StorageError(f"{self.url}/{key} cannot be written to {path}: {error.strerror or error}") from error
+
+    def delete(self, key: str) -> None:
+        self._run(self._delete, check_key(key))
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        return self._run(self._read_tagged, check_key(key))
+
+    def replace(self, key: str, data: bytes, *, tag: str | None) -> str:
+        return self._run(self._replace, check_key(key), data, tag)
+
+    def local_path(self, key: str) -> Path | None:
+        check_key(key)
+        return None
+
+    def _run(self, work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
+        """On the connection's own thread, for whichever thread asks."""
+        return cast(T, fsspec.asyn.sync(self._connection.loop, work, *arguments))
+
+    async def _create(self, key: str, data: bytes) -> None:
+        if await self._write(key, data, IfNoneMatch="*") is None:
+            raise AlreadyExists(f"{self.url}/{key} exists already")
+
+    async def _replace(self, key: str, data: bytes, tag: str | None) -> str:
+        """With the tag as it is, not in quotes: Ceph's gateway compares it literally."""
+        condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
+        written = await self._write(key, data, **condition)
+        if written is None:
+            raise Conflict(f"{self.url}/{key} was changed by another writer")
+        return written
+
+    async def _write(self, key: str, data: bytes, **condition: str) -> str | None:
+        """The tag of what was written; None if the condition did not hold."""
+        token = _token()
+        try:
+            return _tag(await self._request("put_object", key, Body=data, Metadata=token, **condition))
+        except _Refused as refused:
+            if refused.status != 412 and refused.code != "NoSuchKey":
+                self._fail(key, refused)
+            found = await self._look(key)
+            return _tag(found) if found and found["Metadata"] == token else None
+
+    async def _read(self, key: str) -> bytes:
+        try:
+            return (await self._request("get_object", key))["Body"]
+        except _Refused as refused:
+            self._fail(key, refused)
+
+    async def _look(self, key: str) -> dict[str, Any] | None:
+        """Size, tag and metadata of an object, if there is one."""
+        try:
+            return await self._request("head_object", key)
+        except _Refused as refused:
+            if refused.status != 404:
+                self._fail(key, refused)
+            return None
+
+    async def _read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        try:
+            answer = await self._request("get_object", key)
+        except _Refused as refused:
+            if refused.code != "NoSuchKey":
+                self._fail(key, refused)
+            return None
+        return answer["Body"], _tag(answer)
+
+    async def _delete(self, key: str) -> None:
+        try:
+            await self._request("delete_object", key)
+        except _Refused as refused:
+            if refused.code != "NoSuchKey":
+                self._fail(key, refused)
+
+    async def _entries(self, prefix: str, after: str) -> Sequence[Entry]:
+        start = {"StartAfter": self._prefix + after} if after else {}
+        pages = await self._pages(prefix, **start)
+        objects = (found for page in pages for found in page.get("Contents", ()))
+        entries = (Entry(found["Key"].removeprefix(self._prefix), found["Size"]) for found in objects)
+        return [entry for entry in entries if not entry.key.endswith("/")]  # a console's mark of a folder
+
+    async def _folders(self, prefix: str) -> Sequence[str]:
+        pages = await self._pages(prefix, Delimiter="/")
+        found = (folder["Prefix"] for page in pages for folder in page.get("CommonPrefixes", ()))
+        return sorted(name.removeprefix(self._prefix + prefix).rstrip("/") for name in found)
+
+    async def _pages(self, prefix: str, **parameters: Any) -> Sequence[dict[str, Any]]:
+        pages: list[dict[str, Any]] = []
+        more: dict[str, str] = {}
+        while not pages or more:
+            try:
+                page = await self._request("list_objects_v2", prefix, MaxKeys=_PAGE, **parameters, **more)
+            except _Refused as refused:
+                self._fail(prefix, refused)
+            pages.append(page)
+            more = {"ContinuationToken": page["NextContinuationToken"]} if page.get("IsTruncated") else {}
+        return pages
+
+    async def _upload(self, path: Path, key: str) -> None:
+        size = path.stat().st_size
+        try:
+            if size <= _PART:
+                await self._request("put_object", key, Body=await asyncio.to_thread(path.read_bytes))
+            else:
+                await self._upload_parts(path, key, size)
+        except _Refused as refused:
+            self._fail(key, refused)
+
+    async def _upload_parts(self, path: Path, key: str, size: int) -> None:
+        length = max(_PART, -(-size // 10_000))  # no upload has more than 10,000 parts
+        token = _token()
+        begun = await self._request("create_multipart_upload", key, Metadata=token)
+        upload = {"UploadId": begun["UploadId"]}
+
+        async def send(number: int) -> dict[str, Any]:
+            part = await asyncio.to_thread(_read_part, path, number * length, length)
+            answer = await self._request("upload_part", key, PartNumber=number + 1, Body=part, **upload)
+            return {"PartNumber": number + 1, "ETag": answer["ETag"]}
+
+        try:
+            parts = await _side_by_side(_SIDE_BY_SIDE, send, range(-(-size // length)))
+            await self._request("complete_multipart_upload", key, MultipartUpload={"Parts": parts}, **upload)
+        except _Refused as refused:
+            found = await self._look(key)
+            if refused.code == "NoSuchUpload" and found and found["Metadata"] == token:
+                return  # completed by a try whose answer was lost
+            with contextlib.suppress(_Refused):
+                await self._request("abort_multipart_upload", key, **upload)
+            raise
+
+    async def _download(self, key: str, path: Path) -> None:
+        found = await self._look(key)
+        if found is None:
+            raise Missing(f"{self.url}/{key} does not exist")
+
+        async def receive(start: int) -> None:
+            answer = await self._request("get_object", key, Range=f"bytes={start}-{start + _PART - 1}")
+            await asyncio.to_thread(os.pwrite, file, answer["Body"], start)
+
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            await _side_by_side(_SIDE_BY_SIDE, receive, range(0, found["ContentLength"], _PART))
+        except _Refused as refused:
+            self._fail(key, refused)
+        finally:
+            os.close(file)
+
+    async def _request(self, operation: str, key: str, **parameters: Any) -> dict[str, Any]:
+        """One request, repeated while it goes unanswered or the server is busy, until the deadline. A body comes as
+        bytes. Raises _Refused for any other answer than yes, StorageError for none in time."""
+        where = "Prefix" if operation == "list_objects_v2" else "Key"
+        send = partial(self._send, operation, Bucket=self._bucket, **{where: self._prefix + key}, **parameters)
+        ends = time.monotonic() + self._deadline
+        tries = 0
+        while True:
+            try:
+                return await asyncio.wait_for(send(), ends - time.monotonic())
+            except (*_UNANSWERED, botocore.exceptions.BotoCoreError) as error:
+                refused = _refusal(error)
+                if refused:
+                    raise refused from None
+                trouble = f"{self.url}/{key}: {_describe(error)}"
+            pause = min(0.1 * 2**tries, 5.0) * random.uniform(0.5, 1.0)
+            if time.monotonic() + pause >= ends:
+                raise StorageError(f"{trouble} (tried for {self._deadline:.0f} s)")
+            if tries == 0:
+                log.warning("%s; trying again for up to %.0f s", trouble, self._deadline)
+            await asyncio.sleep(pause)
+            tries += 1
+
+    async def _send(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        answer = await self._connection._call_s3(operation, **parameters)
+        if operation == "get_object":
+            async with answer["Body"] as body:
+                answer["Body"] = await body.read()
+        return answer
+
+    def _fail(self, key: str, refused: _Refused) -> NoReturn:
+        """A refusal as an error that names the key."""
+        if refused.code == "NoSuchBucket":
+            raise StorageError(f"{self.url}: there is no bucket {self._bucket!r}") from None
+        if refused.status == 404:
+            raise Missing(f"{self.url}/{key} does not exist") from None
+        if refused.status == 501:
+            raise UnsafeStore(f"{self}: this store cannot do what is asked of it ({refused})") from None
+        raise StorageError(f"{self.url}/{key}: {refused}") from None
+
+
+def _refusal(error: Exception) -> _Refused | None:
+    """What the server said, if it is final; None if another try may do better."""
+    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
+    if isinstance(response, dict):
+        said = response.get("Error", {})
+        status, code = response["ResponseMetadata"]["HTTPStatusCode"], str(said.get("Code", ""))
+        if status in _TRY_AGAIN or code in _TRY_AGAIN_CODES:
+            return None
+        return _Refused(status, code or str(status), str(said.get("Message") or ""))
+    if isinstance(error, _UNANSWERED) and not isinstance(error, botocore.exceptions.SSLError):
+        return None
+    return _Refused(0, type(error).__name__, _describe(error))
+
+
+def _describe(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return re.sub(r"//[^/@\s]*@", "//", text)  # an endpoint may carry a password
+
+
+def _token() -> dict[str, str]:
+    return {"write": secrets.token_hex(16)}
+
+
+def _tag(answer: dict[str, Any]) -> str:
+    return answer["ETag"].strip('"')
+
+
+def _read_part(path: Path, start: int, length: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(length)
+
+
+async def _side_by_side(limit: int, work: Callable[[A], Coroutine[Any, Any, T]], items: Iterable[A]) -> list[T]:
+    """All results in order, never more than `limit` under way; the first failure ends the rest."""
+    turn = asyncio.Semaphore(limit)
+
+    async def one(item: A) -> T:
+        async with turn:
+            return await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(item)) for item in items]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _environment() -> tuple[tuple[str, str], ...]:
+    """What a connection depends on: the settings, and the process, as threads do not survive a fork."""
+    settings = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    return (*sorted(settings.items()), ("pid", str(os.getpid())))
+
+
+@lru_cache(maxsize=8)
+def _connect(environment: tuple[tuple[str, str], ...]) -> s3fs.S3FileSystem:
+    """One connection per process and environment, shared by its stores."""
+    connection = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False, config_kwargs=_SETTINGS)
+    connection.retries = 1
+    try:
+        connection.connect()
+    except (botocore.exceptions.BotoCoreError, ValueError) as error:
+        raise ConfigError(f"the AWS_* environment does not make a connection to S3: {_describe(error)}") from None
+    return connection

@@ -1,0 +1,178 @@
+"""A shard's columns, and rows to and from trajectories.
+
+A shard is one Parquet object: the trajectories of one append, sorted by prompt and slot. Its metadata says whose it
+is, so an object that was moved or copied from elsewhere is recognised. Columns that a task adds are kept.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tba.types import Trajectory, Version
+
+SCHEMA_VERSION = 1
+
+_TOKENS = pa.list_(pa.field("element", pa.int32()))
+_LOGPS = pa.list_(pa.field("element", pa.float32()))
+
+TRAJECTORY_SCHEMA = pa.schema(
+    {
+        "trajectory_id": pa.string(),  # searcher/seq/row
+        "searcher": pa.int32(),
+        "round": pa.int32(),
+        "slot": pa.int32(),
+        "version_start": pa.int32(),
+        "version_start_attempt": pa.int32(),
+        "version_end": pa.int32(),
+        "version_end_attempt": pa.int32(),
+        "prompt_id": pa.string(),
+        "group_id": pa.string(),
+        "prompt": pa.string(),
+        "response": pa.string(),
+        "prompt_tokens": _TOKENS,
+        "response_tokens": _TOKENS,
+        "behaviour_logps": _LOGPS,
+        "ref_logps": _LOGPS,
+        "reference_version": pa.int32(),
+        "reference_version_attempt": pa.int32(),
+        "reward": pa.float64(),
+        "reward_parts": pa.map_(pa.string(), pa.float64()),
+        "finished": pa.bool_(),
+        "length": pa.int32(),
+        "temperature": pa.float64(),
+        "top_p": pa.float64(),
+        "seed": pa.int64(),
+        "content_hash": pa.string(),  # of prompt_id and response_tokens: equal content is drawn once
+        "created_at": pa.timestamp("us", tz="UTC"),
+        "generate_seconds": pa.float64(),
+        "schema_version": pa.int32(),
+    }
+)
+
+_AS_THEY_ARE = (
+    "trajectory_id", "searcher", "round", "slot", "prompt_id", "group_id", "prompt", "response", "reward", "finished",
+    "temperature", "top_p", "seed", "created_at", "generate_seconds",
+)  # fmt: skip
+_LISTS = ("prompt_tokens", "response_tokens", "behaviour_logps", "ref_logps")
+_VERSIONS = ("version_start", "version_end", "reference_version")
+_FLOATS = ["behaviour_logps.list.element", "ref_logps.list.element"]
+_REPETITIVE = [
+    "group_id", "prompt_id", "prompt", "prompt_tokens.list.element", "response_tokens.list.element",
+    "reward_parts.key_value.key",
+]  # fmt: skip
+
+
+def trajectory_id(searcher: int, seq: int, row: int) -> str:
+    return f"{searcher}/{seq}/{row}"
+
+
+def content_hash(prompt_id: str, response_tokens: Sequence[int]) -> str:
+    """What makes two trajectories the same: md5, in hexadecimal, of the prompt's id, a line feed, and the response's
+    tokens as little-endian 32-bit integers."""
+    return _content_hash(prompt_id, np.array(response_tokens, dtype="<i4"))
+
+
+def _content_hash(prompt_id: str, tokens_T: np.ndarray) -> str:
+    return hashlib.md5(prompt_id.encode() + b"\n" + tokens_T.tobytes(), usedforsecurity=False).hexdigest()
+
+
+def content_hashes(table: pa.Table) -> list[str]:
+    """The content hash of every row, computed anew."""
+    tokens_N, starts_B = flat(table["response_tokens"])
+    tokens_N = np.asarray(tokens_N, dtype="<i4")
+    spans = zip(table["prompt_id"].to_pylist(), pairwise(starts_B), strict=True)
+    return [_content_hash(prompt_id, tokens_N[start:end]) for prompt_id, (start, end) in spans]
+
+
+def to_table(trajectories: Sequence[Trajectory], *, run: str, searcher: int, seq: int) -> pa.Table:
+    """A shard's table. Rows are numbered after sorting; whatever `trajectory_id` they carried is replaced."""
+    ordered = sorted(trajectories, key=lambda t: (t.prompt_id, t.slot))
+    columns: dict[str, Any] = {name: [getattr(t, name) for t in ordered] for name in (*_AS_THEY_ARE, *_LISTS)}
+    for name in _VERSIONS:
+        columns[name] = [getattr(t, name).number for t in ordered]
+        columns[f"{name}_attempt"] = [getattr(t, name).attempt for t in ordered]
+    columns["trajectory_id"] = [trajectory_id(searcher, seq, row) for row in range(len(ordered))]
+    columns["length"] = [t.length for t in ordered]
+    columns["reward_parts"] = [list(t.reward_parts.items()) for t in ordered]
+    columns["content_hash"] = [content_hash(t.prompt_id, t.response_tokens) for t in ordered]
+    columns["schema_version"] = [SCHEMA_VERSION] * len(ordered)
+    arrays = [pa.array(columns[field.name], field.type) for field in TRAJECTORY_SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=TRAJECTORY_SCHEMA.with_metadata(_metadata(run, searcher, seq)))
+
+
+def from_table(table: pa.Table) -> list[Trajectory]:
+    rows = Rows(table)
+    return [rows[row] for row in range(len(rows))]
+
+
+class Rows:
+    """The rows of a table, each made a trajectory when it is asked for: a draw takes few of a shard's."""
+
+    def __init__(self, table: pa.Table):
+        self._columns: dict[str, list[Any]] = {name: table[name].to_pylist() for name in _AS_THEY_ARE}
+        self._columns["reward_parts"] = [dict(parts) for parts in table["reward_parts"].to_pylist()]
+        for name in _VERSIONS:
+            pairs = zip(table[name].to_pylist(), table[f"{name}_attempt"].to_pylist(), strict=True)
+            self._columns[name] = [Version(number, attempt) for number, attempt in pairs]
+        self._lists = {name: _parts(table[name]) for name in _LISTS}
+        self.nbytes = table.nbytes
+
+    def __len__(self) -> int:
+        return len(self._columns["trajectory_id"])
+
+    def __getitem__(self, row: int) -> Trajectory:
+        fields: dict[str, Any] = {name: values[row] for name, values in self._columns.items()}
+        for name, (elements_N, starts) in self._lists.items():
+            fields[name] = tuple(elements_N[starts[row] : starts[row + 1]].tolist())
+        return Trajectory(**fields)
+
+
+def encode(table: pa.Table) -> bytes:
+    """A shard's bytes; the same table gives the same bytes."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        sink,
+        row_group_size=1024,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=_REPETITIVE,  # pyright: ignore[reportArgumentType]  # it takes names of columns too
+        column_encoding=dict.fromkeys(_FLOATS, "BYTE_STREAM_SPLIT"),
+        write_page_checksum=True,
+    )
+    return sink.getvalue().to_pybytes()
+
+
+def decode(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
+    """The table in a shard's bytes, or some of its columns; an error of pyarrow or ValueError where there is none."""
+    file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+    table = file.read(list(columns) if columns else None, use_threads=False)
+    if len(table) != file.metadata.num_rows:  # checksums cover pages, not what is said about them
+        raise ValueError(f"it has {len(table)} rows and says {file.metadata.num_rows}")
+    return table
+
+
+def _metadata(run: str, searcher: int, seq: int) -> dict[str, str]:
+    return {"run": run, "searcher": str(searcher), "seq": str(seq), "schema_version": str(SCHEMA_VERSION)}
+
+
+def expected_metadata(run: str, searcher: int, seq: int) -> dict[bytes, bytes]:
+    """What a shard of this name must say of itself."""
+    return {key.encode(): value.encode() for key, value in _metadata(run, searcher, seq).items()}
+
+
+def flat(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """A column of lists as all its elements, and where each row starts and, last, where the last one ends."""
+    lengths_B = np.concatenate([chunk.value_lengths().to_numpy() for chunk in column.chunks] or [np.zeros(0, int)])
+    elements_N = np.concatenate([chunk.flatten().to_numpy() for chunk in column.chunks] or [np.zeros(0)])
+    return elements_N, np.concatenate([[0], np.cumsum(lengths_B)]).astype(int)
+
+
+def _parts(column: pa.ChunkedArray) -> tuple[np.ndarray, list[int]]:
+    elements_N, starts_B = flat(column)
+    return elements_N, starts_B.tolist()

@@ -1,0 +1,97 @@
+"""Sync records: what each sync admitted to the replay buffer, chained by hash. Whoever wrote one, it is a fact."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+
+from storage import layout, records
+from storage.run import Run
+from tba.errors import Damaged, Missing
+
+_FIELDS = ("sync", "step", "attempt", "shards", "rows", "previous_sha256", "refused", "created_at")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """A shard as the record that admits it found it."""
+
+    key: str
+    searcher: int
+    seq: int
+    rows: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A shard that was looked at once and never will be again."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncRecord:
+    sync: int
+    step: int  # that it follows
+    attempt: int  # of the trainer that wrote it
+    shards: Sequence[Shard]  # in the order (searcher, seq), which is the order of their trajectories
+    rows: int
+    previous_sha256: str | None  # of the bytes of the record before; None for sync 0
+    refused: Sequence[Refusal]
+    created_at: str
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    record: SyncRecord
+    sha256: str  # of its bytes
+
+
+def encode(record: SyncRecord) -> bytes:
+    return records.encode(asdict(record))
+
+
+def decode(data: bytes, name: str) -> SyncRecord:
+    fields = records.decode(data, name, *_FIELDS)
+    try:
+        shards = [Shard(**shard) for shard in fields["shards"]]
+        refused = [Refusal(**refusal) for refusal in fields["refused"]]
+    except TypeError as error:
+        raise Damaged(f"{name}: {error}") from None
+    record = SyncRecord(**{field: fields[field] for field in _FIELDS} | {"shards": shards, "refused": refused})
+    if sum(shard.rows for shard in shards) != record.rows:
+        raise Damaged(f"{name} says {record.rows} rows, but its shards have {sum(shard.rows for shard in shards)}")
+    return record
+
+
+def read_record(run: Run, sync: int, *, previous_sha256: str | None) -> StoredRecord | None:
+    """A record that continues the chain; None if it is not there, Damaged if it does not fit."""
+    key = layout.sync(sync)
+    try:
+        data = run.store.read(key)
+    except Missing:
+        return None
+    return _link(run, sync, data, previous_sha256)
+
+
+def read_records(run: Run) -> list[StoredRecord]:
+    """All records from sync 0 on, the chain verified; Missing or Damaged names the first that breaks it."""
+    keys = [entry.key for entry in run.store.list(layout.SYNCS)]
+    found: list[StoredRecord] = []
+    for sync, (key, data) in enumerate(zip(keys, run.store.read_many(keys), strict=True)):
+        if key != layout.sync(sync):
+            raise Missing(f"{run.url}/{layout.sync(sync)} does not exist, but {key} does")
+        found.append(_link(run, sync, data, found[-1].sha256 if found else None))
+    return found
+
+
+def _link(run: Run, sync: int, data: bytes, previous_sha256: str | None) -> StoredRecord:
+    name = f"{run.url}/{layout.sync(sync)}"
+    record = decode(data, name)
+    if record.sync != sync:
+        raise Damaged(f"{name} says it is record {record.sync}")
+    if record.previous_sha256 != previous_sha256:
+        raise Damaged(f"{name} does not continue record {sync - 1}: it was written after one with other content")
+    return StoredRecord(record, sha256(data).hexdigest())

@@ -1,0 +1,155 @@
+"""The replay log: a searcher appends shards, and whoever reads one learns whether it can be trusted."""
+
+from collections.abc import Sequence
+from itertools import count
+
+import numpy as np
+import pyarrow as pa
+
+from storage import layout
+from storage.run import Run
+from storage.schema import (
+    SCHEMA_VERSION,
+    TRAJECTORY_SCHEMA,
+    content_hashes,
+    decode,
+    encode,
+    expected_metadata,
+    flat,
+    to_table,
+    trajectory_id,
+)
+from tba.errors import AlreadyExists, Damaged, Superseded
+from tba.types import Trajectory
+
+LARGEST_REWARD = 1e100
+"""In size. Far beyond it, inverse temperature times reward is no longer a number."""
+
+
+class Trajectories:
+    """The `TrajectoryLog` of a run. A round is one shard, whose seq is the round's number."""
+
+    def __init__(self, run: Run):
+        self.run = run
+
+    def next_round(self, searcher: int) -> int:
+        entries = self.run.store.list(layout.searcher_folder(searcher))
+        stored = {name[1] for entry in entries if (name := layout.parse_shard(entry.key))}
+        return next(round for round in count() if round not in stored)
+
+    def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
+        if not trajectories:
+            raise ValueError(f"searcher {searcher}, seq {seq}: a shard needs at least 1 trajectory, got 0")
+        strangers = {t.searcher for t in trajectories} - {searcher}
+        if strangers:
+            raise ValueError(f"searcher {searcher} cannot append trajectories of searcher {strangers.pop()}")
+        key = layout.shard(searcher, seq)
+        table = to_table(trajectories, run=self.run.name, searcher=searcher, seq=seq)
+        data = encode(table)
+        try:
+            self.run.store.create(key, data)
+        except AlreadyExists:
+            if not self._holds(key, table, data):
+                raise Superseded(
+                    f"{self.run.url}/{key} holds other trajectories: searcher {searcher} has another incarnation"
+                ) from None
+        return key
+
+    def _holds(self, key: str, table: pa.Table, data: bytes) -> bool:
+        stored = self.run.store.read(key)
+        if stored == data:
+            return True
+        try:  # another version of the Parquet library writes other bytes
+            return read_shard(self.run.name, key, stored).equals(table)
+        except Damaged:
+            return False
+
+
+def read_shard(run: str, key: str, data: bytes) -> pa.Table:
+    """The table of a shard that is whole, sane, and of this run and schema; Damaged, naming it and the fault, if not."""
+    try:
+        return _read(run, key, data)
+    except _Fault as fault:
+        raise Damaged(f"{key}: {fault}") from None
+
+
+class _Fault(Exception): ...
+
+
+def _read(run: str, key: str, data: bytes) -> pa.Table:
+    name = layout.parse_shard(key)
+    if name is None or layout.shard(*name) != key:
+        raise _Fault("not the name of a shard")
+    try:
+        table = decode(data)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _Fault(f"not a readable Parquet object ({str(error).splitlines()[0][:200]})") from None
+    _check_metadata(table, run, *name)
+    _check_schema(table)
+    _check_rows(table, *name)
+    _check_numbers(table)
+    return table
+
+
+def _check_metadata(table: pa.Table, run: str, searcher: int, seq: int) -> None:
+    found = table.schema.metadata or {}
+    for field, expected in expected_metadata(run, searcher, seq).items():
+        value = found.get(field)
+        if value != expected:
+            said = "nothing" if value is None else repr(value.decode(errors="replace"))
+            raise _Fault(f"its metadata says {said} of {field.decode()!r}, not {expected.decode()!r}")
+
+
+def _check_schema(table: pa.Table) -> None:
+    for field in TRAJECTORY_SCHEMA:
+        if table.schema.get_all_field_indices(field.name) == []:
+            raise _Fault(f"it has no column {field.name!r}")
+        found = table.schema.field(field.name).type
+        if found != field.type:
+            raise _Fault(f"column {field.name!r} is {found}, not {field.type}")
+        column = table[field.name]
+        inner = column.combine_chunks().flatten() if pa.types.is_list(field.type) else column
+        if column.null_count or inner.null_count:
+            raise _Fault(f"column {field.name!r} has missing values")
+
+
+def _check_rows(table: pa.Table, searcher: int, seq: int) -> None:
+    if not len(table):
+        raise _Fault("it has no rows")
+    if table["trajectory_id"].to_pylist() != [trajectory_id(searcher, seq, row) for row in range(len(table))]:
+        raise _Fault(f"its trajectories are not numbered {trajectory_id(searcher, seq, 0)} and on")
+    for column, expected in (("searcher", searcher), ("schema_version", SCHEMA_VERSION)):
+        if set(table[column].to_pylist()) != {expected}:
+            raise _Fault(f"column {column!r} is not {expected} throughout")
+    for column in ("response_tokens", "behaviour_logps", "ref_logps"):
+        if not np.array_equal(_lengths(table, column), table["length"].to_numpy()):
+            raise _Fault(f"the lengths of {column!r} disagree with column 'length'")
+    if not _lengths(table, "prompt_tokens").all():
+        raise _Fault("a prompt has no tokens")
+    if content_hashes(table) != table["content_hash"].to_pylist():
+        raise _Fault("column 'content_hash' disagrees with the tokens")
+
+
+def _check_numbers(table: pa.Table) -> None:
+    for column in TRAJECTORY_SCHEMA.names:
+        values = _floats(table[column].combine_chunks())
+        if values is not None and not np.isfinite(values).all():
+            raise _Fault(f"column {column!r} has a number that is not finite")
+    if np.abs(table["reward"].to_numpy()).max() > LARGEST_REWARD:
+        raise _Fault(f"a reward is beyond {LARGEST_REWARD:g}")
+    for column in ("prompt_tokens", "response_tokens"):
+        if (flat(table[column])[0] < 0).any():
+            raise _Fault(f"column {column!r} has a negative token")
+
+
+def _lengths(table: pa.Table, column: str) -> np.ndarray:
+    return np.diff(flat(table[column])[1])
+
+
+def _floats(array: pa.Array) -> np.ndarray | None:
+    """The floating-point numbers in a column, whatever it nests them in; None if it holds no such."""
+    if pa.types.is_map(array.type):
+        array = array.items
+    elif pa.types.is_list(array.type):
+        array = array.flatten()
+    return array.to_numpy(zero_copy_only=False) if pa.types.is_floating(array.type) else None

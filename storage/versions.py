@@ -1,0 +1,57 @@
+"""Published policies: one manifest folder each, named after the sync it follows and the attempt that made it."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from storage import folders, layout, retention
+from storage.run import Run
+from tba.errors import Missing
+from tba.types import Version
+
+
+class Versions:
+    """The `VersionStore` of a run."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self._steps: dict[Version, int] = {}
+
+    def publish(self, version: Version, *, step: int, folder: Path) -> None:
+        """Store a Hugging Face folder as this version. Done if it is stored already."""
+        extra = {"version": version.number, "attempt": version.attempt, "step": step}
+        folders.publish(self.run.store, layout.version(version), folder, extra)
+
+    def complete(self) -> list[Version]:
+        """Those that exist, oldest first."""
+        return folders.complete(self.run.store, layout.VERSIONS)
+
+    def newest(self) -> Version | None:
+        return max(self.complete(), key=lambda version: version.order, default=None)
+
+    def reference(self) -> Version | None:
+        return _reference(self.complete())
+
+    def step(self, version: Version) -> int:
+        """The step it follows; Missing if it was never published or is pruned."""
+        if version not in self._steps:
+            manifest = folders.read_manifest(self.run.store, layout.version(version))
+            if manifest is None:
+                raise Missing(f"{self.run.url} has no version {version}")
+            self._steps[version] = manifest["step"]
+        return self._steps[version]
+
+    def load(self, version: Version) -> Path:
+        return folders.local_copy(self.run.store, layout.version(version))
+
+    def prune(self, *, keep: int, every: int) -> list[Version]:
+        """Give up what nothing needs: not the newest `keep`, not each `every`-th, which is evaluated, not one whose
+        sync has a checkpoint, and, as 0 is a multiple of all, not the reference. Returns what was given up."""
+        found = folders.survey(self.run.store, layout.VERSIONS)
+        kept = {version for version in found.complete if version.number % every == 0}
+        kept.update(found.complete[-keep:], folders.complete(self.run.store, layout.CHECKPOINTS))
+        why = f"versions beyond the newest {keep} and each {every}th"
+        return retention.keep_only(self.run, layout.VERSIONS, found, kept, why=why)
+
+
+def _reference(versions: Iterable[Version]) -> Version | None:
+    return min((v for v in versions if v.number == 0), key=lambda version: version.attempt, default=None)

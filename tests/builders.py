@@ -1,0 +1,67 @@
+"""Tiny builders: everything has a default, a test names what it is about."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from tba.types import Prompt, Trajectory, Version
+
+NOON = datetime(2026, 1, 2, 12, 0, 0, 345678, tzinfo=UTC)
+
+
+def make_prompt(prompt_id: str = "train/0", **changes: Any) -> Prompt:
+    fields: dict[str, Any] = {"text": "1+2=", "tokens": (1, 5, 2, 6), "answer": "3", "metadata": {"digits": 1}}
+    return Prompt(prompt_id=prompt_id, **{**fields, **changes})
+
+
+def make_trajectory(
+    prompt_id: str = "train/0",
+    *,
+    tokens: Sequence[int] = (7, 8, 2),
+    reward: float = 1.0,
+    version: int = 0,
+    searcher: int = 0,
+    round: int = 0,
+    slot: int = 0,
+    **changes: Any,
+) -> Trajectory:
+    """Equal `prompt_id` and `tokens` make equal content."""
+    fields: dict[str, Any] = {
+        "searcher": searcher,
+        "round": round,
+        "slot": slot,
+        "version_start": Version(version, 1),
+        "version_end": Version(version, 1),
+        "prompt_id": prompt_id,
+        "group_id": f"{searcher}/{round}/{prompt_id}",
+        "prompt": "1+2=",
+        "response": "3",
+        "prompt_tokens": (1, 5, 2, 6),
+        "response_tokens": tuple(tokens),
+        "behaviour_logps": (-0.5,) * len(tokens),
+        "ref_logps": (-0.25,) * len(tokens),
+        "reference_version": Version(0, 1),
+        "reward": reward,
+        "reward_parts": {"correct": reward},
+        "finished": True,
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "seed": 2**63 - 1,
+        "created_at": NOON,
+        "generate_seconds": 0.01,
+    }
+    return Trajectory(**{**fields, **changes})
+
+
+def make_shard(
+    rewards: Mapping[str, Sequence[float]], *, searcher: int = 0, round: int = 0, **changes: Any
+) -> list[Trajectory]:
+    """One searcher's round: for each prompt a response per reward, all of them distinct, also between rounds."""
+    pairs = [(prompt_id, reward) for prompt_id, given in rewards.items() for reward in given]
+    return [
+        make_trajectory(
+            prompt_id, tokens=(searcher, round, slot, 2), reward=reward, searcher=searcher, round=round, slot=slot,
+            **changes,
+        )
+        for slot, (prompt_id, reward) in enumerate(pairs)
+    ]  # fmt: skip

@@ -1,0 +1,66 @@
+"""Fixtures for every test: stores of each kind, and the servers behind them, started when the first test asks."""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.run import Run
+from storage.store import Store, open_store
+from tests import servers
+from tests.servers import Server
+
+STORES = ["local", "moto", pytest.param("ceph", marks=pytest.mark.ceph)]
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with servers.moto(tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with servers.ceph(tmp_path_factory.mktemp("ceph")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with servers.rclone(tmp_path_factory.mktemp("rclone")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(params=STORES)
+def root(request: pytest.FixtureRequest, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty root of each kind; the environment leads to it, also for processes that a test starts. A test that
+    needs only one kind says `@pytest.mark.parametrize("root", ["local"], indirect=True)`."""
+    monkeypatch.setenv("TBA_CACHE", str(cache))
+    if request.param == "local":
+        return str(tmp_path / "root")
+    return s3_root(request.getfixturevalue(request.param), monkeypatch)
+
+
+def s3_root(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty root on a server, and the environment that leads to it."""
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    return f"s3://{servers.BUCKET}/{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def store(root: str) -> Store:
+    return open_store(root, deadline=20.0)
+
+
+@pytest.fixture
+def run(root: str) -> Run:
+    return Run.create(root, "first", config={"seed": 0}, sampler_sql="select 1", code_version="test", deadline=20.0)

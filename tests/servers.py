@@ -1,0 +1,119 @@
+"""S3 servers for the tests, each on a free port of loopback, stopped by the process ids of what was started."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import botocore.session
+import pytest
+
+BUCKET = "tba-tests"
+CEPH = Path(__file__).parent / "ceph.sh"
+
+
+@dataclass(frozen=True)
+class Server:
+    endpoint: str
+    key: str = "tbakey"
+    secret: str = "tbasecret"
+
+    def environment(self) -> dict[str, str]:
+        """What a process needs to reach it, and nothing of what the machine's owner has configured."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": self.secret,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def make_bucket(self) -> None:
+        client = botocore.session.Session().create_client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=self.key,
+            aws_secret_access_key=self.secret,
+            region_name="us-east-1",
+        )
+        client.create_bucket(Bucket=BUCKET)
+        client.close()
+
+
+@contextmanager
+def moto(folder: Path) -> Iterator[Server]:
+    """A simulation of S3, in memory."""
+    port = free_port()
+    with _process([sys.executable, "-m", "moto.server", "-p", str(port)], port, folder / "moto.log"):
+        server = Server(f"http://127.0.0.1:{port}")
+        server.make_bucket()
+        yield server
+
+
+@contextmanager
+def ceph(folder: Path) -> Iterator[Server]:
+    """A real one: Ceph's RADOS gateway, its data in memory. Skips where Ceph is not installed."""
+    lacking = [tool for tool in ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin") if not shutil.which(tool)]
+    if lacking:
+        packages = "ceph-mon ceph-osd radosgw"
+        pytest.skip(f"no {', '.join(lacking)} here: apt-get install --no-install-recommends {packages}")
+    port, home = free_port(), folder / "ceph"
+    try:
+        command = [CEPH, "start", home, str(free_port()), str(port), str(os.getpid())]
+        # Into a file: the daemons inherit it, and a pipe would stay open for as long as they live.
+        with (folder / "ceph.log").open("w") as log:
+            started = subprocess.run(command, stdout=log, stderr=log)
+        if started.returncode:
+            pytest.fail(f"tests/ceph.sh failed:\n{(folder / 'ceph.log').read_text()}")
+        server = Server(f"http://127.0.0.1:{port}")
+        server.make_bucket()
+        yield server
+    finally:
+        subprocess.run([CEPH, "stop", home], check=True)
+
+
+@contextmanager
+def rclone(folder: Path) -> Iterator[Server]:
+    """`rclone serve s3`, which takes conditional writes and ignores the condition."""
+    port, data = free_port(), folder / "rclone"
+    (data / BUCKET).mkdir(parents=True)
+    server = Server(f"http://127.0.0.1:{port}")
+    tool = Path(sys.executable).parent / "rclone"
+    address = ["--addr", f"127.0.0.1:{port}", "--auth-key", f"{server.key},{server.secret}"]
+    with _process([str(tool), "serve", "s3", *address, str(data)], port, folder / "rclone.log"):
+        yield server
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
+
+
+@contextmanager
+def _process(command: Sequence[str], port: int, log: Path) -> Iterator[None]:
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
+        try:
+            _await_port(process, port, log)
+            yield
+        finally:
+            process.kill()
+
+
+def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+            continue
+        return
+    pytest.fail(f"{process.args} did not come up:\n{log.read_text()}")

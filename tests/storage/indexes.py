@@ -1,0 +1,63 @@
+"""Indexes without a store: what tests of draws need around one."""
+
+from collections.abc import Callable, Sequence
+
+from storage.index import Index
+from storage.sampler import default_sampler
+from storage.schema import to_table
+from tba.types import Draw, Trajectory, Version
+from tests.storage.oracle import Row
+
+
+def make_index(
+    *,
+    seed: int = 0,
+    slots: int = 4,
+    responses: int = 2,
+    recent_share: float = 0.5,
+    inv_temp: float = 0.0,
+    capacity: int = 100,
+    step_of_version: Callable[[Version], int] = lambda version: version.number,
+    threads: int = 1,
+    sampler_sql: str | None = None,
+) -> Index:
+    return Index(
+        sampler_sql or default_sampler(),
+        seed=seed,
+        slots=slots,
+        responses=responses,
+        recent_share=recent_share,
+        inv_temp=inv_temp,
+        capacity=capacity,
+        step_of_version=step_of_version,
+        threads=threads,
+    )
+
+
+def admit(index: Index, sync: int, *shards: Sequence[Trajectory]) -> None:
+    """A record of these shards; each says itself who appended it and when."""
+    named = sorted(((shard[0].searcher, shard[0].round), shard) for shard in shards)
+    index.extend(
+        sync,
+        [
+            (f"{searcher}/{seq}", to_table(shard, run="r", searcher=searcher, seq=seq))
+            for (searcher, seq), shard in named
+        ],
+    )
+
+
+def oracle_rows(shard: Sequence[Trajectory]) -> list[Row]:
+    """What the oracle admits of a shard."""
+    table = to_table(shard, run="r", searcher=shard[0].searcher, seq=shard[0].round)
+    columns = (table[name].to_pylist() for name in ("trajectory_id", "prompt_id", "content_hash", "reward"))
+    return [Row(*row) for row in zip(*columns, strict=True)]
+
+
+def drawable(index: Index) -> list[str]:
+    """Ids of what can be drawn, oldest first."""
+    return [row[0] for row in index.con.execute("select trajectory_id from pool order by ord").fetchall()]
+
+
+def prompts(draws: Sequence[Draw]) -> list[str]:
+    """The prompt of each slot."""
+    return [draw.prompt_id for draw in draws if draw.position == 0]

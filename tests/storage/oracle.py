@@ -1,0 +1,110 @@
+"""The sampler once more, in plain Python: slot after slot, everything from scratch. Slow, and obviously the definition.
+
+Chance is u(parts) = (first 13 hexadecimal digits of md5("part:part:…") + 1/2) / 2^52.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import md5
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A trajectory, as far as a draw is concerned."""
+
+    trajectory_id: str
+    prompt_id: str
+    content: str
+    reward: float
+
+
+class Drawn(NamedTuple):
+    slot: int
+    position: int
+    trajectory_id: str
+    prompt_id: str
+    branch: str
+    weight: float
+
+
+def digest(*parts: object) -> str:
+    return md5(":".join(map(str, parts)).encode()).hexdigest()
+
+
+def u(*parts: object) -> float:
+    return (int(digest(*parts)[:13], 16) + 0.5) / 2**52
+
+
+@dataclass(kw_only=True)
+class Oracle:
+    seed: int = 0
+    slots: int
+    responses: int
+    recent_share: float
+    inv_temp: float = 0.0
+    capacity: int = 100
+    entered: list[tuple[int, Row]] = field(default_factory=list)  # all rows with their sync, in order
+    used: dict[str, set[str]] = field(default_factory=lambda: {"recent": set(), "prioritised": set()})
+
+    def admit(self, sync: int, rows: Sequence[Row]) -> None:
+        """One record; its rows in the order (searcher, seq, row)."""
+        self.entered += [(sync, row) for row in rows]
+        if rows:
+            self.used["recent"] = set()
+
+    @property
+    def newest(self) -> int:
+        return self.entered[-1][0]
+
+    def surviving(self, prompt_id: str) -> list[tuple[int, Row]]:
+        """The newest copy of equal content, then the newest `capacity`; newest first."""
+        found: dict[str, tuple[int, Row]] = {}
+        for sync, row in reversed(self.entered):
+            if row.prompt_id == prompt_id:
+                found.setdefault(row.content, (sync, row))
+        return list(found.values())[: self.capacity]
+
+    def draw(self, step: int) -> list[Drawn]:
+        passes = {"recent": 0, "prioritised": 0}
+        drawn = []
+        for slot in range(self.slots):
+            branch = "recent" if u(self.seed, "branch", step, slot) < self.recent_share else "prioritised"
+            prompt_id = self.take_prompt(step, branch, passes)
+            drawn += self.take_responses(step, slot, branch, prompt_id)
+        return drawn
+
+    def take_prompt(self, step: int, branch: str, passes: dict[str, int]) -> str:
+        eligible = {row.prompt_id for sync, row in self.entered if branch == "prioritised" or sync == self.newest}
+        if not eligible - self.used[branch]:
+            self.used[branch] = set()
+            passes[branch] += 1
+        unused = eligible - self.used[branch]
+        prompt_id = min(unused, key=lambda it: digest(self.seed, "prompt", step, branch, passes[branch], it))
+        self.used[branch].add(prompt_id)
+        return prompt_id
+
+    def take_responses(self, step: int, slot: int, branch: str, prompt_id: str) -> list[Drawn]:
+        stored = self.surviving(prompt_id)
+        if branch == "recent":
+            log_weights = {row.trajectory_id: 0.0 for sync, row in stored if sync == self.newest}
+        else:
+            log_weights = {row.trajectory_id: self.inv_temp * row.reward for _, row in stored}
+        heaviest = max(log_weights.values())
+        log_weights = {it: weight - heaviest for it, weight in log_weights.items()}
+        total = math.fsum(math.exp(weight) for weight in log_weights.values())
+
+        def ranking(trial: int) -> list[str]:
+            def key(it: str) -> tuple[float, str]:
+                return log_weights[it] - math.log(-math.log(u(self.seed, "response", step, slot, trial, it))), it
+
+            return sorted(log_weights, key=key, reverse=True)
+
+        if len(log_weights) >= self.responses:
+            chosen = ranking(0)[: self.responses]
+        else:
+            chosen = [ranking(trial)[0] for trial in range(self.responses)]
+        return [
+            Drawn(slot, position, it, prompt_id, branch, math.exp(log_weights[it]) / total)
+            for position, it in enumerate(chosen)
+        ]

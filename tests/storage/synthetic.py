@@ -1,0 +1,219 @@
+"""A small run made through the public parts of storage alone: no model, real draws, made-up residuals.
+
+Two searchers, eight steps of two prompts x two responses, a sync every two steps. Attempt 1 dies after sync 3; attempt
+2 continues from the checkpoint of sync 2, takes steps 5 and 6 again and finishes. Two shards still wait at the end.
+"""
+
+import random
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from storage import folders, layout
+from storage.attempts import claim_attempt
+from storage.checkpoints import Checkpoints
+from storage.control import change_state
+from storage.evaluations import Evaluations
+from storage.events import Events
+from storage.ledger import ParquetLedger
+from storage.prompts import write_prompts
+from storage.replay_buffer import DuckReplayBuffer
+from storage.retention import give_up
+from storage.run import Run
+from storage.sampler import default_sampler
+from storage.trajectories import Trajectories
+from storage.versions import Versions
+from tba.config import Config, preset
+from tba.types import Draw, Outcome, Score, StepRecord, Version
+from tests.builders import make_prompt, make_shard
+
+B, K, S, EVERY, STEPS = 2, 2, 3, 2, 8
+LAST_SYNC = STEPS // EVERY
+PROMPTS = [f"train/{n}" for n in range(6)]
+
+
+def make_config() -> Config:
+    return preset("quickstart").replace(
+        {
+            "training.steps": STEPS,
+            "training.prompts_per_step": B,
+            "training.responses_per_prompt": K,
+            "training.groups_per_micro_batch": B,
+            "search.searchers": 2,
+            "search.responses_per_prompt": S,
+            "search.prompts_per_round": 2,
+            "search.initial_fill": 12,
+            "sync.every": EVERY,
+            "sync.checkpoint_every": 2,
+            "evaluation.every": 2,
+        }
+    )
+
+
+def make_run(root: str, name: str = "first") -> Run:
+    """The run as described above."""
+    return SyntheticRun(root, name).finish().run
+
+
+def make_live_run(root: str, name: str = "live") -> Run:
+    """The run as it is while its first attempt takes step 5: no ledger of sync 3 yet, though its record exists."""
+    made = SyntheticRun(root, name).begin()
+    buffer = made.take_syncs(1, range(1, 3), made.buffer(1))
+    buffer.draw(5)
+    made.search(version=2)
+    buffer.sync(3, step=6)
+    return made.run
+
+
+def copy_run(run: Run, folder: Path) -> Run:
+    """A local run again, in another folder."""
+    return Run.open(str(shutil.copytree(run.url, folder / run.name)))
+
+
+class SyntheticRun:
+    def __init__(self, root: str, name: str):
+        self.config = make_config()
+        self.run = Run.create(
+            root, name, config=self.config.to_dict(), sampler_sql=default_sampler(), code_version="test", deadline=20.0
+        )
+        self.random = random.Random(0)
+        self.queues: dict[int, dict[str, Any]] = {}  # what checkpoints keep of the buffer
+        change_state(self.run, desired="run", searchers=2, why="started")
+
+    def begin(self) -> "SyntheticRun":
+        """Everything before the first step."""
+        write_prompts(self.run, "train", [make_prompt(prompt_id) for prompt_id in PROMPTS])
+        write_prompts(self.run, "test", [make_prompt("test/0")])
+        claim_attempt(self.run)
+        self.publish(Version(0, 1))
+        self.search(version=0)
+        self.evaluate(Version(0, 1), 0.25)
+        return self
+
+    def finish(self) -> "SyntheticRun":
+        self.begin()
+        self.take_syncs(1, range(1, 4), self.buffer(1))
+        attempt = claim_attempt(self.run)
+        assert attempt.continues == Version(2, 1)
+        Events(self.run, "trainer", 2).write("resumed", "attempt 2 goes on after step 4", severity="warning")
+        self.publish(Version(2, 2))
+        buffer = self.buffer(2)
+        for sync in range(3):
+            buffer.sync(sync, step=sync * EVERY)
+        buffer.restore(self.queues[2])
+        self.take_syncs(2, range(3, 5), buffer)
+        self.evaluate(Version(2, 1), 0.5)
+        self.evaluate(Version(LAST_SYNC, 2), 0.75)
+        self.search(version=LAST_SYNC, attempt=2)
+        change_state(self.run, desired="stop", why="finished")
+        return self
+
+    # --- what the roles do --------------------------------------------------------------------------------------------
+
+    def search(self, *, version: int, attempt: int = 1) -> None:
+        """The next round of each searcher, better the later the version."""
+        log, cited = Trajectories(self.run), Version(version, attempt)
+        for searcher in range(2):
+            round = log.next_round(searcher)
+            asked = [PROMPTS[(2 * round + searcher + n) % len(PROMPTS)] for n in range(2)]
+            rewards = {
+                prompt_id: [float(self.random.random() < 0.3 + 0.1 * version) for _ in range(S)] for prompt_id in asked
+            }
+            shard = make_shard(rewards, searcher=searcher, round=round, version_start=cited, version_end=cited)
+            log.append(searcher, round, shard)
+
+    def buffer(self, attempt: int) -> DuckReplayBuffer:
+        sampling = self.config.sampling
+        return DuckReplayBuffer(
+            self.run,
+            seed=self.config.seed,
+            slots=B,
+            responses=K,
+            recent_share=sampling.recent_share,
+            inv_temp=sampling.inv_temp,
+            capacity=sampling.capacity,
+            sampler_sql=self.run.sampler_sql,
+            step_of_version=lambda version: self.config.step_of_sync(version.number),
+            attempt=attempt,
+            events=Events(self.run, "trainer", attempt),
+        )
+
+    def take_syncs(self, attempt: int, syncs: Sequence[int], buffer: DuckReplayBuffer) -> DuckReplayBuffer:
+        """Steps and syncs of one attempt, in the order in which a trainer stores them."""
+        ledger, checkpoints = ParquetLedger(self.run, attempt), Checkpoints(self.run)
+        if syncs[0] == 1:
+            buffer.sync(0, step=0)
+        for sync in syncs:
+            steps = range((sync - 1) * EVERY + 1, sync * EVERY + 1)
+            records = [self.step(step, sync, buffer.draw(step), attempt) for step in steps]
+            self.search(version=sync - 1, attempt=1 if sync <= 3 else 2)
+            buffer.sync(sync, step=sync * EVERY)
+            self.queues[sync] = buffer.queues()
+            ledger.write(sync, records, weights_sha256=f"{sync:064x}")
+            self.publish(Version(sync, attempt))
+            if sync % 2 == 0:
+                with tempfile.TemporaryDirectory() as folder:
+                    fill(folder, f"checkpoint {sync}")
+                    checkpoints.save(sync, attempt, sync * EVERY, Path(folder))
+        return buffer
+
+    def step(self, step: int, sync: int, draws: Sequence[Draw], attempt: int) -> StepRecord:
+        noise = [self.random.gauss(0, 1 / step) for _ in draws]
+        outcomes = [
+            Outcome(
+                slot=draw.slot, position=draw.position, residual=r, log_z=1.0 + 0.1 * step, logp=-2.0, ref_logp=-2.1
+            )
+            for draw, r in zip(draws, noise, strict=True)
+        ]
+        metrics: dict[str, float] = {
+            "loss": sum(r * r for r in noise) / len(noise),
+            "grad_norm": 1.0 / step,
+            "lr": 3e-4,
+            "beta": 0.05,
+            "log_z": 1.0 + 0.1 * step,
+            "residual_abs": sum(map(abs, noise)) / len(noise),
+            "reward_mean": min(1.0, 0.3 + 0.05 * step),
+            "age_mean": sum(draw.age for draw in draws) / len(draws),
+            "age_max": float(max(draw.age for draw in draws)),
+            "recent_share": sum(draw.branch == "recent" for draw in draws) / len(draws),
+            "tokens": 3.0 * len(draws),
+            "seconds_step": 0.5,
+            "seconds_wait": 0.01,
+            "seconds_forward_backward": 0.45,
+        }
+        return StepRecord(
+            step=step,
+            sync=sync,
+            version=Version(sync - 1, attempt),
+            draws=draws,
+            outcomes=outcomes,
+            metrics=metrics,
+        )
+
+    def publish(self, version: Version) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            fill(folder, f"weights {version}")
+            Versions(self.run).publish(version, step=version.number * EVERY, folder=Path(folder))
+
+    def evaluate(self, version: Version, value: float) -> None:
+        step = version.number * EVERY
+        Evaluations(self.run).write(
+            [
+                Score(version=version, step=step, metric=metric, value=value - lower, n=100, seconds=2.5)
+                for metric, lower in (("greedy", 0.0), ("sampled", 0.1))
+            ]
+        )
+
+
+def fill(folder: str, content: str) -> None:
+    """The files of a version, as far as storage is concerned."""
+    Path(folder, "model.safetensors").write_bytes(content.encode() * 20)
+    Path(folder, "config.json").write_text("{}")
+
+
+def prune_version(run: Run, version: Version) -> None:
+    """Give up a version the way pruning does."""
+    give_up(run, versions=[version], why="a test")
+    folders.remove(run.store, layout.version(version))

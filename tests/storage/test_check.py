@@ -1,0 +1,361 @@
+"""Whatever is damaged, missing, doubled or contradicts itself is found, and nothing that is merely under way."""
+
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage import layout
+from storage.check import Findings, check
+from storage.run import Run
+from storage.schema import encode
+from storage.trajectories import Trajectories
+from tba.types import Version
+from tests.builders import make_shard
+from tests.storage.synthetic import PROMPTS, STEPS, B, K, S, copy_run, make_live_run, make_run, prune_version
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(str(tmp_path_factory.mktemp("root")))
+
+
+@pytest.fixture
+def whole(finished: Run, tmp_path: Path) -> Run:
+    """A copy of a finished run to be damaged."""
+    return copy_run(finished, tmp_path)
+
+
+def path_of(run: Run, key: str) -> Path:
+    path = run.store.local_path(key)
+    assert path is not None
+    return path
+
+
+def rewrite_json(run: Run, key: str, **changes: Any) -> None:
+    path_of(run, key).write_text(json.dumps({**json.loads(run.store.read(key)), **changes}))
+
+
+def rewrite_parquet(run: Run, key: str, change: Any) -> None:
+    table = pq.read_table(io.BytesIO(run.store.read(key)))
+    pq.write_table(change(table), path_of(run, key))
+
+
+def flip(run: Run, key: str, place: float = 0.5) -> None:
+    """Change one byte."""
+    data = bytearray(run.store.read(key))
+    data[int(len(data) * place)] ^= 0xFF
+    path_of(run, key).write_bytes(data)
+
+
+def found(findings: Findings, key: str, problem: str = "") -> bool:
+    """Whether something is said to be wrong with an object, in these words among others."""
+    return any(key in it.key and problem in it.problem for it in findings.problems)
+
+
+# --- nothing is wrong -------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_run_is_clean_on_every_store(root: str):
+    findings = check(make_run(root))
+    assert findings.problems == []
+    assert findings.checked == {
+        "attempts": 2,
+        "sync records": 5,
+        "shards": 12,
+        "trajectories": 14 * 2 * S,
+        "versions": 7,
+        "checkpoints": 2,
+        "evaluations": 3,
+        "ledger objects": 2 * 5,
+        "steps": STEPS,
+        "draws": STEPS * B * K,
+        "prompts": len(PROMPTS) + 1,
+        "events": findings.checked["events"],
+    }
+
+
+def test_shards_that_wait_and_attempts_that_were_given_up_are_only_noted(whole: Run):
+    notes = "\n".join(check(whole).notes)
+    assert "2 shards with 12 trajectories wait" in notes
+    assert "1 syncs of attempts that were given up" in notes
+
+
+def test_a_live_run_is_clean(tmp_path: Path):
+    findings = check(make_live_run(str(tmp_path)))
+    assert findings.ok
+    assert any("not in the ledger yet" in note for note in findings.notes)
+
+
+def test_a_run_that_has_only_begun_is_clean(tmp_path: Path):
+    assert check(Run.create(str(tmp_path), "new", config={}, sampler_sql="", code_version="")).ok
+
+
+def test_a_version_that_was_given_up_is_not_missed(whole: Run):
+    prune_version(whole, Version(1, 1))
+    assert check(whole).ok
+
+
+def test_an_upload_without_a_manifest_is_only_noted(whole: Run):
+    path = path_of(whole, "versions/000009-a0002/model.safetensors")
+    path.parent.mkdir()
+    path.write_bytes(b"half")
+    findings = check(whole)
+    assert findings.ok
+    assert any("versions/000009-a0002/ is unfinished" in note for note in findings.notes)
+
+
+def test_progress_ends_at_all_of_it(whole: Run):
+    told: list[tuple[int, int]] = []
+    check(whole, progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [0.02, 0.3, 0.5, 0.9, 0.999])
+def test_a_flipped_byte_of_a_shard_is_found(whole: Run, place: float):
+    flip(whole, layout.shard(1, 2), place)
+    findings = check(whole)
+    assert found(findings, layout.shard(1, 2), "sha256")
+    assert len(findings.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "column"),
+    [
+        (layout.draws(2, 1), "trajectory_id"),
+        (layout.draws(2, 1), "residual"),
+        (layout.draws(3, 1), "age"),
+        (layout.steps(4, 2), "loss"),
+        (layout.steps(4, 2), "weights_sha256"),
+        (layout.prompts("train"), "answer"),
+    ],
+)
+def test_a_flipped_byte_of_any_value_of_the_ledger_or_the_prompts_is_found(whole: Run, key: str, column: str):
+    footer = pq.read_metadata(path_of(whole, key))
+    place = footer.schema.names.index(column)
+    pages = footer.row_group(0).column(place)
+    end = (pages.dictionary_page_offset or pages.data_page_offset) + pages.total_compressed_size
+    data = bytearray(whole.store.read(key))
+    data[end - 1] ^= 0xFF
+    path_of(whole, key).write_bytes(data)
+    assert found(check(whole), key)
+
+
+@pytest.mark.parametrize("key", [layout.draws(2, 1), layout.steps(4, 2), layout.prompts("train")])
+def test_a_truncated_ledger_or_prompts_are_found(whole: Run, key: str):
+    path_of(whole, key).write_bytes(whole.store.read(key)[:-7])
+    assert found(check(whole), key)
+
+
+@pytest.mark.parametrize("name", ["versions/000004-a0002", "versions/000001-a0001", "checkpoints/000002-a0001"])
+def test_a_flipped_byte_of_weights_is_found(whole: Run, name: str):
+    flip(whole, f"{name}/model.safetensors")
+    assert found(check(whole), name, "model.safetensors")
+
+
+def test_a_truncated_shard_is_found(whole: Run):
+    path = path_of(whole, layout.shard(0, 1))
+    path.write_bytes(path.read_bytes()[:-7])
+    assert found(check(whole), layout.shard(0, 1), "bytes")
+
+
+def test_a_damaged_shard_that_waits_is_found(whole: Run):
+    flip(whole, layout.shard(0, 6))
+    assert found(check(whole), layout.shard(0, 6))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        layout.sync(2),
+        layout.attempt(2),
+        layout.evaluation(Version(2, 1)),
+        layout.STATE,
+        "versions/000004-a0002/MANIFEST.json",
+    ],
+)
+def test_a_record_that_is_no_json_is_found(whole: Run, key: str):
+    path_of(whole, key).write_text('{"sync": 2,')
+    assert found(check(whole), key.removesuffix("MANIFEST.json"), "JSON")
+
+
+def test_a_record_that_was_changed_breaks_the_chain_of_hashes(whole: Run):
+    rewrite_json(whole, layout.sync(1), created_at="2020-01-01T00:00:00+00:00")
+    assert found(check(whole), layout.sync(2), "hash")
+
+
+# --- things that are missing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        layout.shard(0, 0),
+        layout.sync(0),
+        layout.sync(2),
+        layout.draws(1, 1),
+        layout.steps(2, 1),
+        layout.draws(4, 2),
+        layout.steps(4, 2),
+        layout.attempt(1),
+        "versions/000002-a0001/config.json",
+        "checkpoints/000004-a0002/model.safetensors",
+    ],
+)
+def test_an_object_that_is_gone_is_missed(whole: Run, key: str):
+    whole.store.delete(key)
+    findings = check(whole)
+    assert found(findings, key) or found(findings, key.rpartition("/")[0], "is gone")
+
+
+@pytest.mark.parametrize("version", [Version(0, 1), Version(1, 1), Version(4, 2)])
+def test_a_version_that_something_cites_is_missed(whole: Run, version: Version):
+    for entry in whole.store.list(layout.version(version)):
+        whole.store.delete(entry.key)
+    assert any(
+        "neither stored nor given up" in it.problem and str(version) in it.key + it.problem
+        for it in check(whole).problems
+    )
+
+
+def test_a_checkpoint_that_an_attempt_continues_is_missed(whole: Run):
+    for entry in whole.store.list(layout.checkpoint(Version(2, 1))):
+        whole.store.delete(entry.key)
+    assert found(check(whole), layout.attempt(2), "neither stored nor given up")
+
+
+def test_a_gap_in_the_records_is_named_once(whole: Run):
+    whole.store.delete(layout.sync(1))
+    findings = check(whole)
+    assert found(findings, layout.sync(1), "is missing, but")
+
+
+# --- things that are doubled, or contradict each other ----------------------------------------------------------------
+
+
+def test_a_place_in_a_round_that_is_filled_twice_is_found(whole: Run):
+    Trajectories(whole).append(0, 40, make_shard({PROMPTS[0]: [1.0]}, round=2))
+    assert found(check(whole), "trajectories", "searcher 0 round 2 slot 0 is stored 2 times")
+
+
+def test_a_shard_that_is_admitted_twice_is_found(whole: Run):
+    record = json.loads(whole.store.read(layout.sync(4)))
+    first = json.loads(whole.store.read(layout.sync(0)))["shards"][0]
+    rewrite_json(whole, layout.sync(4), shards=[*record["shards"], first], rows=record["rows"] + first["rows"])
+    assert found(check(whole), layout.sync(4), "had admitted already")
+
+
+def test_a_copy_of_another_searchers_shard_is_found(whole: Run):
+    data = whole.store.read(layout.shard(1, 6))
+    path_of(whole, layout.shard(0, 60)).write_bytes(data)
+    assert found(check(whole), layout.shard(0, 60))
+
+
+def test_draws_that_are_missing_are_found(whole: Run):
+    rewrite_parquet(whole, layout.draws(2, 1), lambda table: table.slice(1))
+    assert found(check(whole), layout.draws(2, 1), f"step 3 has {B * K - 1} draws")
+
+
+def test_draws_that_are_doubled_are_found(whole: Run):
+    rewrite_parquet(whole, layout.draws(2, 1), lambda table: pa.concat_tables([table, table.slice(0, 1)]))
+    assert found(check(whole), layout.draws(2, 1), "is drawn 2 times")
+
+
+def test_steps_that_are_missing_or_doubled_are_found(whole: Run):
+    rewrite_parquet(whole, layout.steps(1, 1), lambda table: table.slice(1))
+    rewrite_parquet(whole, layout.steps(4, 2), lambda table: pa.concat_tables([table, table.slice(1)]))
+    findings = check(whole)
+    assert found(findings, layout.steps(1, 1), "step 1 is missing")
+    assert found(findings, layout.steps(4, 2), "step 8 is in the ledger 2 times")
+
+
+def test_a_ledger_under_anothers_name_is_found(whole: Run):
+    path_of(whole, layout.steps(2, 1)).write_bytes(whole.store.read(layout.steps(1, 1)))
+    assert found(check(whole), layout.steps(2, 1), "another sync")
+
+
+@pytest.mark.parametrize(
+    ("trajectory", "problem"),
+    [
+        ("0/77/0", "which no record admits"),
+        ("0/0/99", "which no record admits"),
+        ("1/6/0", "which no record admits"),
+        ("1/5/0", "admitted only after"),
+    ],
+)
+def test_a_draw_of_what_had_not_entered_is_found(whole: Run, trajectory: str, problem: str):
+    rewrite_parquet(whole, layout.draws(2, 1), lambda table: with_first(table, "trajectory_id", trajectory))
+    assert found(check(whole), layout.draws(2, 1), problem)
+
+
+def test_a_draw_for_another_prompt_than_its_trajectory_answers_is_found(whole: Run):
+    rewrite_parquet(whole, layout.draws(2, 1), lambda table: with_first(table, "prompt_id", "train/nobody"))
+    findings = check(whole)
+    assert found(findings, layout.draws(2, 1), "mixes 2 prompts")
+    assert found(findings, layout.draws(2, 1), "but it answers")
+
+
+def test_trajectories_of_unknown_prompts_are_found(whole: Run):
+    Trajectories(whole).append(0, 40, make_shard({"train/unheard": [1.0]}, round=40))
+    assert found(check(whole), "trajectories", "train/unheard")
+
+
+def test_an_evaluation_of_a_version_that_never_was_is_found(whole: Run):
+    record = json.loads(whole.store.read(layout.evaluation(Version(2, 1))))
+    key = layout.evaluation(Version(7, 1))
+    whole.store.create(key, json.dumps({**record, "version": 7}).encode())
+    assert found(check(whole), key, "neither stored nor given up")
+
+
+def test_a_manifest_under_anothers_name_is_found(whole: Run):
+    for name in ("MANIFEST.json", "model.safetensors", "config.json"):
+        data = whole.store.read(f"versions/000002-a0001/{name}")
+        path_of(whole, f"versions/000002-a0001/{name}").write_bytes(data)
+        copy = path_of(whole, f"versions/000008-a0002/{name}")
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(data)
+    assert found(check(whole), "versions/000008-a0002/", "its manifest says it is 000002-a0001")
+
+
+def test_an_admitted_shard_that_was_rewritten_whole_is_found(whole: Run):
+    """Readable, of the right schema and size of table: only its checksum tells."""
+    key = layout.shard(0, 1)
+    table = pq.read_table(io.BytesIO(whole.store.read(key)))
+    rewards = pa.array([1.0 - reward for reward in table["reward"].to_pylist()])
+    place = table.schema.get_field_index("reward")
+    path_of(whole, key).write_bytes(encode(table.set_column(place, "reward", rewards)))
+    problems = [it.problem for it in check(whole).problems if it.key == key]
+    assert len(problems) == 1
+    assert "bytes" in problems[0] or "sha256" in problems[0]
+
+
+def test_many_problems_of_one_kind_are_counted_not_listed(whole: Run):
+    change = {"version_start": Version(55, 1), "version_end": Version(55, 1)}
+    for round in range(30, 33):
+        rewards = {prompt_id: [0.5] * 10 for prompt_id in PROMPTS}
+        Trajectories(whole).append(0, round, make_shard(rewards, round=2, **change))
+    problems = [it.problem for it in check(whole).problems]
+    assert len(problems) < 30
+    assert any("more like this" in problem for problem in problems)
+
+
+def test_a_check_changes_nothing(whole: Run):
+    digests = {entry.key: hashlib.sha256(whole.store.read(entry.key)).hexdigest() for entry in whole.store.list()}
+    check(whole)
+    after = {entry.key: hashlib.sha256(whole.store.read(entry.key)).hexdigest() for entry in whole.store.list()}
+    assert after == digests
+
+
+def with_first(table: pa.Table, column: str, value: str) -> pa.Table:
+    """The table with one value of its first row changed."""
+    values = [value, *table[column].to_pylist()[1:]]
+    return table.set_column(table.schema.get_field_index(column), column, pa.array(values))

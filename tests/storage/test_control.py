@@ -1,0 +1,46 @@
+"""The wanted state of a run."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from storage import layout
+from storage.control import State, change_state, read_state
+from storage.run import Run
+from tba.errors import ConfigError, Damaged
+
+local = pytest.mark.parametrize("root", ["local"], indirect=True)
+
+
+def test_a_run_goes_on_until_someone_says_otherwise(run: Run):
+    assert read_state(run) == State(desired="run", searchers=1)
+    change_state(run, searchers=3)
+    change_state(run, desired="stop", why="asked by a test")
+    state = read_state(run)
+    assert (state.desired, state.searchers, state.why) == ("stop", 3, "asked by a test")
+    assert state.changed_at
+
+
+def test_changes_made_at_once_all_count(run: Run):
+    def change(number: int) -> None:
+        change_state(run, **({"searchers": 5} if number % 2 else {"desired": "stop"}))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(change, range(6)))
+    state = read_state(run)
+    assert (state.desired, state.searchers) == ("stop", 5)
+
+
+@local
+@pytest.mark.parametrize("change", [{"desired": "pause"}, {"searchers": -1}, {"searchers": "2"}, {"epoch": 3}])
+def test_a_change_that_means_nothing_is_refused(run: Run, change: dict[str, object]):
+    with pytest.raises(ConfigError, match=next(iter(change))):
+        change_state(run, **change)
+    assert not run.store.exists(layout.STATE)
+
+
+@local
+def test_a_state_that_cannot_be_read_is_named(run: Run):
+    run.store.replace(layout.STATE, b'{"desired": "run"}', tag=None)
+    with pytest.raises(Damaged, match=r"control/state\.json"):
+        read_state(run)

@@ -1,0 +1,78 @@
+"""Events and evaluations: small records of what happened."""
+
+import logging
+import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from storage import layout
+from storage.evaluations import Evaluations
+from storage.events import Events, read_events
+from storage.run import Run
+from tba.types import Score, Version
+
+local = pytest.mark.parametrize("root", ["local"], indirect=True)
+
+
+def test_events_are_read_in_the_order_they_happened(run: Run):
+    trainer, searcher = Events(run, "trainer", 1), Events(run, "searcher-000", 2)
+    trainer.write("started", "hello")
+    searcher.write("adopted", "version 3", version=Version(3, 1), loss=0.5)
+    trainer.write("failed", "no more", severity="error", where=Path("x"))
+    events = read_events(run)
+    assert [event["kind"] for event in events] == ["started", "adopted", "failed"]
+    assert [event["seq"] for event in events] == [0, 0, 1]
+    assert events[1]["data"] == {"version": [3, 1], "loss": 0.5}
+    assert events[2]["severity"] == "error"
+    assert run.store.exists(layout.event("searcher-000", 2, 0))
+
+
+@local
+def test_events_of_several_threads_and_writers_all_stand(run: Run):
+    writers = [Events(run, "supervisor", 1), Events(run, "supervisor", 1)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: writers[n % 2].write("tick", str(n)), range(40)))
+    assert sorted(int(event["message"]) for event in read_events(run)) == list(range(40))
+
+
+@local
+def test_numbers_that_are_not_finite_do_not_spoil_a_record(run: Run):
+    Events(run, "trainer", 1).write("failed", "the loss is nan", loss=math.nan, norms=[1.0, math.inf])
+    assert read_events(run)[0]["data"] == {"loss": None, "norms": [1.0, None]}
+    files = f"{run.url}/{layout.EVENTS}*/*.json"
+    assert duckdb.sql(f"select kind from read_json('{files}')").fetchall() == [("failed",)]
+
+
+@local
+def test_trouble_with_the_store_is_logged_not_raised(run: Run, caplog: pytest.LogCaptureFixture):
+    (Path(run.url) / "events").write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        Events(run, "trainer", 1).write("started", "hello")
+    assert "started was not stored" in caplog.text
+
+
+def scores(version: Version, value: float) -> list[Score]:
+    return [
+        Score(version=version, step=version.number * 2, metric=metric, value=value, n=100, seconds=1.5)
+        for metric in ("greedy", "sampled")
+    ]
+
+
+def test_scores_come_back_by_version(run: Run):
+    evaluations = Evaluations(run)
+    assert evaluations.done() == set()
+    for version, value in ((Version(10, 1), 0.5), (Version(0, 1), 0.25), (Version(5, 2), 0.75)):
+        evaluations.write(scores(version, value))
+    assert evaluations.done() == {Version(0, 1), Version(10, 1), Version(5, 2)}
+    expected = [*scores(Version(0, 1), 0.25), *scores(Version(10, 1), 0.5), *scores(Version(5, 2), 0.75)]
+    assert evaluations.scores() == expected
+
+
+@local
+def test_a_version_is_evaluated_once(run: Run):
+    Evaluations(run).write(scores(Version(0, 1), 0.25))
+    Evaluations(run).write(scores(Version(0, 1), 0.99))
+    assert Evaluations(run).scores() == scores(Version(0, 1), 0.25)

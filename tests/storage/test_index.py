@@ -1,0 +1,351 @@
+import math
+from collections import Counter
+from collections.abc import Sequence
+from itertools import permutations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storage.schema import to_table
+from tba.errors import Damaged, RunFailed
+from tba.types import Draw, Version
+from tests.builders import make_shard, make_trajectory
+from tests.storage.chance import agree
+from tests.storage.indexes import admit, drawable, make_index, oracle_rows, prompts
+from tests.storage.oracle import Drawn, Oracle
+
+
+# --- equal to the oracle ----------------------------------------------------------------------------------------------
+
+SHARD = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "b", "c", "prompt d"]),
+        st.integers(0, 5),  # which response: equal ones are equal content
+        st.floats(-3, 3),
+    ),
+    min_size=1,
+    max_size=6,
+)
+RECORD = st.lists(SHARD, max_size=3)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    records=st.lists(RECORD, min_size=1, max_size=4),
+    seed=st.integers(0, 10**6),
+    slots=st.integers(1, 9),
+    responses=st.integers(1, 4),
+    recent_share=st.sampled_from([0.0, 0.3, 0.95, 1.0]),
+    inv_temp=st.sampled_from([0.0, 1.0, 1000.0]),
+    capacity=st.integers(1, 5),
+)
+def test_draws_are_those_of_the_oracle(records: Sequence[Any], **settings: Any):
+    index, oracle, step, seq = make_index(**settings), Oracle(**settings), 0, 0
+    for sync, record in enumerate(records):
+        shards = []
+        for spec in record:
+            trajectories = [
+                make_trajectory(prompt_id, tokens=(response,), reward=reward, slot=slot, searcher=seq % 2, round=seq)
+                for slot, (prompt_id, response, reward) in enumerate(spec)
+            ]
+            shards.append(trajectories)
+            seq += 1
+        admit(index, sync, *shards)
+        in_order = sorted(shards, key=lambda shard: (shard[0].searcher, shard[0].round))
+        oracle.admit(sync, [row for shard in in_order for row in oracle_rows(shard)])
+        for _ in range(2 if oracle.entered else 0):
+            step += 1
+            assert_same(index.draw(step), oracle.draw(step), step)
+            assert index.queues() == {branch: sorted(used) for branch, used in oracle.used.items()}
+
+
+def assert_same(draws: Sequence[Draw], expected: Sequence[Drawn], step: int) -> None:
+    assert [(d.step, d.slot, d.position, d.trajectory_id, d.prompt_id, d.branch) for d in draws] == [
+        (step, *drawn[:5]) for drawn in expected
+    ]
+    assert [d.weight for d in draws] == pytest.approx([drawn.weight for drawn in expected], rel=1e-9)
+
+
+# --- a pure function of seed, sampler and records ---------------------------------------------------------------------
+
+
+def big_table(n: int, prompts: int, seed: int = 0) -> pa.Table:
+    """Enough rows for several threads to share."""
+    random = np.random.default_rng(seed)
+    return pa.table(
+        {
+            "trajectory_id": [f"0/{seed}/{row}" for row in range(n)],
+            "prompt_id": [f"train/{it}" for it in random.integers(0, prompts, n)],
+            "content_hash": [f"{it:032x}" for it in random.integers(0, n, n)],
+            "reward": random.random(n),
+            "length": pa.array([1] * n, pa.int32()),
+            "finished": [True] * n,
+            "version_start": pa.array([0] * n, pa.int32()),
+            "version_start_attempt": pa.array([1] * n, pa.int32()),
+        }
+    )
+
+
+def test_draws_do_not_depend_on_the_number_of_threads():
+    draws = []
+    for threads in (1, 4):
+        index = make_index(threads=threads, slots=32, responses=8, inv_temp=1.0, capacity=64)
+        index.extend(0, [("0/0", big_table(130_000, 2000))])
+        index.extend(1, [("0/1", big_table(10_000, 2000, seed=1))])
+        draws.append([index.draw(step) for step in (1, 2)])
+    assert draws[0] == draws[1]
+
+
+def test_draws_do_not_depend_on_how_arrivals_were_cut_into_shards():
+    whole, parts = make_index(inv_temp=1.0), make_index(inv_temp=1.0)
+    shard = make_shard({"a": [0.0, 1.0, 2.0], "b": [1.0, 1.5], "c": [0.0]})
+    table = to_table(shard, run="r", searcher=0, seq=0)
+    whole.extend(0, [("0/0", table)])
+    parts.extend(0, [("0/0", pa.concat_tables([table.slice(0, 2), table.slice(2)]))])
+    assert [whole.draw(step) for step in range(1, 5)] == [parts.draw(step) for step in range(1, 5)]
+
+
+def test_the_seed_matters():
+    draws = []
+    for seed in (0, 1):
+        index = make_index(seed=seed)
+        admit(index, 0, make_shard({"a": [0.0] * 9, "b": [0.0] * 9}))
+        draws.append(index.draw(1))
+    assert draws[0] != draws[1]
+
+
+def test_restored_queues_continue_the_same_draws():
+    shards = [make_shard({f"p{n}": [0.0, 1.0] for n in range(7)}, round=sync) for sync in range(2)]
+    index = make_index()
+    for sync, shard in enumerate(shards):
+        admit(index, sync, shard)
+        index.draw(sync + 1)
+    queues = index.queues()
+    ahead = [index.draw(step) for step in (3, 4)]
+
+    again = make_index()
+    for sync, shard in enumerate(shards):
+        admit(again, sync, shard)
+    again.restore(queues)
+    assert again.queues() == queues
+    assert [again.draw(step) for step in (3, 4)] == ahead
+    index.restore(queues)
+    assert [index.draw(step) for step in (3, 4)] == ahead
+
+
+def test_queues_of_another_run_are_refused():
+    index = make_index()
+    admit(index, 0, make_shard({"a": [0.0]}))
+    with pytest.raises(Damaged, match="'zebra'"):
+        index.restore({"recent": ["a"], "prioritised": ["zebra"]})
+
+
+def test_nothing_can_be_drawn_from_nothing():
+    with pytest.raises(RunFailed, match="step 1: there is nothing to draw"):
+        make_index().draw(1)
+
+
+# --- which branch (T21) and which prompt (T23) ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.95])
+def test_a_slot_is_recent_with_probability_m(share: float):
+    index = make_index(slots=2000, recent_share=share)
+    admit(index, 0, make_shard({"a": [0.0, 0.0]}))
+    counts = Counter(draw.branch for draw in index.draw(1) if draw.position == 0)
+    assert agree(counts, {"recent": share, "prioritised": 1 - share})
+
+
+@pytest.mark.parametrize(("share", "branch"), [(0.0, "prioritised"), (1.0, "recent")])
+def test_the_extremes_of_m_are_certain(share: float, branch: str):
+    index = make_index(slots=500, recent_share=share)
+    admit(index, 0, make_shard({"a": [0.0, 0.0]}))
+    assert {draw.branch for draw in index.draw(1)} == {branch}
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_each_prompt_is_drawn_once_before_any_is_drawn_again(share: float):
+    index = make_index(slots=4, recent_share=share)
+    names = [f"p{n}" for n in range(10)]
+    admit(index, 0, make_shard({name: [0.0, 1.0] for name in names}))
+    drawn = [prompt for step in range(1, 16) for prompt in prompts(index.draw(step))]
+    epochs = [drawn[start : start + 10] for start in range(0, 60, 10)]
+    assert all(sorted(epoch) == names for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 6
+
+
+def test_an_epoch_begins_with_any_prompt_alike():
+    index = make_index(slots=5 * 1000, recent_share=0.0, responses=1)
+    names = [f"p{n}" for n in range(5)]
+    admit(index, 0, make_shard({name: [0.0] for name in names}))
+    drawn = prompts(index.draw(1))
+    assert agree(Counter(drawn[::5]), dict.fromkeys(names, 1 / 5))
+    assert agree(Counter(drawn[1::5]), dict.fromkeys(names, 1 / 5))
+
+
+def test_a_prompt_that_joins_is_drawn_within_the_epoch():
+    index = make_index(slots=2, recent_share=0.0)
+    admit(index, 0, make_shard({f"p{n}": [0.0, 1.0] for n in range(6)}))
+    before = prompts(index.draw(1)) + prompts(index.draw(2))
+    admit(index, 1, make_shard({"new": [0.0], "p0": [0.5]}, round=1))
+    after = [prompt for step in (3, 4, 5) for prompt in prompts(index.draw(step))]
+    assert sorted(before + after[:3]) == ["new", *(f"p{n}" for n in range(6))]
+
+
+def test_the_recent_prompts_are_those_of_the_newest_record_and_begin_anew_with_it():
+    index = make_index(slots=3, recent_share=1.0)
+    admit(index, 0, make_shard({"a": [0.0, 1.0], "b": [0.0, 1.0], "c": [0.0, 1.0], "d": [0.0, 1.0]}))
+    assert set(prompts(index.draw(1))) < set("abcd")
+    admit(index, 1, make_shard({"b": [2.0, 3.0], "c": [2.0], "d": [4.0]}, round=1))
+    draws = index.draw(2)
+    assert set(prompts(draws)) == set("bcd")
+    assert {draw.trajectory_id.split("/")[1] for draw in draws} == {"1"}
+
+
+def test_a_record_of_nothing_leaves_everything_as_it_was():
+    index, other = make_index(recent_share=1.0), make_index(recent_share=1.0)
+    for it in (index, other):
+        admit(it, 0, make_shard({"a": [0.0, 1.0], "b": [0.0, 1.0], "c": [0.0, 1.0]}))
+        it.draw(1)
+    index.extend(1, [])
+    assert index.newest == 0
+    assert index.draw(2) == other.draw(2)
+
+
+# --- which responses (T22, T26) ---------------------------------------------------------------------------------------
+
+REWARDS = {"0/0/0": 0.0, "0/0/1": 0.5, "0/0/2": 1.0, "0/0/3": 2.0}
+
+
+def softmax(inv_temp: float) -> dict[str, float]:
+    weights = {it: math.exp(inv_temp * reward) for it, reward in REWARDS.items()}
+    return {it: weight / sum(weights.values()) for it, weight in weights.items()}
+
+
+def draw_many(*, responses: int, inv_temp: float, rewards: Sequence[float] = tuple(REWARDS.values())) -> list[Draw]:
+    index = make_index(slots=4000, responses=responses, recent_share=0.0, inv_temp=inv_temp)
+    admit(index, 0, make_shard({"a": rewards}))
+    return index.draw(1)
+
+
+@pytest.mark.parametrize("inv_temp", [0.0, 1.0])
+def test_one_response_is_drawn_by_the_softmax_of_its_reward(inv_temp: float):
+    draws = draw_many(responses=1, inv_temp=inv_temp)
+    assert agree(Counter(draw.trajectory_id for draw in draws), softmax(inv_temp))
+    assert all(draw.weight == pytest.approx(softmax(inv_temp)[draw.trajectory_id]) for draw in draws)
+
+
+@pytest.mark.parametrize("inv_temp", [0.0, 1.0])
+def test_several_responses_are_drawn_one_after_the_other_without_replacement(inv_temp: float):
+    draws = draw_many(responses=2, inv_temp=inv_temp)
+    pairs = Counter((a.trajectory_id, b.trajectory_id) for a, b in zip(draws[::2], draws[1::2], strict=True))
+    p = softmax(inv_temp)
+    assert agree(pairs, {(a, b): p[a] * p[b] / (1 - p[a]) for a, b in permutations(p, 2)})  # Plackett-Luce
+
+
+def test_recent_responses_are_drawn_uniformly_whatever_their_reward():
+    index = make_index(slots=4000, responses=1, recent_share=1.0, inv_temp=5.0)
+    admit(index, 0, make_shard({"a": list(REWARDS.values())}))
+    draws = index.draw(1)
+    assert agree(Counter(draw.trajectory_id for draw in draws), dict.fromkeys(REWARDS, 1 / 4))
+    assert {draw.weight for draw in draws} == {0.25}
+
+
+def test_a_large_range_of_rewards_still_gives_distinct_responses():
+    draws = draw_many(responses=3, inv_temp=1e6, rewards=[0.0, 1.0, 1e6, -1e9])
+    assert {draw.trajectory_id for draw in draws} == {"0/0/0", "0/0/1", "0/0/2"}
+    assert {(draw.position, draw.trajectory_id) for draw in draws} == {(0, "0/0/2"), (1, "0/0/1"), (2, "0/0/0")}
+
+
+def test_fewer_responses_than_wanted_are_drawn_with_replacement():
+    draws = draw_many(responses=3, inv_temp=0.0, rewards=[0.0, 1.0])
+    triples = Counter(
+        tuple(draw.trajectory_id for draw in draws[start : start + 3]) for start in range(0, len(draws), 3)
+    )
+    ids = ("0/0/0", "0/0/1")
+    assert agree(triples, {(a, b, c): 1 / 8 for a in ids for b in ids for c in ids})
+
+
+def test_fewer_recent_responses_than_wanted_are_repeated_rather_than_mixed_with_older_ones():
+    index = make_index(slots=20, responses=4, recent_share=1.0)
+    admit(index, 0, make_shard({"a": [0.0] * 10}))
+    admit(index, 1, make_shard({"a": [1.0, 2.0]}, round=1))
+    assert {draw.trajectory_id for draw in index.draw(1)} == {"0/1/0", "0/1/1"}
+
+
+# --- equal content and capacity (T24) ---------------------------------------------------------------------------------
+
+
+def test_equal_content_is_there_once_as_its_newest_copy():
+    index = make_index(slots=50, responses=3, recent_share=1.0)
+    copies = [make_trajectory("a", tokens=(5, 2), searcher=s, round=r) for s, r in ((0, 0), (0, 1), (1, 0))]
+    admit(index, 0, [copies[0], make_trajectory("a", tokens=(6, 2), slot=1)], [copies[1]])
+    assert drawable(index) == ["0/0/1", "0/1/0"]
+    admit(index, 1, [copies[2]])
+    assert drawable(index) == ["0/0/1", "1/0/0"]
+    assert {draw.trajectory_id for draw in index.draw(1)} == {"1/0/0"}
+
+
+def test_content_repeated_within_a_sync_counts_once_among_the_recent():
+    index = make_index(slots=1, responses=3, recent_share=1.0)
+    admit(index, 0, make_shard({"a": [0.0] * 3}))
+    again = [make_trajectory("a", tokens=(9, 2), round=r) for r in (1, 2)]
+    admit(index, 1, [again[0], make_trajectory("a", tokens=(8, 2), slot=1, round=1)], [again[1]])
+    ids = {draw.trajectory_id for step in range(1, 30) for draw in index.draw(step)}
+    assert ids == {"0/1/1", "0/2/0"}
+
+
+def test_equal_responses_to_other_prompts_are_other_content():
+    index = make_index()
+    admit(index, 0, [make_trajectory("a"), make_trajectory("b")])
+    assert len(drawable(index)) == 2
+
+
+def test_capacity_keeps_the_newest_of_each_prompt():
+    index = make_index(capacity=3)
+    admit(index, 0, make_shard({"a": [0.0, 0.1], "b": [0.2]}))
+    admit(index, 1, make_shard({"a": [1.0, 1.1]}, round=1))
+    assert drawable(index) == ["0/0/1", "0/0/2", "0/1/0", "0/1/1"]
+    admit(index, 2, make_shard({"a": [2.0] * 5}, round=2))
+    assert drawable(index) == ["0/0/2", "0/2/2", "0/2/3", "0/2/4"]
+
+
+def test_duplicates_do_not_push_others_out():
+    index = make_index(capacity=2)
+    admit(index, 0, [make_trajectory("a", tokens=(1,)), make_trajectory("a", tokens=(2,), slot=1)])
+    admit(index, 1, [make_trajectory("a", tokens=(2,), round=1), make_trajectory("a", tokens=(2,), slot=1, round=1)])
+    assert drawable(index) == ["0/0/0", "0/1/1"]
+
+
+# --- age (T25) --------------------------------------------------------------------------------------------------------
+
+
+def ages_with_period(k: int, syncs: int) -> list[list[int]]:
+    """The ages of recent draws, window by window, when what sync n admits was generated by version n - 1."""
+    index = make_index(slots=2, recent_share=1.0, step_of_version=lambda version: version.number * k)
+    windows = []
+    for sync in range(syncs):
+        version = max(sync - 1, 0)
+        admit(index, sync, make_shard({"a": [0.0, 1.0]}, round=sync, version_start=Version(version, 1)))
+        steps = range(sync * k + 1, (sync + 1) * k + 1)
+        windows.append([draw.age for step in steps for draw in index.draw(step) if draw.position == 0])
+    return windows
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+def test_recent_ages_are_uniform_between_k_and_2k_minus_1(k: int):
+    first, *later = ages_with_period(k, 4)
+    assert sorted(set(first)) == list(range(k))
+    for window in later:
+        assert Counter(window) == dict.fromkeys(range(k, 2 * k), 2)
+        assert sum(window) / len(window) == (3 * k - 1) / 2
+
+
+def test_age_is_counted_from_the_version_a_response_began_with():
+    index = make_index(slots=1, recent_share=1.0, step_of_version=lambda version: 10 * version.number + version.attempt)
+    admit(index, 0, make_shard({"a": [0.0]}, version_start=Version(2, 3), version_end=Version(4, 3)))
+    assert {draw.age for draw in index.draw(31)} == {7}

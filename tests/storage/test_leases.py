@@ -1,0 +1,194 @@
+"""Leases: one holder at a time, who hears what is wanted."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage import layout
+from storage.control import change_state
+from storage.leases import SUPERVISOR, HeldLease, LeaseWatch, read_lease, read_leases
+from storage.run import Run
+from tba.errors import Damaged, Stopped, StorageError, Superseded
+from tests.conftest import s3_root
+from tests.proxy import faulty
+from tests.servers import Server
+
+local = pytest.mark.parametrize("root", ["local"], indirect=True)
+EVERY = 0.05
+
+
+def eventually(condition: Callable[[], bool], *, within: float = 20.0) -> None:
+    ends = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < ends, "it never came to that"
+        time.sleep(0.01)
+
+
+def check_until(lease: HeldLease, error: type[Exception], match: str) -> None:
+    """The next checks raise this, after some time."""
+
+    def raised() -> bool:
+        try:
+            lease.check()
+        except error as raised:
+            assert match in str(raised)
+            return True
+        return False
+
+    eventually(raised)
+
+
+def counter(run: Run, role: str) -> int:
+    lease = read_lease(run, role)
+    return lease.counter if lease else -1
+
+
+def test_a_held_lease_moves_and_tells(run: Run):
+    assert read_lease(run, "trainer") is None
+    with HeldLease(run, "trainer", every=EVERY) as held:
+        assert (held.role, held.life) == ("trainer", 1)
+        held.tell("learning", step=7)
+        eventually(lambda: counter(run, "trainer") >= 3)
+        held.check()
+        lease = read_lease(run, "trainer")
+        assert lease is not None
+        assert (lease.status, lease.progress, lease.life, lease.supervised) == ("learning", {"step": 7}, 1, False)
+    lease = read_lease(run, "trainer")
+    assert lease is not None
+    assert lease.status == "stopped"
+
+
+def test_taking_over_supersedes_the_life_before(run: Run):
+    with HeldLease(run, "trainer", every=EVERY) as old, HeldLease(run, "trainer", every=EVERY) as new:
+        assert (old.life, new.life) == (1, 2)
+        check_until(old, Superseded, "trainer")
+        new.tell("learning")
+        eventually(lambda: counter(run, "trainer") >= 2)
+        new.check()
+        old.close("failed")
+        lease = read_lease(run, "trainer")
+        assert lease is not None
+        assert (lease.life, lease.status) == (2, "learning")
+
+
+@local
+def test_many_lives_at_once_leave_one_holder(run: Run):
+    lives = [HeldLease(run, "searcher-000", every=EVERY) for _ in range(6)]
+    assert [held.life for held in lives] == [1, 2, 3, 4, 5, 6]
+    for held in lives[:-1]:
+        check_until(held, Superseded, "searcher-000")
+    lives[-1].check()
+    for held in lives:
+        held.close()
+
+
+def test_a_run_that_is_to_stop_stops_its_roles(run: Run):
+    with HeldLease(run, "searcher-001", every=EVERY) as held:
+        held.check()
+        change_state(run, desired="stop", why="enough")
+        check_until(held, Stopped, "enough")
+        before = counter(run, "searcher-001")
+        eventually(lambda: counter(run, "searcher-001") > before)  # still alive while it tidies up
+
+
+@local
+def test_a_role_that_starts_when_the_run_is_to_stop_hears_it_at_once(run: Run):
+    change_state(run, desired="stop")
+    with HeldLease(run, "trainer", every=60.0) as held, pytest.raises(Stopped):
+        held.check()
+
+
+@local
+def test_a_signal_stops_like_a_wish(run: Run):
+    with HeldLease(run, "trainer", every=60.0) as held:
+        held.stop("SIGTERM")
+        with pytest.raises(Stopped, match="SIGTERM"):
+            held.check()
+
+
+def test_an_orphan_stops_by_itself(run: Run):
+    with HeldLease(run, "trainer", every=EVERY, orphan_after=0.3) as held:
+        lease = read_lease(run, "trainer")
+        assert lease is not None
+        assert lease.supervised
+        check_until(held, Stopped, "no supervisor")
+
+
+@local
+def test_a_supervised_role_goes_on_until_its_supervisor_falls_silent(run: Run):
+    supervisor = HeldLease(run, SUPERVISOR, every=EVERY)
+    with HeldLease(run, "trainer", every=EVERY, orphan_after=1.0) as held:
+        ends = time.monotonic() + 1.5
+        while time.monotonic() < ends:
+            held.check()
+            time.sleep(0.05)
+        supervisor.close()
+        check_until(held, Stopped, "no supervisor")
+
+
+@local
+def test_a_role_that_leaves_with_an_error_says_so(run: Run):
+    with pytest.raises(ValueError, match="oops"), HeldLease(run, "trainer", every=EVERY):
+        raise ValueError("oops")
+    with pytest.raises(Stopped), HeldLease(run, "evaluator", every=EVERY):
+        raise Stopped("asked")
+    assert {lease.role: lease.status for lease in read_leases(run)} == {"trainer": "failed", "evaluator": "stopped"}
+
+
+@local
+def test_the_last_word_is_the_first_one_said_when_closing(run: Run):
+    with HeldLease(run, "trainer", every=EVERY) as held:
+        held.tell("learning", step=3)
+        held.close("finished")
+    lease = read_lease(run, "trainer")
+    assert lease is not None
+    assert (lease.status, lease.progress) == ("finished", {"step": 3})
+
+
+def test_trouble_with_the_store_does_not_end_a_role(moto: Server, monkeypatch: pytest.MonkeyPatch):
+    with faulty(moto) as (proxy, server):
+        root = s3_root(server, monkeypatch)
+        run = Run.create(root, "first", config={}, sampler_sql="", code_version="test", deadline=0.2)
+        with HeldLease(run, "trainer", every=EVERY, orphan_after=60.0) as held:
+            asked = proxy.seen
+            proxy.plan = ["busy"] * 12
+            eventually(lambda: proxy.seen > asked + 12)
+            held.check()
+            before = counter(run, "trainer")
+            eventually(lambda: counter(run, "trainer") > before)
+
+
+@local
+def test_trouble_while_closing_is_not_raised(run: Run):
+    held = HeldLease(run, "trainer", every=60.0)
+    roles = Path(run.url) / "roles"
+    roles.rename(Path(run.url) / "gone")
+    roles.write_text("a file where the folder should be")
+    held.close()
+
+
+@local
+def test_a_lease_that_is_none_is_named(run: Run):
+    run.store.replace(layout.lease("trainer"), b'{"role": "trainer"}', tag=None)
+    for look in (lambda: read_lease(run, "trainer"), lambda: HeldLease(run, "trainer", every=1.0)):
+        with pytest.raises(Damaged, match=r"roles/trainer/lease\.json"):
+            look()
+    assert issubclass(Damaged, StorageError)
+
+
+def test_a_watcher_counts_silence_on_its_own_clock(run: Run):
+    watch = LeaseWatch()
+    assert watch.observe(run) == {}
+    living, dead = HeldLease(run, "living", every=EVERY), HeldLease(run, "dead", every=EVERY)
+    dead.close("failed")
+    watch.observe(run)
+    time.sleep(0.5)
+    before = counter(run, "living")
+    eventually(lambda: counter(run, "living") > before)
+    seen = watch.observe(run)
+    assert seen["dead"].silent_for >= 0.5
+    assert seen["living"].silent_for < seen["dead"].silent_for
+    assert seen["dead"].lease.status == "failed"
+    living.close()

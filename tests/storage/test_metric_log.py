@@ -1,0 +1,142 @@
+"""Metrics reach W&B when asked, and whatever happens there never reaches the trainer.
+
+A trainer is a process here, so that what it leaves behind when it ends is part of the test.
+"""
+
+import json
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from storage.evaluations import Evaluations
+from storage.metric_log import NoMetrics, open_metric_log
+from storage.run import Run
+from tba.types import Score, Version
+
+SCRIPT = """
+import sys
+from storage.metric_log import WandbMetrics
+from storage.run import Run
+
+log = WandbMetrics(Run.open(sys.argv[1]), project="tests", mode=sys.argv[2], patience=float(sys.argv[3]))
+for step in map(int, sys.argv[4:]):
+    log.write({"loss": 1 / step, "seconds_wait": 0.1, "something_new": step}, step=step)
+log.close()
+print("the trainer goes on")
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(str(tmp_path), "first", config={"task": {"name": "addition"}}, sampler_sql="", code_version="")
+
+
+def train(run: Run, mode: str, *steps: int, patience: float = 30.0, **environment: str) -> str:
+    """A trainer that does nothing but write metrics; what it said on standard error."""
+    arguments = [run.url, mode, str(patience), *map(str, steps)]
+    variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ".", "DO_NOT_TRACK": "1", "WANDB_API_KEY": "0" * 40}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *arguments],
+        env={**variables, "HOME": str(Path(run.url).parent), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("the trainer goes on\n")
+    return done.stderr
+
+
+def sessions(run: Run) -> list[Path]:
+    return sorted(Path(run.url).glob("logs/wandb/offline-run-*/*.wandb"))
+
+
+def stored(path: Path) -> Iterator[Any]:
+    """The records of an offline session: framed like LevelDB's log, in blocks of 32 KiB after seven bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, parts = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if 32768 - place % 32768 < 7:
+            place += 32768 - place % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(parts)
+            yield record
+            parts = b""
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    rows = [record.history for record in stored(path) if record.WhichOneof("record_type") == "history"]
+    named = [
+        {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in row.item} for row in rows
+    ]
+    return [{name: value for name, value in row.items() if not name.startswith("_")} for row in named]
+
+
+def test_without_wandb_nothing_is_written(run: Run):
+    log = open_metric_log(run, SimpleNamespace(wandb="off", wandb_project="tests"))
+    log.write({"loss": 1.0}, step=1)
+    log.close()
+    assert isinstance(log, NoMetrics)
+    assert not (Path(run.url) / "logs").exists()
+
+
+def test_offline_metrics_are_kept_with_the_step_as_their_axis(run: Run):
+    train(run, "offline", 1, 2)
+    (session,) = sessions(run)
+    assert history(session) == [
+        {"trainer/step": 1, "loss/tb": 1.0, "time/wait": 0.1, "train/something_new": 1},
+        {"trainer/step": 2, "loss/tb": 0.5, "time/wait": 0.1, "train/something_new": 2},
+    ]
+    metrics = [record.metric for record in stored(session) if record.WhichOneof("record_type") == "metric"]
+    assert [(it.glob_name, it.step_metric) for it in metrics if it.step_metric] == [("*", "trainer/step")]
+
+
+def test_a_later_attempt_continues_the_same_run_of_wandb(run: Run):
+    train(run, "offline", 1, 2)
+    train(run, "offline", 2, 3)
+    told = [
+        record.run
+        for session in sessions(run)
+        for record in stored(session)
+        if record.WhichOneof("record_type") == "run"
+    ]
+    assert len(told) == 2
+    assert len({it.run_id for it in told}) == 1
+    assert {(it.project, it.display_name, it.run_group) for it in told} == {("tests", "first", "addition")}
+
+
+def test_scores_are_sent_at_the_steps_of_their_versions(run: Run):
+    scores = [
+        Score(version=Version(number, 1), step=4 * number, metric=metric, value=number / 8, n=10, seconds=1.0)
+        for number in (0, 2)
+        for metric in ("greedy", "sampled")
+    ]
+    Evaluations(run).write(scores)
+    train(run, "offline", 9)
+    (session,) = sessions(run)
+    assert history(session)[:2] == [
+        {"trainer/step": 0, "eval/greedy": 0.0, "eval/sampled": 0.0},
+        {"trainer/step": 8, "eval/greedy": 0.25, "eval/sampled": 0.25},
+    ]
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(run: Run):
+    (Path(run.url) / "logs").write_text("in the way")
+    assert "the run goes on without it" in train(run, "offline", 1, 2)
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(run: Run):
+    said = train(run, "online", 1, 2, patience=1.0, WANDB_BASE_URL="http://127.0.0.1:9")
+    assert "left alone" in said or "the run goes on without it" in said

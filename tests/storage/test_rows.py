@@ -1,0 +1,75 @@
+"""Rows of a data set from wherever they lie."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.rows import read_rows
+from storage.store import Store
+from tba.errors import DataError
+
+ROWS: list[dict[str, Any]] = [{"question": "1+1?", "answer": "2", "n": 1}, {"question": "ü\n", "answer": "", "n": 2}]
+
+
+def lines(rows: list[dict[str, Any]]) -> bytes:
+    return "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
+
+
+def test_rows_of_every_format_come_from_every_store(store: Store, tmp_path: Path):
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    store.upload(tmp_path / "rows.parquet", "data/rows.parquet")
+    store.create("data/rows.jsonl", lines(ROWS))
+    store.create("data/rows.json", lines(ROWS) + b"\n\n")
+    for name in ("rows.parquet", "rows.jsonl", "rows.json"):
+        url = f"{store.url}/data/{name}"
+        assert read_rows(url) == ROWS
+        assert read_rows(url, limit=1) == ROWS[:1]
+        assert read_rows(url, limit=0) == []
+
+
+def test_a_file_url_is_read(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_bytes(lines(ROWS))
+    assert read_rows(f"file://{tmp_path}/rows.jsonl") == ROWS
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(rows=st.lists(st.dictionaries(st.text(max_size=5), values, max_size=3), max_size=5))
+def test_json_lines_come_back_exactly(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]):
+    path = tmp_path_factory.getbasetemp() / "exact.jsonl"
+    path.write_bytes(lines(rows))
+    assert read_rows(str(path)) == rows
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("x.jsonl", b'{"a": 1}\n\n{"a": \n', "x.jsonl line 3 is not JSON"),
+        ("x.json", b'[{"a": 1}]', "x.json line 1 is a list"),
+        ("x.jsonl", b'{"a": 1}\n\xff\n', "x.jsonl line 2 is not JSON"),
+        ("x.parquet", b"PAR1 no more", "x.parquet is not a Parquet file"),
+        ("x.csv", b"a,b", r"x.csv: rows come from .jsonl, .json, .parquet"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, fault: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=fault):
+        read_rows(str(tmp_path / name))
+
+
+def test_what_is_not_there_is_named(store: Store):
+    with pytest.raises(DataError, match=r"none\.jsonl cannot be read"):
+        read_rows(f"{store.url}/none.jsonl")
+    with pytest.raises(DataError, match=r"nowhere://x/rows\.jsonl"):
+        read_rows("nowhere://x/rows.jsonl")

@@ -1,0 +1,106 @@
+"""A run's folder, and how it is found again."""
+
+from pathlib import Path
+
+import pytest
+
+from storage.run import Run, default_root, list_runs, resolve
+from tba.errors import AlreadyExists, ConfigError, Damaged, Missing, StorageError, UnsafeStore
+from tests.conftest import s3_root
+from tests.servers import Server
+
+local = pytest.mark.parametrize("root", ["local"], indirect=True)
+
+
+def create(root: str, name: str, **changes) -> Run:
+    return Run.create(root, name, **{"config": {"seed": 3}, "sampler_sql": "select 1", "code_version": "x"} | changes)
+
+
+def test_a_run_is_opened_as_it_was_created(root: str):
+    made = create(root, "first", parent={"run": "zero", "step": 4})
+    found = Run.open(made.url)
+    assert found.url == f"{made.root}/runs/first"
+    for name in ("name", "root", "url", "config", "sampler_sql", "code_version", "created_at", "parent"):
+        assert getattr(found, name) == getattr(made, name)
+    assert found.config == {"seed": 3}
+    assert found.parent == {"run": "zero", "step": 4}
+    assert [entry.key for entry in found.store.list()] == ["run.json"]
+
+
+def test_a_name_is_given_once(root: str):
+    create(root, "first")
+    with pytest.raises(AlreadyExists, match="run 'first' exists already"):
+        create(root, "first", config={"seed": 4})
+    assert Run.open(f"{root}/runs/first").config == {"seed": 3}
+
+
+def test_runs_are_listed_newest_first_and_nothing_else_is(root: str):
+    assert list_runs(root) == []
+    for name in ("b", "a", "c"):
+        run = create(root, name)
+    run.store.create("trajectories/x", b"")
+    other = Run.open(f"{root}/runs/c").store
+    other.create("runs/nested/run.json", b"")
+    assert [run.name for run in list_runs(root)] == ["c", "a", "b"]
+
+
+@local
+def test_a_folder_without_a_run_is_passed_over_and_named_when_asked_for(root: str):
+    create(root, "first")
+    (Path(root) / "runs" / "notes").mkdir()
+    (Path(root) / "runs" / "notes" / "x.txt").write_text("x")
+    assert [run.name for run in list_runs(root)] == ["first"]
+    with pytest.raises(Missing, match=r"there is no run at .*notes"):
+        Run.open(f"{root}/runs/notes")
+
+
+@local
+@pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", "x" * 101])
+def test_a_name_that_is_no_name_is_refused(root: str, name: str):
+    with pytest.raises(ConfigError, match="run: a name"):
+        create(root, name)
+
+
+@local
+@pytest.mark.parametrize("content", ["", "[]", '{"run": "first"}'])
+def test_a_run_that_cannot_be_read_is_damaged(root: str, content: str):
+    run = create(root, "first")
+    (Path(run.url) / "run.json").write_text(content)
+    with pytest.raises(Damaged, match=r"first/run\.json"):
+        Run.open(run.url)
+
+
+@local
+def test_a_run_of_another_schema_is_refused(root: str):
+    run = create(root, "first")
+    path = Path(run.url) / "run.json"
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(StorageError, match="schema version 2"):
+        Run.open(run.url)
+
+
+@local
+def test_a_run_that_was_moved_is_still_a_run(root: str, tmp_path: Path):
+    run = create(root, "first")
+    moved = Path(run.url).rename(tmp_path / "elsewhere")
+    assert Run.open(str(moved)).name == "first"
+    assert Run.open(f"{moved}/").root == str(tmp_path)
+
+
+def test_a_run_is_not_created_on_a_store_that_is_not_safe(rclone: Server, monkeypatch: pytest.MonkeyPatch):
+    root = s3_root(rclone, monkeypatch)
+    with pytest.raises(UnsafeStore):
+        create(root, "first")
+    with pytest.raises(Missing):
+        Run.open(f"{root}/runs/first")
+
+
+def test_a_run_is_named_by_url_by_path_or_under_the_default_root(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("TBA_ROOT", raising=False)
+    assert default_root() == "tba-runs"
+    assert resolve("first") == "tba-runs/runs/first"
+    monkeypatch.setenv("TBA_ROOT", "s3://bucket/x/")
+    assert resolve("first") == "s3://bucket/x/runs/first"
+    assert resolve("./first") == "./first"
+    assert resolve("/a/runs/first/") == "/a/runs/first"
+    assert resolve("s3://b/runs/first") == "s3://b/runs/first"

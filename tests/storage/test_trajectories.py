@@ -1,0 +1,172 @@
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage import layout
+from storage.run import Run
+from storage.schema import encode, from_table, to_table
+from storage.trajectories import Trajectories, read_shard
+from tba.errors import Damaged, Superseded
+from tests.builders import make_shard, make_trajectory
+
+KEY = layout.shard(0, 0)
+SHARD = make_shard({"a": [0.0, 1.0], "b": [0.5]})
+TABLE = to_table(SHARD, run="first", searcher=0, seq=0)
+
+
+def with_column(name: str, values: list[object], kind: pa.DataType | None = None) -> bytes:
+    array = pa.array(values, kind or TABLE.schema.field(name).type)
+    return encode(TABLE.set_column(TABLE.column_names.index(name), name, array))
+
+
+def renamed(**metadata: str) -> bytes:
+    said = {key.decode(): value.decode() for key, value in (TABLE.schema.metadata or {}).items()}
+    return encode(TABLE.replace_schema_metadata({**said, **metadata}))
+
+
+NAN, INF = float("nan"), float("inf")
+LISTS = [[-0.5] * 4] * 3
+FAULTS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty": (lambda: b"", "not a readable"),
+    "not Parquet": (lambda: b"PAR1 but not really PAR1", "not a readable"),
+    "truncated": (lambda: encode(TABLE)[:-9], "not a readable"),
+    "torn in the middle": (lambda: encode(TABLE)[:400] + bytes(60) + encode(TABLE)[460:], "not a readable"),
+    "another run's": (lambda: renamed(run="second"), "'second' of 'run', not 'first'"),
+    "another searcher's": (lambda: renamed(searcher="1"), "'1' of 'searcher', not '0'"),
+    "another append's": (lambda: renamed(seq="4"), "'4' of 'seq', not '0'"),
+    "another schema version": (lambda: renamed(schema_version="2"), "'2' of 'schema_version', not '1'"),
+    "no metadata": (lambda: encode(TABLE.replace_schema_metadata(None)), "says nothing of 'run'"),
+    "no rows": (lambda: encode(TABLE.slice(0, 0)), "no rows"),
+    "a column less": (lambda: encode(TABLE.drop_columns(["ref_logps"])), "no column 'ref_logps'"),
+    "another type": (lambda: with_column("reward", ["1"] * 3, pa.string()), "'reward' is string, not double"),
+    "a missing value": (lambda: with_column("reward", [1.0, None, 0.0]), "'reward' has missing values"),
+    "a missing token": (lambda: with_column("ref_logps", [[None] * 4] * 3), "'ref_logps' has missing values"),
+    "other row numbers": (lambda: with_column("trajectory_id", ["0/0/1", "0/0/0", "0/0/2"]), "not numbered 0/0/0"),
+    "another searcher in a row": (lambda: with_column("searcher", [0, 0, 1]), "'searcher' is not 0"),
+    "rows of another schema": (lambda: with_column("schema_version", [1, 2, 1]), "'schema_version' is not 1"),
+    "a reward that is no number": (lambda: with_column("reward", [NAN, 0.0, 0.0]), "'reward' has a number"),
+    "an endless reward": (lambda: with_column("reward", [0.0, INF, 0.0]), "'reward' has a number"),
+    "an absurd reward": (lambda: with_column("reward", [0.0, 0.0, -1e101]), "beyond 1e+100"),
+    "an endless part": (lambda: with_column("reward_parts", [[("x", INF)], [], []]), "'reward_parts' has a number"),
+    "an endless logp": (lambda: with_column("ref_logps", [*LISTS[1:], [0, 0, -INF, 0]]), "'ref_logps' has a number"),
+    "a logp that is no number": (
+        lambda: with_column("behaviour_logps", [*LISTS[1:], [0, NAN, 0, 0]]),
+        "'behaviour_logps' has a number",
+    ),
+    "too few logps": (lambda: with_column("ref_logps", [*LISTS[1:], [0.0]]), "lengths of 'ref_logps'"),
+    "a wrong length": (lambda: with_column("length", [4, 4, 5]), "lengths of 'response_tokens'"),
+    "a prompt without tokens": (lambda: with_column("prompt_tokens", [[1], [], [1]]), "a prompt has no tokens"),
+    "a negative token": (lambda: with_column("prompt_tokens", [[1], [-1], [1]]), "'prompt_tokens' has a negative"),
+    "other content than its hash": (
+        lambda: with_column("content_hash", [""] * 3),
+        "'content_hash' disagrees",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_shard_that_cannot_be_trusted_is_refused_by_name_and_fault(fault: str):
+    data, message = FAULTS[fault]
+    with pytest.raises(Damaged) as refused:
+        read_shard("first", KEY, data())
+    assert KEY in str(refused.value)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["trajectories/notes.txt", "trajectories/searcher=0/seq=00000000.parquet"])
+def test_a_name_that_is_not_a_shards_is_refused(key: str):
+    with pytest.raises(Damaged, match="not the name of a shard"):
+        read_shard("first", key, encode(TABLE))
+
+
+def test_a_flipped_bit_anywhere_is_refused_or_harmless():
+    data = encode(TABLE)
+    positions = [0, len(data) - 1, *np.random.default_rng(0).integers(0, len(data), 150).tolist()]
+    refused = 0
+    for position in positions:
+        torn = bytearray(data)
+        torn[position] ^= 1 << position % 8
+        try:
+            assert read_shard("first", KEY, bytes(torn)) == TABLE
+        except Damaged:
+            refused += 1
+    assert refused > len(positions) / 2
+
+
+def test_columns_that_a_task_adds_are_kept():
+    more = TABLE.append_column("judge", pa.array(["x", "y", "z"]))
+    assert read_shard("first", KEY, encode(more)) == more
+
+
+def test_what_is_appended_is_a_shard_of_its_name(run: Run):
+    log = Trajectories(run)
+    key = log.append(2, 5, make_shard({"a": [1.0]}, searcher=2, round=5))
+    assert key == "trajectories/searcher=002/seq=00000005.parquet"
+    [found] = from_table(read_shard(run.name, key, run.store.read(key)))
+    assert (found.trajectory_id, found.reward) == ("2/5/0", 1.0)
+
+
+def test_the_same_append_again_adds_nothing(run: Run):
+    log = Trajectories(run)
+    key = log.append(0, 0, SHARD)
+    stored = run.store.list(layout.TRAJECTORIES), run.store.read(key)
+    assert log.append(0, 0, SHARD) == key
+    assert (run.store.list(layout.TRAJECTORIES), run.store.read(key)) == stored
+
+
+def test_other_content_under_the_name_means_another_incarnation(run: Run):
+    log = Trajectories(run)
+    key = log.append(0, 0, SHARD)
+    stored = run.store.read(key)
+    with pytest.raises(Superseded, match="searcher=000/seq=00000000"):
+        log.append(0, 0, SHARD[:2])
+    assert run.store.read(key) == stored
+
+
+@pytest.mark.parametrize("root", ["local"], indirect=True)
+def test_the_same_content_in_other_bytes_is_the_same_append(run: Run):
+    table = TABLE.append_column("judge", pa.array(["x", "y", "z"])).drop_columns(["judge"])
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="none")
+    run.store.create(KEY, sink.getvalue().to_pybytes())
+    assert Trajectories(run).append(0, 0, SHARD) == KEY
+
+
+@pytest.mark.parametrize("root", ["local"], indirect=True)
+def test_of_racing_incarnations_one_is_stored_and_the_others_are_superseded(run: Run):
+    def append(life: int) -> str:
+        try:
+            Trajectories(run).append(0, 0, [make_trajectory(reward=float(life))])
+        except Superseded:
+            return "superseded"
+        return "stored"
+
+    with ThreadPoolExecutor(8) as pool:
+        ends = list(pool.map(append, range(8)))
+    assert sorted(ends) == ["stored"] + ["superseded"] * 7
+    [found] = from_table(read_shard(run.name, KEY, run.store.read(KEY)))
+    assert found.reward == ends.index("stored")
+
+
+@pytest.mark.parametrize("root", ["local"], indirect=True)
+def test_a_restarted_searcher_goes_on_with_the_first_round_that_is_missing(run: Run):
+    log = Trajectories(run)
+    assert log.next_round(1) == 0
+    for round in (0, 1, 3):
+        log.append(1, round, make_shard({"a": [1.0]}, searcher=1, round=round))
+    assert log.next_round(1) == 2
+    assert log.next_round(0) == 0
+    log.append(1, 2, make_shard({"a": [1.0]}, searcher=1, round=2))
+    assert log.next_round(1) == 4
+
+
+@pytest.mark.parametrize("root", ["local"], indirect=True)
+def test_nothing_and_strangers_cannot_be_appended(run: Run):
+    with pytest.raises(ValueError, match="at least 1 trajectory, got 0"):
+        Trajectories(run).append(0, 0, [])
+    with pytest.raises(ValueError, match="trajectories of searcher 4"):
+        Trajectories(run).append(0, 0, [make_trajectory(searcher=4)])

@@ -1,0 +1,115 @@
+"""Published policies: which is the newest, which are kept."""
+
+from pathlib import Path
+
+import pytest
+
+from storage import layout
+from storage.checkpoints import Checkpoints
+from storage.retention import given_up
+from storage.run import Run
+from storage.versions import Versions
+from tba.errors import Damaged, Missing
+from tba.types import Version
+
+local = pytest.mark.parametrize("root", ["local"], indirect=True)
+
+
+def weights(tmp_path: Path, name: object) -> Path:
+    folder = tmp_path / f"weights-{name}"
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(str(name).encode())
+    return folder
+
+
+def publish(run: Run, tmp_path: Path, *versions: tuple[int, int]) -> None:
+    for version in versions:
+        Versions(run).publish(Version(*version), step=version[0] * 2, folder=weights(tmp_path, version))
+
+
+def test_a_published_version_is_loaded_as_it_was(run: Run, tmp_path: Path):
+    versions = Versions(run)
+    assert versions.newest() is None
+    assert versions.reference() is None
+    publish(run, tmp_path, (0, 1), (3, 1))
+    assert versions.newest() == Version(3, 1)
+    assert versions.step(Version(3, 1)) == 6
+    assert (versions.load(Version(3, 1)) / "model.safetensors").read_bytes() == b"(3, 1)"
+
+
+@local
+def test_a_higher_attempt_is_newer_whatever_its_number(run: Run, tmp_path: Path):
+    publish(run, tmp_path, (0, 1), (9, 1), (4, 2), (10, 1))
+    assert Versions(run).newest() == Version(4, 2)
+
+
+@local
+def test_the_reference_is_version_0_of_the_earliest_attempt(run: Run, tmp_path: Path):
+    publish(run, tmp_path, (0, 2), (0, 1), (5, 2))
+    assert Versions(run).reference() == Version(0, 1)
+
+
+def test_a_version_that_is_not_complete_is_neither_newest_nor_loaded(run: Run, tmp_path: Path):
+    publish(run, tmp_path, (1, 1))
+    half = layout.version(Version(2, 1))
+    run.store.upload(weights(tmp_path, "half") / "model.safetensors", f"{half}model.safetensors")
+    assert Versions(run).newest() == Version(1, 1)
+    for ask in (Versions(run).load, Versions(run).step):
+        with pytest.raises(Missing, match="000002-a0001"):
+            ask(Version(2, 1))
+
+
+def test_a_damaged_version_is_refused_by_name(run: Run, tmp_path: Path):
+    publish(run, tmp_path, (1, 1))
+    key = f"{layout.version(Version(1, 1))}model.safetensors"
+    run.store.upload(weights(tmp_path, "x") / "model.safetensors", key)
+    with pytest.raises(Damaged, match=key):
+        Versions(run).load(Version(1, 1))
+
+
+@local
+def test_pruning_keeps_the_newest_the_reference_the_evaluated_and_what_a_checkpoint_names(run: Run, tmp_path: Path):
+    publish(run, tmp_path, *((number, 1) for number in range(14)))
+    for sync in (0, 7):
+        for key in (layout.draws(sync, 1), layout.steps(sync, 1)):
+            run.store.create(key, b"")
+        Checkpoints(run).save(sync, 1, 2 * sync, weights(tmp_path, sync))
+    removed = Versions(run).prune(keep=2, every=5)
+    kept = [0, 5, 7, 10, 12, 13]
+    assert [version.number for version in Versions(run).complete()] == kept
+    assert [version.number for version in removed] == [n for n in range(14) if n not in kept]
+    assert given_up(run).versions == set(removed)
+    assert Versions(run).prune(keep=2, every=5) == []
+    assert len(run.store.list(layout.RETENTION)) == 1
+
+
+@local
+def test_pruning_after_a_restart_lets_the_older_attempt_fade(run: Run, tmp_path: Path):
+    publish(run, tmp_path, (0, 1), (11, 1), (12, 1), (13, 1), (13, 2))
+    Versions(run).prune(keep=3, every=100)
+    assert Versions(run).complete() == [Version(0, 1), Version(12, 1), Version(13, 1), Version(13, 2)]
+    publish(run, tmp_path, (14, 2), (15, 2))
+    Versions(run).prune(keep=3, every=100)
+    assert Versions(run).complete() == [Version(0, 1), Version(13, 2), Version(14, 2), Version(15, 2)]
+
+
+@local
+def test_nothing_is_removed_before_the_record_of_it_stands(run: Run, tmp_path: Path):
+    publish(run, tmp_path, *((number, 1) for number in range(4)))
+    retention = Path(run.url) / "retention"
+    retention.write_text("a file where the folder should be")
+    with pytest.raises(OSError, match="retention"):
+        Versions(run).prune(keep=1, every=100)
+    assert len(Versions(run).complete()) == 4
+    retention.unlink()
+    assert len(Versions(run).prune(keep=1, every=100)) == 2
+
+
+def test_pruning_sweeps_up_after_interrupted_writes_and_removals(run: Run, tmp_path: Path):
+    publish(run, tmp_path, *((number, 1) for number in range(4)))
+    run.store.delete(f"{layout.version(Version(1, 1))}MANIFEST.json")
+    being_written = f"{layout.version(Version(4, 1))}model.safetensors"
+    run.store.upload(weights(tmp_path, "half") / "model.safetensors", being_written)
+    assert Versions(run).prune(keep=3, every=100) == []
+    assert run.store.list(layout.version(Version(1, 1))) == []
+    assert run.store.exists(being_written)

@@ -1,0 +1,392 @@
+"""A run as tables: what the views promise, and what a query cannot do."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import storage
+from storage import layout
+from storage.events import Events
+from storage.run import Run
+from storage.trajectories import Trajectories
+from storage.views import METRICS
+from tba.errors import Damaged, Missing
+from tba.types import Version
+from tests.builders import make_shard
+from tests.storage.synthetic import EVERY, PROMPTS, STEPS, B, K, S, copy_run, make_live_run, make_run, prune_version
+
+VIEWS = (
+    "attempts", "checkpoints", "draws", "draws_all", "evaluations", "events", "groups", "prompts", "shards", "steps",
+    "steps_all", "syncs", "trajectories", "versions",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Read by many tests, changed by none."""
+    return make_run(str(tmp_path_factory.mktemp("root")))
+
+
+@pytest.fixture(scope="module")
+def first_half(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_live_run(str(tmp_path_factory.mktemp("root")))
+
+
+@pytest.fixture
+def whole(finished: Run, tmp_path: Path) -> Run:
+    """A copy of a finished run to be changed."""
+    return copy_run(finished, tmp_path)
+
+
+@pytest.fixture
+def live(first_half: Run, tmp_path: Path) -> Run:
+    """A copy of a run that is under way."""
+    return copy_run(first_half, tmp_path)
+
+
+@pytest.fixture
+def con(finished: Run) -> duckdb.DuckDBPyConnection:
+    return storage.connect(finished)
+
+
+def rows(con: duckdb.DuckDBPyConnection, query: str) -> list:
+    return con.execute(query).fetchall()
+
+
+def columns(con: duckdb.DuckDBPyConnection, view: str) -> list[str]:
+    return [row[0] for row in rows(con, f"describe {view}")]
+
+
+# --- what the views say -----------------------------------------------------------------------------------------------
+
+
+def test_every_view_is_listed_and_nothing_else(con: duckdb.DuckDBPyConnection):
+    assert tuple(name for (name,) in rows(con, "show tables")) == VIEWS
+
+
+def test_a_run_without_anything_has_the_same_views_and_columns(tmp_path: Path, con: duckdb.DuckDBPyConnection):
+    empty = storage.connect(Run.create(str(tmp_path), "empty", config={}, sampler_sql="", code_version=""))
+    for view in VIEWS:
+        assert columns(empty, view) == columns(con, view)
+        assert rows(empty, f"from {view}") == []
+
+
+def test_every_column_can_be_named_without_quotes(con: duckdb.DuckDBPyConnection):
+    for view in VIEWS:
+        rows(con, f"select {', '.join(columns(con, view))} from {view}")
+
+
+def test_a_trajectory_knows_when_it_entered_and_how_old_its_version_was(con: duckdb.DuckDBPyConnection):
+    found = rows(con, "select distinct sync, step, version_start, version_step, age from trajectories order by 1, 3")
+    assert found[0] == (0, 0, 0, 0, 0)
+    assert all(step == sync * EVERY for sync, step, *_ in found if sync is not None)
+    assert all(version_step == version * EVERY for _, _, version, version_step, _ in found)
+    assert all(age == step - version_step for _, step, _, version_step, age in found if step is not None)
+
+
+def test_a_trajectory_that_waits_has_not_entered(con: duckdb.DuckDBPyConnection):
+    waiting = rows(con, "select count(*), max(step), max(age) from trajectories where sync is null")
+    assert waiting == [(2 * 2 * S, None, None)]
+    assert rows(con, "select distinct sync, step from shards where state = 'waiting'") == [(None, None)]
+
+
+def test_the_rows_of_shards_are_those_of_their_objects(finished: Run, con: duckdb.DuckDBPyConnection):
+    for key, size, digest, count in rows(
+        con, "select key, bytes, sha256, rows from shards where state = 'admitted' order by key"
+    ):
+        data = finished.store.read(key)
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (size, digest)
+        searcher, seq = layout.parse_shard(key) or (-1, -1)
+        assert rows(con, f"select count(*) from trajectories where searcher = {searcher} and seq = {seq}") == [(count,)]
+
+
+def test_trajectories_are_read_as_they_were_written(finished: Run, con: duckdb.DuckDBPyConnection):
+    table = pq.read_table(finished.store.local_path(layout.shard(1, 2)))
+    stored = con.sql("from trajectories where searcher = 1 and seq = 2 order by prompt_id, slot").to_arrow_table()
+    for name in table.column_names:
+        if name != "created_at":  # without its zone
+            assert stored[name].to_pylist() == table[name].to_pylist()
+
+
+def test_a_group_is_what_one_prompt_got_in_one_round(con: duckdb.DuckDBPyConnection):
+    assert rows(con, "select distinct responses, distinct_responses from groups") == [(S, S)]
+    assert rows(con, "select sum(reward_mean * responses) from groups") == rows(
+        con, "select sum(reward) from trajectories"
+    )
+
+
+def test_prompts_know_their_split(con: duckdb.DuckDBPyConnection):
+    assert rows(con, "select split, count(*) from prompts group by 1 order by 1") == [
+        ("test", 1),
+        ("train", len(PROMPTS)),
+    ]
+
+
+def test_steps_and_draws_follow_the_chain_of_attempts(con: duckdb.DuckDBPyConnection):
+    assert rows(con, "select step, attempt from steps order by step") == [
+        (step, 1 if step <= 4 else 2) for step in range(1, STEPS + 1)
+    ]
+    assert rows(con, "select step, count(*) from draws group by 1 order by 1") == [
+        (step, B * K) for step in range(1, STEPS + 1)
+    ]
+
+
+def test_abandoned_attempts_show_in_the_views_of_all(con: duckdb.DuckDBPyConnection):
+    abandoned = "select distinct step, sync, attempt from {} where abandoned order by step"
+    assert rows(con, abandoned.format("steps_all")) == [(5, 3, 1), (6, 3, 1)]
+    assert rows(con, abandoned.format("draws_all")) == [(5, 3, 1), (6, 3, 1)]
+    assert rows(con, "select version, attempt from versions where abandoned") == [(3, 1)]
+
+
+def test_steps_taken_again_draw_the_same_trajectories(con: duckdb.DuckDBPyConnection):
+    drawn = (
+        "select step, slot, position, trajectory_id from draws_all where step in (5, 6) and attempt = {} order by all"
+    )
+    assert rows(con, drawn.format(1)) == rows(con, drawn.format(2)) != []
+
+
+def test_every_draw_joins_to_a_trajectory_that_had_entered(con: duckdb.DuckDBPyConnection):
+    joined = rows(
+        con,
+        """
+        select count(*), count(t.trajectory_id), count(*) filter (t.step < d.step),
+            count(*) filter (d.prompt_id = t.prompt_id)
+        from draws d left join trajectories t using (trajectory_id)
+        """,
+    )
+    assert joined == [(STEPS * B * K,) * 4]
+
+
+def test_steps_always_have_the_documented_metrics(con: duckdb.DuckDBPyConnection):
+    assert set(METRICS) <= set(columns(con, "steps"))
+    assert rows(con, "select count(loss), count(seconds_sync) from steps") == [(STEPS, 0)]
+
+
+def test_evaluations_are_one_row_per_metric(con: duckdb.DuckDBPyConnection):
+    greedy = "select version, attempt, step, value from evaluations where metric = 'greedy' order by version"
+    assert rows(con, greedy) == [(0, 1, 0, 0.25), (2, 1, 4, 0.5), (4, 2, 8, 0.75)]
+
+
+def test_a_version_that_was_given_up_is_still_listed(whole: Run):
+    prune_version(whole, Version(1, 1))
+    found = rows(storage.connect(whole), "select version, attempt, step, state from versions order by attempt, version")
+    assert found == [
+        (0, 1, 0, "kept"), (1, 1, 2, "removed"), (2, 1, 4, "kept"), (3, 1, 6, "kept"),
+        (2, 2, 4, "kept"), (3, 2, 6, "kept"), (4, 2, 8, "kept"),
+    ]  # fmt: skip
+
+
+def test_events_carry_their_data_as_json(tmp_path: Path):
+    run = Run.create(str(tmp_path), "first", config={}, sampler_sql="", code_version="")
+    Events(run, "trainer", 1).write("shard-refused", "it is torn", severity="warning", key="a/b", rows=3)
+    con = storage.connect(run)
+    assert rows(con, "select role, kind, severity, data->>'key', (data->'rows')::int from events") == [
+        ("trainer", "shard-refused", "warning", "a/b", 3)
+    ]
+
+
+def test_times_are_utc_and_can_be_compared_with_now(con: duckdb.DuckDBPyConnection):
+    assert rows(con, "select count(*) > 0 from steps where created_at between now() - interval 1 day and now()") == [
+        (True,)
+    ]
+    assert rows(con, "select min(created_at)::varchar from trajectories") == [("2026-01-02 12:00:00.345678",)]
+
+
+def test_a_query_for_some_syncs_opens_only_their_shards(whole: Run):
+    con = storage.connect(whole)
+    torn = whole.store.local_path(layout.shard(0, 0))
+    assert torn is not None
+    torn.write_bytes(b"torn")
+    assert rows(con, "select count(*) from trajectories where sync = 2") == [(2 * 2 * S,)]
+    with pytest.raises(duckdb.Error):
+        rows(con, "select sum(reward) from trajectories where sync = 0")
+
+
+# --- runs that are live, or not whole ---------------------------------------------------------------------------------
+
+
+def test_a_live_run_can_be_asked(first_half: Run):
+    con = storage.connect(first_half)
+    assert rows(con, "select max(step) from steps") == [(4,)]
+    assert rows(con, "select max(sync), max(step) from syncs") == [(3, 6)]
+    assert rows(con, "select count(*) from trajectories where sync = 3") == [(2 * 2 * S,)]
+
+
+def test_a_connection_shows_what_was_stored_when_it_was_made(live: Run):
+    before = storage.connect(live)
+    count = "select count(*) from trajectories where sync is null"
+    assert rows(before, count) == [(0,)]
+    Trajectories(live).append(0, 99, make_shard({PROMPTS[0]: [1.0]}, round=99))
+    assert rows(before, count) == [(0,)]
+    assert rows(storage.connect(live), count) == [(1,)]
+
+
+def test_a_torn_shard_that_waits_disturbs_no_query(live: Run):
+    live.store.create(layout.shard(0, 50), b"PAR1 torn")
+    con = storage.connect(live)
+    assert rows(con, "select state from shards where seq = 50") == [("unreadable",)]
+    assert rows(con, "select count(*) > 0 from trajectories") == [(True,)]
+
+
+def test_a_refused_shard_says_why_and_is_not_read(live: Run):
+    key = layout.shard(0, 50)
+    live.store.create(key, b"PAR1 torn")
+    last = max(entry.key for entry in live.store.list(layout.SYNCS))
+    record = json.loads(live.store.read(last))
+    path = live.store.local_path(last)
+    assert path is not None
+    path.write_text(json.dumps({**record, "refused": [{"key": key, "reason": "not Parquet"}]}))
+    con = storage.connect(live)
+    assert rows(con, "select state, reason, sync from shards where seq = 50") == [("refused", "not Parquet", None)]
+
+
+def test_an_admitted_shard_that_is_gone_is_listed_as_missing(whole: Run):
+    whole.store.delete(layout.shard(0, 1))
+    con = storage.connect(whole)
+    assert rows(con, "select seq, searcher, rows from shards where state = 'missing'") == [(1, 0, 2 * S)]
+    assert rows(con, "select count(*) from trajectories where seq = 1") == [(2 * S,)]
+
+
+def test_a_record_that_is_no_json_is_named(whole: Run):
+    path = whole.store.local_path(layout.sync(1))
+    assert path is not None
+    path.write_text("{")
+    with pytest.raises(Damaged, match=r"syncs/000001\.json"):
+        storage.connect(whole)
+
+
+# --- where a run may be -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_found_by_name_by_path_and_by_url(first_half: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TBA_ROOT", first_half.root)
+    for name in ("live", first_half.url, f"file://{first_half.url}"):
+        assert rows(storage.connect(name), "select max(sync) from syncs") == [(3,)]
+    with pytest.raises(Missing, match="nowhere"):
+        storage.connect("nowhere")
+
+
+def test_the_same_answers_come_from_every_store(root: str):
+    con = storage.connect(make_run(root))
+    assert rows(con, "select count(*), sum(reward) > 0 from trajectories") == [(7 * 2 * 2 * S, True)]
+    assert rows(con, "select count(*) from draws_all") == [((STEPS + 2) * B * K,)]
+    assert rows(con, "select max(version) from versions where state = 'kept'") == [(4,)]
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_of_a_remote_run_only_what_is_new_is_copied_and_no_weights(root: str, cache: Path):
+    run = make_live_run(root, "lean")
+    copied: list[tuple[int, int]] = []
+    storage.connect(run, progress=lambda done, total: copied.append((done, total)))
+    assert copied[-1][0] == copied[-1][1] > 10
+    names = {path.name for path in cache.rglob("*") if "lean-" in str(path)}
+    assert "MANIFEST.json" in names
+    assert "model.safetensors" not in names
+
+    Trajectories(run).append(0, 99, make_shard({PROMPTS[0]: [1.0]}, round=99))
+    copied.clear()
+    con = storage.connect(run, progress=lambda done, total: copied.append((done, total)))
+    assert copied == [(1, 1)]
+    assert rows(con, "select count(*) from trajectories where seq = 99") == [(1,)]
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_a_new_run_under_an_old_name_is_not_mixed_with_copies_of_the_old_one(root: str):
+    for message in ("old", "new"):  # of the same size, under the same name
+        run = Run.create(root, "again", config={}, sampler_sql="", code_version="")
+        Events(run, "trainer", 1).write("started", message)
+        assert rows(storage.connect(run), "select message from events") == [(message,)]
+        for entry in run.store.list():
+            run.store.delete(entry.key)
+
+
+# --- what a query cannot do -------------------------------------------------------------------------------------------
+
+HOSTILE = (
+    "copy (select 1) to '{here}/out.csv'",
+    "copy trajectories to '{run}/trajectories/searcher=000/seq=00000000.parquet' (format parquet)",
+    "copy (select 1) to '/dev/stdout'",
+    "export database '{here}/exported'",
+    "import database '{here}'",
+    "attach '{here}/other.db'",
+    "install httpfs",
+    "force install httpfs from 'http://localhost'",
+    "load httpfs",
+    "load '{here}/extension.duckdb_extension'",
+    "select * from read_csv('/etc/passwd')",
+    "select * from '/etc/passwd'",
+    "select * from '{here}/secret.csv'",
+    "select * from read_text('{here}/secret.csv')",
+    "select * from read_blob('{here}/secret.csv')",
+    "select * from read_json('{run}/run.json')",
+    "select * from read_parquet('{run}/prompts/train.parquet')",
+    "select * from parquet_metadata('{run}/prompts/train.parquet')",
+    "select * from sniff_csv('{here}/secret.csv')",
+    "select * from glob('/etc/*')",
+    "select * from query('select * from read_text(''/etc/passwd'')')",
+    "create table t (a int); copy t from '{here}/secret.csv'",
+    "set enable_external_access = true",
+    "reset enable_external_access",
+    "pragma enable_external_access = true",
+    "set lock_configuration = false",
+    "set allowed_directories = ['/']",
+    "set temp_directory = '{here}'",
+    "set python_enable_replacements = true",
+    "set log_query_path = '{here}/queries.log'",
+    "pragma profiling_output = '{here}/profile.json'",
+    "create persistent secret s (type s3)",
+    "select getenv('HOME')",
+    "select * from secret",
+)
+
+
+@pytest.mark.parametrize("query", HOSTILE)
+def test_a_query_reads_and_writes_no_file(query: str, finished: Run, con: duckdb.DuckDBPyConnection, tmp_path: Path):
+    (tmp_path / "secret.csv").write_text("a,b\n1,2\n")
+    before, run = fingerprint(tmp_path), fingerprint(Path(finished.url))
+    secret = pa.table({"a": [1]})  # a variable that a query might try to name
+    with pytest.raises(duckdb.Error):
+        for statement in query.split(";"):
+            rows(con, statement.format(here=tmp_path, run=finished.url))
+    assert len(secret) == 1
+    assert fingerprint(tmp_path) == before
+    assert fingerprint(Path(finished.url)) == run
+
+
+def test_dropping_a_view_harms_nothing_but_the_connection(finished: Run, con: duckdb.DuckDBPyConnection):
+    before = fingerprint(Path(finished.url))
+    con.execute("drop view trajectories")
+    con.execute("create table mine as select * from steps")
+    con.execute("create or replace view steps as select 1 as step")
+    assert fingerprint(Path(finished.url)) == before
+    assert rows(storage.connect(finished), "select count(*) from steps") == [(STEPS,)]
+
+
+def test_large_queries_leave_nothing_in_the_working_directory(
+    finished: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    con = storage.connect(finished)
+    assert len(rows(con, "select a.trajectory_id from trajectories a, trajectories b order by random()")) > 1000
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cursor_of_the_connection_sees_the_views(con: duckdb.DuckDBPyConnection):
+    assert rows(con.cursor(), "select count(*) from steps") == [(STEPS,)]
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()
+    }
+
+
+def test_reading_a_copy_of_a_run_elsewhere_works(finished: Run, tmp_path: Path):
+    shutil.copytree(finished.url, tmp_path / "moved")
+    assert rows(storage.connect(str(tmp_path / "moved")), "select count(*) from steps") == [(STEPS,)]
