@@ -11,31 +11,22 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage import folders, layout, records
 from storage.attempts import Attempt, Span, chain, read_attempt
+from storage.consistency import Relations
 from storage.retention import GivenUp, given_up
 from storage.run import Run
 from storage.store import check_key
+from storage.tables import counts, ledger_name, stands
 from storage.trajectories import read_shard
-from storage.views import counts, ledger_name, stands
 from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
-
-CHECK_SQL = files("storage").joinpath("sql/check.sql").read_text()
-
-_SHOWN = 20  # of one kind of problem; the rest is counted
-_LIGHT = (
-    "trajectory_id", "searcher", "round", "slot", "prompt_id", "version_start", "version_start_attempt",
-    "version_end", "version_end_attempt",
-)  # fmt: skip
 
 Tell = Callable[[int, int], None]
 
@@ -89,23 +80,27 @@ class _Check:
             )
         }  # fmt: skip
         self.done, self.total = 0, sum(len(_whole(keys)) for keys in self.listed.values())
-        self.tables: dict[str, pa.Table] = {}
+        training = run.config.get("training", {})
+        self.relations = Relations(
+            slots=training.get("prompts_per_step"), responses=training.get("responses_per_prompt")
+        )
 
     def everything(self) -> Findings:
         attempts, spans = self.attempts()
         sync_records = self.sync_records()
         self.shards(sync_records)
         removed = self.given_up()
-        kept = {prefix: self.folders(prefix, removed) for prefix in (layout.VERSIONS, layout.CHECKPOINTS)}
-        evaluated = self.evaluations({*kept[layout.VERSIONS], *removed.versions})
-        reached = [
-            name for name in (*kept[layout.VERSIONS], *kept[layout.CHECKPOINTS], *evaluated) if stands(spans, name)
-        ]
-        self.continued(attempts, {*kept[layout.CHECKPOINTS], *removed.checkpoints})
-        self.ledger(spans, sync_records, max((name.number for name in reached), default=0))
+        versions, checkpoints = (self.folders(prefix, removed) for prefix in (layout.VERSIONS, layout.CHECKPOINTS))
+        published = {*versions, *removed.versions}
+        evaluated = self.evaluations(published)
+        self.continued(attempts, {*checkpoints, *removed.checkpoints})
+        standing = [name for name in (*versions, *checkpoints, *evaluated) if stands(spans, name)]
+        self.ledger(spans, sync_records, reached=max((name.number for name in standing), default=0))
         self.prompts()
         self.small_records()
-        self.relations({*kept[layout.VERSIONS], *removed.versions})
+        self.relations.add_published(published)
+        for key, problem in self.relations.problems():
+            self.wrong(key, problem)
         self.progress(self.total, self.total)
         return self.findings
 
@@ -174,6 +169,8 @@ class _Check:
                     self.wrong(key, f"says it is sync {record['sync']}")
                 if record["previous_sha256"] != previous:
                     self.wrong(key, "its hash of the record before it does not fit: one of the two was changed")
+                if found and record["step"] <= found[-1].step:
+                    self.wrong(key, f"follows step {record['step']}, not after step {found[-1].step} of the one before")
                 if record["rows"] != sum(shard["rows"] for shard in record["shards"]):
                     self.wrong(key, f"says it admits {record['rows']} rows, its shards have another number")
                 for shard in record["shards"]:
@@ -218,30 +215,16 @@ class _Check:
 
     def shards(self, sync_records: Sequence[_Record]) -> None:
         """What records say of each shard, and every shard by itself."""
-        light = [_empty_light()]
-        shards: list[dict[str, Any]] = []
         for record in sync_records:
             for shard in record.shards:
                 with self.looking_at(shard["key"]):
-                    searcher, seq = layout.parse_shard(shard["key"]) or (None, None)
-                    shards.append(
-                        {
-                            "searcher": searcher,
-                            "seq": seq,
-                            "rows": shard["rows"],
-                            "sync": record.sync,
-                            "step": record.step,
-                        }
-                    )
+                    searcher, seq = layout.parse_shard(shard["key"]) or (-1, -1)
+                    self.relations.add_shard(searcher, seq, shard["rows"], sync=record.sync, step=record.step)
                     table = self._admitted(shard)
-                    light.append(_light(table, record.sync, record.step))
-        self.count("shards", len(shards))
-        light += self._waiting(sync_records)
-        self.tables["trajectories"] = pa.concat_tables(light)
-        self.tables["shards"] = pa.Table.from_pylist(
-            shards, pa.schema({name: pa.int64() for name in ("searcher", "seq", "rows", "sync", "step")})
-        )
-        self.count("trajectories", self.tables["trajectories"].num_rows)
+                    self.relations.add_trajectories(table, sync=record.sync, step=record.step)
+        self.count("shards", sum(len(record.shards) for record in sync_records))
+        self.waiting(sync_records)
+        self.count("trajectories", self.relations.count("trajectories"))
 
     def _admitted(self, shard: dict[str, Any]) -> pa.Table:
         key, data = shard["key"], self.store.read(shard["key"])
@@ -254,11 +237,11 @@ class _Check:
             raise Damaged(f"has {table.num_rows} rows, its record says {shard['rows']}")
         return table
 
-    def _waiting(self, sync_records: Sequence[_Record]) -> list[pa.Table]:
+    def waiting(self, sync_records: Sequence[_Record]) -> None:
         """Shards that no record speaks of, and those that one has refused."""
         refused = {shard["key"]: shard["reason"] for record in sync_records for shard in record.refused}
         spoken_of = {shard["key"] for record in sync_records for shard in record.shards} | refused.keys()
-        light: list[pa.Table] = []
+        shards = rows = 0
         for key in self.listed[layout.TRAJECTORIES]:
             if key in refused:
                 self.note(f"{key} was refused: {refused[key]}")
@@ -266,96 +249,56 @@ class _Check:
                 self.note(f"{key} is not a shard and is never read")
             elif key not in spoken_of:
                 with self.looking_at(key):
-                    light.append(_light(read_shard(self.run.name, key, self.store.read(key)), None, None))
-        if light:
-            self.note(f"{len(light)} shards with {sum(map(len, light))} trajectories wait for the next sync")
-        return light
+                    table = read_shard(self.run.name, key, self.store.read(key))
+                    self.relations.add_trajectories(table, sync=None, step=None)
+                    shards, rows = shards + 1, rows + len(table)
+        if shards:
+            self.note(f"{shards} shards with {rows} trajectories wait for the next sync")
 
     # --- the ledger -------------------------------------------------------------------------------------------------
 
-    def ledger(self, spans: Sequence[Span], sync_records: Sequence[_Record], reached: int) -> None:
+    def ledger(self, spans: Sequence[Span], sync_records: Sequence[_Record], *, reached: int) -> None:
         """The ledger of the chain has no gap up to the newest sync that it, a version or a checkpoint has reached."""
-        names = {prefix: set(map(ledger_name, self.listed[prefix])) for prefix in (layout.STEPS, layout.DRAWS)}
-        standing = {name for name in (*names[layout.STEPS], *names[layout.DRAWS]) if counts(spans, name)}
+        names = {*map(ledger_name, self.listed[layout.STEPS]), *map(ledger_name, self.listed[layout.DRAWS])}
+        standing = {name for name in names if counts(spans, name)}
         newest = max((name.number for name in standing), default=0)
-        expected = [
-            Version(sync, span.attempt)
-            for sync in range(1, max(newest, reached) + 1)
-            for span in spans
-            if span.covers(sync)
-        ]
-        tables: dict[str, list[pa.Table]] = {layout.STEPS: [], layout.DRAWS: []}
-        readable: list[str] = []
-        for prefix, name_of in ((layout.STEPS, layout.steps), (layout.DRAWS, layout.draws)):
-            for name in sorted(names[prefix] | set(expected), key=lambda name: name.order):
-                key = name_of(name.number, name.attempt)
-                with self.looking_at(key):
-                    table = self._ledger_table(key, name)
-                    if name in expected:
-                        tables[prefix].append(table)
-                        readable.append(key)
-        abandoned = (names[layout.STEPS] | names[layout.DRAWS]) - standing
-        if abandoned:
-            self.note(f"{len(abandoned)} syncs of attempts that were given up after a crash are kept in the ledger")
+        upto = max(newest, reached)
+        expected = {Version(sync, span.attempt) for sync in range(1, upto + 1) for span in spans if span.covers(sync)}
+        self.ledger_objects(names, expected)
+        self.ledger_steps(expected, {record.sync: record.step for record in sync_records})
+        if names - standing:
+            self.note(f"syncs in the ledger that a later attempt took again after a crash: {len(names - standing)}")
         newest_record = max((record.sync for record in sync_records), default=0)
-        if newest_record > max(newest, reached):
+        if newest_record > upto:
             self.note(f"the steps up to record {newest_record} are not in the ledger yet, those up to {newest} are")
-        self._keep_ledger(tables, readable, expected, sync_records)
 
-    def _ledger_table(self, key: str, name: Version) -> pa.Table:
-        table = pq.read_table(io.BytesIO(self.store.read(key)), page_checksum_verification=True)
-        self.count("ledger objects")
-        if key.startswith(layout.STEPS):
-            for column, wanted in (("sync", name.number), ("attempt", name.attempt)):
-                if set(table[column].to_pylist()) - {wanted}:
-                    raise Damaged(f"has rows of another {column} than its name says")
-            columns = ["step"]
-        else:
-            columns = ["step", "slot", "position", "trajectory_id", "prompt_id"]
-        table = table.select(columns)
-        return table.append_column("key", pa.array([key] * len(table), pa.string())).append_column(
-            "sync", pa.array([name.number] * len(table), pa.int32())
-        )
+    def ledger_objects(self, names: set[Version], expected: set[Version]) -> None:
+        """Each by itself; those that are expected also with the others."""
+        for name in sorted(names | expected, key=lambda name: name.order):
+            for key, add in (
+                (layout.draws(*name), self.relations.add_draws),
+                (layout.steps(*name), self.relations.add_steps),
+            ):
+                with self.looking_at(key):
+                    table = pq.read_table(io.BytesIO(self.store.read(key)), page_checksum_verification=True)
+                    if add == self.relations.add_steps:
+                        _check_names(table, sync=name.number, attempt=name.attempt)
+                    self.count("ledger objects")
+                    if name in expected:
+                        add(table, key=key, sync=name.number)
+        self.count("steps", self.relations.count("steps"))
+        self.count("draws", self.relations.count("drawn"))
 
-    def _keep_ledger(
-        self,
-        tables: dict[str, list[pa.Table]],
-        readable: Sequence[str],
-        expected: Sequence[Version],
-        sync_records: Sequence[_Record],
-    ) -> None:
-        steps_of = {record.sync: record.step for record in sync_records}
-        places = {"key": pa.string(), "sync": pa.int32()}
-        steps = pa.schema({"step": pa.int32(), **places})
-        draws = pa.schema(
-            {
-                "step": pa.int32(), "slot": pa.int32(), "position": pa.int32(), "trajectory_id": pa.string(),
-                "prompt_id": pa.string(), **places,
-            }
-        )  # fmt: skip
-        self.tables["steps"] = pa.concat_tables([steps.empty_table(), *(t.cast(steps) for t in tables[layout.STEPS])])
-        self.tables["drawn"] = pa.concat_tables([draws.empty_table(), *(t.cast(draws) for t in tables[layout.DRAWS])])
-        self.tables["readable"] = pa.table({"key": pa.array(readable, pa.string())})
-        recorded = [
-            {
-                "sync": name.number,
-                "first_step": steps_of[name.number - 1] + 1,
-                "last_step": steps_of[name.number],
-                "steps_key": layout.steps(name.number, name.attempt),
-                "draws_key": layout.draws(name.number, name.attempt),
-            }
-            for name in expected
-            if name.number in steps_of and name.number - 1 in steps_of
-        ]
-        numbers = {name: pa.int64() for name in ("sync", "first_step", "last_step")}
-        self.tables["recorded"] = pa.Table.from_pylist(
-            recorded, pa.schema({**numbers, "steps_key": pa.string(), "draws_key": pa.string()})
-        )
-        for name in expected:
-            if name.number not in steps_of:
+    def ledger_steps(self, expected: set[Version], step_of: dict[int, int]) -> None:
+        """Which steps each sync of the chain must have."""
+        for name in sorted(expected):
+            if name.number not in step_of:
                 self.wrong(layout.sync(name.number), "is missing, but the ledger has gone past it")
-        self.count("steps", self.tables["steps"].num_rows)
-        self.count("draws", self.tables["drawn"].num_rows)
+            elif name.number - 1 in step_of:
+                steps = range(step_of[name.number - 1] + 1, step_of[name.number] + 1)
+                keys = {"steps_key": layout.steps(*name), "draws_key": layout.draws(*name)}
+                if steps:
+                    self.relations.add_sync(name.number, steps, **keys)
 
     # --- folders and prompts ----------------------------------------------------------------------------------------
 
@@ -401,7 +344,6 @@ class _Check:
         return version not in (now.versions if prefix == layout.VERSIONS else now.checkpoints)
 
     def prompts(self) -> None:
-        ids: list[pa.Table] = [pa.table({"prompt_id": pa.array([], pa.string())})]
         for key in self.listed[layout.PROMPTS]:
             with self.looking_at(key):
                 table = pq.read_table(io.BytesIO(self.store.read(key)), page_checksum_verification=True)
@@ -410,46 +352,8 @@ class _Check:
                 if doubled:
                     self.wrong(key, f"has {doubled} prompt ids twice")
                 if key == layout.prompts("train"):
-                    ids.append(found)
+                    self.relations.add_prompts(found)
                 self.count("prompts", len(found))
-        self.tables["prompts"] = pa.concat_tables(ids)
-
-    # --- how they fit together --------------------------------------------------------------------------------------
-
-    def relations(self, published: set[Version]) -> None:
-        """Run every query of check.sql; each row is a problem."""
-        training = self.run.config.get("training", {})
-        slots, responses = training.get("prompts_per_step"), training.get("responses_per_prompt")
-        self.tables["published"] = pa.table(
-            {
-                "number": pa.array([version.number for version in published], pa.int32()),
-                "attempt": pa.array([version.attempt for version in published], pa.int32()),
-            }
-        )
-        self.tables["numbers"] = pa.table(
-            {"slots": pa.array([slots], pa.int64()), "responses": pa.array([responses], pa.int64())}
-        )
-        with duckdb.connect(":memory:", config={"temp_directory": ""}) as con:
-            for name, table in self.tables.items():
-                con.from_arrow(table).create(name)
-            con.execute(_PLACES_OF_DRAWS)
-            for statement in con.extract_statements(CHECK_SQL):
-                rows = con.execute(statement).fetchall()
-                for key, problem in rows[:_SHOWN]:
-                    self.wrong(key, problem)
-                if len(rows) > _SHOWN:
-                    self.wrong(rows[_SHOWN][0], f"… and {len(rows) - _SHOWN} more like this")
-
-
-_PLACES_OF_DRAWS = """
-create table draws as
-select
-    *,
-    try_cast(split_part(trajectory_id, '/', 1) as bigint) as searcher,
-    try_cast(split_part(trajectory_id, '/', 2) as bigint) as seq,
-    try_cast(split_part(trajectory_id, '/', 3) as bigint) as row
-from drawn
-"""
 
 
 def _whole(keys: Sequence[str]) -> list[str]:
@@ -465,20 +369,8 @@ def _check_name(folder: str, name: str) -> None:
         raise Damaged(f"its manifest names {error}") from None
 
 
-def _light(table: pa.Table, sync: int | None, step: int | None) -> pa.Table:
-    """The columns that relations are checked with."""
-    table = table.select(_LIGHT)
-    for name, value in (("sync", sync), ("step", step)):
-        table = table.append_column(name, pa.array([value] * len(table), pa.int32()))
-    return table.cast(_empty_light().schema)
-
-
-def _empty_light() -> pa.Table:
-    text = ("trajectory_id", "prompt_id")
-    return pa.schema(
-        {
-            **{name: pa.string() if name in text else pa.int32() for name in _LIGHT},
-            "sync": pa.int32(),
-            "step": pa.int32(),
-        }
-    ).empty_table()
+def _check_names(table: pa.Table, **wanted: int) -> None:
+    """A ledger object is what its name says it is."""
+    for column, value in wanted.items():
+        if set(table[column].to_pylist()) - {value}:
+            raise Damaged(f"has rows of another {column} than its name says")

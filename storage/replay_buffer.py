@@ -11,12 +11,9 @@ from storage.events import Events
 from storage.index import COLUMNS, Index
 from storage.payloads import Payloads, read_admitted
 from storage.run import Run
-from storage.sampler import default_sampler
 from storage.syncs import Shard, StoredRecord, SyncRecord, encode, read_record
 from tba.errors import AlreadyExists, Damaged, Missing, Superseded
 from tba.types import Draw, Trajectory, Version
-
-__all__ = ["DuckReplayBuffer", "default_sampler"]
 
 
 class DuckReplayBuffer:

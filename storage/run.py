@@ -38,10 +38,9 @@ class Run:
         sampler_sql: str,
         code_version: str,
         parent: Mapping[str, Any] | None = None,
-        deadline: float = 60.0,
     ) -> Self:
         """A new run, on a store that has been proven safe. AlreadyExists if the name is taken."""
-        store = open_store(layout.run_url(root, name), deadline=deadline)
+        store = open_store(layout.run_url(root, name), deadline=_deadline(config))
         probe(store)
         record = {
             "run": name,
@@ -61,13 +60,13 @@ class Run:
         return cls._of(store, record)
 
     @classmethod
-    def open(cls, url: str, *, deadline: float = 60.0) -> Self:
-        store = open_store(url.rstrip("/"), deadline=deadline)
+    def open(cls, url: str) -> Self:
+        store = open_store(url.rstrip("/"))
         try:
             record = records.read(store, layout.RUN, *_FIELDS)
         except Missing:
             raise Missing(f"there is no run at {store.url}: it has no {layout.RUN}") from None
-        return cls._of(store, record)
+        return cls._of(open_store(store.url, deadline=_deadline(record["config"])), record)
 
     @classmethod
     def _of(cls, store: Store, record: Mapping[str, Any]) -> Self:
@@ -89,19 +88,24 @@ class Run:
         )
 
 
-def list_runs(root: str, *, deadline: float = 60.0) -> list[Run]:
+def _deadline(config: Mapping[str, Any]) -> float:
+    """What the run's settings allow one request to the store."""
+    return config.get("limits", {}).get("store_deadline", 60.0)
+
+
+def list_runs(root: str) -> list[Run]:
     """Every run under a root, newest first."""
-    store = open_store(root.rstrip("/"), deadline=deadline)
+    store = open_store(root.rstrip("/"))
     urls = [f"{store.url}/{layout.RUNS}{name}" for name in store.folders(layout.RUNS)]
     with ThreadPoolExecutor(8) as pool:
-        runs = [run for run in pool.map(lambda url: _run_at(url, deadline), urls) if run]
+        runs = [run for run in pool.map(_run_at, urls) if run]
     return sorted(runs, key=lambda run: (run.created_at, run.name), reverse=True)
 
 
-def _run_at(url: str, deadline: float) -> Run | None:
+def _run_at(url: str) -> Run | None:
     """The run, unless the folder is something else."""
     try:
-        return Run.open(url, deadline=deadline)
+        return Run.open(url)
     except Missing:
         return None
 

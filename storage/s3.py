@@ -280,9 +280,9 @@ class S3Store:
                 trouble = f"{self.url}/{key}: {_describe(error)}"
             pause = min(0.1 * 2**tries, 5.0) * random.uniform(0.5, 1.0)
             if time.monotonic() + pause >= ends:
-                raise StorageError(f"{trouble} (tried for {self._deadline:.0f} s)")
+                raise StorageError(f"{trouble} (tried for {self._deadline:g} s)")
             if tries == 0:
-                log.warning("%s; trying again for up to %.0f s", trouble, self._deadline)
+                log.warning("%s; trying again for up to %g s", trouble, self._deadline)
             await asyncio.sleep(pause)
             tries += 1
 

@@ -136,23 +136,28 @@ class LocalStore:
             _flush(path.parent)
 
     def read(self, key: str) -> bytes:
-        with self._naming(key):
-            return self._path(key).read_bytes()
+        path = self._path(key)
+        with self._naming(key), _folders_are_no_objects():
+            return path.read_bytes()
 
     def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
         return [self.read(key) for key in keys]
 
     def exists(self, key: str) -> bool:
-        return self._path(key).is_file()
+        path = self._path(key)
+        with self._naming(key):
+            return path.is_file()
 
     def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
         start = check_prefix(prefix).rpartition("/")[0]
-        found = self._walk(f"{start}/" if start else "", prefix, after)
-        return sorted(found)
+        with self._naming(prefix):
+            return sorted(self._walk(f"{start}/" if start else "", prefix, after))
 
     def folders(self, prefix: str = "") -> Sequence[str]:
-        names = [entry.name for entry in self._scan(check_prefix(prefix)) if entry.is_dir()]
-        return sorted(name for name in names if any(self._walk(f"{prefix}{name}/")))
+        check_prefix(prefix)
+        with self._naming(prefix):
+            names = [entry.name for entry in self._scan(prefix) if entry.is_dir()]
+            return sorted(name for name in names if any(self._walk(f"{prefix}{name}/")))
 
     def upload(self, path: Path, key: str) -> None:
         final = self._path(key)
@@ -161,14 +166,15 @@ class LocalStore:
             _flush(final.parent)
 
     def download(self, key: str, path: Path) -> None:
-        with self._naming(key):
+        source = self._path(key)
+        with self._naming(key), _folders_are_no_objects():
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self._path(key), path)
+            shutil.copyfile(source, path)
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with self._naming(key):
-            path.unlink(missing_ok=True)
+        with self._naming(key), contextlib.suppress(FileNotFoundError), _folders_are_no_objects():
+            path.unlink()
         with contextlib.suppress(OSError):  # folders exist only for what is in them
             while (path := path.parent) != self.folder:
                 path.rmdir()
@@ -249,6 +255,14 @@ class LocalStore:
                 return [entry for entry in entries if not entry.name.startswith(".")]
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+
+@contextmanager
+def _folders_are_no_objects() -> Iterator[None]:
+    try:
+        yield
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise FileNotFoundError(error.filename) from None
 
 
 def _digest(data: bytes) -> str:

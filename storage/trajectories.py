@@ -66,7 +66,7 @@ class Trajectories:
 
 
 def read_shard(run: str, key: str, data: bytes) -> pa.Table:
-    """The table of a shard that is whole, sane, and of this run and schema; Damaged, naming it and the fault, if not."""
+    """The table of a shard that is whole, sane, and of this run and schema; Damaged, naming key and fault, if not."""
     try:
         return _read(run, key, data)
     except _Fault as fault:

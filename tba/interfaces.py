@@ -1,8 +1,8 @@
 """What the roles ask of the rest of the system. `storage` and `flows` satisfy these by shape, without inheriting."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tba.types import Draw, Metrics, Prompt, Response, Reward, Score, StepRecord, Trajectory, Version
 
@@ -23,6 +23,19 @@ class Task(Protocol):
         ...
 
     def reward(self, prompt: Prompt, response: Response) -> Reward: ...
+
+
+@runtime_checkable
+class PolicyMaker(Protocol):
+    """A task that makes its own small policy to start from."""
+
+    def recipe(self) -> str:
+        """Changes whenever the policy it makes would; the result is cached by its digest."""
+        ...
+
+    def base_policy(self, folder: Path, *, seed: int, report: Callable[[str, float], None]) -> None:
+        """Write a Hugging Face folder; `report` is told what is being done and the share that is done."""
+        ...
 
 
 class Generator(Protocol):

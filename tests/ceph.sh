@@ -43,7 +43,7 @@ memstore device bytes = 2147483648
 osd memory target = 939524096
 osd class load list = *
 osd class default list = *
-# An OSD that introduces itself may do so before it knows the cluster's id, and is then refused: `start` does it.
+# An OSD that introduces itself may do so before it knows the cluster's id, and is then refused; we do it below.
 osd class update on start = false
 osd crush update on start = false
 [mon.a]

@@ -63,4 +63,5 @@ def store(root: str) -> Store:
 
 @pytest.fixture
 def run(root: str) -> Run:
-    return Run.create(root, "first", config={"seed": 0}, sampler_sql="select 1", code_version="test", deadline=20.0)
+    config = {"seed": 0, "limits": {"store_deadline": 20.0}}
+    return Run.create(root, "first", config=config, sampler_sql="select 1", code_version="test")

@@ -1,6 +1,7 @@
 """Whether counts agree with probabilities: the chi-square test at p > 1e-3."""
 
 from collections.abc import Mapping
+from typing import Any
 
 CRITICAL = {
     1: 10.828, 2: 13.816, 3: 16.266, 4: 18.467, 5: 20.515, 6: 22.458, 7: 24.322, 8: 26.124, 9: 27.877, 11: 31.264,
@@ -9,7 +10,7 @@ CRITICAL = {
 """By degrees of freedom: what chi-square exceeds once in a thousand times."""
 
 
-def agree(counts: Mapping[object, int], probabilities: Mapping[object, float]) -> bool:
+def agree(counts: Mapping[Any, int], probabilities: Mapping[Any, float]) -> bool:
     """Outcomes that are not in `probabilities` must not have happened."""
     assert counts.keys() <= probabilities.keys(), counts.keys() - probabilities.keys()
     n = sum(counts.values())

@@ -76,7 +76,7 @@ class SyntheticRun:
     def __init__(self, root: str, name: str):
         self.config = make_config()
         self.run = Run.create(
-            root, name, config=self.config.to_dict(), sampler_sql=default_sampler(), code_version="test", deadline=20.0
+            root, name, config=self.config.to_dict(), sampler_sql=default_sampler(), code_version="test"
         )
         self.random = random.Random(0)
         self.queues: dict[int, dict[str, Any]] = {}  # what checkpoints keep of the buffer

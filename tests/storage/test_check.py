@@ -83,7 +83,7 @@ def test_a_whole_run_is_clean_on_every_store(root: str):
 def test_shards_that_wait_and_attempts_that_were_given_up_are_only_noted(whole: Run):
     notes = "\n".join(check(whole).notes)
     assert "2 shards with 12 trajectories wait" in notes
-    assert "1 syncs of attempts that were given up" in notes
+    assert "took again after a crash: 1" in notes
 
 
 def test_a_live_run_is_clean(tmp_path: Path):
@@ -186,6 +186,11 @@ def test_a_damaged_shard_that_waits_is_found(whole: Run):
 def test_a_record_that_is_no_json_is_found(whole: Run, key: str):
     path_of(whole, key).write_text('{"sync": 2,')
     assert found(check(whole), key.removesuffix("MANIFEST.json"), "JSON")
+
+
+def test_a_record_whose_step_goes_back_is_found(whole: Run):
+    rewrite_json(whole, layout.sync(4), step=6)
+    assert found(check(whole), layout.sync(4), "follows step 6, not after step 6")
 
 
 def test_a_record_that_was_changed_breaks_the_chain_of_hashes(whole: Run):

@@ -20,8 +20,10 @@ local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
 
 def state(tmp_path: Path) -> Path:
-    (tmp_path / "state.json").write_text("{}")
-    return tmp_path
+    folder = tmp_path / "state"
+    folder.mkdir(exist_ok=True)
+    (folder / "state.json").write_text("{}")
+    return folder
 
 
 def save(run: Run, tmp_path: Path, sync: int, attempt: int) -> None:

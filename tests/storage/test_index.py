@@ -18,7 +18,6 @@ from tests.storage.chance import agree
 from tests.storage.indexes import admit, drawable, make_index, oracle_rows, prompts
 from tests.storage.oracle import Drawn, Oracle
 
-
 # --- equal to the oracle ----------------------------------------------------------------------------------------------
 
 SHARD = st.lists(

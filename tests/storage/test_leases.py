@@ -150,7 +150,8 @@ def test_the_last_word_is_the_first_one_said_when_closing(run: Run):
 def test_trouble_with_the_store_does_not_end_a_role(moto: Server, monkeypatch: pytest.MonkeyPatch):
     with faulty(moto) as (proxy, server):
         root = s3_root(server, monkeypatch)
-        run = Run.create(root, "first", config={}, sampler_sql="", code_version="test", deadline=0.2)
+        config = {"limits": {"store_deadline": 0.2}}
+        run = Run.create(root, "first", config=config, sampler_sql="", code_version="test")
         with HeldLease(run, "trainer", every=EVERY, orphan_after=60.0) as held:
             asked = proxy.seen
             proxy.plan = ["busy"] * 12

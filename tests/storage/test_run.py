@@ -7,6 +7,7 @@ import pytest
 from storage.run import Run, default_root, list_runs, resolve
 from tba.errors import AlreadyExists, ConfigError, Damaged, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
+from tests.proxy import faulty
 from tests.servers import Server
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
@@ -25,6 +26,15 @@ def test_a_run_is_opened_as_it_was_created(root: str):
     assert found.config == {"seed": 3}
     assert found.parent == {"run": "zero", "step": 4}
     assert [entry.key for entry in found.store.list()] == ["run.json"]
+
+
+def test_requests_keep_the_deadline_that_the_run_was_given(moto: Server, monkeypatch: pytest.MonkeyPatch):
+    with faulty(moto) as (proxy, server):
+        root = s3_root(server, monkeypatch)
+        run = Run.open(create(root, "first", config={"limits": {"store_deadline": 0.3}}).url)
+        proxy.plan = ["busy"] * 1000
+        with pytest.raises(StorageError, match=r"tried for 0\.3 s"):
+            run.store.create("x", b"")
 
 
 def test_a_name_is_given_once(root: str):

@@ -1,6 +1,7 @@
 """What a store on S3 promises beyond others: it survives a network, and shows no secrets."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,11 @@ def test_keys_that_the_server_does_not_accept_are_an_error_at_once_and_never_sho
     with pytest.raises(StorageError, match=r"a/b: SignatureDoesNotMatch") as caught:
         open_store(root).create("a/b", b"")
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_server_that_takes_requests_and_never_answers_is_given_up_too(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = Server(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        store = open_store(s3_root(server, monkeypatch), deadline=0.5)
+        with pytest.raises(StorageError, match="some/key"):
+            store.read("some/key")

@@ -8,7 +8,9 @@ from tests.storage.oracle import u
 
 NEWEST_FIRST = """
 -- the newest responses of the prompts with the best average
-with best as (select prompt_id, avg(reward) as mean from pool group by prompt_id order by mean desc, prompt_id limit $slots),
+with best as (
+    select prompt_id, avg(reward) as mean from pool group by prompt_id order by mean desc, prompt_id limit $slots
+  ),
   numbered as (select prompt_id, row_number() over (order by mean desc, prompt_id) - 1 as slot from best)
 select slot, row_number() over (partition by slot order by ord desc) - 1 as position, trajectory_id, prompt_id,
   'prioritised' as branch, 1 / count(*) over (partition by slot) as weight
@@ -60,7 +62,8 @@ def test_a_users_sampler_replaces_ours():
 
 def values(*rows: tuple[object, ...]) -> str:
     listed = ", ".join(str(tuple("NULL" if v is None else v for v in row)).replace("'NULL'", "null") for row in rows)
-    return f"select * from (values {listed}) as t(slot, position, trajectory_id, prompt_id, branch, weight) where $step > 1"
+    columns = "slot, position, trajectory_id, prompt_id, branch, weight"
+    return f"select * from (values {listed}) as t({columns}) where $step > 1"
 
 
 A = (0, 0, "0/0/0", "a", "recent", 0.5)
@@ -76,10 +79,10 @@ WRONG = {
     "a row beyond its shard": ((A, (0, 1, "0/0/7", "a", "recent", 0.5)), "no trajectory '0/0/7' was admitted"),
     "no id at all": ((A, (0, 1, "first", "a", "recent", 0.5)), "no trajectory 'first' was admitted"),
     "another prompt's row": ((A, (0, 1, "0/0/2", "a", "recent", 0.5)), "'0/0/2' is not of prompt 'a'"),
-    "a prompt nobody knows": ((A[:3] + ("z", *A[4:]), B[:3] + ("z", *B[4:])), "'0/0/0' is not of prompt 'z'"),
-    "another branch": ((A[:4] + ("new", 1.0), B), "branch must be one of recent, prioritised, got 'new'"),
-    "a missing value": ((A[:2] + (None, *A[3:]), B), "column 'trajectory_id' is null"),
-    "a negative weight": ((A[:5] + (-1.0,), B), "weight must be a number >= 0"),
+    "a prompt nobody knows": (((*A[:3], "z", *A[4:]), (*B[:3], "z", *B[4:])), "'0/0/0' is not of prompt 'z'"),
+    "another branch": (((*A[:4], "new", 1.0), B), "branch must be one of recent, prioritised, got 'new'"),
+    "a missing value": (((*A[:2], None, *A[3:]), B), "column 'trajectory_id' is null"),
+    "a negative weight": (((*A[:5], -1.0), B), "weight must be a number >= 0"),
     "a slot that is no number": ((("x", *A[1:]), ("y", *B[1:])), "not a row of slot, position"),
 }  # fmt: skip
 
@@ -101,8 +104,7 @@ def test_uniform_is_the_oracles_and_never_an_end_of_the_interval():
     found = [index.con.execute("select uniform($text)", {"text": text}).fetchall()[0][0] for text in texts]
     assert found == [u(text) for text in texts]
     assert all(0 < it < 1 for it in found)
-    least, most = (0 + 0.5) / 2**52, (2**52 - 1 + 0.5) / 2**52
-    assert 0 < least and most < 1
+    assert (2**52 - 1 + 0.5) / 2**52 < 1  # the greatest there can be
 
 
 def test_the_index_reaches_nothing_outside_itself():

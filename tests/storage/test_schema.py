@@ -21,10 +21,9 @@ TIMES = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.ju
 @st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
     length = draw(st.integers(0, 5))
-    same_length = {"min_size": length, "max_size": length}
     return make_trajectory(
         draw(TEXT),
-        tokens=draw(st.lists(INT32, **same_length)),
+        tokens=draw(st.lists(INT32, min_size=length, max_size=length)),
         reward=draw(NUMBER),
         searcher=3,
         round=draw(INT32),
@@ -35,8 +34,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         prompt=draw(TEXT),
         response=draw(TEXT),
         prompt_tokens=tuple(draw(st.lists(INT32, max_size=5))),
-        behaviour_logps=tuple(draw(st.lists(LOGPS, **same_length))),
-        ref_logps=tuple(draw(st.lists(LOGPS, **same_length))),
+        behaviour_logps=tuple(draw(st.lists(LOGPS, min_size=length, max_size=length))),
+        ref_logps=tuple(draw(st.lists(LOGPS, min_size=length, max_size=length))),
         reference_version=draw(VERSION),
         reward_parts=draw(st.dictionaries(TEXT, NUMBER, max_size=2)),
         finished=draw(st.booleans()),

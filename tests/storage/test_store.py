@@ -180,6 +180,19 @@ def test_a_missing_object_is_named(store: Store, tmp_path: Path):
     assert store.folders("no/") == []
 
 
+def test_a_folder_is_no_object(store: Store, tmp_path: Path):
+    store.create("a/b", b"x")
+    for name in ("a", "a/b/c"):
+        assert not store.exists(name)
+        assert store.read_tagged(name) is None
+        store.delete(name)
+        for look in (lambda name=name: store.read(name), lambda name=name: store.download(name, tmp_path / "x")):
+            with pytest.raises(Missing, match=name):
+                look()
+    assert store.list("a/b/") == []
+    assert store.read("a/b") == b"x"
+
+
 def test_listing_is_sorted_complete_and_knows_where_to_go_on(store: Store):
     names = ["A", "a-b", "a/1", "a/10", "a/2", "a/b/c", "a0", "ab/1", "b=1/x", "b=1/y"]
     for name in reversed(names):

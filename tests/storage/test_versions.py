@@ -9,7 +9,7 @@ from storage.checkpoints import Checkpoints
 from storage.retention import given_up
 from storage.run import Run
 from storage.versions import Versions
-from tba.errors import Damaged, Missing
+from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
@@ -98,7 +98,7 @@ def test_nothing_is_removed_before_the_record_of_it_stands(run: Run, tmp_path: P
     publish(run, tmp_path, *((number, 1) for number in range(4)))
     retention = Path(run.url) / "retention"
     retention.write_text("a file where the folder should be")
-    with pytest.raises(OSError, match="retention"):
+    with pytest.raises(StorageError, match="retention"):
         Versions(run).prune(keep=1, every=100)
     assert len(Versions(run).complete()) == 4
     retention.unlink()

@@ -14,8 +14,9 @@ import storage
 from storage import layout
 from storage.events import Events
 from storage.run import Run
+from storage.schema import encode
+from storage.tables import METRICS
 from storage.trajectories import Trajectories
-from storage.views import METRICS
 from tba.errors import Damaged, Missing
 from tba.types import Version
 from tests.builders import make_shard
@@ -57,6 +58,12 @@ def con(finished: Run) -> duckdb.DuckDBPyConnection:
 
 def rows(con: duckdb.DuckDBPyConnection, query: str) -> list:
     return con.execute(query).fetchall()
+
+
+def path_of(run: Run, key: str) -> Path:
+    path = run.store.local_path(key)
+    assert path is not None
+    return path
 
 
 def columns(con: duckdb.DuckDBPyConnection, view: str) -> list[str]:
@@ -112,6 +119,17 @@ def test_trajectories_are_read_as_they_were_written(finished: Run, con: duckdb.D
     for name in table.column_names:
         if name != "created_at":  # without its zone
             assert stored[name].to_pylist() == table[name].to_pylist()
+
+
+def test_columns_that_a_task_adds_are_kept(whole: Run):
+    table = pq.read_table(path_of(whole, layout.shard(0, 6)))
+    path_of(whole, layout.shard(0, 6)).write_bytes(
+        encode(table.append_column("difficulty", pa.array(range(len(table)), pa.int32())))
+    )
+    con = storage.connect(whole)
+    assert rows(con, "select seq, count(difficulty) from trajectories group by 1 having count(difficulty) > 0") == [
+        (6, len(table))
+    ]
 
 
 def test_a_group_is_what_one_prompt_got_in_one_round(con: duckdb.DuckDBPyConnection):

@@ -1,0 +1,39 @@
+"""`tba check`: what `storage.check` finds, as a table or as JSON."""
+
+import json
+from dataclasses import asdict
+
+from flows.progress import bar
+from storage.check import Findings, check
+from storage.run import Run
+
+
+def show(run: Run, *, as_json: bool = False) -> int:
+    with bar("checking objects") as tell:
+        findings = check(run, progress=tell)
+    if as_json:
+        print(json.dumps({"ok": findings.ok, **asdict(findings)}, indent=1))
+    else:
+        _print(findings)
+    return 0 if findings.ok else 1
+
+
+def _print(findings: Findings) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    counts = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    counts.add_column(f"checked in {findings.run}")
+    counts.add_column("", justify="right")
+    for kind, number in findings.checked.items():
+        counts.add_row(kind, f"{number:,}")
+    console.print(counts)
+    for note in findings.notes:
+        console.print(f"note: {escape(note)}", soft_wrap=True)
+    for it in findings.problems:
+        console.print(f"[red]wrong:[/red] {escape(it.key)}: {escape(it.problem)}", soft_wrap=True)
+    number = len(findings.problems)
+    console.print("nothing is missing or doubled" if findings.ok else f"{number} problem{'s' * (number != 1)}")

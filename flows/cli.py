@@ -1,0 +1,376 @@
+"""The command `tba`: one subcommand per thing a person asks for.
+
+Each imports what it needs when it is called, so that asking for help is quick and looking at a run needs neither torch
+nor Prefect.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tba.errors import ConfigError, DataError, Missing, TBAError
+
+if TYPE_CHECKING:
+    from storage.run import Run
+
+DONE, FOUND_WRONG, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+_ABOUT = """\
+Asynchronous RL post-training of language models with trajectory balance.
+
+Searchers generate responses without waiting for training, a trainer learns without waiting for generation, and
+between them lies a log of everything on disk or in a bucket that anyone can query with SQL."""
+
+_RUN = "a run: its name under the default root ($TBA_ROOT, else tba-runs/), a path with a '/' in it, or an s3:// URL"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = build_parser()
+    options = parser.parse_args(arguments)
+    try:
+        return options.command(options)
+    except TBAError as error:
+        if options.debug:
+            raise
+        for line in str(error).splitlines() or [type(error).__name__]:
+            print(f"error: {line}", file=sys.stderr)
+        return BAD_USAGE if isinstance(error, ConfigError | DataError) else FOUND_WRONG
+    except (KeyboardInterrupt, RuntimeError) as error:
+        if options.debug or not was_interrupted(error):
+            raise
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """DuckDB turns a Ctrl-C during a query into an error of its own."""
+    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
+
+
+# --- what can be asked for ------------------------------------------------------------------------------------------
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tba", description=_ABOUT, formatter_class=_Help)
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_run(commands)
+    _add_resume(commands)
+    _add_runs(commands)
+    _add_watch(commands)
+    _add_sql(commands)
+    _add_report(commands)
+    _add_check(commands)
+    _add_export(commands)
+    _add_grade(commands)
+    _add_later(commands)
+    return parser
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Texts as they are written, with room for the names of options."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=32)
+
+
+def _add(
+    commands: Any, name: str, command: Callable[[argparse.Namespace], int], summary: str, *about: str
+) -> argparse.ArgumentParser:
+    """A subcommand: one line for the list of commands, then what its own help says."""
+    description, epilog = "\n\n".join([summary, *about[:-1]]), about[-1] if about else None
+    parser = commands.add_parser(
+        name, help=summary, description=description, epilog=epilog, formatter_class=_Help, allow_abbrev=False
+    )
+    parser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of errors")
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _add_run(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "run",
+        run_command,
+        "Train on a task, from its settings to a finished run.",
+        "Starts the searchers, the trainer and the evaluator on this machine and watches over them. Everything they\n"
+        "find is stored under ROOT/runs/NAME. Ctrl-C stops them in order; `tba resume` goes on from there.",
+        "examples:\n"
+        "  tba run quickstart\n"
+        "  tba run quickstart --name first --steps 80 --set training.learning_rate=1e-4\n"
+        "  tba run gsm8k --root s3://bucket/experiments --searchers 3 --dry-run",
+    )
+    parser.add_argument("task", metavar="TASK", help="quickstart or gsm8k; math, tldr and redteam come later")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        nargs="+",
+        default=[],
+        dest="changes",
+        help="change a setting by its dotted name, such as sampling.recent_share=0.9; may be repeated",
+    )
+    parser.add_argument("--root", help="folder or s3:// URL for runs (default: $TBA_ROOT, else tba-runs)")
+    parser.add_argument("--name", help="name of the run (default: the task and the time)")
+    parser.add_argument("--steps", type=int, help="gradient steps to take")
+    parser.add_argument("--searchers", type=int, help="searchers to start")
+    parser.add_argument("--seed", type=int, help="of everything random")
+    parser.add_argument("--dry-run", action="store_true", help="show what the settings amount to and start nothing")
+
+
+def _add_resume(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "resume",
+        resume_command,
+        "Continue an interrupted run.",
+        "The trainer goes on from its newest checkpoint and takes the steps since then again, on the same data;\n"
+        "roles that are still alive are adopted. Nothing that was stored is lost or counted twice.",
+        "example:\n  tba resume first",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+
+
+def _add_runs(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "runs",
+        runs_command,
+        "List the runs under a root, newest first.",
+        "example:\n  tba runs s3://bucket/experiments",
+    )
+    parser.add_argument("root", metavar="ROOT", nargs="?", help="folder or URL (default: $TBA_ROOT, else tba-runs)")
+    parser.add_argument("--json", action="store_true", help="a list of objects instead of a table")
+
+
+def _add_watch(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "watch",
+        watch_command,
+        "Follow a run live: progress, scores, ages, who waits for whom.",
+        "Reads the run's storage alone, so it works from any machine that can see it. Ctrl-C ends it, not the run.",
+        "example:\n  tba watch first",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    parser.add_argument(
+        "--every", type=_seconds, default=3.0, metavar="SECONDS", help="between two looks (default: %(default)s)"
+    )
+
+
+def _add_sql(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "sql",
+        sql_command,
+        "Query a run with SQL, also while it is running.",
+        "The views are trajectories, groups, prompts, shards, syncs, draws, steps, versions, evaluations, events,\n"
+        "attempts and checkpoints, and draws_all and steps_all, which also show attempts that were given up after a\n"
+        "crash. `show tables` lists them, `describe steps` the columns of one. The dialect is DuckDB's. Queries can\n"
+        "only read, and only this run. Without QUERY there is a prompt.",
+        "examples:\n"
+        '  tba sql first "select version_start, avg(reward) from trajectories group by 1 order by 1"\n'
+        '  tba sql first "select * from evaluations" --csv\n'
+        "  tba sql first -f question.sql --parquet answer.parquet",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("query", metavar="QUERY", nargs="?", help="one or more statements; the last one is shown")
+    source.add_argument("-f", "--file", metavar="FILE", help="read the query from a file; - is standard input")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print comma-separated values with a header")
+    form.add_argument("--json", action="store_true", help="print a list of rows")
+    form.add_argument("--parquet", metavar="FILE", help="write the rows to a new Parquet file")
+
+
+def _add_report(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "report",
+        report_command,
+        "Write one HTML file with the curves and tables of a run.",
+        "The file needs no network and nothing beside it.",
+        "example:\n  tba report first --output first.html",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument(
+        "--output", metavar="FILE", help="default: report.html in the run's folder, or RUN-report.html for a remote run"
+    )
+
+
+def _add_check(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "check",
+        check_command,
+        "Verify everything a run has stored.",
+        "Every record against every object: checksums, gaps, duplicates, draws without a trajectory, unfinished\n"
+        "writes. Changes nothing. Ends with 0 if all is well and with 1 if something is wrong.",
+        "example:\n  tba check first",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("--json", action="store_true", help="the findings as one object instead of a table")
+
+
+def _add_export(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "export",
+        export_command,
+        "Copy a version out of a run, as a Hugging Face folder.",
+        "The files are verified against their checksums. Which versions are kept is in the view `versions`:\n"
+        "  tba sql RUN \"select * from versions where state = 'kept'\"",
+        "example:\n  tba export first --version 60 ./policy",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("--version", type=int, required=True, metavar="N", help="number of the version; 0 is the start")
+    parser.add_argument("--attempt", type=int, metavar="A", help="of which attempt (default: the newest that has it)")
+    parser.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
+
+
+def _add_grade(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "grade",
+        grade_command,
+        "Score responses offline with the reward of a task.",
+        'FILE has one JSON object per line with "response" and "answer"; the same objects come out with "reward".',
+        "example:\n  tba grade gsm8k responses.jsonl --rule after-hashes > graded.jsonl",
+    )
+    parser.add_argument("task", metavar="TASK", help="whose reward: quickstart or gsm8k")
+    parser.add_argument("file", metavar="FILE", help="JSON lines; - is standard input")
+    parser.add_argument("--rule", default="", help="how an answer is read, where a task has several rules")
+
+
+def _add_later(commands: Any) -> None:
+    audit = _add(
+        commands, "audit", later_command, "Recompute a past step from storage and compare (not available yet)."
+    )
+    fork = _add(commands, "fork", later_command, "Start a new run from a past step (not available yet).")
+    for parser, name in ((audit, "audit"), (fork, "fork")):
+        parser.add_argument("run", metavar="RUN", help=_RUN)
+        parser.add_argument("--step", type=int, metavar="N", help="the step in question")
+        parser.set_defaults(later=name)
+    fork.add_argument("--replay", action="store_true", help="train on the recorded trajectories alone")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"between 0.1 and 3600 seconds, got {text}")
+    return seconds
+
+
+# --- doing it -------------------------------------------------------------------------------------------------------
+
+
+def open_run(name: str) -> "Run":
+    """The run a person named; one that does not exist is bad usage, not a fault of storage."""
+    from storage.run import Run, resolve
+
+    try:
+        return Run.open(resolve(name))
+    except Missing as error:
+        raise ConfigError(str(error)) from None
+
+
+def run_command(options: argparse.Namespace) -> int:
+    from flows import plan
+
+    config = plan.resolve(
+        options.task,
+        dict(_change(text) for texts in options.changes for text in texts),
+        steps=options.steps,
+        searchers=options.searchers,
+        seed=options.seed,
+    )
+    if options.dry_run:
+        print(plan.describe(config))
+        return DONE
+    return supervise(plan.start(config, options.root, options.name))
+
+
+def resume_command(options: argparse.Namespace) -> int:
+    from flows import plan
+
+    run, _ = plan.resume(open_run(options.run).url)
+    return supervise(run)
+
+
+def supervise(run: "Run") -> int:
+    """Keep a run's roles alive on this machine until it has finished, then say where to look."""
+    from flows.launchers import run_here
+    from flows.summary import where_next
+
+    print(f"run {run.name} at {run.url}", file=sys.stderr)
+    run_here(run)
+    print(where_next(run))
+    return DONE
+
+
+def runs_command(options: argparse.Namespace) -> int:
+    from flows import runs
+
+    return runs.show(options.root, as_json=options.json)
+
+
+def watch_command(options: argparse.Namespace) -> int:
+    from flows import watch
+
+    watch.watch(open_run(options.run), once=options.once, every=options.every)
+    return DONE
+
+
+def sql_command(options: argparse.Namespace) -> int:
+    from flows import sql
+
+    return sql.answer(
+        open_run(options.run), options.query, options.file, csv=options.csv, json=options.json, parquet=options.parquet
+    )
+
+
+def report_command(options: argparse.Namespace) -> int:
+    from flows import report
+
+    print(report.write(open_run(options.run), options.output))
+    return DONE
+
+
+def check_command(options: argparse.Namespace) -> int:
+    from flows import checks
+
+    return checks.show(open_run(options.run), as_json=options.json)
+
+
+def export_command(options: argparse.Namespace) -> int:
+    from flows import export
+
+    print(export.export(open_run(options.run), options.version, options.attempt, options.folder))
+    return DONE
+
+
+def grade_command(options: argparse.Namespace) -> int:
+    from flows import grade
+
+    return grade.grade_file(options.task, options.file, rule=options.rule)
+
+
+def later_command(options: argparse.Namespace) -> int:
+    raise ConfigError(f"`tba {options.later}` is not available yet")
+
+
+def _change(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not (key and separator):
+        raise ConfigError(f"--set: KEY=VALUE, such as training.steps=100, got {text!r}")
+    return key, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""`tba export`: a version of a run as a Hugging Face folder anywhere on this machine."""
+
+import secrets
+import shutil
+from pathlib import Path
+
+from storage import folders, layout
+from storage.run import Run
+from storage.versions import Versions
+from tba.errors import ConfigError
+from tba.types import Version
+
+
+def export(run: Run, number: int, attempt: int | None, folder: str) -> Path:
+    """Copy a version and verify it; the folder appears only when all of it is there."""
+    target = Path(folder).absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{folder} exists already and is not an empty folder")
+    version = _find(run, number, attempt)
+    unfinished = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+    try:
+        _fetch(run, version, unfinished)
+        if target.exists():
+            target.rmdir()
+        unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return target
+
+
+def _find(run: Run, number: int, attempt: int | None) -> Version:
+    kept = Versions(run).complete()
+    fitting = [it for it in kept if it.number == number and attempt in (None, it.attempt)]
+    if not fitting:
+        numbers = ", ".join(map(str, sorted({it.number for it in kept}))) or "none"
+        which = f"version {number}" if attempt is None else f"version {number} of attempt {attempt}"
+        raise ConfigError(f"{run.name} has no {which}; kept: {numbers}")
+    return max(fitting, key=lambda it: it.order)
+
+
+def _fetch(run: Run, version: Version, into: Path) -> None:
+    from rich.console import Console
+
+    prefix = layout.version(version)
+    manifest = folders.read_manifest(run.store, prefix)
+    size = sum(file["bytes"] for file in manifest["files"]) if manifest else 0
+    with Console(stderr=True).status(f"copying version {version} ({size / 1e6:,.1f} MB)"):
+        folders.fetch(run.store, prefix, into)

@@ -1,0 +1,54 @@
+"""`tba grade`: the reward of a task, for responses from anywhere."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tba.errors import ConfigError, DataError
+from tba.tasks import grade, rules
+
+
+def grade_file(task: str, file: str, *, rule: str = "") -> int:
+    """Print each object of a file of JSON lines with its reward; say the mean at the end, on standard error."""
+    known = rules(task)
+    if rule and rule not in known:
+        raise ConfigError(f"--rule: task {task!r} has {', '.join(known)}; got {rule!r}")
+    rewards: list[float] = []
+    with _lines(file) as lines:
+        for row in _rows(lines, file):
+            reward = grade(task, rule, row["response"], row["answer"])
+            rewards.append(reward)
+            print(json.dumps({**row, "reward": reward}, ensure_ascii=False))
+    mean = f", mean reward {sum(rewards) / len(rewards):.4f}" if rewards else ""
+    print(f"{len(rewards)} responses{mean}", file=sys.stderr)
+    return 0
+
+
+@contextmanager
+def _lines(file: str) -> Iterator[Iterable[str]]:
+    if file == "-":
+        yield sys.stdin
+        return
+    try:
+        with open(file, encoding="utf-8") as lines:
+            yield lines
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _rows(lines: Iterable[str], file: str) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{file} line {number}: not JSON: {error}") from None
+        for field in ("response", "answer"):
+            if not isinstance(row, dict) or not isinstance(row.get(field), str):
+                raise DataError(f"{file} line {number}: an object with text under {field!r} is needed")
+        yield row

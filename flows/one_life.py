@@ -1,0 +1,82 @@
+"""One life of a role, started and watched on the host it runs on, for a supervisor that is elsewhere."""
+
+import time
+from collections.abc import Callable
+
+from flows.processes import STOPPED, NotNow, Role
+from flows.supervise import POLL, Event, Launcher, Life, StopRequest, hangs
+from storage.leases import LeaseWatch, read_lease
+from storage.run import Run
+from tba.config import LimitsConfig
+from tba.errors import RunFailed, StorageError
+
+
+def watch_one(
+    run: Run,
+    launcher: Launcher,
+    limits: LimitsConfig,
+    role: Role,
+    attempt: int,
+    *,
+    should_stop: Callable[[], StopRequest | None] = lambda: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> tuple[int, str]:
+    """One life of a role, watched from the host it runs on until it ends: its exit code and its last words. Whether
+    it is started again is for the supervisor of the run to say."""
+    before = read_lease(run, role.name)
+    life = _start_when_possible(launcher, limits, role, attempt, should_stop, on_event)
+    if life is None:
+        return STOPPED, ""
+    began = next_look = time.monotonic()
+    watch, killed_at = LeaseWatch(), float("inf")
+    while (code := life.poll()) is None:
+        now = time.monotonic()
+        if killed_at == float("inf") and (request := should_stop()):
+            on_event(Event("role-stopping", f"{role.name} is asked to stop: {request.why}"))
+            life.terminate()
+            killed_at = now + (limits.stop_grace if request.within is None else 0.8 * request.within)
+        if now > killed_at:
+            life.kill()
+        if now >= next_look:
+            next_look = now + limits.lease_every
+            try:
+                seen = watch.observe(run).get(role.name)
+            except StorageError as error:  # the store's silence says nothing about the role
+                watch = LeaseWatch()
+                on_event(Event("store-trouble", str(error), "warning"))
+            else:
+                why = hangs(seen, before.life if before else 0, now - began, limits, launcher)
+                if why:
+                    on_event(Event("role-silent", f"{role.name} {why}", "warning"))
+                    life.kill()
+        time.sleep(POLL)
+    launcher.ended(life)
+    return code, life.last_words()
+
+
+def _start_when_possible(
+    launcher: Launcher,
+    limits: LimitsConfig,
+    role: Role,
+    attempt: int,
+    should_stop: Callable[[], StopRequest | None],
+    on_event: Callable[[Event], None],
+) -> Life | None:
+    """None if it was asked to stop before it could be started."""
+    began, said = time.monotonic(), ""
+    while not should_stop():
+        try:
+            life = launcher.start(role, attempt)
+        except NotNow as reason:
+            if str(reason) != said:
+                said = str(reason)
+                on_event(Event("role-waiting", f"{role.name} cannot start yet: {reason}", "warning"))
+            if time.monotonic() - began > limits.data_deadline:
+                raise RunFailed(
+                    f"{role.name} could not be started for {limits.data_deadline:.0f} s: {reason}"
+                ) from None
+            time.sleep(limits.lease_every)
+        else:
+            on_event(Event("role-started", f"{role.name}, attempt {attempt}: {life.where}"))
+            return life
+    return None

@@ -1,0 +1,112 @@
+"""From what a person asks for to a run that exists: settings resolved, arithmetic shown, the run created or found.
+
+Knows neither Prefect nor torch.
+"""
+
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from storage.control import change_state
+from storage.run import Run, default_root
+from storage.sampler import check_sampler, default_sampler
+from tba.config import Config, parse, preset
+from tba.errors import AlreadyExists, ConfigError
+from tba.tasks import get_task
+
+FLAT = {"steps": "training.steps", "searchers": "search.searchers", "seed": "seed"}
+"""Parameters with a name of their own, and the setting each stands for."""
+
+_TOKENS_PER_SECOND = 1000  # what --dry-run assumes of one searcher; `tba watch` shows the real figure
+
+
+def resolve(task: str, overrides: Mapping[str, Any] | None = None, **flat: int | None) -> Config:
+    """The preset of a task with changes; raises ConfigError naming the field at fault before anything starts."""
+    changes = dict(overrides or {})
+    for name, value in flat.items():
+        if value is not None:
+            changes[FLAT[name]] = value
+    config = preset(task).replace(changes)
+    get_task(config.task)
+    if config.objective.name != "trajectory-balance":
+        raise ConfigError(f"objective.name: {config.objective.name!r} is not available yet")
+    if config.objective.reference_reset:
+        raise ConfigError(f"objective.reference_reset: not available yet, got {config.objective.reference_reset}")
+    if config.sampling.sql and not Path(config.sampling.sql).is_file():
+        raise ConfigError(f"sampling.sql: no such file {config.sampling.sql!r}")
+    return config
+
+
+def start(config: Config, root: str | None, name: str | None) -> Run:
+    """Create the run's folder; its name is derived from the task and the time if none is given."""
+    root = root or default_root()
+    name = name or f"{config.task.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    sampler = Path(config.sampling.sql).read_text() if config.sampling.sql else default_sampler()
+    check_sampler(sampler)
+    try:
+        run = Run.create(root, name, config=config.to_dict(), sampler_sql=sampler, code_version=code_version())
+    except AlreadyExists:
+        raise ConfigError(f"run {name!r} exists already under {root}; `tba resume {name}` continues it") from None
+    change_state(run, desired="run", searchers=config.search.searchers, why="started")
+    return run
+
+
+def resume(url: str) -> tuple[Run, Config]:
+    """An interrupted run, asked to go on."""
+    run = Run.open(url)
+    config = parse(run.config)
+    change_state(run, desired="run", why="resumed")
+    return run, config
+
+
+def code_version() -> str:
+    """The package's version, and the commit where the code lies in a repository."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return version("tba")
+    return f"{version('tba')} {commit.stdout.strip()}".strip()
+
+
+def describe(config: Config) -> str:
+    """What the settings amount to, in the words and arithmetic of the documentation."""
+    training, search, sync = config.training, config.search, config.sync
+    low, high, mean = config.recent_ages
+    per_hour = search.searchers * _TOKENS_PER_SECOND * 3600 / search.max_response_tokens
+    rows = [
+        ("task", config.task.name),
+        ("policy", config.model.path or "made by the task"),
+        ("batch", f"{training.prompts_per_step} prompts x {training.responses_per_prompt} responses = {config.batch}"),
+        (
+            "micro-batches",
+            f"{config.micro_batches} of at most {training.groups_per_micro_batch} groups, never split",
+        ),
+        ("steps", f"{training.steps}, {config.batch * training.steps:,} responses drawn in all"),
+        ("syncs", f"every {sync.every} steps, {config.last_sync} in all; a checkpoint every {sync.checkpoint_every}"),
+        (
+            "ages",
+            f"{config.sampling.recent_share:.0%} of slots recent, {low} to {high} steps old (mean {mean:g}); "
+            "the rest of any age",
+        ),
+        (
+            "round",
+            f"{search.prompts_per_round} prompts x {search.responses_per_prompt} responses = "
+            f"{config.responses_per_round}, by each of {search.searchers} searcher(s)",
+        ),
+        ("initial fill", f"{search.initial_fill} trajectories"),
+        ("beta", f"{config.objective.beta_start:g} to {config.objective.beta_end:g}"),
+        (
+            "storage",
+            f"at most {config.bytes_per_trajectory:,} bytes a trajectory at full length; about "
+            f"{per_hour * config.bytes_per_trajectory / 1e9:.2g} GB an hour at {_TOKENS_PER_SECOND} tokens a second "
+            f"and searcher; {sync.keep_versions} versions and {sync.keep_checkpoints} checkpoints kept",
+        ),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)

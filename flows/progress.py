@@ -1,0 +1,29 @@
+"""Bars for what takes long, on standard error, so that what a command prints can be piped on."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Tell = Callable[[int, int], None]
+"""Called with how many of how many are done."""
+
+
+@contextmanager
+def bar(title: str) -> Iterator[Tell]:
+    """A progress bar that appears once there is something to tell, where there is somebody to see it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    shown = progress.add_task(title, total=None)
+
+    def tell(done: int, total: int) -> None:
+        progress.start()
+        progress.update(shown, completed=done, total=total)
+
+    try:
+        yield tell
+    finally:
+        if progress.live.is_started:
+            progress.stop()

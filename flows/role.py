@@ -1,0 +1,88 @@
+"""One role as a plain process: `python -m flows.role searcher --run URL --index 0`.
+
+Exit codes: 0 finished, 1 failed, 2 cannot work as it was asked to, 3 another incarnation has taken over, 4 stopped
+because it was asked to.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+
+from flows.processes import FAILED, FINISHED, MISUSED, STOPPED, SUPERSEDED
+from storage import layout
+from storage.events import Events
+from storage.leases import HeldLease
+from storage.run import Run
+from tba.config import parse
+from tba.errors import ConfigError, DataError, Stopped, Superseded, TBAError
+
+log = logging.getLogger("tba")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.role", description="Run one role of a run.")
+    parser.add_argument("role", choices=["searcher", "trainer", "evaluator"])
+    parser.add_argument("--run", required=True, help="path or URL of the run's folder")
+    parser.add_argument("--index", type=int, default=0, help="which searcher (default 0)")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        return live(options.role, options.index, Run.open(options.run))
+    except TBAError as error:
+        log.error("%s: %s", type(error).__name__, error)
+        return MISUSED if isinstance(error, ConfigError | DataError) else FAILED
+
+
+def live(role: str, index: int, run: Run) -> int:
+    """Hold the role's lease for as long as its work lasts, and say how it ended."""
+    limits, model = parse(run.config).limits, parse(run.config).model
+    name = layout.role_name(role, index)
+    with HeldLease(run, name, every=limits.lease_every, orphan_after=limits.orphan_after) as lease:
+        signal.signal(signal.SIGTERM, lambda *_: lease.stop("SIGTERM"))
+        events = Events(run, name, lease.life)
+        events.write("started", f"{name} lives: life {lease.life}, pid {os.getpid()}")
+        try:
+            work(role, index, run, lease, events, threads=model.threads)
+        except Stopped as stopped:
+            events.write("stopped", str(stopped))
+            return STOPPED
+        except Superseded as superseded:
+            log.error("%s", superseded)
+            return SUPERSEDED
+        except TBAError as error:
+            events.write("failed", f"{type(error).__name__}: {error}", severity="error")
+            raise
+        except Exception as error:
+            events.write("failed", f"{type(error).__name__}: {error}", severity="error")
+            log.exception("%s failed", name)
+            lease.close("failed")
+            return FAILED
+        events.write("finished", f"{name} has done its work")
+        lease.close("finished")
+        return FINISHED
+
+
+def work(role: str, index: int, run: Run, lease: HeldLease, events: Events, *, threads: int) -> None:
+    """Import the machine learning libraries only here, with their thread count set before."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one bar per publish would fill the log
+    if threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    lease.tell("loading libraries")
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+    from flows import wiring
+
+    if role == "searcher":
+        wiring.run_searcher(run, index, lease, events)
+    elif role == "trainer":
+        wiring.run_trainer(run, lease, events)
+    else:
+        wiring.run_evaluator(run, lease, events)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The flows `searcher`, `trainer` and `evaluate`: one life of one role, on the machine of the worker that took it.
+
+Started by the flow `tba` under launcher `deployments`, which also says whether a role is started again. The final
+state says how the life ended: Completed, Stopped, Superseded, or Failed with the role's last words.
+"""
+
+from functools import partial
+from typing import Any
+
+from prefect import flow
+from prefect.logging import get_run_logger
+from prefect.states import Completed, Failed, State
+
+from flows.launchers import Background, local_launcher
+from flows.one_life import watch_one
+from flows.processes import FINISHED, MISUSED, STOPPED, SUPERSEDED, Kind, Role
+from flows.reports import LEVELS, SECONDS_LEFT
+from flows.supervise import Event
+from storage.run import Run
+from tba.config import parse
+
+
+@flow(name="searcher", persist_result=False)
+def searcher(run: str, index: int = 0, attempt: int = 1) -> State[Any]:
+    """Generates responses and appends them to the run's log until the run stops."""
+    return live("searcher", run, index, attempt)
+
+
+@flow(name="trainer", persist_result=False)
+def trainer(run: str, attempt: int = 1) -> State[Any]:
+    """Takes the run's gradient steps and publishes versions; continues the newest checkpoint if there is one."""
+    return live("trainer", run, 0, attempt)
+
+
+@flow(name="evaluate", persist_result=False)
+def evaluate(run: str, attempt: int = 1) -> State[Any]:
+    """Scores versions as they are published, the first and the last always."""
+    return live("evaluator", run, 0, attempt)
+
+
+def live(kind: Kind, url: str, index: int, attempt: int) -> State[Any]:
+    run, role, logger = Run.open(url), Role(kind, index), get_run_logger()
+    config = parse(run.config)
+    work = partial(watch_one, run, local_launcher(run, config), config.limits, role, attempt)
+
+    def log(event: Event | None) -> None:
+        if event:
+            logger.log(LEVELS[event.severity], event.message)
+
+    with Background(work, within=SECONDS_LEFT, last=log) as background:
+        for event in background.news():
+            log(event)
+    return final_state(role, *background.result)
+
+
+def final_state(role: Role, code: int, last_words: str) -> State[Any]:
+    """The names are what flows/deployments.py reads."""
+    if code == FINISHED:
+        return Completed(message=f"{role.name} has finished")
+    if code == STOPPED:
+        return Completed(name="Stopped", message=f"{role.name} was asked to stop")
+    if code == SUPERSEDED:
+        return Completed(name="Superseded", message=f"another life of {role.name} has taken over")
+    name = "Misused" if code == MISUSED else "Failed"
+    return Failed(name=name, message=f"{role.name} ended with code {code}; its last words:\n{last_words}")

@@ -1,0 +1,141 @@
+"""`tba runs`: what runs there are and how they stand, read from their storage alone."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from flows.progress import bar
+from flows.supervise import CLOSED
+from storage import layout
+from storage.attempts import Span, chain, newest_attempt
+from storage.control import read_state
+from storage.evaluations import Evaluations
+from storage.leases import Lease, read_leases
+from storage.run import Run, default_root, list_runs
+from storage.tables import counts, ledger_name, stands
+from storage.versions import Versions
+from tba.config import parse
+from tba.errors import TBAError
+from tba.types import Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How a run stands."""
+
+    run: str
+    task: str
+    state: str  # new, running, stopping, stopped, interrupted, finished; unreadable if its records are
+    step: int | None
+    version: int | None
+    score: float | None  # of the newest evaluated version: greedy if there is such a metric
+    searchers: int  # that are alive
+
+
+def show(root: str | None, *, as_json: bool = False) -> int:
+    runs = list_runs(root or default_root())
+    with bar("looking at runs") as tell, ThreadPoolExecutor(8) as pool:
+        found = []
+        for done, summary in enumerate(pool.map(summarise, runs), start=1):
+            found.append(summary)
+            tell(done, len(runs))
+    if as_json:
+        print(json.dumps([asdict(summary) for summary in found], indent=1))
+    elif not found:
+        print(f"no runs under {root or default_root()}; `tba run quickstart` makes one")
+    else:
+        _print_table(found)
+    return 0
+
+
+def summarise(run: Run) -> Summary:
+    """One line about a run. A run that cannot be read is listed too, and says so."""
+    task = str(run.config.get("task", {}).get("name", ""))
+    try:
+        config = parse(run.config)
+        spans = chain(run)
+        leases = living(read_leases(run), config.limits.silent_after)
+        sync = newest_sync(run, spans)
+        scores = [score for score in Evaluations(run).scores() if stands(spans, score.version)]
+        scored = max((score.version.number for score in scores), default=-1)
+        return Summary(
+            run=run.name,
+            task=task,
+            state=state(run, alive=bool(leases), finished=sync == scored == config.last_sync),
+            step=max(_told_step(run, leases), config.step_of_sync(sync)),
+            version=_newest_version(run),
+            score=_score(scores),
+            searchers=sum(lease.role.startswith("searcher") for lease in leases),
+        )
+    except TBAError:
+        return Summary(run=run.name, task=task, state="unreadable", step=None, version=None, score=None, searchers=0)
+
+
+def state(run: Run, *, alive: bool, finished: bool) -> str:
+    desired = read_state(run).desired
+    if alive:
+        return "running" if desired == "run" else "stopping"
+    if finished:
+        return "finished"
+    if desired == "stop":
+        return "stopped"
+    return "interrupted" if newest_attempt(run) else "new"
+
+
+def living(leases: list[Lease], silent_after: float) -> list[Lease]:
+    """Leases of roles that have not ended and were renewed lately, by the clocks of their machines and of this one.
+    Good enough to show; whoever acts on a silent role watches its lease for a while instead."""
+    now = datetime.now(UTC)
+    return [
+        lease
+        for lease in leases
+        if lease.status not in CLOSED
+        and abs((now - datetime.fromisoformat(lease.renewed_at)).total_seconds()) < silent_after
+    ]
+
+
+def newest_sync(run: Run, spans: list[Span]) -> int:
+    """The newest sync whose ledger is stored."""
+    names = [ledger_name(entry.key) for entry in run.store.list(layout.STEPS)]
+    return max((name.number for name in names if counts(spans, name)), default=0)
+
+
+def _told_step(run: Run, leases: list[Lease]) -> int:
+    """What a living trainer says; the ledger follows at the next sync."""
+    return max((int(lease.progress.get("step", 0)) for lease in leases if lease.role == "trainer"), default=0)
+
+
+def _newest_version(run: Run) -> int | None:
+    newest = Versions(run).newest()
+    return newest.number if newest else None
+
+
+def _score(scores: list[Score]) -> float | None:
+    """Of the newest version that was evaluated: greedy, if there is such a metric."""
+    if not scores:
+        return None
+    newest = max((score.version for score in scores), key=lambda version: version.order)
+    own = {score.metric: score.value for score in scores if score.version == newest}
+    return own.get("greedy", next(iter(own.values())))
+
+
+def _print_table(summaries: list[Summary]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("run", "task", "state"):
+        table.add_column(name)
+    for name in ("step", "version", "score", "searchers"):
+        table.add_column(name, justify="right")
+    for it in summaries:
+        score = "" if it.score is None else f"{it.score:.3f}"
+        cells = (it.run, it.task, it.state, _blank(it.step), _blank(it.version), score, str(it.searchers))
+        table.add_row(*cells)
+    Console().print(table)
+
+
+def _blank(number: int | None) -> str:
+    return "" if number is None else str(number)

@@ -1,0 +1,102 @@
+"""What came of a run so far, in few words: its versions with their scores, as rows and as Markdown."""
+
+from typing import Any, NamedTuple
+
+from flows.plan import describe
+from storage import layout
+from storage.evaluations import Evaluations
+from storage.events import read_events
+from storage.folders import read_manifest
+from storage.run import Run
+from storage.versions import Versions
+from tba.config import parse
+from tba.types import Version
+
+
+class Published(NamedTuple):
+    """A version that is kept, or was scored before it was given up."""
+
+    version: Version
+    step: int
+    size: int | None  # bytes, while it is kept
+    sha256: str
+    scores: dict[str, float]
+
+    def row(self) -> dict[str, Any]:
+        size = "" if self.size is None else f"{self.size / 1e6:.1f} MB"
+        scores = {metric: round(value, 4) for metric, value in self.scores.items()}
+        return {"version": str(self.version), "step": self.step, "size": size, "sha256": self.sha256[:12], **scores}
+
+
+class Publications:
+    """Every version of a run, oldest first. Manifests never change, so each is read once."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.manifests: dict[Version, dict[str, Any]] = {}
+
+    def all(self) -> list[Published]:
+        kept = Versions(self.run).complete()
+        for version in kept:
+            if version not in self.manifests and (found := read_manifest(self.run.store, layout.version(version))):
+                self.manifests[version] = found
+        scores: dict[Version, dict[str, float]] = {}
+        steps: dict[Version, int] = {}
+        for score in Evaluations(self.run).scores():
+            scores.setdefault(score.version, {})[score.metric] = score.value
+            steps[score.version] = score.step
+        known = (set(kept) & self.manifests.keys()) | scores.keys()
+        return [
+            self._one(v, v in kept, steps.get(v, 0), scores.get(v, {})) for v in sorted(known, key=lambda v: v.order)
+        ]
+
+    def _one(self, version: Version, is_kept: bool, step: int, scores: dict[str, float]) -> Published:
+        manifest = self.manifests.get(version)
+        if manifest is None:
+            return Published(version, step, None, "", scores)
+        size = sum(file["bytes"] for file in manifest["files"]) if is_kept else None
+        return Published(version, manifest["step"], size, manifest["sha256"], scores)
+
+
+def markdown(run: Run) -> str:
+    """The report of a run: scores, settings, what went wrong, and where to look next."""
+    config = parse(run.config)
+    scored = [published.row() for published in Publications(run).all() if published.scores]
+    troubles = [event for event in read_events(run) if event["severity"] != "info"]
+    parts = [
+        f"# Run {run.name}",
+        f"`{run.url}`, created {run.created_at}, code {run.code_version}",
+        "## Scores",
+        table(scored) if scored else "No version has been scored yet.",
+        "## Settings",
+        f"```\n{describe(config)}\n```",
+        "## Warnings and errors",
+        table([{name: event[name] for name in ("at", "role", "kind", "message")} for event in troubles[-50:]])
+        if troubles
+        else "None.",
+        "## Where to look next",
+        f"```\n{where_next(run)}\n```",
+    ]
+    return "\n\n".join(parts)
+
+
+def where_next(run: Run) -> str:
+    return "\n".join(
+        [
+            f"tba report {run.url}",
+            f'tba sql {run.url} "select version_start, avg(reward), count(*) from trajectories group by 1 order by 1"',
+            f'tba sql {run.url} "select * from evaluations order by step"',
+            f"tba check {run.url}",
+        ]
+    )
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A Markdown table with a column for every key."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [names, ["---"] * len(names), *([_cell(row.get(name, "")) for name in names] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")

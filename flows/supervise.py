@@ -1,0 +1,434 @@
+"""Keeps the roles of a run alive until it has finished: starts, watches, restarts, adopts and stops them.
+
+A supervisor trusts two things: the exit of a process it started, and leases. It owns nothing else: when it dies the
+roles go on, and the next supervisor adopts those whose leases move. Knows nothing of Prefect, and of learning only
+that a run has finished when its trainer and its evaluator have.
+"""
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from flows.processes import FINISHED, MISUSED, STOPPED, SUPERSEDED, NotNow, Role, is_gone, last_attempt, signal_role
+from storage.control import State, change_state, read_state
+from storage.events import Events
+from storage.leases import SUPERVISOR, HeldLease, Lease, LeaseWatch, Seen
+from storage.run import Run
+from tba.config import LimitsConfig
+from tba.errors import RunFailed, Stopped, StorageError
+
+POLL = 0.2  # seconds between looks at processes; leases are read every `limits.lease_every`
+LONGEST_DELAY = 60.0  # seconds between two restarts of a role
+CLOSED = {"finished", "stopped", "failed"}  # last words of a lease: its role has ended and said so
+
+
+class Life(Protocol):
+    """One life of a role, started by a launcher."""
+
+    role: Role
+    attempt: int
+
+    @property
+    def where(self) -> str: ...
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended."""
+        ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def let_go(self) -> None:
+        """Leave it running."""
+        ...
+
+    def last_words(self) -> str: ...
+
+
+class Launcher(Protocol):
+    """How roles come to life: as processes of this host, or through deployments on others."""
+
+    start_deadline: float
+    """Seconds within which a life must take its lease."""
+    end_grace: float
+    """Seconds between `terminate` and `kill`."""
+
+    def start(self, role: Role, attempt: int) -> Life:
+        """NotNow, saying why, if it cannot be had at the moment."""
+        ...
+
+    def ended(self, life: Any) -> None:
+        """Tidy up after a life this launcher started."""
+        ...
+
+    def close(self) -> None:
+        """Tidy up after all of them."""
+        ...
+
+
+class Event(NamedTuple):
+    kind: str
+    message: str
+    severity: str = "info"
+    data: Mapping[str, Any] = {}
+
+
+class StopRequest(NamedTuple):
+    why: str
+    within: float | None = None  # seconds until somebody will end this process; None leaves `limits.stop_grace`
+
+
+def supervise(
+    run: Run,
+    launcher: Launcher,
+    limits: LimitsConfig,
+    *,
+    should_stop: Callable[[], StopRequest | None] = lambda: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_look: Callable[[Mapping[str, Seen]], None] = lambda seen: None,
+    first_delay: float = 1.0,
+) -> None:
+    """Returns when the run has finished. Raises Stopped when it was asked to stop, by `should_stop` or through the
+    run's state, and RunFailed when a role kept failing; either way every role has been stopped in order. Raises
+    Superseded, leaving the roles alone, when another supervisor has taken over.
+
+    `on_event` and `on_look` are told what happens; they return quickly and do not raise.
+    """
+    with HeldLease(run, SUPERVISOR, every=limits.lease_every) as lease:
+        supervisor = Supervisor(run, launcher, limits, lease, should_stop, on_event, on_look, first_delay)
+        try:
+            supervisor.run_until_finished()
+        finally:
+            supervisor.let_go()
+        lease.close("finished")
+
+
+def hangs(seen: Seen | None, life_before: int, up: float, limits: LimitsConfig, launcher: Launcher) -> str:
+    """What is wrong with a life that runs: its lease is silent, or it never took one. Empty if nothing is."""
+    if seen and seen.lease.life > life_before:
+        # One that has said its last word may take a while to leave.
+        patience = limits.stop_grace if seen.lease.status in CLOSED else limits.silent_after
+        return say_silent(seen) if seen.silent_for > patience else ""
+    return f"has taken no lease for {up:.0f} s" if up > launcher.start_deadline else ""
+
+
+def say_silent(seen: Seen) -> str:
+    lease = seen.lease
+    return f"has been silent for {seen.silent_for:.0f} s (pid {lease.pid} on {lease.host}, last said {lease.status!r})"
+
+
+@dataclass
+class Watched:
+    """What the supervisor knows of one role."""
+
+    role: Role
+    life: Life | None = None  # what it started and has not seen end
+    since: float = 0.0  # when it started it
+    life_before: int = 0  # of the lease then
+    hangs: bool = False  # and has been killed for it
+    attempt: int = 0
+    first_seen: tuple[int, int] | None = None  # life and counter of somebody else's lease
+    adopted: bool = False
+    finished: bool = False
+    ends: deque[float] = field(default_factory=deque)  # when it ended too early
+    not_before: float = 0.0
+    waits: tuple[str, float] | None = None  # why it cannot be started, and since when
+    draining: float | None = None  # since when a searcher too many was asked to stop
+
+
+class Supervisor:
+    def __init__(
+        self,
+        run: Run,
+        launcher: Launcher,
+        limits: LimitsConfig,
+        lease: HeldLease,
+        should_stop: Callable[[], StopRequest | None],
+        on_event: Callable[[Event], None],
+        on_look: Callable[[Mapping[str, Seen]], None],
+        first_delay: float,
+    ):
+        self.run, self.launcher, self.limits, self.lease = run, launcher, limits, lease
+        self.should_stop, self.on_event, self.on_look, self.first_delay = should_stop, on_event, on_look, first_delay
+        self.events = Events(run, SUPERVISOR, lease.life)
+        self.watched: dict[Role, Watched] = {}
+        self.watch = LeaseWatch()
+        self.seen: dict[str, Seen] = {}
+        self.state = State()
+        self.next_look = 0.0
+        self.last_look = time.monotonic()
+
+    def run_until_finished(self) -> None:
+        """Waits for roles to end; unblocked by their exits and leases, and by whoever asks for a stop."""
+        self.tell("supervisor-started", f"supervisor {self.lease.life} looks after {self.run.url}")
+        try:
+            while not self.finished():
+                if request := self.stop_request():
+                    self.stop(request.why, request.within)
+                    raise Stopped(f"run {self.run.name} was stopped: {request.why}")
+                self.attend_all()
+                time.sleep(POLL)
+        except RunFailed as failure:
+            self.tell("run-failed", str(failure), "error")
+            self.stop(f"failed: {str(failure).splitlines()[0]}")
+            raise
+        self.tell("run-finished", f"run {self.run.name} has finished")
+        self.stop("finished")
+
+    # What is wanted, and what is there
+
+    def stop_request(self) -> StopRequest | None:
+        try:
+            self.lease.check()  # Superseded passes through: the roles are another supervisor's now
+        except Stopped as stopped:
+            return StopRequest(str(stopped).removeprefix(f"{self.run.name} was asked to stop: "))
+        return self.should_stop()
+
+    def finished(self) -> bool:
+        return all(
+            role in self.watched and self.watched[role].finished for role in (Role("trainer"), Role("evaluator"))
+        )
+
+    def look(self) -> None:
+        """Read the leases and the wanted state. After a blind time every silence is measured anew, so that nobody
+        is taken for dead because of it."""
+        if time.monotonic() - self.last_look > max(self.limits.silent_after / 2, 3 * self.limits.lease_every):
+            self.watch = LeaseWatch()
+        self.seen = self.watch.observe(self.run)
+        self.state = read_state(self.run)
+        self.last_look = time.monotonic()
+        self.next_look = self.last_look + self.limits.lease_every
+        for role in filter(None, map(Role.parse, self.seen)):
+            self.know(role)
+        self.lease.tell("supervising", roles=len(self.alive()))
+        self.on_look(self.seen)
+
+    def know(self, role: Role) -> Watched:
+        return self.watched.setdefault(role, Watched(role))
+
+    def is_open(self, w: Watched) -> bool:
+        """Whether somebody may be behind the lease of a role."""
+        seen = self.seen.get(w.role.name)
+        return seen is not None and seen.lease.status not in CLOSED and not is_gone(seen.lease)
+
+    def is_silent(self, w: Watched) -> bool:
+        return self.seen[w.role.name].silent_for > self.limits.silent_after
+
+    def is_alive(self, w: Watched) -> bool:
+        return w.life is not None or (self.is_open(w) and not self.is_silent(w))
+
+    def alive(self) -> list[Watched]:
+        return [w for w in self.watched.values() if self.is_alive(w)]
+
+    # Keeping them alive
+
+    def attend_all(self) -> None:
+        """One turn of the loop. While the store cannot be read nothing is judged, and nothing can be started."""
+        now = time.monotonic()
+        try:
+            if now >= self.next_look:
+                self.look()
+            wanted = [Role("trainer"), Role("evaluator"), *(Role("searcher", i) for i in range(self.state.searchers))]
+            for role in wanted:
+                self.attend(self.know(role))
+            for role in self.watched.keys() - set(wanted):
+                self.drain(self.watched[role])
+        except StorageError as error:
+            if now - self.last_look > self.limits.orphan_after:
+                raise
+            self.on_event(Event("store-trouble", str(error), "warning"))
+            time.sleep(self.limits.lease_every)
+            self.next_look = 0.0
+
+    def attend(self, w: Watched) -> None:
+        if w.finished:
+            return
+        if w.life is None:
+            if not self.lives_elsewhere(w) and not w.finished and time.monotonic() >= w.not_before:
+                self.start(w)
+        elif (code := w.life.poll()) is not None:
+            self.ended(w, w.life, code)
+        elif not w.hangs:
+            up = time.monotonic() - w.since
+            why = hangs(self.seen.get(w.role.name), w.life_before, up, self.limits, self.launcher)
+            if why:
+                w.hangs = True
+                self.tell("role-silent", f"{w.role.name} {why}", "warning", w=w)
+                w.life.kill()
+
+    def start(self, w: Watched) -> None:
+        seen, now = self.seen.get(w.role.name), time.monotonic()
+        w.life_before = seen.lease.life if seen else 0
+        attempt = max(w.attempt, w.life_before, last_attempt(self.run, w.role)) + 1
+        try:
+            w.life = self.launcher.start(w.role, attempt)
+        except NotNow as reason:
+            self.wait(w, str(reason), now)
+            return
+        w.attempt, w.since, w.waits, w.hangs = w.life.attempt, now, None, False
+        self.tell("role-started", f"{w.role.name}, attempt {w.attempt}: {w.life.where}", w=w)
+
+    def wait(self, w: Watched, reason: str, now: float) -> None:
+        """It cannot be started: say so once, and try again, until the deadline."""
+        before, since = w.waits or ("", now)
+        if reason != before:
+            self.tell("role-waiting", f"{w.role.name} cannot start yet: {reason}", "warning", w=w)
+        if now - since > self.limits.data_deadline:
+            raise RunFailed(f"{w.role.name} could not be started for {now - since:.0f} s: {reason}")
+        w.waits, w.not_before = (reason, since), now + self.limits.lease_every
+
+    def ended(self, w: Watched, life: Life, code: int) -> None:
+        self.bury(w, life, code)
+        seen = self.seen.get(w.role.name)
+        if code == FINISHED or (seen and seen.lease.life > w.life_before and seen.lease.status == "finished"):
+            w.finished = True
+        elif code == MISUSED:
+            raise RunFailed(f"{w.role.name} cannot do what it was asked to; {_quote(life)}")
+        elif code != SUPERSEDED:  # a superseded role has a successor, which will be found by its lease
+            self.delay_restart(w, f"{_say(code)}; {_quote(life)}")
+
+    def bury(self, w: Watched, life: Life, code: int) -> None:
+        w.life, w.draining = None, None
+        self.next_look = 0.0
+        severity = "info" if code in (FINISHED, STOPPED) else "warning"
+        self.tell("role-ended", f"{w.role.name}, attempt {life.attempt}, {_say(code)}", severity, w=w, code=code)
+        try:
+            self.launcher.ended(life)
+        except StorageError as error:
+            self.tell("log-not-stored", f"the log of {w.role.name} stays at {life.where}: {error}", "warning", w=w)
+
+    def delay_restart(self, w: Watched, how: str) -> None:
+        now, window = time.monotonic(), self.limits.restart_window
+        w.ends.append(now)
+        while now - w.ends[0] > window:
+            w.ends.popleft()
+        if len(w.ends) > self.limits.max_restarts:
+            raise RunFailed(f"{w.role.name} ended {len(w.ends)} times within {window:.0f} s, the last time {how}")
+        delay = min(self.first_delay * 2 ** (len(w.ends) - 1), LONGEST_DELAY)
+        w.not_before = now + delay
+        self.tell("role-restarting", f"{w.role.name} is started again in {delay:g} s", "warning", w=w)
+
+    def lives_elsewhere(self, w: Watched) -> bool:
+        """Whether a life that this supervisor did not start goes on, or may: it is adopted once its lease has moved,
+        and replaced once that has been silent for too long."""
+        seen = self.seen.get(w.role.name)
+        if seen is None:
+            return False
+        if self.is_open(w) and not self.is_silent(w):
+            mark = (seen.lease.life, seen.lease.counter)
+            w.first_seen = w.first_seen or mark
+            if mark != w.first_seen and not w.adopted:
+                w.adopted, w.attempt = True, seen.lease.life
+                self.tell("role-adopted", f"{w.role.name} lives: pid {seen.lease.pid} on {seen.lease.host}", w=w)
+            return True
+        if self.is_open(w):
+            self.tell("role-silent", f"{w.role.name} {say_silent(seen)}", "warning", w=w)
+            signal_role(w.role, seen.lease, self.run.name, signal.SIGKILL)
+        w.finished, w.first_seen = seen.lease.status == "finished", None
+        if w.adopted:
+            how = self.bury_adopted(w, seen.lease)
+            if not w.finished:
+                self.delay_restart(w, f"it was {how} (pid {seen.lease.pid} on {seen.lease.host})")
+        return False
+
+    def bury_adopted(self, w: Watched, lease: Lease) -> str:
+        w.adopted = False
+        how = lease.status if lease.status in CLOSED else "gone"
+        severity = "warning" if how in ("gone", "failed") else "info"
+        self.tell("role-ended", f"{w.role.name}, which was adopted, is {how}", severity, w=w)
+        return how
+
+    # Stopping them
+
+    def drain(self, w: Watched) -> None:
+        """Stop a searcher too many."""
+        if w.life and (code := w.life.poll()) is not None:
+            self.bury(w, w.life, code)
+        if not self.is_alive(w):
+            w.draining, w.finished = None, False
+        elif w.draining is None:
+            w.draining = time.monotonic()
+            self.tell("role-draining", f"{w.role.name} is one too many of {self.state.searchers}", w=w)
+            self.signal(w, signal.SIGTERM)
+        elif time.monotonic() - w.draining > self.limits.stop_grace:
+            self.signal(w, signal.SIGKILL)
+
+    def stop(self, why: str, within: float | None = None) -> None:
+        """The ladder: what is wanted, then SIGTERM, then SIGKILL. Each rung ends as soon as nobody is left."""
+        self.tell("run-stopping", f"stopping: {why}")
+        grace, end_grace = self.limits.stop_grace, self.launcher.end_grace
+        if within is not None:
+            grace, end_grace = min(grace, 0.7 * within), min(end_grace, 0.2 * within)
+        try:
+            change_state(self.run, desired="stop", why=why)
+        except StorageError as error:
+            self.on_event(Event("store-trouble", f"the roles are stopped without being asked: {error}", "warning"))
+            grace = 0.0
+        left = self.await_ends(grace)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for w in left:
+                self.tell("role-stopping", f"{w.role.name} still runs: {number.name}", "warning", w=w)
+                self.signal(w, number)
+            left = self.await_ends(end_grace)
+        for w in left:
+            self.tell("role-left", f"{w.role.name} could not be stopped from here", "error", w=w)
+        try:
+            self.launcher.close()
+        except StorageError as error:
+            self.tell("log-not-stored", f"some logs stay on this host: {error}", "warning")
+
+    def await_ends(self, patience: float) -> list[Watched]:
+        """Those that live on after so many seconds."""
+        deadline = time.monotonic() + patience
+        while True:
+            for w in self.watched.values():
+                if w.life and (code := w.life.poll()) is not None:
+                    self.bury(w, w.life, code)
+            if time.monotonic() >= self.next_look:
+                try:
+                    self.look()
+                except StorageError as error:
+                    self.on_event(Event("store-trouble", str(error), "warning"))
+                    self.next_look = time.monotonic() + self.limits.lease_every
+            for w in self.watched.values():
+                if w.adopted and not self.is_alive(w):
+                    self.bury_adopted(w, self.seen[w.role.name].lease)
+            left = self.alive()
+            if not left or time.monotonic() > deadline:
+                return left
+            time.sleep(POLL)
+
+    def signal(self, w: Watched, number: signal.Signals) -> None:
+        if w.life and number == signal.SIGKILL:
+            w.life.kill()
+        elif w.life:
+            w.life.terminate()
+        elif w.role.name in self.seen:
+            signal_role(w.role, self.seen[w.role.name].lease, self.run.name, number)
+
+    def let_go(self) -> None:
+        for w in self.watched.values():
+            if w.life:
+                w.life.let_go()
+
+    def tell(self, kind: str, message: str, severity: str = "info", *, w: Watched | None = None, **data: Any) -> None:
+        about = {"of": w.role.name, "attempt": w.attempt, **data} if w else data
+        self.events.write(kind, message, severity=severity, **about)
+        self.on_event(Event(kind, message, severity, about))
+
+
+def _say(code: int) -> str:
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    known = {FINISHED: "finished", STOPPED: "stopped", SUPERSEDED: "superseded by another life of it"}
+    return known.get(code, f"failed with exit code {code}")
+
+
+def _quote(life: Life) -> str:
+    """Where it lived and what it wrote last."""
+    words = life.last_words()
+    return f"{life.where}; its last words:\n{words}" if words else f"{life.where}; it wrote nothing"

@@ -1,0 +1,115 @@
+"""The flow `tba`: from a task's name to a finished run.
+
+    prefect deployment run tba/gsm8k --param root=s3://bucket/x --param overrides='{"training.steps": 10}'
+
+It validates, creates or resumes the run, launches the roles, watches them and reports. It decides nothing about
+learning, and holds nothing: when it dies the roles go on, and `resume` adopts them. Cancelling it stops every role in
+order and leaves a run that can be resumed.
+"""
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from prefect import flow
+from prefect.context import FlowRunContext
+from prefect.states import Cancelled, State
+from pydantic import Field
+
+from flows import plan
+from flows.deployments import DeploymentLauncher
+from flows.launchers import Background, local_launcher
+from flows.reports import SECONDS_LEFT, Reports
+from flows.supervise import Launcher, supervise
+from storage import layout
+from storage.control import change_state
+from storage.run import Run, default_root
+from storage.store import open_store
+from tba.config import Config
+from tba.errors import ConfigError, Stopped, Superseded
+
+TaskName = Literal["quickstart", "gsm8k", "math", "tldr", "redteam"]
+AtLeastOne = Annotated[int, Field(ge=1)]
+
+
+@flow(name="tba", persist_result=False)
+def tba(
+    task: TaskName = "quickstart",
+    run: str | None = None,
+    root: str | None = None,
+    steps: AtLeastOne | None = None,
+    searchers: AtLeastOne | None = None,
+    seed: Annotated[int, Field(ge=0)] | None = None,
+    launcher: Literal["local", "deployments"] = "local",
+    resume: bool = False,
+    overrides: dict[str, Any] | None = None,
+) -> str | State[Any]:
+    """Train on a task, from its settings to a finished run; returns the run's URL.
+
+    Args:
+        task: What is asked and how it is rewarded; brings the settings of the paper with it.
+        run: Name of the run; derived from the task if not given. With `resume`, its name or URL.
+        root: Folder or s3:// URL for runs, as the machine that runs this flow sees it.
+        steps: Gradient steps to take.
+        searchers: How many searchers generate side by side.
+        seed: Of everything random.
+        launcher: `local` starts every role beside this flow, `deployments` on the workers of gpu-search and gpu-train.
+        resume: Go on with a run that was interrupted or stopped.
+        overrides: Any other setting by its dotted name, such as {"training.learning_rate": 1e-5}.
+    """
+    name = run_name(task, run)
+    if resume or is_another_go(name, root):
+        if resume and (overrides or steps is not None or seed is not None):
+            raise ConfigError("a run that is resumed keeps its settings: give neither steps nor seed nor overrides")
+        subject, config = resume_run(task, name, root, searchers)
+    else:
+        config = plan.resolve(task, overrides, steps=steps, searchers=searchers, seed=seed)
+        subject = plan.start(config, root, name)
+    try:
+        look_after(subject, config, launcher)
+    except Stopped as stopped:
+        return Cancelled(message=f"{stopped}; it can be resumed: {subject.url}")
+    except Superseded as superseded:
+        return Cancelled(name="Superseded", message=f"{superseded}; its roles go on under that")
+    return subject.url
+
+
+def look_after(run: Run, config: Config, launcher: str) -> None:
+    """Launch the roles, watch them to the end of the run, and report."""
+    launch: Launcher = DeploymentLauncher(run, config) if launcher == "deployments" else local_launcher(run, config)
+    with Reports(run, config) as reports:
+        work = partial(supervise, run, launch, config.limits, on_look=reports.look)
+        with Background(work, within=SECONDS_LEFT, last=reports.log) as background:
+            for event in background.news():
+                reports.hear(event)
+        reports.finish()
+
+
+def resume_run(task: str, name: str | None, root: str | None, searchers: int | None) -> tuple[Run, Config]:
+    if name is None:
+        raise ConfigError("run: the name or URL of the run to resume is needed")
+    subject, config = plan.resume(url_of(name, root))
+    if config.task.name != task:
+        raise ConfigError(f"task: run {subject.name!r} is of task {config.task.name!r}, got {task!r}")
+    if searchers is not None:
+        change_state(subject, searchers=searchers)
+    return subject, config
+
+
+def run_name(task: str, run: str | None) -> str | None:
+    """As given, else after the flow run, so that another go of that finds the same run."""
+    context = FlowRunContext.get()
+    if run or context is None or context.flow_run is None:
+        return run
+    return f"{task}-{context.flow_run.name}"
+
+
+def url_of(name: str, root: str | None) -> str:
+    return name if "/" in name else layout.run_url(root or default_root(), name)
+
+
+def is_another_go(name: str | None, root: str | None) -> bool:
+    """Whether Prefect runs this flow run once more, after a crash or at somebody's request, and the run is there."""
+    context = FlowRunContext.get()
+    if name is None or context is None or context.flow_run is None or context.flow_run.run_count < 2:
+        return False
+    return open_store(url_of(name, root)).exists(layout.RUN)

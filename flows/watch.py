@@ -1,0 +1,216 @@
+"""`tba watch`: a run as it stands, at 80 columns, from its storage alone."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import duckdb
+from rich.bar import Bar
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from flows.charts import number
+from flows.progress import bar
+from flows.runs import Summary, living, summarise
+from storage.leases import Lease, read_leases
+from storage.run import Run
+from storage.views import connect
+from tba.config import Config, parse
+
+WIDTH = 80
+ENDED = ("finished", "stopped")
+
+LAST_STEP = "select * from steps order by step desc limit 1"
+
+RECENT_TIME = """
+select sum(seconds_wait) / sum(seconds_step), sum(tokens) / sum(seconds_step), avg(seconds_step)
+from steps where step > (select max(step) from steps) - 20
+"""
+
+NEWEST_SHARDS = """
+select avg(reward), count(*), max(version_start), avg(length), avg(finished::int)
+from trajectories
+join (
+    select searcher, max(seq) as seq from shards where state in ('admitted', 'waiting') group by searcher
+) using (searcher, seq)
+"""
+
+NEWEST_AGES = """
+select avg(age), max(age), avg((branch = 'recent')::int) from draws where sync = (select max(sync) from steps)
+"""
+
+BUFFER = """
+select
+    coalesce(sum(rows) filter (state = 'admitted'), 0), coalesce(sum(rows) filter (state = 'waiting'), 0), count(*),
+    max(sync), count(*) filter (state in ('refused', 'unreadable', 'missing'))
+from shards
+"""
+
+SCORES = """
+select metric, version, value from evaluations where not abandoned order by metric, attempt, version
+"""
+
+LAST_EVENTS = "select created_at, role, kind, message, severity from events order by created_at desc limit 6"
+
+
+@dataclass
+class View:
+    """What one picture is made of."""
+
+    run: Run
+    config: Config
+    summary: Summary
+    leases: list[Lease]
+    con: duckdb.DuckDBPyConnection = field(repr=False)
+
+    def row(self, query: str) -> dict[str, Any]:
+        """The first row of an answer by column; empty if there is none."""
+        found = self.con.execute(query)
+        names = [column[0] for column in found.description or ()]
+        rows = found.fetchall()
+        return dict(zip(names, rows[0], strict=True)) if rows else {}
+
+    def values(self, query: str) -> tuple[Any, ...]:
+        return self.con.execute(query).fetchall()[0]
+
+
+def watch(run: Run, *, once: bool = False, every: float = 2.0) -> None:
+    """Show the run until it has ended or nobody wants to see more."""
+    console = Console(highlight=False)
+    console = Console(width=min(console.width, WIDTH), highlight=False)
+    with bar("copying what is new") as tell:
+        view = look(run, tell)
+    if once:
+        console.print(picture(view))
+        return
+    with Live(picture(view), console=console, auto_refresh=False) as live:
+        while view.summary.state not in ENDED:
+            time.sleep(every)
+            view = look(run)
+            live.update(picture(view), refresh=True)
+
+
+def look(run: Run, progress: Any = None) -> View:
+    config = parse(run.config)
+    leases = living(read_leases(run), config.limits.silent_after)
+    return View(run, config, summarise(run), leases, connect(run, progress=progress))
+
+
+def picture(view: View) -> RenderableType:
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(style="bold", no_wrap=True)
+    lines.add_column(overflow="fold")
+    for name, content in (
+        ("learning", _learning(view)),
+        ("reward", _reward(view)),
+        ("ages", _ages(view)),
+        ("trainer", _trainer(view)),
+        *((lease.role, _searcher(lease)) for lease in view.leases if lease.role.startswith("searcher")),
+        ("evaluator", _told(view, "evaluator")),
+        ("buffer", _buffer(view)),
+        *_scores(view),
+    ):
+        if content:
+            lines.add_row(name, content)
+    return Group(_head(view), _progress(view), Text(), lines, Text(), *_events(view))
+
+
+# --- lines of the picture ---------------------------------------------------------------------------------------------
+
+
+def _head(view: View) -> Text:
+    summary = view.summary
+    colour = {"running": "green", "finished": "green"}.get(summary.state, "yellow")
+    version = "no version yet" if summary.version is None else f"version {summary.version}"
+    return Text.assemble(
+        (view.run.name, "bold"), f"  {summary.task}  ", (summary.state, colour), f"  {version}  ",
+        f"{summary.searchers} of {view.config.search.searchers} searchers",
+    )  # fmt: skip
+
+
+def _progress(view: View) -> RenderableType:
+    step, steps = view.summary.step or 0, view.config.training.steps
+    line = Table.grid(padding=(0, 2), expand=True)
+    line.add_column(no_wrap=True)
+    line.add_column(ratio=1)
+    line.add_column(no_wrap=True)
+    line.add_row(f"step {step} of {steps}", Bar(steps, 0, step, color="green"), f"{step / steps:.0%}")
+    return line
+
+
+def _learning(view: View) -> str:
+    last = view.row(LAST_STEP)
+    names = {"loss": "loss", "residual_abs": "|residual|", "log_z": "log Z", "grad_norm": "grad", "beta": "beta"}
+    return "  ".join(f"{label} {number(last[name])}" for name, label in names.items() if last.get(name) is not None)
+
+
+def _reward(view: View) -> str:
+    reward, rows, version, length, finished = view.values(NEWEST_SHARDS)
+    last = view.row(LAST_STEP).get("reward_mean")
+    parts = [] if last is None else [f"last batch {last:.3f}"]
+    if rows:
+        parts.append(f"newest {rows} {reward:.3f} (version {version}, {length:.0f} tokens, {finished:.0%} ended)")
+    return "  ".join(parts)
+
+
+def _ages(view: View) -> str:
+    mean, oldest, recent = view.values(NEWEST_AGES)
+    return "" if mean is None else f"mean {mean:.1f} steps  oldest {oldest}  recent {recent:.0%} of draws"
+
+
+def _trainer(view: View) -> str:
+    waits, tokens, seconds = view.values(RECENT_TIME)
+    told = _told(view, "trainer")
+    if seconds is None:
+        return told
+    spent = f"idle {waits or 0:.1%}  {seconds:.2f} s a step" + (f"  {tokens:,.0f} tokens/s" if tokens else "")
+    return f"{spent}  {told}" if told else spent
+
+
+def _searcher(lease: Lease) -> str:
+    """From what it says of itself: seconds are those of its whole life."""
+    progress = lease.progress
+    spent = {name: seconds for name, seconds in progress.items() if name.startswith("seconds_")}
+    parts = []
+    if total := sum(spent.values()):
+        parts.append(f"generates {spent.get('seconds_generate', 0.0) / total:.0%} of its time")
+        if progress.get("tokens"):
+            parts.append(f"{progress['tokens'] / total:,.0f} tokens/s")
+    return "  ".join([*parts, lease.status])
+
+
+def _told(view: View, role: str) -> str:
+    return next((lease.status for lease in view.leases if lease.role == role), "")
+
+
+def _buffer(view: View) -> str:
+    admitted, waiting, shards, sync, bad = view.values(BUFFER)
+    text = f"{admitted:,} trajectories in {shards:,} shards  {waiting:,} waiting"
+    text += "" if sync is None else f"  sync {sync}"
+    return text + (f"  {bad} refused or damaged" if bad else "")
+
+
+def _scores(view: View) -> list[tuple[str, str]]:
+    """The first scores of each metric and the newest ones, as version:value."""
+    by_metric: dict[str, list[str]] = {}
+    for metric, version, value in view.con.execute(SCORES).fetchall():
+        by_metric.setdefault(metric, []).append(f"{version}: {value:.3f}")
+    return [(metric, "  ".join(_ends(values))) for metric, values in by_metric.items()]
+
+
+def _ends(values: Sequence[str]) -> list[str]:
+    return list(values) if len(values) <= 6 else [values[0], "…", *values[-4:]]
+
+
+def _events(view: View) -> list[Text]:
+    rows = view.con.execute(LAST_EVENTS).fetchall()
+    colours = {"warning": "yellow", "error": "red"}
+    return [
+        Text(
+            f"{at:%H:%M:%S}  {role}  {kind}: {message}", colours.get(severity, "dim"), no_wrap=True, overflow="ellipsis"
+        )
+        for at, role, kind, message, severity in reversed(rows)
+    ]

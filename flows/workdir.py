@@ -1,0 +1,22 @@
+"""Where a run started by a worker finds relative paths: the pull step of prefect.yaml."""
+
+import os
+import tempfile
+from pathlib import Path
+
+# Bound before the folder changes: Prefect imports flows with the working directory first on the path, and a project's
+# own `flows` or `storage` folder there must not be taken for ours.
+import storage as _storage  # noqa: F401
+import tba as _tba  # noqa: F401
+
+
+def leave_temporary_folder() -> dict[str, str]:
+    """A process worker starts each run in an empty temporary folder and removes that afterwards; runs stored there
+    would be lost. Go to `$TBA_HOME`, else to where the worker was started. Anywhere else nothing is done: a work pool
+    may have chosen the folder, and the worker itself passes through here too."""
+    here = Path.cwd()
+    is_temporary = here.parent == Path(tempfile.gettempdir()).resolve() and here.name.endswith("prefect")
+    home = os.environ.get("TBA_HOME") or os.environ.get("PWD")
+    if is_temporary and home and Path(home).is_dir():
+        os.chdir(home)
+    return {"directory": os.getcwd()}

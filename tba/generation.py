@@ -1,0 +1,355 @@
+"""Responses from a transformers model: batched, each prompt read once, places refilled as responses end.
+
+A response is a row of the batch. What a seed yields is a function of weights, prompt, seed and temperature alone: the
+random number of each token comes from (seed, position), never from what the row stands beside. Only rounding depends
+on that, so a token can differ where two numbers agree to six digits.
+"""
+# Shapes: B rows, P prompts, T columns (tokens of prompt and response with padding on the left), V vocabulary.
+
+import hashlib
+import inspect
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
+
+from tba.errors import ConfigError
+from tba.logprobs import chosen_logps
+from tba.policy import Policy
+from tba.types import Prompt, Response, Version
+
+_DESCRIPTION = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_REFILL = 8  # ended rows leave, and waiting ones come in, an eighth of the batch at a time: both copy the whole cache
+
+
+class TransformersGenerator:
+    """Generates at most `batch_responses` responses side by side, each of at most `max_response_tokens` tokens."""
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        dtype: str = "float32",
+        batch_responses: int = 512,
+        max_response_tokens: int = 512,
+        trust_remote_code: bool = False,
+    ):
+        self.device, self.dtype, self.trust_remote_code = device, dtype, trust_remote_code
+        self.batch_responses, self.max_response_tokens = batch_responses, max_response_tokens
+        self.version: Version | None = None
+        self._policy: Policy | None = None
+        self._description = b""
+
+    def adopt(self, folder: Path, version: Version) -> None:
+        """Load the weights of a version from a Hugging Face folder; into the model that is there when only they differ."""
+        description = _describe(folder)
+        if self._policy is None or description != self._description or not _refill(self._policy.model, folder):
+            self._policy = Policy.load(
+                folder, dtype=self.dtype, device=self.device, trust_remote_code=self.trust_remote_code
+            )
+            _check_cache(self._policy.model)
+        self._description, self.version = description, version
+
+    def generate(
+        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], *, temperature: float, top_p: float = 1.0
+    ) -> list[list[Response]]:
+        """One response per seed; `logps` are those of the model at `temperature`, before `top_p` cuts it.
+
+        Temperature 0 is greedy; its `logps` are the model's own, at temperature 1.
+        """
+        if self._policy is None or self.version is None:
+            raise ConfigError("a generator has no weights before it has adopted a version")
+        _check_request(prompts, seeds, temperature, top_p)
+        began = time.monotonic()
+        requests = [_Request(i, p.tokens, seed) for i, p in enumerate(prompts) for seed in seeds[i]]
+        self._run(self._policy, requests, temperature, top_p)
+        return self._responses(requests, len(prompts), temperature, top_p, time.monotonic() - began)
+
+    @torch.inference_mode()
+    def _run(self, policy: Policy, requests: "Sequence[_Request]", temperature: float, top_p: float) -> None:
+        """Continue every request to its end. Long prompts first: later ones then fit in the columns that are there."""
+        ends = _end_tokens(policy)
+        waiting = sorted(requests, key=lambda request: -len(request.prompt))[::-1]
+        flight = _Flight(policy.model)
+        while waiting or flight.rows:
+            room = self.batch_responses - len(flight.rows)
+            if waiting and room >= min(len(waiting), max(1, self.batch_responses // _REFILL)):
+                flight.admit([waiting.pop() for _ in range(min(room, len(waiting)))])
+            for request, token, logp in flight.sample(temperature, top_p):
+                request.take(token, logp, ends, self.max_response_tokens)
+            flight.drop_ended(at_least=len(flight.rows) // _REFILL)
+            flight.advance()
+
+    def _responses(
+        self, requests: "Sequence[_Request]", prompts: int, temperature: float, top_p: float, seconds: float
+    ) -> list[list[Response]]:
+        policy, version = cast(Policy, self._policy), cast(Version, self.version)
+        texts = policy.tokenizer.batch_decode([request.tokens for request in requests], skip_special_tokens=True)
+        share = seconds / max(1, sum(len(request.tokens) for request in requests))
+        groups: list[list[Response]] = [[] for _ in range(prompts)]
+        for request, text in zip(requests, texts, strict=True):
+            response = Response(
+                tokens=tuple(request.tokens),
+                logps=tuple(request.logps),
+                text=text,
+                finished=request.finished,
+                temperature=temperature,
+                top_p=top_p,
+                seed=request.seed,
+                version_start=version,
+                version_end=version,
+                generate_seconds=share * len(request.tokens),
+            )
+            groups[request.group].append(response)
+        return groups
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """One response in the making."""
+
+    group: int
+    prompt: tuple[int, ...]
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    finished: bool = False
+    ended: bool = False
+
+    def take(self, token: int, logp: float, ends: frozenset[int], limit: int) -> None:
+        self.tokens.append(token)
+        self.logps.append(logp)
+        self.finished = token in ends
+        self.ended = self.finished or len(self.tokens) >= limit
+
+
+class _Flight:
+    """The rows that are being generated. All end in the same column, whatever their lengths, and the cache has one
+    column per token; `start` is the column of each row's first token."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        self.rows: list[_Request] = []
+        self.cache = _new_cache()
+        self.start_B = torch.empty(0, dtype=torch.long, device=model.device)
+        self.logits_BV = torch.empty(0)
+        accepted = inspect.signature(model.forward).parameters
+        self._options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._takes_positions = "position_ids" in accepted
+
+    def admit(self, requests: Sequence[_Request]) -> None:
+        """Read each prompt once, repeat what the cache holds of it, and put the new rows beside the old ones."""
+        prompts = list(dict.fromkeys(request.prompt for request in requests))
+        place = {prompt: i for i, prompt in enumerate(prompts)}
+        width = max(len(prompt) for prompt in prompts)
+        tokens_PT = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=self.model.device)
+        start_P = torch.tensor([width - len(p) for p in prompts], device=self.model.device)
+        cache = _new_cache()
+        logits_PV = self._forward(tokens_PT, start_P, cache)
+        copies_B = torch.tensor([place[request.prompt] for request in requests], device=self.model.device)
+        for layer in _layers(cache):
+            layer.select(copies_B)
+        start_B, logits_BV = start_P[copies_B], logits_PV[copies_B]
+        if self.rows:
+            shift = _layers(self.cache)[0].length - width
+            for layer, new in zip(_layers(self.cache), _layers(cache), strict=True):
+                layer.join(new, shift)
+            start_B = torch.cat([self.start_B, start_B + shift])
+            logits_BV = torch.cat([self.logits_BV, logits_BV])
+        else:
+            self.cache = cache
+        self.rows, self.start_B, self.logits_BV = self.rows + list(requests), start_B, logits_BV
+
+    def sample(self, temperature: float, top_p: float) -> Iterator[tuple[_Request, int, float]]:
+        """The next token of each row that has not ended."""
+        seeds = np.array([request.seed for request in self.rows], dtype=np.uint64)
+        positions = np.array([len(request.tokens) for request in self.rows], dtype=np.uint64)
+        uniforms_B = torch.from_numpy(uniforms(seeds, positions)).to(self.logits_BV.device)
+        self.tokens_B = choose(self.logits_BV, uniforms_B, temperature=temperature, top_p=top_p)
+        logps_B = chosen_logps(self.logits_BV, self.tokens_B, temperature=temperature or 1.0)
+        for row in zip(self.rows, self.tokens_B.tolist(), logps_B.tolist(), strict=True):
+            if not row[0].ended:
+                yield row
+
+    def drop_ended(self, *, at_least: int) -> None:
+        """Rows that have ended leave once there are enough of them; until then they are carried along unread."""
+        going = [i for i, request in enumerate(self.rows) if not request.ended]
+        if going and len(self.rows) - len(going) < max(1, at_least):
+            return
+        going_B = torch.tensor(going, dtype=torch.long, device=self.model.device)
+        self.rows = [self.rows[i] for i in going]
+        self.tokens_B, self.start_B = self.tokens_B[going_B], self.start_B[going_B]
+        spare = int(self.start_B.min()) if going else 0
+        self.start_B -= spare
+        for layer in _layers(self.cache):
+            layer.select(going_B, first=spare)
+
+    def advance(self) -> None:
+        if self.rows:
+            self.logits_BV = self._forward(self.tokens_B[:, None], self.start_B, self.cache)
+
+    def _forward(self, tokens_BT: Tensor, start_B: Tensor, cache: Cache) -> Tensor:
+        """[B, V] logits after the last of some more tokens of each row."""
+        before = _layers(cache)[0].length if cache.layers else 0
+        columns_T = torch.arange(before + tokens_BT.shape[1], device=tokens_BT.device)
+        mask_BT = columns_T >= start_B[:, None]
+        options = dict(self._options)
+        if self._takes_positions:
+            options["position_ids"] = (columns_T[before:] - start_B[:, None]).clamp(min=0)
+        out = self.model(tokens_BT, attention_mask=mask_BT, past_key_values=cache, use_cache=True, **options)
+        return out.logits[:, -1]
+
+
+class _Layer(DynamicLayer):
+    """Keys and values of one layer, [B, heads, T, head size], with room to grow: a step writes one column in place
+    where the plain cache copies all that came before."""
+
+    length = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        first, self.length = self.length, self.length + key_states.shape[-2]
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._keys, self._values = key_states, value_states
+        else:
+            if self.length > self._keys.shape[-2]:
+                self._keys, self._values = self._with_room(self._keys), self._with_room(self._values)
+            self._keys[:, :, first : self.length] = key_states
+            self._values[:, :, first : self.length] = value_states
+        return self._show()
+
+    def select(self, rows_B: Tensor, *, first: int = 0) -> None:
+        """Keep these rows (one may be named twice), from column `first` on."""
+        self._keys = self._keys[:, :, first : self.length].index_select(0, rows_B)
+        self._values = self._values[:, :, first : self.length].index_select(0, rows_B)
+        self.length -= first
+        self._show()
+
+    def join(self, other: "_Layer", shift: int) -> None:
+        """Add the rows of another one, `shift` columns to the right."""
+        self._keys = _stack(self._keys[:, :, : self.length], other._keys, shift)
+        self._values = _stack(self._values[:, :, : self.length], other._values, shift)
+        self._show()
+
+    def _show(self) -> tuple[Tensor, Tensor]:
+        self.keys, self.values = self._keys[:, :, : self.length], self._values[:, :, : self.length]
+        return self.keys, self.values
+
+    def _with_room(self, held: Tensor) -> Tensor:
+        rows, heads, columns, size = held.shape
+        larger = held.new_zeros((rows, heads, max(self.length, columns + columns // 2 + 8), size))
+        larger[:, :, :columns] = held
+        return larger
+
+
+def _stack(upper: Tensor, lower: Tensor, shift: int) -> Tensor:
+    both = upper.new_zeros((len(upper) + len(lower), *upper.shape[1:]))
+    both[: len(upper)] = upper
+    both[len(upper) :, :, shift:] = lower
+    return both
+
+
+def _new_cache() -> Cache:
+    return Cache(layer_class_to_replicate=_Layer)
+
+
+def _layers(cache: Cache) -> list[_Layer]:
+    return cast(list[_Layer], cache.layers)
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The number in (0, 1) that decides the token at each (seed, position): two rounds of splitmix64."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    mixed = _mix(_mix(seeds.astype(np.uint64)) + (positions.astype(np.uint64) + np.uint64(1)) * golden)
+    return ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+
+
+def _mix(bits: np.ndarray) -> np.ndarray:
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def choose(logits_BV: Tensor, uniforms_B: Tensor, *, temperature: float, top_p: float) -> Tensor:
+    """[B] tokens: where the cumulative probabilities, in order of token, pass each uniform; at temperature 0 the most
+    likely one. `top_p` keeps the fewest most likely tokens that reach it."""
+    if temperature == 0:
+        return logits_BV.argmax(dim=1)
+    rows = max(1, 2**20 // logits_BV.shape[1])  # a large vocabulary in double precision, a few rows at a time
+    return torch.cat(
+        [
+            _invert(torch.softmax(logits.double() / temperature, dim=1), uniform, top_p)
+            for logits, uniform in zip(logits_BV.split(rows), uniforms_B.split(rows), strict=True)
+        ]
+    )
+
+
+def _invert(probability_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
+    if top_p < 1:
+        sorted_BV, order_BV = probability_BV.sort(dim=1, descending=True, stable=True)
+        sorted_BV[sorted_BV.cumsum(dim=1) - sorted_BV >= top_p] = 0
+        probability_BV = torch.zeros_like(probability_BV).scatter(1, order_BV, sorted_BV)
+    cumulative_BV = probability_BV.cumsum(dim=1)
+    found_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * cumulative_BV[:, -1:], right=True)
+    return found_B1.squeeze(1).clamp(max=probability_BV.shape[1] - 1)
+
+
+def _check_request(prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], temperature: float, top_p: float) -> None:
+    if len(prompts) != len(seeds):
+        raise ValueError(f"needs the seeds of each prompt, got {len(prompts)} prompts and {len(seeds)} lists of seeds")
+    if not temperature >= 0:
+        raise ValueError(f"temperature must be >= 0, got {temperature}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be > 0 and <= 1, got {top_p}")
+    for prompt in prompts:
+        if not prompt.tokens:
+            raise ValueError(f"prompt {prompt.prompt_id!r} has no tokens: there is nothing to continue")
+
+
+def _check_cache(model: PreTrainedModel) -> None:
+    """Rows are moved about in the cache, which needs one entry per token in every layer."""
+    kept = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
+    if foreign := kept - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
+        raise ConfigError(f"model.path: cannot generate with {model.config.model_type}: it keeps {', '.join(foreign)}")
+
+
+def _end_tokens(policy: Policy) -> frozenset[int]:
+    """What ends a response: the model's own end tokens, which may be several, and the tokenizer's."""
+    configured = policy.model.generation_config.eos_token_id if policy.model.generation_config else None
+    ends = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in [*ends, policy.tokenizer.eos_token_id] if isinstance(token, int))
+
+
+def _describe(folder: Path) -> bytes:
+    """A digest of all that a folder says beside its weights."""
+    digest = hashlib.sha256()
+    for name in _DESCRIPTION:
+        path = folder / name
+        digest.update(path.read_bytes() if path.exists() else b"")
+        digest.update(b"\0")
+    return digest.digest()
+
+
+def _refill(model: PreTrainedModel, folder: Path) -> bool:
+    """Copy a folder's weights into a model of the same architecture. False if they are not the model's, by name."""
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    try:
+        stored = {
+            name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()
+        }
+    except (OSError, SafetensorError):
+        return False  # loading anew says what is wrong
+    held = model.state_dict()
+    if set(held) - tied != set(stored) - tied or any(held[name].shape != stored[name].shape for name in stored):
+        return False
+    model.load_state_dict(stored, strict=False)
+    return True

@@ -1,0 +1,70 @@
+"""Looking at, and disturbing, the roles of a run from a test."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.processes import Role, process_of
+from storage.leases import Lease, read_lease, read_leases
+from storage.run import Run
+
+LIMITS = {
+    "limits.lease_every": 0.2,
+    "limits.silent_after": 3.0,
+    "limits.orphan_after": 60.0,
+    "limits.stop_grace": 8.0,
+    "limits.max_restarts": 2,
+    "limits.restart_window": 60.0,
+}
+
+
+def script(role: Role, run: str) -> list[str]:
+    """The command of a role that learns nothing."""
+    return [sys.executable, "-m", "tests.flows.script_role", role.kind, "--run", run, "--index", str(role.index)]
+
+
+def until(condition: Callable[[], Any], what: str = "", seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"never happened: {what or condition}"
+        time.sleep(0.05)
+    return found
+
+
+def works(run: Run, role: str, life: int = 1) -> Lease | None:
+    """The lease of a role that is at work in a life."""
+    lease = read_lease(run, role)
+    return lease if lease and lease.life >= life and lease.status.startswith("turn") else None
+
+
+def at_work(run: Run, *roles: str, life: int = 1) -> dict[str, Lease]:
+    return {role: until(lambda role=role: works(run, role, life), f"{role} works") for role in roles}
+
+
+def behave(run: Run, role: str, word: str) -> None:
+    folder = Path(run.url) / "behaviour"
+    folder.mkdir(exist_ok=True)
+    (folder / role).write_text(word)
+
+
+def finish(run: Run) -> None:
+    (Path(run.url) / "finish").touch()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def end_roles(run: Run) -> None:
+    """Leave nothing running, whatever a test found."""
+    for lease in read_leases(run):
+        role = Role.parse(lease.role)
+        if role and process_of(lease, role, run.name):
+            os.killpg(lease.pid, signal.SIGKILL)

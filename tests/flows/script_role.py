@@ -1,0 +1,91 @@
+"""A role that learns nothing: a real process with a real lease, started by the tests in place of `flows.role`.
+
+    python -m tests.flows.script_role {searcher|trainer|evaluator} --run URL --index 0
+
+What it does stands in the folder `behaviour` beside the run's records: a file named after the role, or after its kind,
+with one word. `fail` and `misuse` exit at once, `hang` stops renewing, `stubborn` hears nothing, `leave` exits as if
+it had been asked to. Otherwise it works until it is asked to stop; trainer and evaluator finish once there is a file
+`finish`.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from storage.evaluations import Evaluations
+from storage.leases import HeldLease
+from storage.run import Run
+from storage.versions import Versions
+from tba.config import parse
+from tba.errors import Stopped, Superseded
+from tba.types import Score, Version
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind")
+    parser.add_argument("--run")
+    parser.add_argument("--index", type=int)
+    options = parser.parse_args()
+    run = Run.open(options.run)
+    name = f"searcher-{options.index:03d}" if options.kind == "searcher" else options.kind
+    print(f"{name} begins as {os.getpid()}", flush=True)
+    behaviour = read_behaviour(run, name, options.kind)
+    if behaviour in ("fail", "misuse"):
+        print("there is no such model", flush=True)
+        return 1 if behaviour == "fail" else 2
+    limits = parse(run.config).limits
+    with HeldLease(run, name, every=limits.lease_every, orphan_after=limits.orphan_after) as lease:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: lease.stop("SIGTERM"))
+        return live(run, name, options.kind, lease)
+
+
+def live(run: Run, name: str, kind: str, lease: HeldLease) -> int:
+    for turn in range(1_000_000):
+        lease.tell(f"turn {turn}", step=turn)
+        behaviour = read_behaviour(run, name, kind)
+        if behaviour == "hang":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if behaviour == "leave":
+            return 4
+        if kind != "searcher" and (Path(run.url) / "finish").exists():
+            publish(run) if kind == "trainer" else score(run)
+            lease.close("finished")
+            return 0
+        try:
+            lease.check()
+        except Stopped:
+            if behaviour != "stubborn":
+                return 4
+        except Superseded:
+            return 3
+        time.sleep(0.05)
+    return 1
+
+
+def publish(run: Run) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "model.safetensors").write_bytes(bytes(1000))
+        Versions(run).publish(Version(1, 1), step=4, folder=Path(folder))
+
+
+def score(run: Run) -> None:
+    while (newest := Versions(run).newest()) is None:
+        time.sleep(0.05)
+    Evaluations(run).write([Score(version=newest, step=4, metric="greedy", value=0.75, n=8, seconds=0.1)])
+
+
+def read_behaviour(run: Run, name: str, kind: str) -> str:
+    for file in (name, kind):
+        path = Path(run.url) / "behaviour" / file
+        if path.exists():
+            return path.read_text().strip()
+    return "work"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

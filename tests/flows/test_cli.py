@@ -1,0 +1,437 @@
+"""The command `tba`: what it prints, what it refuses, and how it ends."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from flows.cli import main
+from storage import layout
+from storage.control import change_state
+from storage.leases import HeldLease
+from storage.run import Run
+from tests.conftest import s3_root
+from tests.servers import Server
+from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
+
+COMMANDS = ("run", "resume", "runs", "watch", "sql", "report", "check", "export", "grade", "audit", "fork")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A root with a finished run, `first`, and one that was interrupted later, `live`. Changed by no test."""
+    root = str(tmp_path_factory.mktemp("root"))
+    make_run(root)
+    make_live_run(root)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def default_root(root: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TBA_ROOT", root)
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture
+def first(root: str, tmp_path: Path) -> Run:
+    """A copy of the finished run to be changed."""
+    return copy_run(Run.open(f"{root}/runs/first"), tmp_path)
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What is said of bad usage or input: one line, without a traceback."""
+    assert main(arguments) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+# --- help, errors and ends --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: tba {command}" in capsys.readouterr().out
+
+
+def test_help_lists_every_command_and_imports_nothing_heavy():
+    script = "import sys, flows.cli\ntry: flows.cli.main(['--help'])\nexcept SystemExit: print(*sys.modules, sep='\\n')"
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert all(f"\n    {command} " in out for command in COMMANDS)
+    heavy = {"torch", "prefect", "duckdb", "pyarrow", "pydantic", "rich", "s3fs", "wandb", "transformers", "numpy"}
+    assert not heavy & set(out.splitlines())
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("nothing",), ("sql",), ("runs", "--yaml"), ("watch", "first", "--every", "0")]
+)
+def test_bad_usage_ends_with_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: tba" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["audit", "fork"])
+def test_what_comes_later_says_so(command: str, capsys: pytest.CaptureFixture[str]):
+    assert "not available yet" in refused(capsys, command, "first", "--step", "3")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("sql", "nobody", "select 1"), ("check", "nobody"), ("watch", "nobody", "--once"), ("report", "nobody")],
+)
+def test_a_run_that_does_not_exist_is_named(arguments: tuple[str, ...], root: str, capsys: pytest.CaptureFixture[str]):
+    assert f"{root}/runs/nobody" in refused(capsys, *arguments)
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]):
+    for arguments in (["--debug", "check", "nobody"], ["check", "nobody", "--debug"]):
+        with pytest.raises(ValueError, match="nobody"):
+            main(arguments)
+
+
+def test_storage_that_is_damaged_is_no_bad_usage(first: Run, capsys: pytest.CaptureFixture[str]):
+    Path(first.url, layout.sync(1)).write_text("{")
+    assert main(["sql", first.url, "select 1"]) == 1
+    assert "syncs/000001.json" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(root: str):
+    tba = [sys.executable, "-m", "flows.cli", "sql", "first", "select range(100000)", "--json"]
+    process = subprocess.Popen(tba, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), said) == (0, "")
+
+
+def test_an_interrupt_ends_cleanly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def pressed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", pressed)  # as if Ctrl-C came while waiting for the next look
+    assert main(["watch", "live"]) == 130
+    assert capsys.readouterr().err.endswith("interrupted\n")
+
+
+def test_a_query_that_takes_too_long_can_be_interrupted(capsys: pytest.CaptureFixture[str]):
+    pressed = threading.Timer(2.0, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    pressed.start()
+    assert main(["sql", "first", "select count(*) from range(1000000000000) t where t.range % 7 = 3"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_looking_at_a_run_needs_neither_torch_nor_prefect(tmp_path: Path):
+    script = """
+import sys
+from flows.cli import main
+report = f"report first --output {sys.argv[1]}"
+for command in ("runs", "sql first from/**/steps", "check first", "watch first", report):
+    assert main(command.split()) == 0
+print(*sys.modules, sep="\\n")
+"""
+    arguments = [sys.executable, "-c", script, str(tmp_path / "report.html")]
+    out = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    assert not {"torch", "prefect", "transformers", "wandb", "s3fs"} & set(out.splitlines())
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_lists_the_newest_first(capsys: pytest.CaptureFixture[str], root: str):
+    expected = [
+        {
+            "run": "live", "task": "quickstart", "state": "interrupted", "step": 4, "version": 2, "score": 0.25,
+            "searchers": 0,
+        },
+        {
+            "run": "first", "task": "quickstart", "state": "finished", "step": STEPS, "version": 4, "score": 0.75,
+            "searchers": 0,
+        },
+    ]  # fmt: skip
+    assert json.loads(printed(capsys, "runs", root, "--json")) == expected
+    assert json.loads(printed(capsys, "runs", "--json")) == expected
+    table = printed(capsys, "runs").splitlines()
+    assert [line.split() for line in table if "first" in line] == [
+        ["first", "quickstart", "finished", "8", "4", "0.750", "0"]
+    ]
+
+
+def test_runs_tells_who_is_alive_and_what_is_wanted(tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str):
+    run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
+    with HeldLease(run, "searcher-000", every=60), HeldLease(run, "trainer", every=60) as trainer:
+        trainer.tell("step 5 of 8", step=5)
+        trainer._renew()
+        (told,) = json.loads(printed(capsys, "runs", str(tmp_path), "--json"))
+        assert (told["state"], told["searchers"], told["step"]) == ("running", 1, 5)
+        change_state(run, desired="stop")
+        (told,) = json.loads(printed(capsys, "runs", str(tmp_path), "--json"))
+        assert told["state"] == "stopping"
+    (told,) = json.loads(printed(capsys, "runs", str(tmp_path), "--json"))
+    assert (told["state"], told["searchers"]) == ("stopped", 0)
+
+
+def test_runs_lists_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    Run.create(
+        str(tmp_path), "odd", config={"task": {"name": "other"}, "colour": "blue"}, sampler_sql="", code_version=""
+    )
+    (told,) = json.loads(printed(capsys, "runs", str(tmp_path), "--json"))
+    assert (told["run"], told["task"], told["state"], told["step"]) == ("odd", "other", "unreadable", None)
+
+
+def test_runs_of_an_empty_root_says_how_to_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert "tba run quickstart" in printed(capsys, "runs", str(tmp_path))
+    assert printed(capsys, "runs", str(tmp_path), "--json") == "[]\n"
+
+
+# --- sql --------------------------------------------------------------------------------------------------------------
+
+
+def test_sql_answers_as_a_table(capsys: pytest.CaptureFixture[str]):
+    assert "│ count_star() │" in printed(capsys, "sql", "first", "select count(*) from steps")
+
+
+def test_sql_answers_as_rows_of_json(capsys: pytest.CaptureFixture[str]):
+    query = """
+        select step, loss > 0 as learns, null as nothing, 'nan'::double as undefined, [1, 2] as list,
+            map {'a': 1} as parts, 1.5::decimal(4, 2) as decimal, sum(step)::hugeint as big,
+            date '2026-01-02' as day, '{"a": 1}'::json as text
+        from steps where step = 1 group by all
+    """
+    assert json.loads(printed(capsys, "sql", "first", query, "--json")) == [
+        {
+            "step": 1, "learns": True, "nothing": None, "undefined": None, "list": [1, 2], "parts": {"a": 1},
+            "decimal": 1.5, "big": 1, "day": "2026-01-02", "text": '{"a": 1}',
+        }
+    ]  # fmt: skip
+    assert json.loads(printed(capsys, "sql", "first", "select 1 from steps where false", "--json")) == []
+
+
+@pytest.mark.parametrize("view", ["trajectories", "prompts", "events", "shards"])
+def test_sql_answers_in_every_form(view: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    rows = json.loads(printed(capsys, "sql", "first", f"from {view}", "--json"))
+    lines = list(csv.reader(io.StringIO(printed(capsys, "sql", "first", f"from {view}", "--csv"))))
+    printed(capsys, "sql", "first", f"from {view}", "--parquet", str(tmp_path / "answer.parquet"))
+    assert rows
+    assert lines[0] == list(rows[0])
+    assert len(lines) == len(rows) + 1
+    assert pq.read_metadata(tmp_path / "answer.parquet").num_rows == len(rows)
+
+
+def test_sql_never_overwrites_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    target = tmp_path / "answer.parquet"
+    target.write_text("mine")
+    assert "exists already" in refused(capsys, "sql", "first", "select 1", "--parquet", str(target))
+    assert target.read_text() == "mine"
+
+
+def test_sql_takes_a_file_or_standard_input(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    query = tmp_path / "question.sql"
+    query.write_text("create temp table best as select max(reward) as reward from trajectories;\nselect * from best;\n")
+    assert json.loads(printed(capsys, "sql", "first", "-f", str(query), "--json")) == [{"reward": 1.0}]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("select 42 as answer"))
+    assert json.loads(printed(capsys, "sql", "first", "--json")) == [{"answer": 42}]
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("selec 1", "syntax error"),
+        ("select rewrd from trajectories", "Candidate bindings"),
+        ("copy steps to 'steps.csv'", "file system operations are disabled"),
+        ("select * from read_text('/etc/passwd')", "file system operations are disabled"),
+        ("", "no query"),
+    ],
+)
+def test_sql_refuses_in_one_line(query: str, reason: str, capsys: pytest.CaptureFixture[str]):
+    assert reason in refused(capsys, "sql", "first", query)
+
+
+def test_the_prompt_answers_until_it_is_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    lines = iter(["select count(*)", "from steps;", "select nonsense;", "", "show tables;", "exit"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert main(["sql", "first"]) == 0
+    out, error = capsys.readouterr()
+    assert "│            8 │" in out
+    assert "trajectories" in out
+    assert 'Referenced column "nonsense"' in error
+
+
+# --- watch, check, export, grade --------------------------------------------------------------------------------------
+
+
+def test_watch_shows_one_picture_of_80_columns(capsys: pytest.CaptureFixture[str]):
+    out = printed(capsys, "watch", "live", "--once")
+    assert max(map(len, out.splitlines())) <= 80
+    for text in ("step 4 of 8", "interrupted", "loss", "greedy", "48 trajectories in 8 shards", "idle 2.0%"):
+        assert text in out
+
+
+def test_watch_of_a_run_without_anything_shows_what_there_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str
+):
+    config = Run.open(f"{root}/runs/first").config
+    run = Run.create(str(tmp_path), "new", config=config, sampler_sql="", code_version="")
+    assert "step 0 of 8" in printed(capsys, "watch", run.url, "--once")
+
+
+def test_watch_ends_with_the_run(capsys: pytest.CaptureFixture[str]):
+    assert "finished" in printed(capsys, "watch", "first")
+
+
+def test_check_ends_with_0_when_all_is_well(capsys: pytest.CaptureFixture[str]):
+    assert "nothing is missing or doubled" in printed(capsys, "check", "first")
+    told = json.loads(printed(capsys, "check", "first", "--json"))
+    assert told["ok"] is True
+    assert told["problems"] == []
+    assert told["checked"]["trajectories"] == 7 * 2 * 2 * S
+    assert told["checked"]["prompts"] == len(PROMPTS) + 1
+
+
+def test_check_ends_with_1_when_something_is_wrong(first: Run, capsys: pytest.CaptureFixture[str]):
+    first.store.delete(layout.shard(0, 1))
+    assert main(["check", first.url]) == 1
+    assert f"wrong: {layout.shard(0, 1)}: is missing" in capsys.readouterr().out
+    assert main(["check", first.url, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is False
+    assert told["problems"] == [{"key": layout.shard(0, 1), "problem": "is missing"}]
+
+
+def test_export_copies_the_files_of_a_version(first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    target = tmp_path / "policy"
+    assert printed(capsys, "export", first.url, "--version", "4", str(target)) == f"{target}\n"
+    assert sorted(path.name for path in target.iterdir()) == ["config.json", "model.safetensors"]
+    assert (target / "model.safetensors").read_bytes() == first.store.read("versions/000004-a0002/model.safetensors")
+
+
+def test_export_takes_the_newest_attempt_unless_told(first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for attempt, arguments in ((2, ()), (1, ("--attempt", "1"))):
+        target = tmp_path / f"of-{attempt}"
+        printed(capsys, "export", first.url, "--version", "2", *arguments, str(target))
+        assert (target / "model.safetensors").read_bytes().startswith(f"weights 000002-a000{attempt}".encode())
+
+
+def test_export_refuses_what_it_cannot_do(first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine").write_text("mine")
+    assert "not an empty folder" in refused(capsys, "export", first.url, "--version", "4", str(full))
+    assert "kept: 0, 1, 2, 3, 4" in refused(capsys, "export", first.url, "--version", "9", str(tmp_path / "new"))
+    assert os.listdir(full) == ["mine"]
+
+
+def test_export_of_damaged_weights_leaves_nothing_behind(
+    first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    Path(first.url, "versions/000004-a0002/model.safetensors").write_bytes(b"weights 000004-a0001" * 20)
+    target = tmp_path / "out" / "policy"
+    target.parent.mkdir()
+    assert main(["export", first.url, "--version", "4", str(target)]) == 1
+    assert "model.safetensors" in capsys.readouterr().err
+    assert list(target.parent.iterdir()) == []
+
+
+def test_grade_adds_the_reward_to_each_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "responses.jsonl"
+    rows = [{"response": "the answer is 5", "answer": "5", "id": 1}, {"response": "it is 6", "answer": "5", "id": 2}]
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    assert main(["grade", "gsm8k", str(file)]) == 0
+    out, said = capsys.readouterr()
+    assert [json.loads(line) for line in out.splitlines()] == [{**rows[0], "reward": 1.0}, {**rows[1], "reward": 0.0}]
+    assert "mean reward 0.5" in said
+
+
+def test_grade_takes_a_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "responses.jsonl"
+    file.write_text(json.dumps({"response": "it is 5", "answer": "5"}) + "\n")
+    assert json.loads(printed(capsys, "grade", "gsm8k", str(file), "--rule", "last-number"))["reward"] == 1.0
+    assert json.loads(printed(capsys, "grade", "gsm8k", str(file), "--rule", "after-hashes"))["reward"] == 0.0
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"response": "5"}', '{"response": "5", "answer": 5}'])
+def test_grade_names_the_line_at_fault(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "responses.jsonl"
+    file.write_text(f"\n{line}\n")
+    assert f"{file} line 2" in refused(capsys, "grade", "gsm8k", str(file))
+
+
+def test_grade_refuses_unknown_tasks_rules_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = tmp_path / "responses.jsonl"
+    file.write_text("")
+    assert "nonsense" in refused(capsys, "grade", "nonsense", str(file))
+    assert "nonsense" in refused(capsys, "grade", "gsm8k", str(file), "--rule", "nonsense")
+    assert "No such file" in refused(capsys, "grade", "gsm8k", str(tmp_path / "nothing"))
+
+
+def test_a_remote_run_is_looked_at_in_the_same_way(
+    moto: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    remote = s3_root(moto, monkeypatch)
+    url = make_live_run(remote).url
+    (told,) = json.loads(printed(capsys, "runs", remote, "--json"))
+    assert (told["run"], told["state"], told["step"]) == ("live", "interrupted", 4)
+    assert json.loads(printed(capsys, "sql", url, "select max(step) as step from steps", "--json")) == [{"step": 4}]
+    assert "step 4 of 8" in printed(capsys, "watch", url, "--once")
+    assert "nothing is missing or doubled" in printed(capsys, "check", url)
+    assert printed(capsys, "report", url) == "live-report.html\n"
+    printed(capsys, "export", url, "--version", "2", "policy")
+    assert (tmp_path / "policy" / "config.json").read_text() == "{}"
+    assert "runs/nobody" in refused(capsys, "check", f"{remote}/runs/nobody")
+
+
+# --- run --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_shows_the_arithmetic_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = printed(
+        capsys, "run", "quickstart", "--dry-run", "--root", str(tmp_path), "--steps", "8", "--set", "sync.every=4"
+    )
+    assert "32 prompts x 8 responses = 256" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("nonsense",), "nonsense"),
+        (("math",), "not available yet"),
+        (("quickstart", "--set", "training.stepz=3"), "training.stepz"),
+        (("quickstart", "--set", "training.steps"), "KEY=VALUE"),
+        (("quickstart", "--steps", "0"), "training.steps"),
+        (("quickstart", "--set", "sampling.recent_share=1.5"), "sampling.recent_share"),
+    ],
+)
+def test_impossible_settings_are_refused_before_anything_starts(
+    arguments: tuple[str, ...], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert named in refused(capsys, "run", *arguments, "--root", str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

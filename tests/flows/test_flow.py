@@ -1,0 +1,158 @@
+"""The flow `tba` on a real server with real workers; its roles are processes that only pretend to learn."""
+
+import os
+import signal
+import threading
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from flows.stack import FINAL, Stack, run_task
+from flows.tba import TaskName, tba
+from storage import layout
+from storage.control import read_state
+from storage.events import read_events
+from storage.leases import read_lease, read_leases
+from storage.run import Run
+from storage.store import open_store
+from tba.config import PRESETS, preset
+from tba.errors import ConfigError
+from tests.flows.roles import LIMITS, at_work, end_roles, finish, is_running, until
+
+pytestmark = pytest.mark.slow
+OVERRIDES = {**LIMITS, "search.searchers": 1}
+ROLES = ("trainer", "evaluator", "searcher-000")
+
+
+class Flow:
+    """One run of a deployment."""
+
+    def __init__(self, stack: Stack, root: Path, name: str, **parameters: Any):
+        self.stack = stack
+        self.url = layout.run_url(str(root), name)
+        settings = {} if parameters.get("resume") else {"overrides": OVERRIDES}
+        deployment = stack.call("GET", "/deployments/name/tba/quickstart")["id"]
+        asked = {"parameters": {"run": name, "root": str(root), **settings, **parameters}}
+        self.id = stack.call("POST", f"/deployments/{deployment}/create_flow_run", asked)["id"]
+
+    def run(self) -> Run:
+        until(lambda: self.state() in FINAL or open_store(self.url).exists(layout.RUN), "there is a run")
+        return Run.open(self.url)
+
+    def state(self) -> str:
+        return self.stack.state_of(self.id)["type"]
+
+    def ended(self) -> dict[str, Any]:
+        until(lambda: self.state() in FINAL, "the flow ends", 90)
+        return self.stack.state_of(self.id)
+
+    def cancel(self) -> None:
+        self.stack.set_state(self.id, "CANCELLING")
+
+    def children(self) -> dict[str, str]:
+        wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [self.id]}}}
+        return {it["name"]: it["state_name"] for it in self.stack.call("POST", "/flow_runs/filter", wanted)}
+
+
+def once_at_work(url: str) -> Run:
+    until(lambda: open_store(url).exists(layout.RUN), "there is a run")
+    run = Run.open(url)
+    at_work(run, *ROLES)
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    config = preset("quickstart").to_dict()
+    return Run.create(str(tmp_path), "r", config=config, sampler_sql="select 1", code_version="test")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    for folder in tmp_path.glob("runs/*"):
+        end_roles(Run.open(str(folder)))
+
+
+def test_the_flow_knows_every_task():
+    assert set(get_args(TaskName)) == set(PRESETS)
+
+
+def test_a_deployment_that_was_asked_for_on_the_command_line_runs_to_its_end_and_reports(
+    stack: Stack, root: Path, capsys: pytest.CaptureFixture[str]
+):
+    url = layout.run_url(str(root), "First_Run")
+    threading.Thread(target=lambda: finish(once_at_work(url)), daemon=True).start()
+    code = run_task(stack, "quickstart", [("run", "First_Run"), ("root", str(root)), ("overrides", OVERRIDES)])
+    assert code == 0
+    shown = capsys.readouterr()
+    assert "trainer, attempt 1, finished" in shown.err
+    assert "| 000001-a0001 | 4 |" in shown.out
+    assert "report.html" in shown.out
+    (flow,) = stack.flow_runs("COMPLETED")
+    artifacts = {it["key"]: it for it in stack.call("POST", "/artifacts/latest/filter", {})}
+    assert '"version": "000001-a0001"' in artifacts["versions-first-run"]["data"]
+    assert "| 000001-a0001 | 4 | 0.0 MB |" in artifacts["report-first-run"]["data"]
+    assert "0.75" in artifacts["report-first-run"]["data"]
+    assert artifacts["progress-first-run"]["flow_run_id"] == flow["id"]
+    wanted = {"task_runs": {"flow_run_id": {"any_": [flow["id"]]}}}
+    tasks = {it["name"]: it["state_type"] for it in stack.call("POST", "/task_runs/filter", wanted)}
+    assert tasks == {f"{role}, attempt 1": "COMPLETED" for role in ROLES}
+
+
+def test_roles_outlive_a_killed_flow_are_adopted_by_the_next_and_stop_when_that_is_cancelled(stack: Stack, root: Path):
+    flow = Flow(stack, root, "r")
+    run = flow.run()
+    leases = at_work(run, *ROLES)
+    supervisor = until(lambda: read_lease(run, "supervisor"))
+    os.kill(supervisor.pid, signal.SIGKILL)
+    assert flow.ended()["type"] == "CRASHED"
+    assert all(is_running(lease.pid) for lease in leases.values())
+
+    resumed = Flow(stack, root, "r", resume=True)
+    until(lambda: len([e for e in read_events(run) if e["kind"] == "role-adopted"]) == 3, "all are adopted")
+    assert {role: lease.pid for role, lease in at_work(run, *ROLES).items()} == {r: it.pid for r, it in leases.items()}
+    resumed.cancel()
+    assert resumed.ended()["type"] == "CANCELLED"
+    assert not any(is_running(lease.pid) for lease in leases.values())
+    assert read_state(run).desired == "stop"
+    assert {lease.role: lease.status for lease in read_leases(run)} == dict.fromkeys([*ROLES, "supervisor"], "stopped")
+
+
+def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, root: Path):
+    stack.start_workers("gpu-search", "gpu-train")
+    flow = Flow(stack, root, "r", launcher="deployments")
+    run = flow.run()
+    leases = at_work(run, *ROLES)
+    os.kill(leases["searcher-000"].pid, signal.SIGKILL)
+    at_work(run, "searcher-000", life=2)
+    flow.cancel()
+    assert flow.ended()["type"] == "CANCELLED"
+    assert not any(is_running(lease.pid) for lease in read_leases(run) if lease.role != "supervisor")
+    until(lambda: not set(flow.children().values()) & {"Running", "Pending", "Cancelling", "Scheduled"})
+    ended = flow.children()
+    assert ended["r-searcher-000-1"] == "Failed"
+    assert ended["r-searcher-000-2"] in ("Stopped", "Cancelled")
+
+
+def test_a_misspelt_setting_is_refused_before_there_is_a_run(root: Path):
+    with pytest.raises(ConfigError, match=r"training\.stepz"):
+        tba.fn(run="r", root=str(root), overrides={"training.stepz": 3})
+    assert not list(root.iterdir())
+
+
+def test_the_server_refuses_parameters_that_are_out_of_range(stack: Stack, root: Path):
+    with pytest.raises(urllib.error.HTTPError, match=r"409|422"):
+        Flow(stack, root, "r", steps=0)
+
+
+def test_a_run_that_is_resumed_keeps_its_settings_and_its_task(run: Run):
+    with pytest.raises(ConfigError, match="keeps its settings"):
+        tba.fn(run=run.url, resume=True, steps=3)
+    with pytest.raises(ConfigError, match="is of task 'quickstart', got 'gsm8k'"):
+        tba.fn(task="gsm8k", run=run.url, resume=True)
+    with pytest.raises(ConfigError, match="name or URL"):
+        tba.fn(resume=True)

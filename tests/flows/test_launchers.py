@@ -1,0 +1,203 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from flows.gpus import Devices, parse_listing
+from flows.launchers import Background, run_here
+from flows.one_life import watch_one
+from flows.processes import STOPPED, LocalLauncher, Role
+from flows.supervise import Event, StopRequest, supervise
+from storage.control import change_state, read_state
+from storage.leases import read_leases
+from storage.run import Run
+from storage.store import LocalStore
+from tba.config import parse, preset
+from tba.errors import RunFailed, Stopped, Superseded
+from tests.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
+
+ROLES = ("trainer", "evaluator", "searcher-000")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    monkeypatch.setenv("TBA_ROLE_COMMAND", f"{sys.executable} {Path(__file__).with_name('script_role.py')}")
+    config = preset("quickstart").replace(LIMITS)
+    run = Run.create(str(tmp_path), "r", config=config.to_dict(), sampler_sql="select 1", code_version="test")
+    change_state(run, desired="run", searchers=1)
+    yield run
+    end_roles(run)
+
+
+def later(action: Callable[[], object], run: Run) -> None:
+    """Do something to a run once all its roles are at work."""
+    threading.Thread(target=lambda: (at_work(run, *ROLES), action()), daemon=True).start()
+
+
+def test_a_run_goes_to_its_end_without_prefect(run: Run, capsys: pytest.CaptureFixture[str]):
+    later(partial(finish, run), run)
+    run_here(run)
+    assert "run r has finished" in capsys.readouterr().err
+
+
+def test_a_failure_reaches_the_caller_with_the_roles_last_words(run: Run):
+    behave(run, "trainer", "misuse")
+    with pytest.raises(RunFailed, match="there is no such model"):
+        run_here(run)
+
+
+def test_a_run_that_was_asked_to_stop_says_how_to_go_on(run: Run):
+    later(partial(change_state, run, desired="stop", why="enough"), run)
+    with pytest.raises(Stopped, match=f"enough; `tba resume {run.url}`"):
+        run_here(run)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_program_that_is_told_to_end_stops_its_roles_first(run: Run, number: signal.Signals, code: int):
+    program = (
+        "import sys; from flows.launchers import run_here; from storage.run import Run\n"
+        "try: run_here(Run.open(sys.argv[1]))\n"
+        "except KeyboardInterrupt: sys.exit(130)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, run.url], stderr=subprocess.DEVNULL)
+    leases = at_work(run, *ROLES)
+    process.send_signal(number)
+    assert process.wait(30) == code
+    assert not any(is_running(lease.pid) for lease in leases.values())
+    assert read_state(run).desired == "stop"
+    assert {lease.status for lease in read_leases(run)} == {"stopped"}
+
+
+def test_leaving_the_context_by_an_exception_stops_the_work_first():
+    asked: list[StopRequest] = []
+
+    def work(*, should_stop, on_event):
+        on_event(Event("began", "it began"))
+        asked.append(until(should_stop))
+        on_event(Event("ended", "it ended"))
+
+    last: list[Event] = []
+    with pytest.raises(ZeroDivisionError), Background(work, within=7.0, last=last.append) as background:
+        assert next(background.news()) == Event("began", "it began")
+        raise ZeroDivisionError
+    assert asked == [StopRequest("ZeroDivisionError in its supervisor", 7.0)]
+    assert last == [Event("ended", "it ended")]
+
+
+def test_one_life_is_watched_to_its_end_and_a_silent_one_is_killed(run: Run):
+    events: list[Event] = []
+    launcher = LocalLauncher(run, command=script, devices=Devices(run.url, uuids=[]))
+    watch = partial(watch_one, run, launcher, parse(run.config).limits, Role("trainer"), on_event=events.append)
+    behave(run, "trainer", "hang")
+    code, words = watch(1)
+    assert code == -signal.SIGKILL
+    assert "trainer begins" in words
+    assert [event.kind for event in events] == ["role-started", "role-silent"]
+    behave(run, "trainer", "work")
+    stopping = StopRequest("cancelled", within=20.0)
+    code, _ = watch(2, should_stop=lambda: stopping if works(run, "trainer", life=2) else None)
+    assert code == STOPPED
+
+
+class Remote(LocalStore):
+    """A store that is not on this host, as far as anybody can tell."""
+
+    def local_path(self, key: str) -> None:
+        return None
+
+
+def test_logs_of_a_remote_run_are_brought_to_it_also_those_of_adopted_roles(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    remote = replace(run, store=Remote(run.url))
+    config = parse(run.config)
+
+    def supervised(should_stop):
+        launcher = LocalLauncher(remote, devices=Devices(run.url, uuids=[]))
+        supervise(remote, launcher, config.limits, should_stop=should_stop)
+
+    def first():
+        with pytest.raises(Superseded):
+            supervised(lambda: None)
+
+    thread = threading.Thread(target=first, daemon=True)
+    thread.start()
+    at_work(run, *ROLES)
+    assert not list(Path(run.url).glob("logs/*"))
+    later(partial(finish, run), run)
+    supervised(lambda: None)
+    thread.join(20)
+    stored = {path.name: path.read_text() for path in Path(run.url).glob("logs/*")}
+    assert stored.keys() == {f"{role}-0001.log" for role in ROLES}
+    assert "trainer begins" in stored["trainer-0001.log"]
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+HOLD = "import sys, time; print('held', flush=True); time.sleep(60)"
+
+
+class Holder:
+    """A process that takes a device as a role does."""
+
+    def __init__(self, devices: Devices):
+        device = devices.take()
+        assert device is not None
+        self.uuid = device.uuid
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HOLD], pass_fds=(device.lock,), stdout=subprocess.PIPE, env={**os.environ}
+        )
+        device.release()
+        assert self.process.stdout is not None
+        self.process.stdout.readline()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout:
+            self.process.stdout.close()
+
+
+def test_roles_take_free_devices_first_then_share_those_of_their_run(tmp_path: Path):
+    ours, theirs = (Devices(run, folder=tmp_path, uuids=["a", "b"]) for run in ("runs/ours", "runs/theirs"))
+    holders = [Holder(ours), Holder(theirs)]
+    assert [holder.uuid for holder in holders] == ["a", "b"]
+    holders.append(Holder(ours))
+    assert holders[2].uuid == "a"
+    assert Devices("runs/third", folder=tmp_path, uuids=["a", "b"]).take() is None
+    holders[1].kill()
+    holders.append(Holder(ours))
+    assert holders[3].uuid == "b"
+    for holder in holders:
+        holder.kill()
+
+
+def test_a_device_is_free_again_when_its_last_role_was_killed(tmp_path: Path):
+    first = Devices("runs/first", folder=tmp_path, uuids=["a"])
+    holders = [Holder(first), Holder(first)]
+    second = Devices("runs/second", folder=tmp_path, uuids=["a"])
+    holders[0].kill()
+    assert second.take() is None
+    holders[1].kill()
+    holder = Holder(second)
+    assert holder.uuid == "a"
+    holder.kill()
+
+
+def test_devices_are_listed_as_what_cuda_can_be_given():
+    listing = (
+        "GPU 0: NVIDIA H200 (UUID: GPU-11)\n"
+        "GPU 1: NVIDIA H200 (UUID: GPU-22)\n"
+        "  MIG 1g.18gb     Device  0: (UUID: MIG-33)\n"
+        "  MIG 1g.18gb     Device  1: (UUID: MIG-44)\n"
+    )
+    assert parse_listing(listing) == [["GPU-11"], ["MIG-33", "MIG-44"]]
+    assert parse_listing("No devices found.\n") == []

@@ -1,0 +1,168 @@
+"""The report is one file that says what storage says, for any run in any state."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from flows.charts import Series, line_chart, number
+from flows.report import write
+from storage.run import Run
+from tba.errors import ConfigError
+from tests.storage.synthetic import copy_run, make_live_run, make_run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(str(tmp_path_factory.mktemp("root")))
+
+
+@pytest.fixture(scope="module")
+def page(finished: Run) -> str:
+    return write(finished).read_text()
+
+
+class Page(HTMLParser):
+    """Fails on tags that do not close; collects what would be fetched."""
+
+    VOID = ("meta", "link", "img", "br")
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.headings: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None: ...
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data)
+
+
+def test_the_page_is_whole_and_fetches_nothing(page: str):
+    assert Page(page).fetched == []
+    assert "<script" not in page
+    assert not re.search(r"url\(|@import|https?://", page)
+
+
+def test_the_page_has_every_section(page: str):
+    assert Page(page).headings == [
+        "Curves", "Time", "Searchers", "Evaluations", "Versions", "Attempts", "Events", "Settings",
+    ]  # fmt: skip
+
+
+def test_every_chart_is_valid_svg_with_all_points_inside(page: str):
+    charts = re.findall(r"<svg.*?</svg>", page, flags=re.S)
+    assert len(charts) >= 8
+    for chart in charts:
+        _, _, width, height = map(float, ElementTree.fromstring(chart).attrib["viewBox"].split())
+        for line in ElementTree.fromstring(chart).iter("polyline"):
+            points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+            assert points
+            assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
+
+
+def test_the_page_says_what_storage_says(page: str):
+    for text in (
+        "greedy, first → last",
+        "0.250 → 0.750",
+        "8 of 8",
+        "attempt 2 goes on after step 4",
+        "sampling.recent_share",
+    ):
+        assert text in page
+
+
+def test_light_and_dark_are_both_styled(page: str):
+    assert "prefers-color-scheme: dark" in page
+    assert "color-scheme: light dark" in page
+
+
+def test_the_report_lies_in_the_runs_folder_unless_told(finished: Run, tmp_path: Path):
+    assert write(finished) == Path(finished.url) / "report.html"
+    assert write(finished, str(tmp_path / "mine.html")) == tmp_path / "mine.html"
+    with pytest.raises(ConfigError, match="nowhere"):
+        write(finished, str(tmp_path / "nowhere" / "mine.html"))
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_the_report_of_a_remote_run_lies_in_the_working_directory(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    run = Run.create(root, "far", config={"task": {"name": "quickstart"}}, sampler_sql="", code_version="")
+    assert write(run) == Path("far-report.html")
+    Page((tmp_path / "far-report.html").read_text())
+
+
+def test_a_live_run_and_an_empty_one_can_be_reported(tmp_path: Path):
+    live = Page(write(make_live_run(str(tmp_path))).read_text())
+    assert "Curves" in live.headings
+    empty = Run.create(str(tmp_path), "empty", config={}, sampler_sql="", code_version="")
+    assert Page(write(empty).read_text()).headings == ["Settings"]
+
+
+def test_names_are_escaped(finished: Run, tmp_path: Path):
+    run = copy_run(finished, tmp_path)
+    nasty = Run.create(
+        str(tmp_path),
+        "nasty",
+        config={"task": {"name": "<script>alert(1)</script>"}},
+        sampler_sql="",
+        code_version="<b>",
+    )
+    page = write(nasty).read_text()
+    assert "<script>" not in page
+    assert "<b>" not in page.split("</header>")[0]
+    Page(write(run).read_text())
+
+
+# --- charts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_chart_without_points_is_left_out():
+    assert line_chart("Loss", [Series("loss", [])]) == ""
+    assert line_chart("Loss", [Series("loss", [(1, float("nan")), (2, float("inf"))])]) == ""
+
+
+def test_long_lines_are_thinned_to_means_within_a_band():
+    points = [(float(x), float(x % 2)) for x in range(5000)]
+    chart = line_chart("Loss", [Series("loss", points)])
+    drawn = re.findall(r'<polyline[^>]*points="([^"]*)"', chart)[0].split()
+    assert len(drawn) <= 240
+    heights = [float(point.split(",")[1]) for point in drawn]
+    assert max(heights) - min(heights) < 10  # of 184: the values jump between bottom and top, their means do not
+    assert "<polygon" in chart
+
+
+@pytest.mark.parametrize(
+    "points", [[(3.0, 0.5)], [(0.0, 2.0), (1.0, 2.0)], [(0.0, -1e-9), (1.0, 1e-9)], [(0.0, 0.0), (9.0, 1e12)]]
+)
+def test_any_range_of_values_can_be_drawn(points: list[tuple[float, float]]):
+    svg = re.findall(r"<svg.*</svg>", line_chart("Loss", [Series("loss", points)]))[0]
+    ElementTree.fromstring(svg)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (1, "1"), (240, "240"), (0.05, "0.05"), (0.0003, "0.0003"), (3e-5, "3e-5"), (1234.5, "1234"),
+        (-0.25, "-0.25"), (1e9, "1e9"), (0.123456, "0.123"), (12.345, "12.3"),
+    ],
+)  # fmt: skip
+def test_numbers_are_short_and_readable(value: float, text: str):
+    assert number(value) == text

@@ -1,0 +1,67 @@
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import yaml
+
+from flows.stack import Stack, command_line, prefect_file
+from flows.workdir import leave_temporary_folder
+from tba.config import PRESETS
+
+
+def test_the_server_offers_every_deployment_with_nothing_that_ties_it_to_a_machine(stack: Stack):
+    found = stack.call("POST", "/deployments/filter", {})
+    flows = {flow["id"]: flow["name"] for flow in stack.call("POST", "/flows/filter", {})}
+    names = {f"{flows[it['flow_id']]}/{it['name']}" for it in found}
+    assert names == {f"{flow}/{task}" for flow in ("tba", "searcher", "trainer", "evaluate") for task in PRESETS}
+    pools = {flows[it["flow_id"]]: it["work_pool_name"] for it in found}
+    assert pools == {"tba": "tba", "searcher": "gpu-search", "trainer": "gpu-train", "evaluate": "gpu-search"}
+    for deployment in found:
+        assert deployment["entrypoint"].startswith("flows.")
+        assert "/" not in str(deployment["pull_steps"])
+        assert not deployment["job_variables"].get("command")
+
+
+def test_the_tba_deployments_differ_in_their_task_alone():
+    deployments = yaml.safe_load(prefect_file().read_text())["deployments"]
+    tasks = {it["name"]: it["parameters"] for it in deployments if it["entrypoint"] == "flows.tba.tba"}
+    assert tasks == {task: {"task": task} for task in PRESETS}
+
+
+def test_a_command_finds_the_server(stack: Stack):
+    script = "import os, urllib.request as u; print(u.urlopen(os.environ['PREFECT_API_URL'] + '/health').read())"
+    told = subprocess.run([sys.executable, "-c", script], env=stack.environment, capture_output=True, text=True)
+    assert told.stdout.strip() == "b'true'"
+
+
+def test_nothing_of_the_users_own_prefect_is_seen(stack: Stack, monkeypatch):
+    monkeypatch.setenv("PREFECT_API_KEY", "secret")
+    assert "PREFECT_API_KEY" not in stack.environment
+    assert stack.environment["DO_NOT_TRACK"] == "1"
+    assert stack.environment["PREFECT_SERVER_ANALYTICS_ENABLED"] == "false"
+
+
+def test_parameters_are_json_where_they_can_be_and_text_otherwise(capsys: pytest.CaptureFixture[str]):
+    given = ["gsm8k", "steps=3", "root=s3://bucket/x", 'overrides={"training.learning_rate": 1e-5}']
+    options = command_line().parse_args(given)
+    assert options.task == "gsm8k"
+    assert dict(options.parameters) == {
+        "steps": 3,
+        "root": "s3://bucket/x",
+        "overrides": {"training.learning_rate": 1e-5},
+    }
+    with pytest.raises(SystemExit):
+        command_line().parse_args(["gsm8k", "steps"])
+    assert "KEY=VALUE" in capsys.readouterr().err
+
+
+def test_a_run_leaves_the_temporary_folder_of_its_worker_and_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("TBA_HOME", str(tmp_path))
+    with TemporaryDirectory(suffix="prefect") as folder:
+        monkeypatch.chdir(folder)
+        assert leave_temporary_folder() == {"directory": str(tmp_path)}
+        (tmp_path / "chosen").mkdir()
+        monkeypatch.chdir(tmp_path / "chosen")
+        assert leave_temporary_folder() == {"directory": str(tmp_path / "chosen")}

@@ -1,0 +1,247 @@
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.gpus import Devices
+from flows.processes import LocalLauncher, Role, process_of
+from flows.supervise import Event, StopRequest, supervise
+from storage.control import change_state, read_state
+from storage.events import read_events
+from storage.leases import Lease, read_leases
+from storage.run import Run
+from tba.config import LimitsConfig, parse, preset
+from tba.errors import RunFailed, Stopped, Superseded
+from tests.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
+
+ROLES = ("trainer", "evaluator", "searcher-000", "searcher-001")
+
+
+class Supervised(threading.Thread):
+    """A supervisor in a thread, with what it said and how it ended."""
+
+    def __init__(self, run: Run, **options: Any):
+        super().__init__(daemon=True)
+        self.run_ = run
+        self.events: list[Event] = []
+        self.error: BaseException | None = None
+        self.request: StopRequest | None = None
+        self.options = {"launcher": LocalLauncher(run, command=script, devices=Devices(run.url, uuids=[])), **options}
+        self.start()
+
+    def run(self) -> None:
+        try:
+            supervise(
+                self.run_,
+                self.options["launcher"],
+                limits_of(self.run_),
+                should_stop=lambda: self.request,
+                on_event=self.events.append,
+                first_delay=0.1,
+            )
+        except BaseException as error:
+            self.error = error
+
+    def ended(self) -> BaseException | None:
+        self.join(40)
+        assert not self.is_alive(), self.events
+        return self.error
+
+    def said(self, kind: str, of: str = "") -> list[Event]:
+        return [e for e in self.events if e.kind == kind and (not of or e.data.get("of") == of)]
+
+
+def limits_of(run: Run) -> LimitsConfig:
+    return parse(run.config).limits
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    config = preset("quickstart").replace({**LIMITS, "search.searchers": 2})
+    run = Run.create(str(tmp_path), "r", config=config.to_dict(), sampler_sql="select 1", code_version="test")
+    change_state(run, desired="run", searchers=2)
+    yield run
+    end_roles(run)
+
+
+def test_a_run_finishes_when_trainer_and_evaluator_have_and_then_the_searchers_stop(run: Run):
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    finish(run)
+    assert supervised.ended() is None
+    state = read_state(run)
+    assert (state.desired, state.why) == ("stop", "finished")
+    assert not any(is_running(lease.pid) for lease in leases.values())
+    assert {lease.role: lease.status for lease in read_leases(run)} == {
+        "evaluator": "finished",
+        "searcher-000": "stopped",
+        "searcher-001": "stopped",
+        "supervisor": "finished",
+        "trainer": "finished",
+    }
+    assert "trainer begins" in (Path(run.url) / "logs/trainer-0001.log").read_text()
+    kinds = [event["kind"] for event in read_events(run) if event["role"] == "supervisor"]
+    assert kinds.count("role-started") == 4
+    assert kinds[-1] == "role-ended"
+
+
+def test_every_role_leads_a_session_of_its_own(run: Run):
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    assert all(os.getsid(lease.pid) == os.getpgid(lease.pid) == lease.pid for lease in leases.values())
+    finish(run)
+    assert supervised.ended() is None
+
+
+def test_a_killed_role_is_started_again_and_the_run_finishes(run: Run):
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    for role in ("trainer", "searcher-001"):
+        os.kill(leases[role].pid, signal.SIGKILL)
+    for role in ("trainer", "searcher-001"):
+        assert until(lambda role=role: works(run, role, life=2)).pid != leases[role].pid
+    assert until(lambda: works(run, "searcher-000")).life == 1
+    finish(run)
+    assert supervised.ended() is None
+    (ended,) = supervised.said("role-ended", "searcher-001")[:1]
+    assert "SIGKILL" in ended.message
+    assert (Path(run.url) / "logs/searcher-001-0002.log").exists()
+
+
+def test_a_role_whose_lease_falls_silent_is_reported_killed_and_started_again(run: Run):
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    behave(run, "searcher-000", "hang")
+    until(lambda: supervised.said("role-silent", "searcher-000"), "reported")
+    behave(run, "searcher-000", "work")
+    until(lambda: works(run, "searcher-000", life=2))
+    assert not is_running(leases["searcher-000"].pid)
+    finish(run)
+    assert supervised.ended() is None
+
+
+def test_a_role_that_keeps_failing_fails_the_run_with_its_last_words(run: Run):
+    behave(run, "searcher-001", "fail")
+    supervised = Supervised(run)
+    error = supervised.ended()
+    assert isinstance(error, RunFailed)
+    assert "searcher-001 ended 3 times" in str(error)
+    assert "there is no such model" in str(error)
+    assert read_state(run).desired == "stop"
+    assert not supervised.said("role-left")
+    assert all(lease.status in ("stopped", "failed") for lease in read_leases(run))
+
+
+def test_a_role_that_was_asked_the_impossible_fails_the_run_at_once(run: Run):
+    behave(run, "trainer", "misuse")
+    supervised = Supervised(run)
+    assert isinstance(supervised.ended(), RunFailed)
+    assert len(supervised.said("role-started", "trainer")) == 1
+
+
+def test_asking_a_run_to_stop_through_its_state_stops_every_role_and_leaves_it_resumable(run: Run):
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    change_state(run, desired="stop", why="enough")
+    error = supervised.ended()
+    assert isinstance(error, Stopped)
+    assert "enough" in str(error)
+    assert not any(is_running(lease.pid) for lease in leases.values())
+    change_state(run, desired="run")
+    supervised = Supervised(run)
+    until(lambda: works(run, "trainer", life=2))
+    finish(run)
+    assert supervised.ended() is None
+
+
+def test_a_role_that_hears_nothing_is_killed_within_the_time_there_is(run: Run):
+    behave(run, "searcher-000", "stubborn")
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    supervised.request = StopRequest("cancelled", within=5.0)
+    assert isinstance(supervised.ended(), Stopped)
+    assert not any(is_running(lease.pid) for lease in leases.values())
+    assert [e.message.rsplit(" ")[-1] for e in supervised.said("role-stopping", "searcher-000")] == [
+        "SIGTERM",
+        "SIGKILL",
+    ]
+    assert read_state(run).desired == "stop"
+
+
+def test_the_next_supervisor_adopts_the_roles_and_the_first_one_touches_nothing(run: Run):
+    first = Supervised(run)
+    leases = at_work(run, *ROLES)
+    second = Supervised(run)
+    assert isinstance(first.ended(), Superseded)
+    until(lambda: len(second.said("role-adopted")) == 4, "all are adopted")
+    assert {role: lease.pid for role, lease in at_work(run, *ROLES).items()} == {r: it.pid for r, it in leases.items()}
+    os.kill(leases["searcher-000"].pid, signal.SIGKILL)
+    until(lambda: works(run, "searcher-000", life=2))
+    finish(run)
+    assert second.ended() is None
+    assert not second.said("role-started", "trainer")
+
+
+def test_a_supervisor_that_finds_a_finished_trainer_does_not_start_another(run: Run):
+    supervised = Supervised(run)
+    at_work(run, *ROLES)
+    finish(run)
+    assert supervised.ended() is None
+    change_state(run, desired="run")
+    again = Supervised(run)
+    assert again.ended() is None
+    assert not again.said("role-started", "trainer")
+
+
+def test_a_silent_role_that_nobody_here_started_is_replaced(run: Run):
+    first = Supervised(run)
+    leases = at_work(run, *ROLES)
+    second = Supervised(run)
+    assert isinstance(first.ended(), Superseded)
+    os.kill(leases["trainer"].pid, signal.SIGSTOP)
+    until(lambda: works(run, "trainer", life=2))
+    assert second.said("role-silent", "trainer")
+    assert not is_running(leases["trainer"].pid)
+    finish(run)
+    assert second.ended() is None
+
+
+def test_searchers_come_and_go_with_the_wanted_number(run: Run):
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    change_state(run, searchers=1)
+    until(lambda: not is_running(leases["searcher-001"].pid), "the second leaves")
+    change_state(run, searchers=3)
+    until(lambda: works(run, "searcher-001", life=2) and works(run, "searcher-002"), "two more come")
+    assert until(lambda: works(run, "searcher-000")).life == 1
+    finish(run)
+    assert supervised.ended() is None
+
+
+def test_a_searcher_that_leaves_though_it_is_wanted_is_started_again(run: Run):
+    supervised = Supervised(run)
+    at_work(run, *ROLES)
+    behave(run, "searcher-000", "leave")
+    until(lambda: supervised.said("role-restarting", "searcher-000"))
+    behave(run, "searcher-000", "work")
+    until(lambda: works(run, "searcher-000", life=2))
+    finish(run)
+    assert supervised.ended() is None
+
+
+def test_a_process_that_only_has_the_pid_of_a_lease_is_not_taken_for_the_role(run: Run):
+    supervised = Supervised(run)
+    lease = at_work(run, *ROLES)["trainer"]
+    assert process_of(lease, Role("trainer"), run.name) == lease.pid
+    assert process_of(lease, Role("trainer"), "another-run") is None
+    assert process_of(lease, Role("searcher"), run.name) is None
+    elsewhere = Lease(**{**vars(lease), "host": "elsewhere"})
+    assert process_of(elsewhere, Role("trainer"), run.name) is None
+    long_ago = Lease(**{**vars(lease), "renewed_at": "2020-01-01T00:00:00+00:00"})
+    assert process_of(long_ago, Role("trainer"), run.name) is None
+    finish(run)
+    assert supervised.ended() is None

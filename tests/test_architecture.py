@@ -1,0 +1,52 @@
+"""What importing each part brings along. Layers themselves are checked by import-linter in `make check`."""
+
+import json
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import flows
+import storage
+
+# Roles import torch when they work; wiring is the place where they are assembled.
+HEAVY = {"flows.wiring", "flows.role"}
+LIGHT = sorted(
+    {m.name for package in (storage, flows) for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")}
+    - HEAVY
+)
+
+
+def imported_by(*modules: str) -> set[str]:
+    script = (
+        "import importlib, json, sys\n"
+        "for name in sys.argv[1:]: importlib.import_module(name)\n"
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", script, *modules], capture_output=True, text=True, check=True)
+    return set(json.loads(out.stdout.splitlines()[-1]))
+
+
+def test_flows_and_storage_import_without_the_machine_learning_libraries():
+    assert not imported_by(*LIGHT) & {"torch", "transformers", "vllm", "wandb"}
+
+
+def test_the_vocabulary_imports_with_the_standard_library_and_pydantic_alone():
+    brought = imported_by("tba.types", "tba.errors", "tba.interfaces", "tba.config")
+    assert not brought & {"torch", "numpy", "pyarrow", "duckdb", "prefect", "fsspec"}
+
+
+@pytest.mark.parametrize("module", ["flows.wiring", "flows.role"])
+def test_a_role_never_imports_prefect(module):
+    assert "prefect" not in imported_by(module)
+
+
+def test_storage_and_commands_import_without_prefect():
+    modules = [m for m in LIGHT if m.startswith("storage.")] + ["flows.cli", "flows.plan", "flows.supervise"]
+    assert "prefect" not in imported_by(*modules)
+
+
+def test_the_algorithm_imports_neither_databases_nor_prefect():
+    brought = imported_by("tba.trainer", "tba.searcher", "tba.evaluator", "tba.generation", "tba.policy")
+    assert not brought & {"prefect", "duckdb", "wandb", "s3fs", "storage", "flows"}
