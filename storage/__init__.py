@@ -1,8 +1,10 @@
 """How trajectories, versions and records are kept: one folder or bucket, immutable objects, SQL over all of them.
 
-import storage
-con = storage.connect("tba-runs/runs/first")
-con.sql("select version_start, avg(reward) from trajectories group by 1 order by 1").show()
+From a notebook or another program:
+
+    import storage
+    con = storage.connect("tba-runs/runs/first")
+    con.sql("select version_start, avg(reward) from trajectories group by 1 order by 1").show()
 """
 
 from importlib import import_module

@@ -14,6 +14,8 @@ write_settings() { # everything this cluster knows lies in its folder
 [global]
 fsid = $(cat /proc/sys/kernel/random/uuid)
 mon host = v1:127.0.0.1:$mon_port
+# With it every process knows the cluster's id from its first message on; else it may speak too early and be refused.
+monmap = $folder/monmap
 public addr = 127.0.0.1
 ms bind msgr2 = false
 auth cluster required = none
@@ -43,9 +45,6 @@ memstore device bytes = 2147483648
 osd memory target = 939524096
 osd class load list = *
 osd class default list = *
-# An OSD that introduces itself may do so before it knows the cluster's id, and is then refused; we do it below.
-osd class update on start = false
-osd crush update on start = false
 [mon.a]
 mon addr = 127.0.0.1:$mon_port
 [client.rgw]
@@ -81,7 +80,6 @@ start() {
   local osd
   osd=$(cat /proc/sys/kernel/random/uuid)
   timeout 60 ceph osd new "$osd"
-  timeout 60 ceph osd crush add osd.0 1 root=default host=here
   ceph-osd -i 0 --mkfs --osd-uuid "$osd"
   ceph-osd -i 0
   until_true "the OSD" osd_is_up
