@@ -278,7 +278,7 @@ def command_line() -> argparse.ArgumentParser:
     )
     parser.add_argument("task", nargs="?", metavar="TASK", help="run the deployment tba/TASK to its end")
     parser.add_argument("parameters", nargs="*", metavar="KEY=VALUE", type=_parameter, help="its parameters")
-    parser.add_argument("--home", default=".prefect", help="folder of the server's database and logs (%(default)s)")
+    parser.add_argument("--home", default=".tba/prefect", help="folder of the server's database and logs (%(default)s)")
     parser.add_argument("--keep", action="store_true", help="stay up afterwards, until Ctrl-C")
     parser.add_argument("--no-ui", action="store_true", help="without the web pages")
     return parser

@@ -6,8 +6,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tba.generation import TransformersGenerator
-
 from storage.attempts import claim_attempt
 from storage.cache import cache_folder
 from storage.checkpoints import Checkpoints
@@ -25,6 +23,7 @@ from storage.versions import Versions
 from tba.config import Config, parse
 from tba.errors import ConfigError
 from tba.evaluator import Evaluator
+from tba.generation import TransformersGenerator
 from tba.interfaces import PolicyMaker, Task
 from tba.policy import Policy, PolicyScorer
 from tba.searcher import PromptStream, Searcher, await_reference
@@ -170,6 +169,4 @@ def _store_prompts(run: Run, config: Config, task: Task, tokenizer: Any) -> None
     for split, given in (("train", config.task.train), ("test", config.task.test)):
         source = given or task.source(split)
         rows = read_rows(source) if source else []
-        write_prompts(
-            run, split, task.prompts(split, rows, tokenizer, max_tokens=config.search.max_prompt_tokens)
-        )
+        write_prompts(run, split, task.prompts(split, rows, tokenizer, max_tokens=config.search.max_prompt_tokens))

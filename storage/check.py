@@ -259,12 +259,17 @@ class _Check:
 
     def ledger(self, spans: Sequence[Span], sync_records: Sequence[_Record], *, reached: int) -> None:
         """The ledger of the chain has no gap up to the newest sync that it, a version or a checkpoint has reached."""
-        names = {*map(ledger_name, self.listed[layout.STEPS]), *map(ledger_name, self.listed[layout.DRAWS])}
+        steps, draws = ({*map(ledger_name, self.listed[folder])} for folder in (layout.STEPS, layout.DRAWS))
+        names = steps & draws
         standing = {name for name in names if counts(spans, name)}
         newest = max((name.number for name in standing), default=0)
         upto = max(newest, reached)
         expected = {Version(sync, span.attempt) for sync in range(1, upto + 1) for span in spans if span.covers(sync)}
-        self.ledger_objects(names, expected)
+        self.ledger_objects(steps, draws, expected)
+        if halves := (steps ^ draws) - expected:
+            self.note(
+                f"syncs of which half the ledger is stored, by a trainer that was killed or is at it: {len(halves)}"
+            )
         self.ledger_steps(expected, {record.sync: record.step for record in sync_records})
         if names - standing:
             self.note(f"syncs in the ledger that a later attempt took again after a crash: {len(names - standing)}")
@@ -272,13 +277,15 @@ class _Check:
         if newest_record > upto:
             self.note(f"the steps up to record {newest_record} are not in the ledger yet, those up to {newest} are")
 
-    def ledger_objects(self, names: set[Version], expected: set[Version]) -> None:
+    def ledger_objects(self, steps: set[Version], draws: set[Version], expected: set[Version]) -> None:
         """Each by itself; those that are expected also with the others."""
-        for name in sorted(names | expected, key=lambda name: name.order):
-            for key, add in (
-                (layout.draws(*name), self.relations.add_draws),
-                (layout.steps(*name), self.relations.add_steps),
+        for name in sorted(steps | draws | expected, key=lambda name: name.order):
+            for stored, key, add in (
+                (draws, layout.draws(*name), self.relations.add_draws),
+                (steps, layout.steps(*name), self.relations.add_steps),
             ):
+                if name not in stored | expected:
+                    continue
                 with self.looking_at(key):
                     table = pq.read_table(io.BytesIO(self.store.read(key)), page_checksum_verification=True)
                     if add == self.relations.add_steps:

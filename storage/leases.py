@@ -10,9 +10,10 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from storage import control, layout, records
 from storage.run import Run
@@ -123,7 +124,7 @@ class HeldLease:
             self._try(self._renew)
             self._try(self._listen)
 
-    def _try(self, action: Any) -> None:
+    def _try(self, action: Callable[[], None]) -> None:
         try:
             action()
         except StorageError as error:

@@ -334,8 +334,8 @@ def quickstart() -> Config:
             max_response_tokens=16, initial_fill=1024,
         ),
         training=TrainingConfig(
-            steps=320, prompts_per_step=32, responses_per_prompt=8, groups_per_micro_batch=32, learning_rate=1.5e-4,
-            schedule="linear", adam_beta1=0.0,
+            steps=400, prompts_per_step=32, responses_per_prompt=8, groups_per_micro_batch=32, learning_rate=2e-4,
+            schedule="warmup-stable-decay", warmup_steps=10, stable_steps=190, decay_steps=200, adam_beta1=0.0,
         ),
         sync=SyncConfig(every=4, checkpoint_every=5, keep_versions=6),
         evaluation=EvaluationConfig(every=15, prompts=500, samples=4),

@@ -50,7 +50,8 @@ class TransformersGenerator:
         self._description = b""
 
     def adopt(self, folder: Path, version: Version) -> None:
-        """Load the weights of a version from a Hugging Face folder; into the model that is there when only they differ."""
+        """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
+        into the model that is there."""
         description = _describe(folder)
         if self._policy is None or description != self._description or not _refill(self._policy.model, folder):
             self._policy = Policy.load(
@@ -93,14 +94,13 @@ class TransformersGenerator:
         self, requests: "Sequence[_Request]", prompts: int, temperature: float, top_p: float, seconds: float
     ) -> list[list[Response]]:
         policy, version = cast(Policy, self._policy), cast(Version, self.version)
-        texts = policy.tokenizer.batch_decode([request.tokens for request in requests], skip_special_tokens=True)
         share = seconds / max(1, sum(len(request.tokens) for request in requests))
         groups: list[list[Response]] = [[] for _ in range(prompts)]
-        for request, text in zip(requests, texts, strict=True):
+        for request in requests:
             response = Response(
                 tokens=tuple(request.tokens),
                 logps=tuple(request.logps),
-                text=text,
+                text=cast(str, policy.tokenizer.decode(request.tokens, skip_special_tokens=True)),
                 finished=request.finished,
                 temperature=temperature,
                 top_p=top_p,

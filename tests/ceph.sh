@@ -14,7 +14,7 @@ write_settings() { # everything this cluster knows lies in its folder
 [global]
 fsid = $(cat /proc/sys/kernel/random/uuid)
 mon host = v1:127.0.0.1:$mon_port
-# With it every process knows the cluster's id from its first message on; else it may speak too early and be refused.
+# From here every daemon knows the cluster's id before it first speaks; one that asks the monitor may speak too early.
 monmap = $folder/monmap
 public addr = 127.0.0.1
 ms bind msgr2 = false
@@ -45,8 +45,6 @@ memstore device bytes = 2147483648
 osd memory target = 939524096
 osd class load list = *
 osd class default list = *
-[mon.a]
-mon addr = 127.0.0.1:$mon_port
 [client.rgw]
 rgw data = $folder/rgw
 rgw frontends = beast endpoint=127.0.0.1:$s3_port
@@ -71,7 +69,7 @@ gateway_answers() { (exec 3<> "/dev/tcp/127.0.0.1/$s3_port") 2> /dev/null; }
 start() {
   mkdir "$folder" "$folder"/{mon,osd,rgw}
   write_settings
-  export CEPH_CONF=$folder/ceph.conf
+  export CEPH_CONF=$folder/ceph.conf CEPH_ARGS=--no-mon-config
   ceph-authtool "$folder/keyring" --create-keyring --gen-key -n mon. --cap mon 'allow *'
   ceph-authtool "$folder/keyring" --gen-key -n client.admin --cap mon 'allow *' --cap osd 'allow *'
   monmaptool "$folder/monmap" --create --fsid "$(ceph-conf --lookup fsid)" --addv a "[v1:127.0.0.1:$mon_port]"
@@ -79,7 +77,7 @@ start() {
   ceph-mon -i a
   local osd
   osd=$(cat /proc/sys/kernel/random/uuid)
-  timeout 60 ceph osd new "$osd"
+  until_true "the monitor" timeout 20 ceph osd new "$osd" # `ceph` itself does ask, so it may need a second try
   ceph-osd -i 0 --mkfs --osd-uuid "$osd"
   ceph-osd -i 0
   until_true "the OSD" osd_is_up
@@ -92,6 +90,7 @@ start() {
 stop() { # by the ids that the daemons themselves wrote; they hold nothing that is worth a slow end
   for file in "$folder"/*.pid; do
     if [ -e "$file" ]; then kill -KILL "$(cat "$file")" 2> /dev/null || true; fi
+    rm -f "$file"
   done
 }
 

@@ -1,6 +1,8 @@
 """S3 servers for the tests, each on a free port of loopback, stopped by the process ids of what was started."""
 
+import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -93,8 +95,11 @@ def rclone(folder: Path) -> Iterator[Server]:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
+    """Below the range from which the system itself hands ports out, so that nobody is given it before it is used."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextmanager

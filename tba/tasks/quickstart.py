@@ -1,8 +1,8 @@
 """Addition digit by digit: two three-digit numbers and their sum, all written units first, as one adds on paper.
 
 "743+685=" asks for 347 + 586; the answer "339" is 933. Reward 1 if the whole answer is right. A tiny Llama learns to
-add from demonstrations half of which carry a wrong digit, and is then right about four times in ten; it knows more
-than it says, and training for the reward brings that out within minutes.
+add from demonstrations half of which carry a wrong digit, or two, and is then right about four times in ten; it
+knows more than it says, and training for the reward brings that out within minutes.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ from tba.errors import ConfigError
 from tba.types import Prompt, Response, Reward
 
 TRAIN_PROMPTS, TEST_PROMPTS = 4096, 1000
+WRONG = 0.5  # share of demonstrations that carry a wrong digit, or two
 _LEAST, _MOST = 100, 999
 
 
@@ -102,19 +103,20 @@ def problems(split: str) -> tuple[Problem, ...]:
 
 
 def demonstrations(seed: int) -> Iterator[tuple[str, str]]:
-    """Endless prompts and responses; every other response, by chance, has one digit replaced by another one."""
+    """Endless prompts and responses; every other response, by chance, carries a wrong digit, or two."""
     rng = random.Random(f"quickstart:{seed}")
     held_out = frozenset(problems("test"))
     while True:
         problem = Problem(rng.randint(_LEAST, _MOST), rng.randint(_LEAST, _MOST))
         if problem not in held_out:
-            yield problem.prompt, _with_wrong_digit(problem.answer, rng) if rng.random() < 0.5 else problem.answer
+            yield problem.prompt, _with_wrong_digits(problem.answer, rng) if rng.random() < WRONG else problem.answer
 
 
-def _with_wrong_digit(answer: str, rng: random.Random) -> str:
-    place = rng.randrange(len(answer))
-    wrong = rng.choice([digit for digit in "0123456789" if digit != answer[place]])
-    return answer[:place] + wrong + answer[place + 1 :]
+def _with_wrong_digits(answer: str, rng: random.Random) -> str:
+    digits = list(answer)
+    for place in rng.sample(range(len(digits)), rng.choice([1, 2])):
+        digits[place] = rng.choice([digit for digit in "0123456789" if digit != digits[place]])
+    return "".join(digits)
 
 
 def _units_first(number: int) -> str:

@@ -119,7 +119,9 @@ def test_every_step_joins_to_its_trajectories_their_versions_and_what_was_found(
 
 
 def test_the_loss_of_a_step_is_the_mean_of_its_squared_residuals(finished):
-    pairs = rows(finished, "select any_value(loss), avg(residual ** 2) from draws join steps using (step) group by step")
+    pairs = rows(
+        finished, "select any_value(loss), avg(residual ** 2) from draws join steps using (step) group by step"
+    )
     assert len(pairs) == STEPS
     for loss, mean in pairs:
         assert loss == pytest.approx(mean, rel=1e-5)

@@ -96,6 +96,12 @@ def test_a_run_that_has_only_begun_is_clean(tmp_path: Path):
     assert check(Run.create(str(tmp_path), "new", config={}, sampler_sql="", code_version="")).ok
 
 
+def test_a_ledger_of_which_a_killed_trainer_wrote_only_half_is_only_noted(whole: Run):
+    whole.store.delete(layout.steps(3, 1))
+    findings = check(whole)
+    assert findings.ok and any("half the ledger" in note for note in findings.notes)
+
+
 def test_a_version_that_was_given_up_is_not_missed(whole: Run):
     prune_version(whole, Version(1, 1))
     assert check(whole).ok

@@ -1,19 +1,15 @@
-"""Checkpoints and the attempts that continue them."""
+"""Checkpoints: complete, with their ledger, or not at all."""
 
-import secrets
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from storage import layout
-from storage.attempts import Span, chain, claim_attempt, newest_attempt, read_attempt
+from storage.attempts import claim_attempt
 from storage.checkpoints import Checkpoints
 from storage.retention import given_up
 from storage.run import Run
-from tba.errors import Damaged, Missing, StorageError
+from tba.errors import Missing, StorageError
 from tba.types import Version
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
@@ -53,91 +49,6 @@ def test_a_checkpoint_without_its_ledger_is_refused(run: Run, tmp_path: Path, th
 def test_the_checkpoint_of_the_start_needs_no_ledger(run: Run, tmp_path: Path):
     Checkpoints(run).save(0, 1, 0, state(tmp_path))
     assert Checkpoints(run).complete() == [Version(0, 1)]
-
-
-def test_the_first_attempt_starts_from_the_beginning(run: Run):
-    assert newest_attempt(run) == 0
-    assert chain(run) == []
-    attempt = claim_attempt(run)
-    assert (attempt.number, attempt.continues) == (1, None)
-    assert newest_attempt(run) == 1
-    assert chain(run) == [Span(1, 0, None)]
-    assert read_attempt(run, 1) == attempt
-
-
-def test_the_next_attempt_continues_the_newest_checkpoint(run: Run, tmp_path: Path):
-    claim_attempt(run)
-    for sync in (0, 5, 10):
-        save(run, tmp_path, sync, 1)
-    assert claim_attempt(run).continues == Version(10, 1)
-    assert chain(run) == [Span(1, 0, 10), Span(2, 11, None)]
-    assert chain(run, 1) == [Span(1, 0, None)]
-
-
-@local
-def test_an_attempt_without_a_checkpoint_is_left_out_of_the_chain(run: Run, tmp_path: Path):
-    claim_attempt(run)
-    save(run, tmp_path, 5, 1)
-    claim_attempt(run)
-    assert claim_attempt(run).continues == Version(5, 1)
-    assert chain(run) == [Span(1, 0, 5), Span(3, 6, None)]
-
-
-@local
-def test_what_a_superseded_trainer_still_saves_is_not_continued(run: Run, tmp_path: Path):
-    claim_attempt(run)
-    save(run, tmp_path, 5, 1)
-    claim_attempt(run)
-    save(run, tmp_path, 10, 1)
-    assert Checkpoints(run).newest() == Version(5, 1)
-    assert claim_attempt(run).continues == Version(5, 1)
-    save(run, tmp_path, 6, 3)
-    assert Checkpoints(run).newest() == Version(6, 3)
-    assert claim_attempt(run).continues == Version(6, 3)
-    assert chain(run) == [Span(1, 0, 5), Span(3, 6, 6), Span(4, 7, None)]
-
-
-@local
-def test_a_restart_without_any_checkpoint_begins_anew(run: Run):
-    claim_attempt(run)
-    assert claim_attempt(run).continues is None
-    assert chain(run) == [Span(2, 0, None)]
-
-
-@local
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lives=st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=6))
-def test_each_sync_belongs_to_exactly_one_attempt_of_the_chain(root: str, tmp_path: Path, lives: list[list[int]]):
-    """Each life of the trainer is the distances between the checkpoints it makes before it dies."""
-    name = secrets.token_hex(4)
-    run = Run.create(f"{root}/{name}", "r", config={}, sampler_sql="", code_version="test")
-    owner = dict.fromkeys(range(40), 0)
-    for life in lives:
-        attempt = claim_attempt(run)
-        sync = attempt.continues.number if attempt.continues else -1
-        owner.update(dict.fromkeys(range(sync + 1, 40), attempt.number))
-        for distance in life:
-            sync += distance
-            save(run, tmp_path, sync, attempt.number)
-    spans = chain(run)
-    for sync, attempt in owner.items():
-        assert [span.attempt for span in spans if span.covers(sync)] == [attempt]
-
-
-def test_eight_racing_trainers_get_eight_attempts(run: Run):
-    with ThreadPoolExecutor(8) as pool:
-        numbers = [attempt.number for attempt in pool.map(lambda _: claim_attempt(run), range(8))]
-    assert sorted(numbers) == list(range(1, 9))
-    assert newest_attempt(run) == 8
-
-
-@local
-def test_a_chain_that_leads_forward_is_damaged(run: Run):
-    run.store.create(layout.attempt(1), b'{"attempt": 1, "continues": {"sync": 3, "attempt": 1}, "created_at": ""}')
-    with pytest.raises(Damaged, match=r"attempts/0001\.json"):
-        chain(run)
-    with pytest.raises(Missing, match=r"attempts/0007\.json"):
-        chain(run, 7)
 
 
 def test_pruning_keeps_the_newest_of_the_chain(run: Run, tmp_path: Path):

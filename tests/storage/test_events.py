@@ -1,4 +1,4 @@
-"""Events and evaluations: small records of what happened."""
+"""Events: small records of what happened."""
 
 import logging
 import math
@@ -9,10 +9,9 @@ import duckdb
 import pytest
 
 from storage import layout
-from storage.evaluations import Evaluations
 from storage.events import Events, read_events
 from storage.run import Run
-from tba.types import Score, Version
+from tba.types import Version
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -52,27 +51,3 @@ def test_trouble_with_the_store_is_logged_not_raised(run: Run, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         Events(run, "trainer", 1).write("started", "hello")
     assert "started was not stored" in caplog.text
-
-
-def scores(version: Version, value: float) -> list[Score]:
-    return [
-        Score(version=version, step=version.number * 2, metric=metric, value=value, n=100, seconds=1.5)
-        for metric in ("greedy", "sampled")
-    ]
-
-
-def test_scores_come_back_by_version(run: Run):
-    evaluations = Evaluations(run)
-    assert evaluations.done() == set()
-    for version, value in ((Version(10, 1), 0.5), (Version(0, 1), 0.25), (Version(5, 2), 0.75)):
-        evaluations.write(scores(version, value))
-    assert evaluations.done() == {Version(0, 1), Version(10, 1), Version(5, 2)}
-    expected = [*scores(Version(0, 1), 0.25), *scores(Version(10, 1), 0.5), *scores(Version(5, 2), 0.75)]
-    assert evaluations.scores() == expected
-
-
-@local
-def test_a_version_is_evaluated_once(run: Run):
-    Evaluations(run).write(scores(Version(0, 1), 0.25))
-    Evaluations(run).write(scores(Version(0, 1), 0.99))
-    assert Evaluations(run).scores() == scores(Version(0, 1), 0.25)

@@ -124,7 +124,7 @@ def test_a_server_that_stays_away_is_given_up_at_the_deadline_with_the_key_at_fa
     moto: Server, monkeypatch: pytest.MonkeyPatch
 ):
     with faulty(moto) as (proxy, server):
-        store = open_store(s3_root(server, monkeypatch), deadline=0.5)
+        store = open_store(s3_root(server, monkeypatch), deadline=2.0)
         proxy.plan = ["busy"] * 1000
         with pytest.raises(StorageError, match="some/key"):
             store.create("some/key", b"x")

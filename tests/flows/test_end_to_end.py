@@ -1,0 +1,93 @@
+"""The command `tba run` with real roles as processes, all of which are killed, on a disk and on a real S3 server."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+import storage
+from storage.leases import Lease, read_lease
+from storage.run import Run
+from tests.tba.tiny import tiny_folder
+
+STEPS = 120
+T = TypeVar("T")
+ROLES = ("searcher-000", "evaluator", "trainer")
+DEADLINE = 120.0
+
+
+def tba(*arguments: str, log: Path) -> "subprocess.Popen[bytes]":
+    with log.open("ab") as output:
+        return subprocess.Popen([sys.executable, "-m", "flows.cli", *arguments], stdout=output, stderr=output)
+
+
+def settings(policy: Path) -> list[str]:
+    changes = {
+        "model.path": policy,
+        "training.prompts_per_step": 4,
+        "training.groups_per_micro_batch": 4,
+        "search.prompts_per_round": 8,
+        "search.initial_fill": 64,
+        "sync.every": 2,
+        "sync.checkpoint_every": 4,
+        "evaluation.every": 10,
+        "evaluation.prompts": 4,
+        "limits.lease_every": 0.5,
+        "limits.silent_after": 20,
+    }
+    return [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
+
+
+def until(found: Callable[[], T | None], what: str, log: Path) -> T:
+    ends = time.monotonic() + DEADLINE
+    while time.monotonic() < ends:
+        if result := found():
+            return result
+        time.sleep(0.1)
+    pytest.fail(f"{what} after {DEADLINE:.0f} s:\n{log.read_text()[-3000:]}")
+
+
+def lease_at(run: Run, role: str, *, step: int = 0, life: int = 1) -> Lease | None:
+    """The lease of a role that has come so far, in at least this life."""
+    lease = read_lease(run, role)
+    return lease if lease and lease.life >= life and lease.progress.get("step", 0) >= step else None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("root", ["local", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
+def test_a_run_survives_the_kill_of_each_role_and_of_its_supervisor(root, tmp_path):
+    log, policy = tmp_path / "tba.log", tiny_folder(tmp_path / "policy")
+    first = tba("run", "quickstart", "--root", root, "--name", "r", "--steps", str(STEPS), *settings(policy), log=log)
+    url = f"{root}/runs/r"
+    run = until(lambda: opened(url), "the run was not created", log)
+    trainer = until(lambda: lease_at(run, "trainer", step=4), "the trainer took no steps", log)
+    for role in ROLES:
+        os.kill(until(lambda role=role: lease_at(run, role), f"no {role}", log).pid, signal.SIGKILL)
+    until(lambda: lease_at(run, "trainer", step=8, life=2), "the trainer was not started again", log)
+    first.kill()
+    first.wait()
+    resumed = tba("resume", url, log=log)
+    assert resumed.wait(DEADLINE) == 0, log.read_text()[-3000:]
+    assert tba("check", url, log=log).wait(DEADLINE) == 0, log.read_text()[-3000:]
+    with storage.connect(run) as con:
+        steps = con.execute("select count(*), count(distinct step), max(step) from steps").fetchone()
+        scored = con.execute("select min(version), max(version) from evaluations").fetchone()
+    assert steps == (STEPS, STEPS, STEPS)
+    assert scored == (0, STEPS // 2)
+    lives = {role: read_lease(run, role).life for role in ROLES}
+    assert all(life >= 2 for life in lives.values()), lives
+    assert read_lease(run, "trainer").pid != trainer.pid
+
+
+def opened(url: str) -> Run | None:
+    try:
+        return Run.open(url)
+    except FileNotFoundError:
+        return None

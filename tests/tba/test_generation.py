@@ -1,0 +1,377 @@
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    PreTrainedModel,
+    Qwen3Config,
+)
+
+from tba.errors import ConfigError
+from tba.generation import TransformersGenerator, choose, uniforms
+from tba.types import Prompt, Response, Version
+from tests.tba.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
+
+V0, V1 = Version(0, 1), Version(1, 1)
+SIZES: dict[str, Any] = {"vocab_size": len(CHARACTERS) + 3, "initializer_range": 0.3}
+TOKENS: dict[str, Any] = {"pad_token_id": PAD_ID, "bos_token_id": None, "eos_token_id": EOS_ID}
+LLAMA_LIKE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    **SIZES,
+    **TOKENS,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**LLAMA_LIKE),
+    "qwen3": Qwen3Config(**LLAMA_LIKE, head_dim=8),
+    "gpt2": GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **SIZES, **TOKENS),
+    "gpt-neox": GPTNeoXConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, **SIZES, **TOKENS
+    ),
+    "mistral, window of 5": MistralConfig(**LLAMA_LIKE, sliding_window=5),
+}
+PROMPTS = ["1+2=", "what is it that you want?", "z", "hello"]
+UNIFORMS = [0.8833108082136427, 0.1859454557748516, 0.8316982391956977]
+
+
+def make_folder(folder: Path, config: Any, *, seed: int = 0) -> Path:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def make_generator(folder: Path, *, batch: int = 64, limit: int = 12) -> TransformersGenerator:
+    generator = TransformersGenerator(device="cpu", batch_responses=batch, max_response_tokens=limit)
+    generator.adopt(folder, V0)
+    return generator
+
+
+@cache
+def alone(folder: Path) -> TransformersGenerator:
+    return make_generator(folder, batch=1)
+
+
+def make_prompts(texts: list[str]) -> list[Prompt]:
+    tokenizer = tiny_tokenizer()
+    return [Prompt(prompt_id=t, text=t, tokens=tuple(tokenizer(t).input_ids)) for t in texts]
+
+
+def tokens_of(groups: list[list[Response]]) -> list[list[tuple[int, ...]]]:
+    return [[response.tokens for response in group] for group in groups]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("llama"))
+
+
+@contextmanager
+def forwards() -> Iterator[list[tuple[int, int]]]:
+    """(rows, tokens) of every forward pass of a causal language model."""
+    seen: list[tuple[int, int]] = []
+
+    def look(module: torch.nn.Module, arguments: Any) -> None:
+        if isinstance(module, PreTrainedModel) and module.get_output_embeddings() is not None:
+            seen.append(tuple(arguments[0].shape))
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(look)
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+# --- Any causal language model ---
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_is_what_the_library_itself_generates(tmp_path, name):
+    generator = make_generator(make_folder(tmp_path, CONFIGS[name]))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    prompts = make_prompts(PROMPTS)
+    found = generator.generate(prompts, [[0]] * len(prompts), temperature=0)
+    for prompt, [response] in zip(prompts, found, strict=True):
+        tokens = torch.tensor([prompt.tokens])
+        expected = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=12, pad_token_id=PAD_ID
+        )
+        assert response.tokens == tuple(expected[0, len(prompt.tokens) :].tolist())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logps_are_those_of_the_tempered_model_before_top_p_cuts_it(tmp_path, name):
+    generator = make_generator(make_folder(tmp_path, CONFIGS[name]), batch=5)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    prompts = make_prompts(PROMPTS)
+    found = generator.generate(prompts, [[1, 2, 3], [4], [5, 6], [7, 8]], temperature=0.7, top_p=0.9)
+    for prompt, responses in zip(prompts, found, strict=True):
+        for response in responses:
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt.tokens + response.tokens])).logits[0, len(prompt.tokens) - 1 : -1]
+            logps = (logits / 0.7).log_softmax(dim=1).gather(1, torch.tensor(response.tokens)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(response.logps), logps, atol=2e-5, rtol=0)
+
+
+def test_a_model_that_keeps_more_than_keys_and_values_is_refused(tmp_path):
+    folder = make_folder(tmp_path, MambaConfig(hidden_size=16, num_hidden_layers=1, state_size=4, **SIZES, **TOKENS))
+    with pytest.raises(ConfigError, match="mamba"):
+        TransformersGenerator(device="cpu").adopt(folder, V0)
+
+
+# --- Seeds ---
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    requests=st.lists(
+        st.tuples(st.text(CHARACTERS, min_size=1, max_size=20), st.lists(st.integers(0, 9), max_size=5)),
+        min_size=1,
+        max_size=6,
+    ),
+    batch=st.integers(1, 12),
+)
+def test_what_a_seed_yields_does_not_depend_on_what_it_is_batched_with(llama, requests, batch):
+    prompts = make_prompts([text for text, _ in requests])
+    together = make_generator(llama, batch=batch)
+    found = together.generate(prompts, [seeds for _, seeds in requests], temperature=1.3)
+    for prompt, (_, seeds), responses in zip(prompts, requests, found, strict=True):
+        for seed, response in zip(seeds, responses, strict=True):
+            [[single]] = alone(llama).generate([prompt], [[seed]], temperature=1.3)
+            assert (response.tokens, response.text, response.seed) == (single.tokens, single.text, seed)
+            assert response.logps == pytest.approx(single.logps, abs=2e-5)
+
+
+def test_seeds_differ_in_what_they_yield(llama):
+    [responses] = make_generator(llama).generate(make_prompts(["1+1="]), [list(range(40))], temperature=1.5)
+    assert len({response.tokens for response in responses}) > 30
+
+
+def test_uniforms_follow_from_seed_and_position_alone():
+    seeds, positions = np.meshgrid(np.arange(200, dtype=np.uint64), np.arange(200, dtype=np.uint64))
+    grid = uniforms(seeds.ravel(), positions.ravel())
+    assert grid.min() > 0 and grid.max() < 1 and len(np.unique(grid)) == grid.size
+    assert uniforms(seeds.ravel()[777:778], positions.ravel()[777:778])[0] == grid[777]
+    counts = np.histogram(grid, bins=50, range=(0, 1))[0]
+    assert ((counts - 800) ** 2 / 800).sum() < 100  # chi-square of 49 degrees; p is about 2e-5
+    square = grid.reshape(200, 200)
+    for one, other in [(square[1:], square[:-1]), (square[:, 1:], square[:, :-1])]:
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.02
+
+
+def test_uniforms_never_change():
+    """Responses that are stored with their seeds can be generated again."""
+    found = uniforms(np.array([0, 1, 2**63 - 1], dtype=np.uint64), np.array([0, 7, 511], dtype=np.uint64))
+    assert found.tolist() == UNIFORMS
+
+
+# --- Choosing a token ---
+
+
+def test_evenly_spread_uniforms_choose_tokens_in_proportion_to_their_probability():
+    probability = torch.tensor([0.05, 0.5, 0.0, 0.2, 0.25], dtype=torch.float64)
+    spread = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+    for temperature in (1.0, 0.5):
+        logits = (temperature * probability.log()).expand(10_000, -1).float()
+        chosen = choose(logits, spread, temperature=temperature, top_p=1.0)
+        assert torch.bincount(chosen, minlength=5).tolist() == pytest.approx([500, 5000, 0, 2000, 2500], abs=1)
+
+
+@pytest.mark.parametrize(
+    "top_p, expected", [(0.4, [0, 100, 0, 0]), (0.51, [0, 65, 0, 35]), (0.9, [0, 53, 18, 29]), (1.0, [5, 50, 17, 28])]
+)
+def test_top_p_keeps_the_fewest_most_likely_tokens_that_reach_it(top_p, expected):
+    logits = torch.tensor([0.05, 0.5, 0.17, 0.28], dtype=torch.float64).log().expand(100, -1)
+    spread = (torch.arange(100, dtype=torch.float64) + 0.5) / 100
+    chosen = choose(logits, spread, temperature=1.0, top_p=top_p)
+    assert torch.bincount(chosen, minlength=4).tolist() == pytest.approx(expected, abs=2)
+
+
+def test_temperature_zero_takes_the_most_likely_token():
+    logits = torch.tensor([[1.0, 3.0, 2.0], [0.5, -1.0, 0.0]])
+    assert choose(logits, torch.tensor([0.001, 0.999]), temperature=0.0, top_p=1.0).tolist() == [1, 0]
+
+
+def test_sampled_first_tokens_follow_the_model(llama):
+    [prompt] = make_prompts(["12+"])
+    generator = make_generator(llama, batch=500, limit=1)
+    [responses] = generator.generate([prompt], [list(range(4000))], temperature=2.0)
+    found = Counter(response.tokens[0] for response in responses)
+    model = AutoModelForCausalLM.from_pretrained(llama).eval()
+    with torch.no_grad():
+        expected = 4000 * (model(torch.tensor([prompt.tokens])).logits[0, -1] / 2.0).softmax(dim=0)
+    likely = [token for token in range(len(expected)) if expected[token] >= 10]
+    chi_square = sum((found[token] - expected[token].item()) ** 2 / expected[token].item() for token in likely)
+    assert chi_square < len(likely) + 5 * (2 * len(likely)) ** 0.5
+
+
+# --- Ends ---
+
+
+def test_a_finished_response_has_its_end_token_and_any_other_has_the_whole_length(llama):
+    generator = make_generator(llama, batch=7, limit=9)
+    found = generator.generate(make_prompts(PROMPTS), [list(range(20))] * 4, temperature=2.0)
+    responses = [response for group in found for response in group]
+    finished = [response for response in responses if response.finished]
+    assert 0 < len(finished) < len(responses)
+    for response in responses:
+        assert (EOS_ID in response.tokens) == response.finished == (response.tokens[-1] == EOS_ID)
+        assert response.tokens.count(EOS_ID) <= 1 and len(response.logps) == len(response.tokens)
+        assert response.finished or len(response.tokens) == 9
+        assert "<" not in response.text
+
+
+def test_a_model_may_have_several_end_tokens(tmp_path):
+    folder = make_folder(tmp_path, CONFIGS["llama"])
+    ends = list(range(1, 30))
+    path = folder / "generation_config.json"
+    path.write_text(path.read_text().replace('"eos_token_id": 1', f'"eos_token_id": {ends}'))
+    [responses] = make_generator(folder).generate(make_prompts(["1"]), [list(range(20))], temperature=1.0)
+    last = {response.tokens[-1] for response in responses if response.finished}
+    assert last <= set(ends) and len(last) > 1
+
+
+# --- The batch ---
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8, 100])
+def test_no_more_responses_than_allowed_are_generated_side_by_side(llama, batch):
+    with forwards() as seen:
+        make_generator(llama, batch=batch).generate(make_prompts(PROMPTS), [list(range(6))] * 4, temperature=2.0)
+    assert max(rows for rows, _ in seen) <= batch
+
+
+def test_a_prompt_is_read_once_for_all_its_responses(llama):
+    with forwards() as seen:
+        make_generator(llama).generate(make_prompts(["12345", "6789"]), [list(range(16))] * 2, temperature=1.0)
+    assert seen[0] == (2, 5) and all(tokens == 1 for _, tokens in seen[1:])
+
+
+def test_ended_responses_leave_the_batch_and_waiting_ones_take_their_place(llama):
+    with forwards() as seen:
+        make_generator(llama, batch=16, limit=60).generate(make_prompts(["1"]), [list(range(64))], temperature=2.0)
+    sizes = [rows for rows, tokens in seen if tokens == 1]
+    last_admission = max(i for i, (_, tokens) in enumerate(seen[1:]) if tokens == 1)
+    assert sizes[-1] < 8 and sorted(sizes[-10:], reverse=True) == sizes[-10:] and last_admission > 0
+    assert sum(sizes) < 64 * 60 / 2
+
+
+def test_seconds_are_shared_out_by_length(llama):
+    found = make_generator(llama).generate(make_prompts(PROMPTS), [[1, 2]] * 4, temperature=1.0)
+    per_token = {round(r.generate_seconds / len(r.tokens), 9) for group in found for r in group}
+    assert len(per_token) == 1 and per_token.pop() > 0
+
+
+def test_nothing_asked_is_nothing_generated(llama):
+    generator = make_generator(llama)
+    assert generator.generate([], [], temperature=1.0) == []
+    assert generator.generate(make_prompts(["1", "2"]), [[], []], temperature=1.0) == [[], []]
+
+
+# --- Adopting ---
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_adopted_weights_are_the_ones_that_generate(tmp_path, tied):
+    first, second = (tiny_folder(tmp_path / str(seed), seed=seed, tied=tied) for seed in (0, 1))
+    prompts, seeds = make_prompts(PROMPTS), [[1, 2, 3]] * 4
+    generator = make_generator(first)
+    before = generator.generate(prompts, seeds, temperature=1.0)
+    generator.adopt(second, V1)
+    after = generator.generate(prompts, seeds, temperature=1.0)
+    assert tokens_of(before) == tokens_of(make_generator(first).generate(prompts, seeds, temperature=1.0))
+    assert tokens_of(after) == tokens_of(make_generator(second).generate(prompts, seeds, temperature=1.0))
+    assert {(r.version_start, r.version_end) for group in before for r in group} == {(V0, V0)}
+    assert {(r.version_start, r.version_end) for group in after for r in group} == {(V1, V1)}
+
+
+def test_weights_are_copied_into_the_model_that_is_there(tmp_path):
+    folders = [tiny_folder(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    generator = make_generator(folders[0])
+    seen: set[int] = set()
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: seen.add(id(module)))
+    try:
+        generator.generate(make_prompts(["1"]), [[1]], temperature=1.0)
+        modules = set(seen)
+        generator.adopt(folders[1], V1)
+        generator.generate(make_prompts(["1"]), [[1]], temperature=1.0)
+    finally:
+        handle.remove()
+    assert seen == modules
+
+
+def test_weights_in_several_files_are_adopted_too(tmp_path):
+    config = CONFIGS["llama"]
+    whole = make_folder(tmp_path / "whole", config, seed=1)
+    model = AutoModelForCausalLM.from_pretrained(whole)
+    model.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    tiny_tokenizer().save_pretrained(tmp_path / "parts")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 1
+    generator = make_generator(make_folder(tmp_path / "other", config))
+    generator.adopt(tmp_path / "parts", V1)
+    prompts, seeds = make_prompts(PROMPTS), [[1, 2]] * 4
+    expected = make_generator(whole).generate(prompts, seeds, temperature=1.0)
+    assert tokens_of(generator.generate(prompts, seeds, temperature=1.0)) == tokens_of(expected)
+
+
+def test_another_architecture_is_built_anew(tmp_path):
+    generator = make_generator(tiny_folder(tmp_path / "llama"))
+    other = make_folder(tmp_path / "gpt2", CONFIGS["gpt2"])
+    generator.adopt(other, V1)
+    prompts, seeds = make_prompts(PROMPTS), [[1, 2]] * 4
+    expected = make_generator(other).generate(prompts, seeds, temperature=1.0)
+    assert tokens_of(generator.generate(prompts, seeds, temperature=1.0)) == tokens_of(expected)
+
+
+def test_a_folder_that_cannot_be_loaded_leaves_the_weights_that_were_there(tmp_path):
+    generator = make_generator(tiny_folder(tmp_path / "good"))
+    bad = tiny_folder(tmp_path / "bad", seed=1)
+    weights = bad / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    prompts, seeds = make_prompts(PROMPTS), [[1, 2]] * 4
+    before = generator.generate(prompts, seeds, temperature=1.0)
+    with pytest.raises(ConfigError, match="bad"):
+        generator.adopt(bad, V1)
+    after = generator.generate(prompts, seeds, temperature=1.0)
+    assert tokens_of(after) == tokens_of(before) and after[0][0].version_start == V0
+
+
+# --- Refusals ---
+
+
+def test_a_generator_without_weights_says_so():
+    with pytest.raises(ConfigError, match="adopted"):
+        TransformersGenerator().generate(make_prompts(["1"]), [[1]], temperature=1.0)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"temperature": -1.0}, "temperature must be >= 0, got -1"),
+        ({"top_p": 0.0}, "top_p must be > 0 and <= 1, got 0"),
+        ({"seeds": [[1], [2]]}, "1 prompts and 2 lists"),
+        ({"prompts": [Prompt(prompt_id="void", text="", tokens=())]}, "'void' has no tokens"),
+    ],
+)
+def test_impossible_requests_are_refused_by_name(llama, changes, message):
+    request: dict[str, Any] = {"prompts": make_prompts(["1"]), "seeds": [[1]], "temperature": 1.0, **changes}
+    with pytest.raises(ValueError, match=message):
+        make_generator(llama).generate(**request)
