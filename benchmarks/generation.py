@@ -180,7 +180,8 @@ def write_model(workload: Workload, folder: Path) -> None:
 def hardware() -> dict[str, Any]:
     cpu = platform.processor()
     if os.path.exists("/proc/cpuinfo"):
-        names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
         cpu = names[0] if names else cpu
     return {
         "cpu": cpu,

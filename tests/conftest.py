@@ -1,5 +1,10 @@
 """Fixtures for every test: stores of each kind, and the servers behind them, started when the first test asks."""
 
+import os
+
+# Tiny models are fastest on one thread, and threads that spin for work slow down everything else on a small machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import secrets
 from collections.abc import Iterator
 from pathlib import Path

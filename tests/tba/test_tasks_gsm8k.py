@@ -1,0 +1,124 @@
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tba.config import TaskConfig
+from tba.errors import ConfigError, DataError
+from tba.tasks import get_task, grade, rules
+from tests.tba.tiny import tiny_tokenizer
+
+RULES = ("last-number", "after-hashes", "strict-hashes")
+
+
+def data_folder() -> Path:
+    """`shared/data/gsm8k` beside some folder above this one, where the original files lie."""
+    for parent in Path(__file__).resolve().parents:
+        if (folder := parent / "shared" / "data" / "gsm8k").is_dir():
+            return folder
+    pytest.skip("the original GSM8K files are not here: shared/data/gsm8k with train.jsonl and test.jsonl")
+
+
+def rows(split: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (data_folder() / f"{split}.jsonl").read_text().splitlines()]
+
+
+def gold(row: dict[str, str]) -> str:
+    return row["answer"].rpartition("####")[2].strip()
+
+
+def test_the_rules_have_names_and_the_papers_comes_first():
+    assert rules("gsm8k") == RULES
+    assert grade("gsm8k", "", "so 18", "18") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "right"),
+    [
+        # response, gold, right under last-number, after-hashes, strict-hashes
+        ("1,234", "1234", (1, 0, 0)),
+        ("It is -5", "-5", (1, 0, 0)),
+        ("5-3", "-3", (1, 0, 0)),
+        ("1.5e3", "3", (1, 0, 0)),
+        ("12/4", "4", (1, 0, 0)),
+        ("The answer is 26.", "26", (1, 0, 0)),
+        ("no number at all", "0", (0, 0, 0)),
+        ("", "7", (0, 0, 0)),
+        ("#### 18", "18", (1, 1, 1)),
+        ("####18", "18", (1, 1, 0)),
+        ("#### 18.00", "18", (1, 0, 0)),
+        ("#### $18", "18", (1, 0, 0)),
+        ("#### 3 so #### 18", "18", (1, 1, 0)),
+        ("#### 18 so #### 3", "18", (0, 0, 1)),
+        ("#### 1,234", "1234", (1, 1, 1)),
+        ("#### 1,234", "1,234", (1, 0, 1)),
+        ("#### 1234", "1,234", (1, 0, 1)),
+        ("#### 18 dollars in 2024", "18", (0, 0, 1)),
+        ("17", "18", (0, 0, 0)),
+    ],
+)
+def test_each_rule_reads_the_answer_in_its_own_way(response: str, answer: str, right: Sequence[int]):
+    assert tuple(grade("gsm8k", rule, response, answer) for rule in RULES) == right
+
+
+def test_an_unknown_rule_or_template_is_refused_by_name():
+    for field in ("rule", "template"):
+        with pytest.raises(ConfigError, match=rf"task\.{field}: one of .*, got 'best'"):
+            get_task(TaskConfig(name="gsm8k", **{field: "best"}))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_worked_solution_is_right_under_the_papers_rule(split: str):
+    wrong = [row["question"] for row in rows(split) if not grade("gsm8k", "last-number", row["answer"], gold(row))]
+    assert wrong == []
+
+
+def test_commas_in_golds_cost_the_rule_after_hashes_its_ceiling_and_the_others_nothing():
+    test = rows("test")
+    assert (len(rows("train")), len(test)) == (7473, 1319)
+    assert (sum("," in gold(row) for row in rows("train")), sum("," in gold(row) for row in test)) == (79, 14)
+    right = {rule: sum(grade("gsm8k", rule, row["answer"], gold(row)) for row in test) for rule in RULES}
+    assert right == {"last-number": 1319, "after-hashes": 1319 - 14, "strict-hashes": 1319}
+
+
+@pytest.mark.parametrize(
+    ("template", "begin", "end"),
+    [
+        ("tba", "[MATH TASK] Problem:\n", "\n\nSolution:\n"),
+        ("vineppo", "[MATH_TASK] Problem:\n", "\n\nSolution:"),
+    ],
+)
+def test_prompts_are_worded_as_their_template_says(template: str, begin: str, end: str):
+    task = get_task(TaskConfig(name="gsm8k", template=template))
+    (prompt,) = task.prompts("test", rows("test")[:1], tiny_tokenizer(), max_tokens=1000)
+    assert prompt.text == f"{begin}{rows('test')[0]['question']}{end}"
+    assert (prompt.prompt_id, prompt.answer) == ("test-00000", "18")
+
+
+def test_prompts_that_are_too_long_are_left_out_and_the_others_keep_their_names():
+    task, tokenizer = get_task("gsm8k"), tiny_tokenizer()
+    whole = task.prompts("test", rows("test")[:50], tokenizer, max_tokens=10_000)
+    limit = sorted(len(prompt.tokens) for prompt in whole)[25]
+    some = task.prompts("test", rows("test")[:50], tokenizer, max_tokens=limit)
+    assert some == [prompt for prompt in whole if len(prompt.tokens) <= limit] != whole
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"answer": "#### 1"}, "train row 1: field 'question' must be text"),
+        ({"question": "1?", "answer": 7}, "train row 1: field 'answer' must be text"),
+        ({"question": "1?", "answer": "one"}, "train row 1: field 'answer' does not end in"),
+    ],
+)
+def test_a_malformed_row_is_named_with_its_field(row: dict[str, object], says: str):
+    good = {"question": "1?", "answer": "#### 1"}
+    with pytest.raises(DataError, match=says):
+        get_task("gsm8k").prompts("train", [good, row], tiny_tokenizer(), max_tokens=100)
+
+
+@pytest.mark.parametrize("name", ["math", "tldr", "redteam"])
+def test_tasks_that_come_later_say_so(name: str):
+    with pytest.raises(ConfigError, match=f"task '{name}' is not available yet"):
+        get_task(name)
