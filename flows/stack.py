@@ -41,6 +41,7 @@ from tba.errors import DeadlinePassed, RunFailed, TBAError
 POOLS = ("tba", "gpu-search", "gpu-train")
 START_DEADLINE = 180.0  # seconds; a first start makes the database
 CANCEL_DEADLINE = 60.0
+BUSY_DEADLINE = 30.0
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -189,11 +190,19 @@ class Stack:
         return self.call("GET", f"/flow_runs/{flow_run}")["state"]
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Asked again while the server is busy: it answers 503 when its database is locked, and has done nothing."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.api_url + path, data=data, headers=headers, method=method)
-        with urllib.request.urlopen(request, timeout=30) as response:
-            return json.loads(response.read() or b"null")
+        deadline = time.monotonic() + BUSY_DEADLINE
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=30) as response:
+                    return json.loads(response.read() or b"null")
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
 
     # Stopping
 

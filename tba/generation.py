@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from tba.errors import ConfigError
+from tba.errors import ConfigError, Damaged
 from tba.logprobs import chosen_logps
 from tba.policy import Policy
 from tba.types import Prompt, Response, Version
@@ -51,14 +51,19 @@ class TransformersGenerator:
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
-        into the model that is there."""
+        into the model that is there. Damaged if they cannot be read; the weights before it then stay."""
         description = _describe(folder)
-        if self._policy is None or description != self._description or not _refill(self._policy.model, folder):
-            self._policy = Policy.load(
-                folder, dtype=self.dtype, device=self.device, trust_remote_code=self.trust_remote_code
-            )
-            _check_cache(self._policy.model)
+        try:
+            if self._policy is None or description != self._description or not _refill(self._policy.model, folder):
+                self._policy = self._load(folder)
+        except SafetensorError as error:
+            raise Damaged(f"version {version}: its weights in {folder} cannot be read: {error}") from error
         self._description, self.version = description, version
+
+    def _load(self, folder: Path) -> Policy:
+        policy = Policy.load(folder, dtype=self.dtype, device=self.device, trust_remote_code=self.trust_remote_code)
+        _check_cache(policy.model)
+        return policy
 
     def generate(
         self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], *, temperature: float, top_p: float = 1.0
@@ -342,12 +347,7 @@ def _describe(folder: Path) -> bytes:
 def _refill(model: PreTrainedModel, folder: Path) -> bool:
     """Copy a folder's weights into a model of the same architecture. False if they are not the model's, by name."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    try:
-        stored = {
-            name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()
-        }
-    except (OSError, SafetensorError):
-        return False  # loading anew says what is wrong
+    stored = {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
     held = model.state_dict()
     if set(held) - tied != set(stored) - tied or any(held[name].shape != stored[name].shape for name in stored):
         return False

@@ -42,7 +42,7 @@ def test_presets_carry_the_numbers_of_the_paper():
             {"objective.beta_stop": 9, "objective.beta_target": 3},
             "objective.beta_stop must be <= objective.beta_target",
         ),
-        ({"training.schedule": "warmup-stable-decay"}, "training.schedule"),
+        ({"training.warmup_steps": 0, "training.stable_steps": 0, "training.decay_steps": 0}, "training.schedule"),
         ({"sync.every": 10_000}, "sync.every must be <= training.steps"),
         ({"limits.silent_after": 1.0}, "limits.silent_after"),
         ({"model.dtype": "float16"}, "model.dtype"),

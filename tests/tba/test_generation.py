@@ -21,7 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from tba.errors import ConfigError
+from tba.errors import ConfigError, Damaged
 from tba.generation import TransformersGenerator, choose, uniforms
 from tba.types import Prompt, Response, Version
 from tests.tba.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
@@ -266,12 +266,14 @@ def test_a_prompt_is_read_once_for_all_its_responses(llama):
 
 
 def test_ended_responses_leave_the_batch_and_waiting_ones_take_their_place(llama):
+    generator = make_generator(llama, batch=16, limit=60)
     with forwards() as seen:
-        make_generator(llama, batch=16, limit=60).generate(make_prompts(["1"]), [list(range(64))], temperature=2.0)
-    sizes = [rows for rows, tokens in seen if tokens == 1]
-    last_admission = max(i for i, (_, tokens) in enumerate(seen[1:]) if tokens == 1)
-    assert sizes[-1] < 8 and sorted(sizes[-10:], reverse=True) == sizes[-10:] and last_admission > 0
-    assert sum(sizes) < 64 * 60 / 2
+        [responses] = generator.generate(make_prompts(["12+"]), [list(range(96))], temperature=2.0)
+    admissions = [rows for rows, tokens in seen if tokens > 1]
+    computed = sum(rows for rows, tokens in seen if tokens == 1)
+    needed = sum(len(response.tokens) - 1 for response in responses)  # the first comes from reading the prompt
+    assert len(admissions) > 6  # refilled more often than whole batches would be
+    assert needed <= computed < 1.2 * needed
 
 
 def test_seconds_are_shared_out_by_length(llama):
@@ -348,8 +350,10 @@ def test_a_folder_that_cannot_be_loaded_leaves_the_weights_that_were_there(tmp_p
     weights.write_bytes(weights.read_bytes()[:1000])
     prompts, seeds = make_prompts(PROMPTS), [[1, 2]] * 4
     before = generator.generate(prompts, seeds, temperature=1.0)
-    with pytest.raises(ConfigError, match="bad"):
+    with pytest.raises(Damaged, match="bad"):
         generator.adopt(bad, V1)
+    with pytest.raises(Damaged, match="bad"):
+        make_generator(bad)
     after = generator.generate(prompts, seeds, temperature=1.0)
     assert tokens_of(after) == tokens_of(before) and after[0][0].version_start == V0
 
