@@ -1,5 +1,8 @@
 """What came of a run so far, in few words: its versions with their scores, as rows and as Markdown."""
 
+import shutil
+import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.plan import describe
@@ -81,12 +84,14 @@ def markdown(run: Run) -> str:
 
 
 def where_next(run: Run) -> str:
+    """Commands that work as they stand, also where the environment's programs are not on the path."""
+    tba = "tba" if shutil.which("tba") else str(Path(sys.executable).with_name("tba"))
     return "\n".join(
         [
-            f"tba report {run.url}",
-            f'tba sql {run.url} "select version_start, avg(reward), count(*) from trajectories group by 1 order by 1"',
-            f'tba sql {run.url} "select * from evaluations order by step"',
-            f"tba check {run.url}",
+            f"{tba} report {run.url}",
+            f'{tba} sql {run.url} "select version_start, avg(reward) from trajectories group by 1 order by 1"',
+            f'{tba} sql {run.url} "select * from evaluations order by step"',
+            f"{tba} check {run.url}",
         ]
     )
 
