@@ -21,31 +21,30 @@ from storage.run import Run
 from tba.config import Config
 from tba.errors import DeadlinePassed, Stopped, Superseded
 from tba.types import Version
+from tests.tba.test_tasks_gsm8k import data_folder
 from tests.tba.tiny import tiny_folder
 
 STEPS, EVERY = 12, 2
 
 
+SMALL = {
+    "training.steps": STEPS,
+    "training.prompts_per_step": 4,
+    "training.groups_per_micro_batch": 2,
+    "training.learning_rate": 1e-3,
+    "search.prompts_per_round": 8,
+    "search.initial_fill": 64,
+    "sync.every": EVERY,
+    "sync.checkpoint_every": 2,
+    "sync.keep_checkpoints": 99,
+    "evaluation.every": 3,
+    "evaluation.prompts": 8,
+    "evaluation.samples": 1,
+}
+
+
 def settings(policy: Path, **changes: object) -> Config:
-    return plan.resolve(
-        "quickstart",
-        {
-            "model.path": str(policy),
-            "training.steps": STEPS,
-            "training.prompts_per_step": 4,
-            "training.groups_per_micro_batch": 2,
-            "training.learning_rate": 1e-3,
-            "search.prompts_per_round": 8,
-            "search.initial_fill": 64,
-            "sync.every": EVERY,
-            "sync.checkpoint_every": 2,
-            "sync.keep_checkpoints": 99,
-            "evaluation.every": 3,
-            "evaluation.prompts": 8,
-            "evaluation.samples": 1,
-            **changes,
-        },
-    )
+    return plan.resolve("quickstart", {"model.path": str(policy), **SMALL, **changes})
 
 
 def live(run: Run, name: str, role: Callable[..., None], *arguments: int) -> list[BaseException]:
@@ -232,3 +231,28 @@ def test_without_searchers_the_initial_fill_has_a_deadline(policy, tmp_path):
     (error,) = live(run, "trainer", wiring.run_trainer)
     assert isinstance(error, DeadlinePassed) and "0 of 64 trajectories" in str(error)
     assert run.store.exists(layout.version(Version(0, 1)) + layout.MANIFEST)
+
+
+def test_gsm8k_runs_on_the_original_data_with_a_rule_and_a_template_of_choice(policy, tmp_path):
+    folder = data_folder()
+    changes = {
+        "task.train": str(folder / "train.jsonl"),
+        "task.test": str(folder / "test.jsonl"),
+        "task.rule": "strict-hashes",
+        "task.template": "vineppo",
+        "model.publish_dtype": "float32",
+        "search.searchers": 1,
+        "search.max_response_tokens": 8,
+        "training.responses_per_prompt": 8,
+        "search.responses_per_prompt": 8,
+        "training.steps": 4,
+    }
+    small = {key: value for key, value in SMALL.items() if key not in changes}
+    run = plan.start(plan.resolve("gsm8k", {"model.path": str(policy), **small, **changes}), str(tmp_path), "gsm8k")
+    run_all(run)
+    assert check(run).ok
+    assert rows(run, "select split, count(*) > 1000 from prompts group by 1 order by 1") == [
+        ("test", True),
+        ("train", True),
+    ]
+    assert rows(run, "select bool_and(prompt like '[MATH_TASK] Problem:%Solution:') from trajectories") == [(True,)]
