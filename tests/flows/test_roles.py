@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from storage.evaluations import Evaluations
 from storage.events import Events
 from storage.leases import HeldLease
 from storage.run import Run
+from storage.trajectories import Trajectories
+from storage.versions import Versions
 from tba.config import Config
 from tba.errors import DeadlinePassed, Stopped, Superseded
 from tba.types import Version
@@ -57,6 +60,11 @@ def live(run: Run, name: str, role: Callable[..., None], *arguments: int) -> lis
     return []
 
 
+def until(thread: threading.Thread, done: Callable[[], bool]) -> None:
+    while thread.is_alive() and not done():
+        time.sleep(0.05)
+
+
 def run_all(run: Run) -> None:
     """Every role until the evaluator has scored the last version."""
     ended: dict[str, list[BaseException]] = {}
@@ -69,8 +77,12 @@ def run_all(run: Run) -> None:
         name: threading.Thread(target=lambda name=name: ended.update({name: live(run, name, *roles[name])}))
         for name in roles
     }
-    for thread in threads.values():
-        thread.start()
+    # One after the other: transformers loads models through a state that all threads of a process share.
+    threads["trainer"].start()
+    until(threads["trainer"], lambda: Versions(run).reference() is not None)
+    threads["searcher-000"].start()
+    until(threads["searcher-000"], lambda: Trajectories(run).next_round(0) > 0)
+    threads["evaluator"].start()
     threads["trainer"].join()
     if ended["trainer"]:
         change_state(run, desired="stop", why="the trainer failed")
