@@ -12,11 +12,11 @@ from storage.attempts import Span, chain, newest_attempt
 from storage.control import read_state
 from storage.evaluations import Evaluations
 from storage.leases import Lease, read_leases
-from storage.run import Run, default_root, list_runs
+from storage.run import Run, default_root, run_urls
 from storage.tables import counts, ledger_name, stands
 from storage.versions import Versions
 from tba.config import parse
-from tba.errors import TBAError
+from tba.errors import Missing, TBAError
 from tba.types import Score
 
 
@@ -34,19 +34,37 @@ class Summary:
 
 
 def show(root: str | None, *, as_json: bool = False) -> int:
-    runs = list_runs(root or default_root())
-    with bar("looking at runs") as tell, ThreadPoolExecutor(8) as pool:
-        found = []
-        for done, summary in enumerate(pool.map(summarise, runs), start=1):
-            found.append(summary)
-            tell(done, len(runs))
+    root = root or default_root()
+    runs = summaries(root)
     if as_json:
-        print(json.dumps([asdict(summary) for summary in found], indent=1))
-    elif not found:
-        print(f"no runs under {root or default_root()}; `tba run quickstart` makes one")
+        print(json.dumps([asdict(summary) for summary in runs], indent=1))
+    elif not runs:
+        print(f"no runs under {root}; `tba run quickstart` makes one")
     else:
-        _print_table(found)
+        _print_table(runs)
     return 0
+
+
+def summaries(root: str) -> list[Summary]:
+    """Of every run under a root, the newest first; those whose record is damaged at the end."""
+    urls = run_urls(root)
+    found: list[tuple[str, Summary]] = []
+    with bar("looking at runs") as tell, ThreadPoolExecutor(8) as pool:
+        for done, summary in enumerate(pool.map(_summary_at, urls), start=1):
+            found += [summary] if summary else []
+            tell(done, len(urls))
+    return [summary for _, summary in sorted(found, key=lambda it: (it[0], it[1].run), reverse=True)]
+
+
+def _summary_at(url: str) -> tuple[str, Summary] | None:
+    """With the time of its creation; None if the folder is something else."""
+    try:
+        run = Run.open(url)
+    except Missing:
+        return None
+    except TBAError:
+        return "", unreadable(url.rpartition("/")[2])
+    return run.created_at, summarise(run)
 
 
 def summarise(run: Run) -> Summary:
@@ -69,7 +87,11 @@ def summarise(run: Run) -> Summary:
             searchers=sum(lease.role.startswith("searcher") for lease in leases),
         )
     except TBAError:
-        return Summary(run=run.name, task=task, state="unreadable", step=None, version=None, score=None, searchers=0)
+        return unreadable(run.name, task)
+
+
+def unreadable(run: str, task: str = "") -> Summary:
+    return Summary(run=run, task=task, state="unreadable", step=None, version=None, score=None, searchers=0)
 
 
 def state(run: Run, *, alive: bool, finished: bool) -> str:

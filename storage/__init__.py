@@ -11,21 +11,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from storage.run import Run, default_root, list_runs, resolve
+    from storage.run import Run, default_root, resolve, run_urls
     from storage.store import Store, open_store, probe
     from storage.views import connect
 
-__all__ = ["Run", "Store", "connect", "default_root", "list_runs", "open_store", "probe", "resolve"]
+__all__ = ["Run", "Store", "connect", "default_root", "open_store", "probe", "resolve", "run_urls"]
 
 _HOMES = {
     "Run": "storage.run",
     "Store": "storage.store",
     "connect": "storage.views",
     "default_root": "storage.run",
-    "list_runs": "storage.run",
     "open_store": "storage.store",
     "probe": "storage.store",
     "resolve": "storage.run",
+    "run_urls": "storage.run",
 }
 
 

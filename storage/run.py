@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -93,21 +92,10 @@ def _deadline(config: Mapping[str, Any]) -> float:
     return config.get("limits", {}).get("store_deadline", 60.0)
 
 
-def list_runs(root: str) -> list[Run]:
-    """Every run under a root, newest first."""
+def run_urls(root: str) -> list[str]:
+    """Every folder under a root where a run may lie."""
     store = open_store(root.rstrip("/"))
-    urls = [f"{store.url}/{layout.RUNS}{name}" for name in store.folders(layout.RUNS)]
-    with ThreadPoolExecutor(8) as pool:
-        runs = [run for run in pool.map(_run_at, urls) if run]
-    return sorted(runs, key=lambda run: (run.created_at, run.name), reverse=True)
-
-
-def _run_at(url: str) -> Run | None:
-    """The run, unless the folder is something else."""
-    try:
-        return Run.open(url)
-    except Missing:
-        return None
+    return [f"{store.url}/{layout.RUNS}{name}" for name in store.folders(layout.RUNS)]
 
 
 def default_root() -> str:

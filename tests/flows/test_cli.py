@@ -201,6 +201,17 @@ def test_runs_lists_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.Cap
     assert (told["run"], told["task"], told["state"], told["step"]) == ("odd", "other", "unreadable", None)
 
 
+def test_runs_lists_a_run_whose_record_is_damaged_after_the_others_and_no_other_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str
+):
+    copy_run(Run.open(f"{root}/runs/first"), tmp_path / "runs")
+    (tmp_path / "runs" / "notes").mkdir()
+    (tmp_path / "runs" / "torn").mkdir()
+    (tmp_path / "runs" / "torn" / "run.json").write_text('{"run": "torn", ')
+    told = json.loads(printed(capsys, "runs", str(tmp_path), "--json"))
+    assert [(run["run"], run["state"]) for run in told] == [("first", "finished"), ("torn", "unreadable")]
+
+
 def test_runs_of_an_empty_root_says_how_to_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "tba run quickstart" in printed(capsys, "runs", str(tmp_path))
     assert printed(capsys, "runs", str(tmp_path), "--json") == "[]\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.run import Run, default_root, list_runs, resolve
+from storage.run import Run, default_root, resolve, run_urls
 from tba.errors import AlreadyExists, ConfigError, Damaged, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
 from tests.proxy import faulty
@@ -44,22 +44,20 @@ def test_a_name_is_given_once(root: str):
     assert Run.open(f"{root}/runs/first").config == {"seed": 3}
 
 
-def test_runs_are_listed_newest_first_and_nothing_else_is(root: str):
-    assert list_runs(root) == []
+def test_folders_of_runs_are_listed_and_nothing_below_them(root: str):
+    assert run_urls(root) == []
     for name in ("b", "a", "c"):
         run = create(root, name)
     run.store.create("trajectories/x", b"")
-    other = Run.open(f"{root}/runs/c").store
-    other.create("runs/nested/run.json", b"")
-    assert [run.name for run in list_runs(root)] == ["c", "a", "b"]
+    run.store.create("runs/nested/run.json", b"")
+    assert sorted(run_urls(root)) == [f"{run.root}/runs/{name}" for name in ("a", "b", "c")]
 
 
 @local
-def test_a_folder_without_a_run_is_passed_over_and_named_when_asked_for(root: str):
+def test_a_folder_without_a_run_is_named_when_asked_for(root: str):
     create(root, "first")
     (Path(root) / "runs" / "notes").mkdir()
     (Path(root) / "runs" / "notes" / "x.txt").write_text("x")
-    assert [run.name for run in list_runs(root)] == ["first"]
     with pytest.raises(Missing, match=r"there is no run at .*notes"):
         Run.open(f"{root}/runs/notes")
 
