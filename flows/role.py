@@ -39,7 +39,8 @@ def live(role: str, index: int, run: Run) -> int:
     """Hold the role's lease for as long as its work lasts, and say how it ended."""
     limits, model = parse(run.config).limits, parse(run.config).model
     name = layout.role_name(role, index)
-    with HeldLease(run, name, every=limits.lease_every, orphan_after=limits.orphan_after) as lease:
+    number = index if role == "searcher" else None
+    with HeldLease(run, name, every=limits.lease_every, orphan_after=limits.orphan_after, index=number) as lease:
         signal.signal(signal.SIGTERM, lambda *_: lease.stop("SIGTERM"))
         events = Events(run, name, lease.life)
         events.write("started", f"{name} lives: life {lease.life}, pid {os.getpid()}")

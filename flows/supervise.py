@@ -207,6 +207,9 @@ class Supervisor:
         self.lease.tell("supervising", roles=len(self.alive()))
         self.on_look(self.seen)
 
+    def wanted(self) -> list[Role]:
+        return [Role("trainer"), Role("evaluator"), *(Role("searcher", i) for i in range(self.state.searchers))]
+
     def know(self, role: Role) -> Watched:
         return self.watched.setdefault(role, Watched(role))
 
@@ -232,7 +235,7 @@ class Supervisor:
         try:
             if now >= self.next_look:
                 self.look()
-            wanted = [Role("trainer"), Role("evaluator"), *(Role("searcher", i) for i in range(self.state.searchers))]
+            wanted = self.wanted()
             for role in wanted:
                 self.attend(self.know(role))
             for role in self.watched.keys() - set(wanted):
@@ -282,7 +285,10 @@ class Supervisor:
         w.waits, w.not_before = (reason, since), now + self.limits.lease_every
 
     def ended(self, w: Watched, life: Life, code: int) -> None:
+        self.look()  # at its last word, and at what is wanted now: it may have heard of that before us
         self.bury(w, life, code)
+        if w.role not in self.wanted():
+            return
         seen = self.seen.get(w.role.name)
         if code == FINISHED or (seen and seen.lease.life > w.life_before and seen.lease.status == "finished"):
             w.finished = True
@@ -345,7 +351,7 @@ class Supervisor:
     # Stopping them
 
     def drain(self, w: Watched) -> None:
-        """Stop a searcher too many."""
+        """See to it that a searcher too many ends. It hears of that by itself, wherever it lives."""
         if w.life and (code := w.life.poll()) is not None:
             self.bury(w, w.life, code)
         if not self.is_alive(w):

@@ -45,11 +45,15 @@ def read_lease(run: Run, role: str) -> Lease | None:
 class HeldLease:
     """The `Lease` of a role that is running. Held from the moment it is made; `close`, or leaving the context, gives
     it back. A thread renews it every `every` seconds and goes on through any trouble with the store; what it learns
-    is raised by `check` in the caller's thread."""
+    is raised by `check` in the caller's thread. A searcher says by `index` which one it is, and hears when it is one
+    too many."""
 
-    def __init__(self, run: Run, role: str, *, every: float, orphan_after: float | None = None):
+    def __init__(
+        self, run: Run, role: str, *, every: float, orphan_after: float | None = None, index: int | None = None
+    ):
         self.run = run
         self.every = every
+        self._index = index
         self._key = layout.lease(role)
         self._silence = _Silence(run, orphan_after) if orphan_after else None
         self._verdict: Superseded | Stopped | None = None
@@ -154,6 +158,8 @@ class HeldLease:
         state = control.read_state(self.run)
         if state.desired == "stop":
             self._verdict = Stopped(f"{self.run.name} was asked to stop{f': {state.why}' if state.why else ''}")
+        elif self._index is not None and self._index >= state.searchers:
+            self._verdict = Stopped(f"{self.role} is one too many of {state.searchers}")
         elif self._silence:
             seconds = self._silence.measure()
             if seconds is not None:

@@ -32,6 +32,12 @@ def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def s3(request: pytest.FixtureRequest) -> Server:
+    """The real server where it is installed, else the simulation."""
+    return request.getfixturevalue("moto" if servers.lacking_for_ceph() else "ceph")
+
+
+@pytest.fixture(scope="session")
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with servers.rclone(tmp_path_factory.mktemp("rclone")) as server:
         yield server

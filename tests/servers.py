@@ -60,11 +60,14 @@ def moto(folder: Path) -> Iterator[Server]:
         yield server
 
 
+def lacking_for_ceph() -> list[str]:
+    return [tool for tool in ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin") if not shutil.which(tool)]
+
+
 @contextmanager
 def ceph(folder: Path) -> Iterator[Server]:
     """A real one: Ceph's RADOS gateway, its data in memory. Skips where Ceph is not installed."""
-    lacking = [tool for tool in ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin") if not shutil.which(tool)]
-    if lacking:
+    if lacking := lacking_for_ceph():
         packages = "ceph-mon ceph-osd radosgw"
         pytest.skip(f"no {', '.join(lacking)} here: apt-get install --no-install-recommends {packages}")
     port, home = free_port(), folder / "ceph"

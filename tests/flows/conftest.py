@@ -1,4 +1,5 @@
-"""A Prefect server with workers, once for the session, whose roles are scripts (script_role.py)."""
+"""A Prefect server with workers, once for the session, beside an S3 server. Roles are scripts (script_role.py), but
+those of a run that names a policy are real."""
 
 import sys
 from collections.abc import Iterator
@@ -6,15 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from flows.stack import Stack
+from flows.stack import POOLS, Stack
+from tests.servers import Server
 
 
 @pytest.fixture(scope="session")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory: pytest.TempPathFactory, s3: Server) -> Iterator[Stack]:
     home = tmp_path_factory.mktemp("stack")
     variables = {
         "TBA_ROLE_COMMAND": f"{sys.executable} {Path(__file__).with_name('script_role.py')}",
         "TBA_HOME": str(home),
+        "TBA_CACHE": str(home / "cache"),
+        **s3.environment(),
     }
-    with Stack(home, ui=False, variables=variables) as stack:
+    with Stack(home, pools=POOLS, ui=False, variables=variables) as stack:
         yield stack

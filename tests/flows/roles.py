@@ -22,6 +22,21 @@ LIMITS = {
 }
 
 
+TINY = {
+    "training.prompts_per_step": 4,
+    "training.groups_per_micro_batch": 4,
+    "search.prompts_per_round": 8,
+    "search.initial_fill": 64,
+    "sync.every": 2,
+    "sync.checkpoint_every": 4,
+    "evaluation.every": 10,
+    "evaluation.prompts": 4,
+    "limits.lease_every": 0.5,
+    "limits.silent_after": 20,
+}
+"""Settings with which real roles run on a tiny policy."""
+
+
 def script(role: Role, run: str) -> list[str]:
     """The command of a role that learns nothing."""
     return [sys.executable, "-m", "tests.flows.script_role", role.kind, "--run", run, "--index", str(role.index)]

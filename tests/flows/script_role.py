@@ -6,6 +6,8 @@ What it does stands in the folder `behaviour` beside the run's records: a file n
 with one word. `fail` and `misuse` exit at once, `hang` stops renewing, `stubborn` hears nothing, `leave` exits as if
 it had been asked to. Otherwise it works until it is asked to stop; trainer and evaluator finish once there is a file
 `finish`.
+
+A run that names a policy gets the real role.
 """
 
 import argparse
@@ -32,6 +34,8 @@ def main() -> int:
     parser.add_argument("--index", type=int)
     options = parser.parse_args()
     run = Run.open(options.run)
+    if parse(run.config).model.path:
+        os.execv(sys.executable, [sys.executable, "-m", "flows.role", *sys.argv[1:]])
     name = f"searcher-{options.index:03d}" if options.kind == "searcher" else options.kind
     print(f"{name} begins as {os.getpid()}", flush=True)
     behaviour = read_behaviour(run, name, options.kind)

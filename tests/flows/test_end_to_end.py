@@ -14,6 +14,7 @@ import pytest
 import storage
 from storage.leases import Lease, read_lease
 from storage.run import Run
+from tests.flows.roles import TINY
 from tests.tba.tiny import tiny_folder
 
 STEPS = 120
@@ -28,19 +29,7 @@ def tba(*arguments: str, log: Path) -> "subprocess.Popen[bytes]":
 
 
 def settings(policy: Path) -> list[str]:
-    changes = {
-        "model.path": policy,
-        "training.prompts_per_step": 4,
-        "training.groups_per_micro_batch": 4,
-        "search.prompts_per_round": 8,
-        "search.initial_fill": 64,
-        "sync.every": 2,
-        "sync.checkpoint_every": 4,
-        "evaluation.every": 10,
-        "evaluation.prompts": 4,
-        "limits.lease_every": 0.5,
-        "limits.silent_after": 20,
-    }
+    changes = {"model.path": policy, **TINY}
     return [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
 
 

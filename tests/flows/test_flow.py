@@ -1,4 +1,5 @@
-"""The flow `tba` on a real server with real workers; its roles are processes that only pretend to learn."""
+"""The flow `tba` on a real server with real workers. Roles are processes that only pretend to learn, but in the tests
+of whole runs."""
 
 import os
 import signal
@@ -10,6 +11,8 @@ from typing import Any, get_args
 
 import pytest
 
+import storage
+from flows.cli import main
 from flows.stack import FINAL, Stack, run_task
 from flows.tba import TaskName, tba
 from storage import layout
@@ -20,7 +23,11 @@ from storage.run import Run
 from storage.store import open_store
 from tba.config import PRESETS, preset
 from tba.errors import ConfigError
-from tests.flows.roles import LIMITS, at_work, end_roles, finish, is_running, until
+from tests.conftest import s3_root
+from tests.flows.roles import LIMITS, TINY, at_work, end_roles, finish, is_running, until
+from tests.servers import Server
+from tests.storage.test_metric_log import history
+from tests.tba.tiny import tiny_folder
 
 pytestmark = pytest.mark.slow
 OVERRIDES = {**LIMITS, "search.searchers": 1}
@@ -30,7 +37,7 @@ ROLES = ("trainer", "evaluator", "searcher-000")
 class Flow:
     """One run of a deployment."""
 
-    def __init__(self, stack: Stack, root: Path, name: str, **parameters: Any):
+    def __init__(self, stack: Stack, root: Path | str, name: str, **parameters: Any):
         self.stack = stack
         self.url = layout.run_url(str(root), name)
         settings = {} if parameters.get("resume") else {"overrides": OVERRIDES}
@@ -45,8 +52,8 @@ class Flow:
     def state(self) -> str:
         return self.stack.state_of(self.id)["type"]
 
-    def ended(self) -> dict[str, Any]:
-        until(lambda: self.state() in FINAL, "the flow ends", 90)
+    def ended(self, within: float = 90.0) -> dict[str, Any]:
+        until(lambda: self.state() in FINAL, "the flow ends", within)
         return self.stack.state_of(self.id)
 
     def cancel(self) -> None:
@@ -123,7 +130,6 @@ def test_roles_outlive_a_killed_flow_are_adopted_by_the_next_and_stop_when_that_
 
 
 def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, root: Path):
-    stack.start_workers("gpu-search", "gpu-train")
     flow = Flow(stack, root, "r", launcher="deployments")
     run = flow.run()
     leases = at_work(run, *ROLES)
@@ -136,6 +142,39 @@ def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, roo
     ended = flow.children()
     assert ended["r-searcher-000-1"] == "Failed"
     assert ended["r-searcher-000-2"] in ("Stopped", "Cancelled")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("launcher", ["local", "deployments"])
+def test_a_whole_run_on_s3_is_cancelled_from_prefect_and_resumed_to_its_end(
+    stack: Stack, s3: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+):
+    root = s3_root(s3, monkeypatch)
+    overrides = {"model.path": str(tiny_folder(tmp_path / "policy")), "metrics.wandb": "offline", **TINY}
+    settings = {"task": "quickstart", "launcher": launcher}
+    flow = Flow(stack, root, launcher, steps=100, overrides=overrides, **settings)
+    run = flow.run()
+    until(lambda: (it := read_lease(run, "trainer")) and it.progress.get("step", 0) >= 8, "the trainer learns", 200)
+    flow.cancel()
+    assert flow.ended()["type"] == "CANCELLED"
+    leases = {lease.role: lease for lease in read_leases(run)}
+    assert not any(is_running(leases[role].pid) for role in ROLES)
+    assert {leases[role].status for role in ROLES} == {"stopped"}
+    with storage.connect(run) as con:
+        (taken,) = con.execute("select max(step) from steps").fetchone()
+    assert 8 <= taken < 100
+
+    resumed = Flow(stack, root, launcher, resume=True, **settings)
+    assert resumed.ended(300)["type"] == "COMPLETED", resumed.ended()
+    assert main(["check", run.url]) == 0
+    with storage.connect(run) as con:
+        steps = con.execute("select count(*), count(distinct step), max(step) from steps").fetchone()
+        (first,) = con.execute("select min(step) from steps where attempt = 2").fetchone()
+    assert steps == (100, 100, 100)
+    assert first == taken + 1, "the trainer that was asked to stop left a checkpoint of its last step"
+    sessions = sorted((stack.home / "cache" / "wandb" / launcher).glob("**/*.wandb"))
+    logged = [row["trainer/step"] for session in sessions for row in history(session) if "loss/tb" in row]
+    assert sorted(logged)[-100:] == list(range(1, 101))
 
 
 def test_a_misspelt_setting_is_refused_before_there_is_a_run(root: Path):

@@ -93,6 +93,22 @@ def test_a_run_that_is_to_stop_stops_its_roles(run: Run):
         eventually(lambda: counter(run, "searcher-001") > before)  # still alive while it tidies up
 
 
+def test_a_searcher_that_is_one_too_many_stops_by_itself_and_no_other(run: Run):
+    change_state(run, searchers=3)
+    with (
+        HeldLease(run, "searcher-001", every=EVERY, index=1) as stays,
+        HeldLease(run, "searcher-002", every=EVERY, index=2) as leaves,
+        HeldLease(run, "trainer", every=EVERY) as trainer,
+    ):
+        leaves.check()
+        change_state(run, searchers=2)
+        check_until(leaves, Stopped, "searcher-002 is one too many of 2")
+        for held in (stays, trainer):
+            before = counter(run, held.role)
+            eventually(lambda held=held, before=before: counter(run, held.role) > before + 1)
+            held.check()
+
+
 @local
 def test_a_role_that_starts_when_the_run_is_to_stop_hears_it_at_once(run: Run):
     change_state(run, desired="stop")
