@@ -4,18 +4,21 @@ The worker's machine starts the process and watches it (flows/roles.py); this si
 What Prefect believes of a flow run only confirms an end: while its server cannot be reached, roles work on.
 """
 
-import time
+import contextvars
+import threading
 from typing import Any, cast
 from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Cancelling
 
-from flows.processes import FAILED, FINISHED, MISUSED, STOPPED, SUPERSEDED, NotNow, Role
+from flows.processes import FAILED, FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED, NotNow, Role
 from storage import layout
 from storage.run import Run
 from tba.config import Config
@@ -25,6 +28,7 @@ FLOWS = {"searcher": "searcher", "trainer": "trainer", "evaluator": "evaluate"}
 CODES = {
     "Completed": FINISHED,
     "Misused": MISUSED,
+    "Gave up": GAVE_UP,
     "Superseded": SUPERSEDED,
     "Stopped": STOPPED,
     "Cancelled": STOPPED,
@@ -32,6 +36,7 @@ CODES = {
 """What the final state of a role's flow run, by name, says about the role."""
 
 UNREACHABLE = (httpx.HTTPError, RuntimeError)  # RuntimeError: "Failed to reach API"
+HURRY: Any = {PREFECT_API_REQUEST_TIMEOUT: 10.0, PREFECT_CLIENT_MAX_RETRIES: 0}  # whoever asks tries again by itself
 
 
 class DeploymentLauncher:
@@ -40,78 +45,90 @@ class DeploymentLauncher:
     def __init__(self, run: Run, config: Config):
         self.run, self.task = run, config.task.name
         self.start_deadline = config.limits.data_deadline  # a machine may have to be found first
+        self.inquiry = Inquiry()
 
     def start(self, role: Role, attempt: int) -> "DeployedLife":
         """Asking twice for one attempt, as after a crash of this side, gives one flow run."""
         deployment = f"{FLOWS[role.kind]}/{self.task}"
+        flow_run = self.ask(deployment, role, attempt)
+        if flow_run.state and flow_run.state.is_final():  # of a supervisor before this one
+            return self.start(role, attempt + 1)
+        self.inquiry.follow(flow_run.id)
+        return DeployedLife(self.run, role, attempt, flow_run.id, flow_run.name, self.inquiry)
+
+    def ask(self, deployment: str, role: Role, attempt: int) -> FlowRun:
         parameters: dict[str, Any] = {"run": self.run.url, "attempt": attempt}
         if role.kind == "searcher":
             parameters["index"] = role.index
         try:
-            asked = run_deployment(
-                deployment,
-                parameters=parameters,
-                timeout=0,
-                idempotency_key=f"{self.run.url}@{self.run.created_at}/{role.kind}/{role.index}/{attempt}",
-                flow_run_name=f"{self.run.name}-{role.name}-{attempt}",
-            )
+            with temporary_settings(HURRY):
+                asked = run_deployment(
+                    deployment,
+                    parameters=parameters,
+                    timeout=0,
+                    idempotency_key=f"{self.run.url}@{self.run.created_at}/{role.kind}/{role.index}/{attempt}",
+                    flow_run_name=f"{self.run.name}-{role.name}-{attempt}",
+                )
         except ObjectNotFound:
             raise RunFailed(
                 f"there is no deployment {deployment!r}: `prefect --no-prompt deploy --all` registers it"
             ) from None
         except UNREACHABLE as error:
+            if is_refusal(error):
+                raise RunFailed(f"{deployment!r} was refused by Prefect's server: {error}") from error
             raise NotNow(f"{deployment} could not be asked for: {error}") from error
-        flow_run = cast(FlowRun, asked)  # outside of an event loop it is not a coroutine
-        if flow_run.state and flow_run.state.is_final():  # of a supervisor before this one
-            return self.start(role, attempt + 1)
-        return DeployedLife(self.run, role, attempt, flow_run.id, flow_run.name)
+        return cast(FlowRun, asked)  # outside of an event loop it is not a coroutine
 
     def ended(self, life: "DeployedLife") -> None:
         """Its machine has tidied up."""
+        self.inquiry.forget(life.flow_run)
 
     def close(self) -> None:
-        """Nothing is held."""
+        self.inquiry.close()
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server has understood and said no; asking again would not help."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return False
+    return 400 <= error.response.status_code < 500 and error.response.status_code not in (408, 429)
 
 
 class DeployedLife:
     """One flow run of a role's deployment."""
 
-    every = 3.0  # seconds between two questions to the server
-
-    def __init__(self, run: Run, role: Role, attempt: int, flow_run: UUID, name: str):
+    def __init__(self, run: Run, role: Role, attempt: int, flow_run: UUID, name: str, inquiry: "Inquiry"):
         self.run, self.role, self.attempt = run, role, attempt
-        self.flow_run, self.name = flow_run, name
-        self.state: State[Any] | None = None
-        self.next_question = 0.0
+        self.flow_run, self.name, self.inquiry = flow_run, name, inquiry
 
     @property
     def where(self) -> str:
         return f"flow run {self.name} ({self.flow_run})"
 
+    @property
+    def waits_for(self) -> str:
+        state = self.state
+        if state is None:
+            return f"Prefect's server does not say how {self.where} stands"
+        if state.is_scheduled() or state.is_pending():
+            return f"no worker has begun {self.where}, it is {state.name}; does one run for its work pool?"
+        return ""
+
+    @property
+    def state(self) -> State[Any] | None:
+        return self.inquiry.states.get(self.flow_run)
+
     def poll(self) -> int | None:
-        if time.monotonic() >= self.next_question and not self.is_final():
-            self.next_question = time.monotonic() + self.every
-            try:
-                with get_client(sync_client=True) as client:
-                    self.state = client.read_flow_run(self.flow_run).state
-            except ObjectNotFound:
-                return FAILED
-            except UNREACHABLE:
-                return None
+        if self.flow_run in self.inquiry.gone:
+            return FAILED
         if self.state is None or not self.state.is_final():
             return None
         return CODES.get(self.state.name or "", FAILED)
 
-    def is_final(self) -> bool:
-        return self.state is not None and self.state.is_final()
-
     def terminate(self) -> None:
-        """The worker passes it on as SIGTERM, and as SIGKILL after 30 s."""
-        try:
-            with get_client(sync_client=True) as client:
-                client.set_flow_run_state(self.flow_run, Cancelling())
-        except (*UNREACHABLE, PrefectHTTPStatusError):
-            return  # its role hears of the stop from storage
+        """The worker passes it on as SIGTERM, and as SIGKILL after 30 s. If the server cannot be reached, the role
+        hears of a stop from storage."""
+        self.inquiry.cancel(self.flow_run)
 
     def kill(self) -> None:
         self.terminate()
@@ -126,3 +143,65 @@ class DeployedLife:
         except Missing:
             return said
         return "\n".join([said, *log.splitlines()[-20:]])
+
+
+class Inquiry:
+    """Speaks with Prefect's server about flow runs in a thread of its own: a server that is slow to answer must not
+    keep the supervisor from its leases."""
+
+    every = 3.0  # seconds between two questions
+
+    def __init__(self) -> None:
+        self.states: dict[UUID, State[Any]] = {}
+        self.gone: set[UUID] = set()
+        self._followed: set[UUID] = set()
+        self._to_cancel: set[UUID] = set()
+        self._wake, self._closing = threading.Event(), threading.Event()
+        context = contextvars.copy_context()  # Prefect knows by it which server is meant
+        self._thread = threading.Thread(target=context.run, args=(self._ask,), name="inquiry", daemon=True)
+
+    def follow(self, flow_run: UUID) -> None:
+        self._followed.add(flow_run)
+        if not self._thread.is_alive():
+            self._thread.start()
+
+    def forget(self, flow_run: UUID) -> None:
+        self._followed.discard(flow_run)
+
+    def cancel(self, flow_run: UUID) -> None:
+        self._to_cancel.add(flow_run)
+        self._wake.set()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._wake.set()
+
+    def _ask(self) -> None:
+        while not self._closing.is_set():
+            try:
+                with temporary_settings(HURRY), get_client(sync_client=True) as client:
+                    self._cancel(client)
+                    self._look(client)
+            except UNREACHABLE:
+                pass  # leases tell how the roles are until the server can be asked again
+            self._wake.wait(self.every)
+            self._wake.clear()
+
+    def _cancel(self, client: Any) -> None:
+        for flow_run in list(self._to_cancel):
+            try:
+                client.set_flow_run_state(flow_run, Cancelling())
+            except UNREACHABLE as error:
+                if not is_refusal(error):
+                    raise
+            except ObjectNotFound:
+                self.gone.add(flow_run)
+            self._to_cancel.discard(flow_run)
+
+    def _look(self, client: Any) -> None:
+        asked = list(self._followed)
+        if not asked:
+            return
+        found = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=asked)))
+        self.states.update({flow_run.id: flow_run.state for flow_run in found if flow_run.state})
+        self.gone.update(set(asked) - {flow_run.id for flow_run in found})

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from flows.processes import STOPPED, NotNow, Role
+from flows.processes import FAILED, STOPPED, NotNow, Role
 from flows.supervise import POLL, Event, Launcher, Life, StopRequest, hangs
 from storage.leases import LeaseWatch, read_lease
 from storage.run import Run
@@ -28,15 +28,18 @@ def watch_one(
     if life is None:
         return STOPPED, ""
     began = next_look = time.monotonic()
-    watch, killed_at = LeaseWatch(), float("inf")
+    watch, kill_at = LeaseWatch(), float("inf")
     while (code := life.poll()) is None:
         now = time.monotonic()
-        if killed_at == float("inf") and (request := should_stop()):
+        if kill_at == float("inf") and (request := should_stop()):
             on_event(Event("role-stopping", f"{role.name} is asked to stop: {request.why}"))
             life.terminate()
-            killed_at = now + (limits.stop_grace if request.within is None else 0.8 * request.within)
-        if now > killed_at:
+            kill_at = now + (limits.stop_grace if request.within is None else 0.8 * request.within)
+        if now > kill_at:
             life.kill()
+        if now > kill_at + launcher.end_grace:
+            life.let_go()
+            return FAILED, f"it could not be ended: {life.where}"
         if now >= next_look:
             next_look = now + limits.lease_every
             try:
@@ -46,11 +49,14 @@ def watch_one(
                 on_event(Event("store-trouble", str(error), "warning"))
             else:
                 why = hangs(seen, before.life if before else 0, now - began, limits, launcher)
-                if why:
+                if why and kill_at > now:
                     on_event(Event("role-silent", f"{role.name} {why}", "warning"))
-                    life.kill()
+                    kill_at = now
         time.sleep(POLL)
-    launcher.ended(life)
+    try:
+        launcher.ended(life)
+    except StorageError as error:
+        on_event(Event("log-not-stored", f"the log of {role.name} stays at {life.where}: {error}", "warning"))
     return code, life.last_words()
 
 

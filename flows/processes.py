@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +33,7 @@ Kind = Literal["searcher", "trainer", "evaluator"]
 _KINDS: dict[str, Kind] = {"searcher": "searcher", "trainer": "trainer", "evaluator": "evaluator"}
 Command = Callable[["Role", str], list[str]]
 
-FINISHED, FAILED, MISUSED, SUPERSEDED, STOPPED = 0, 1, 2, 3, 4  # exit codes of `python -m flows.role`
+FINISHED, FAILED, MISUSED, SUPERSEDED, STOPPED, GAVE_UP = 0, 1, 2, 3, 4, 5  # exit codes of `python -m flows.role`
 CLOCK_SLACK = 2.0  # seconds by which the clocks of a lease and of the process table may disagree
 
 
@@ -84,6 +85,10 @@ class RoleProcess:
     @property
     def where(self) -> str:
         return f"pid {self.process.pid}, log {self.log}"
+
+    @property
+    def waits_for(self) -> str:
+        return ""
 
     def poll(self) -> int | None:
         """The exit code once the role has ended; negative for a signal. What is left of its group ends with it."""
@@ -205,7 +210,8 @@ def process_of(lease: Lease, role: Role, run: str) -> int | None:
         arguments = Path(f"/proc/{lease.pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    is_role = role.kind in arguments and any(argument.rstrip("/").endswith(run) for argument in arguments)
+    runs = [after for before, after in pairwise(arguments) if before == "--run"]
+    is_role = role.kind in arguments and any(Path(url).name == run for url in runs)
     return lease.pid if leads and is_role else None
 
 

@@ -1,7 +1,7 @@
 """One role as a plain process: `python -m flows.role searcher --run URL --index 0`.
 
 Exit codes: 0 finished, 1 failed, 2 cannot work as it was asked to, 3 another incarnation has taken over, 4 stopped
-because it was asked to.
+because it was asked to, 5 waited in vain for the others.
 """
 
 import argparse
@@ -10,13 +10,13 @@ import os
 import signal
 import sys
 
-from flows.processes import FAILED, FINISHED, MISUSED, STOPPED, SUPERSEDED
+from flows.processes import FAILED, FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED
 from storage import layout
 from storage.events import Events
 from storage.leases import HeldLease
 from storage.run import Run
 from tba.config import parse
-from tba.errors import ConfigError, DataError, Stopped, Superseded, TBAError
+from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded, TBAError
 
 log = logging.getLogger("tba")
 
@@ -32,7 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
         return live(options.role, options.index, Run.open(options.run))
     except TBAError as error:
         log.error("%s: %s", type(error).__name__, error)
-        return MISUSED if isinstance(error, ConfigError | DataError) else FAILED
+        if isinstance(error, ConfigError | DataError):
+            return MISUSED
+        return GAVE_UP if isinstance(error, DeadlinePassed) else FAILED
 
 
 def live(role: str, index: int, run: Run) -> int:

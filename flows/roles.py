@@ -13,7 +13,7 @@ from prefect.states import Completed, Failed, State
 
 from flows.launchers import Background, local_launcher
 from flows.one_life import watch_one
-from flows.processes import FINISHED, MISUSED, STOPPED, SUPERSEDED, Kind, Role
+from flows.processes import FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED, Kind, Role
 from flows.reports import LEVELS, SECONDS_LEFT
 from flows.supervise import Event
 from storage.run import Run
@@ -61,5 +61,5 @@ def final_state(role: Role, code: int, last_words: str) -> State[Any]:
         return Completed(name="Stopped", message=f"{role.name} was asked to stop")
     if code == SUPERSEDED:
         return Completed(name="Superseded", message=f"another life of {role.name} has taken over")
-    name = "Misused" if code == MISUSED else "Failed"
+    name = {MISUSED: "Misused", GAVE_UP: "Gave up"}.get(code, "Failed")
     return Failed(name=name, message=f"{role.name} ended with code {code}; its last words:\n{last_words}")

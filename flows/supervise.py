@@ -12,7 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from flows.processes import FINISHED, MISUSED, STOPPED, SUPERSEDED, NotNow, Role, is_gone, last_attempt, signal_role
+from flows.processes import (
+    FINISHED,
+    GAVE_UP,
+    MISUSED,
+    STOPPED,
+    SUPERSEDED,
+    NotNow,
+    Role,
+    is_gone,
+    last_attempt,
+    signal_role,
+)
 from storage.control import State, change_state, read_state
 from storage.events import Events
 from storage.leases import SUPERVISOR, HeldLease, Lease, LeaseWatch, Seen
@@ -22,6 +33,8 @@ from tba.errors import RunFailed, Stopped, StorageError
 
 POLL = 0.2  # seconds between looks at processes; leases are read every `limits.lease_every`
 LONGEST_DELAY = 60.0  # seconds between two restarts of a role
+INSIST_EVERY = 5.0  # seconds between two attempts at ending a life that hangs
+PATIENCE = 30.0  # seconds after which a life that has not begun is spoken of
 CLOSED = {"finished", "stopped", "failed"}  # last words of a lease: its role has ended and said so
 
 
@@ -33,6 +46,11 @@ class Life(Protocol):
 
     @property
     def where(self) -> str: ...
+
+    @property
+    def waits_for(self) -> str:
+        """What it needs before it can begin; empty if nothing is known to be lacking."""
+        ...
 
     def poll(self) -> int | None:
         """Its exit code once it has ended."""
@@ -55,7 +73,7 @@ class Launcher(Protocol):
     start_deadline: float
     """Seconds within which a life must take its lease."""
     end_grace: float
-    """Seconds between `terminate` and `kill`."""
+    """Seconds between `terminate` and `kill`, and after `kill` until a life is given up for lost."""
 
     def start(self, role: Role, attempt: int) -> Life:
         """NotNow, saying why, if it cannot be had at the moment."""
@@ -108,17 +126,33 @@ def supervise(
 
 
 def hangs(seen: Seen | None, life_before: int, up: float, limits: LimitsConfig, launcher: Launcher) -> str:
-    """What is wrong with a life that runs: its lease is silent, or it never took one. Empty if nothing is."""
-    if seen and seen.lease.life > life_before:
-        # One that has said its last word may take a while to leave.
-        patience = limits.stop_grace if seen.lease.status in CLOSED else limits.silent_after
-        return say_silent(seen) if seen.silent_for > patience else ""
-    return f"has taken no lease for {up:.0f} s" if up > launcher.start_deadline else ""
+    """What is wrong with a life that runs: its lease or its work stands still, or it never took a lease. Empty if
+    nothing is."""
+    if not has_begun(seen, life_before):
+        return f"has taken no lease for {up:.0f} s" if up > launcher.start_deadline else ""
+    assert seen is not None
+    # One that has said its last word may take a while to leave.
+    patience = limits.stop_grace if seen.lease.status in CLOSED else limits.silent_after
+    if seen.silent_for > patience:
+        return say_silent(seen)
+    if seen.lease.quiet > limits.data_deadline:
+        return f"has stood still for {seen.lease.quiet:.0f} s (pid {seen.lease.pid} on {seen.lease.host})"
+    return ""
+
+
+def has_begun(seen: Seen | None, life_before: int) -> bool:
+    """Whether a life has taken the lease."""
+    return seen is not None and seen.lease.life > life_before
 
 
 def say_silent(seen: Seen) -> str:
     lease = seen.lease
     return f"has been silent for {seen.silent_for:.0f} s (pid {lease.pid} on {lease.host}, last said {lease.status!r})"
+
+
+def how_far(lease: Lease) -> float:
+    """What a role has got done, growing with its work: steps, rounds, scored versions."""
+    return max((lease.progress.get(name, 0.0) for name in ("step", "round", "scored")), default=0.0)
 
 
 @dataclass
@@ -129,12 +163,18 @@ class Watched:
     life: Life | None = None  # what it started and has not seen end
     since: float = 0.0  # when it started it
     life_before: int = 0  # of the lease then
-    hangs: bool = False  # and has been killed for it
+    killed: float | None = None  # since when it is being ended because it hangs
+    next_kill: float = 0.0
+    told_waiting: bool = False  # that it has not begun
+    never_began: int = 0  # lives in a row that took no lease
     attempt: int = 0
     first_seen: tuple[int, int] | None = None  # life and counter of somebody else's lease
+    told_silent: int = 0  # life of the lease of which that was said
     adopted: bool = False
     finished: bool = False
     ends: deque[float] = field(default_factory=deque)  # when it ended too early
+    furthest: float = 0.0  # it has got
+    in_vain: int = 0  # ends since then
     not_before: float = 0.0
     waits: tuple[str, float] | None = None  # why it cannot be started, and since when
     draining: float | None = None  # since when a searcher too many was asked to stop
@@ -202,8 +242,11 @@ class Supervisor:
         self.state = read_state(self.run)
         self.last_look = time.monotonic()
         self.next_look = self.last_look + self.limits.lease_every
-        for role in filter(None, map(Role.parse, self.seen)):
-            self.know(role)
+        for role, seen in ((Role.parse(name), seen) for name, seen in self.seen.items()):
+            if role:
+                w, far = self.know(role), how_far(seen.lease)
+                if far > w.furthest:
+                    w.furthest, w.in_vain = far, 0
         self.lease.tell("supervising", roles=len(self.alive()))
         self.on_look(self.seen)
 
@@ -255,15 +298,39 @@ class Supervisor:
                 self.start(w)
         elif (code := w.life.poll()) is not None:
             self.ended(w, w.life, code)
-        elif not w.hangs:
-            up = time.monotonic() - w.since
-            why = hangs(self.seen.get(w.role.name), w.life_before, up, self.limits, self.launcher)
-            if why:
-                w.hangs = True
-                self.tell("role-silent", f"{w.role.name} {why}", "warning", w=w)
-                w.life.kill()
+        elif w.killed is None:
+            self.judge(w, w.life)
+        else:
+            self.insist(w, w.life, w.killed)
+
+    def judge(self, w: Watched, life: Life) -> None:
+        seen, now = self.seen.get(w.role.name), time.monotonic()
+        if why := hangs(seen, w.life_before, now - w.since, self.limits, self.launcher):
+            w.killed, w.next_kill = now, now + INSIST_EVERY
+            self.tell("role-silent", f"{w.role.name} {why}", "warning", w=w)
+            life.kill()
+        elif has_begun(seen, w.life_before):
+            w.never_began = 0
+        elif not w.told_waiting and now - w.since > PATIENCE and life.waits_for:
+            w.told_waiting = True
+            self.tell("role-waiting", f"{w.role.name} has not begun yet: {life.waits_for}", "warning", w=w)
+
+    def insist(self, w: Watched, life: Life, killed: float) -> None:
+        """A kill can get lost, or not be heard: a machine is gone, a process waits for a disk. The lease keeps a life
+        that comes back from doing harm."""
+        now = time.monotonic()
+        if now - killed > self.launcher.end_grace:
+            life.let_go()
+            w.life, w.draining, self.next_look = None, None, 0.0
+            self.tell("role-lost", f"{w.role.name} could not be ended: {life.where}", "error", w=w)
+            self.delay_restart(w, f"it was lost; {_quote(life)}")
+        elif now >= w.next_kill:
+            w.next_kill = now + INSIST_EVERY
+            life.kill()
 
     def start(self, w: Watched) -> None:
+        if w.role.kind == "searcher" and self.know(Role("trainer")).finished:
+            return  # nobody would learn from it
         seen, now = self.seen.get(w.role.name), time.monotonic()
         w.life_before = seen.lease.life if seen else 0
         attempt = max(w.attempt, w.life_before, last_attempt(self.run, w.role)) + 1
@@ -272,7 +339,8 @@ class Supervisor:
         except NotNow as reason:
             self.wait(w, str(reason), now)
             return
-        w.attempt, w.since, w.waits, w.hangs = w.life.attempt, now, None, False
+        w.attempt, w.since, w.waits = w.life.attempt, now, None
+        w.killed, w.told_waiting = None, False
         self.tell("role-started", f"{w.role.name}, attempt {w.attempt}: {w.life.where}", w=w)
 
     def wait(self, w: Watched, reason: str, now: float) -> None:
@@ -294,7 +362,9 @@ class Supervisor:
             w.finished = True
         elif code == MISUSED:
             raise RunFailed(f"{w.role.name} cannot do what it was asked to; {_quote(life)}")
-        elif code != SUPERSEDED:  # a superseded role has a successor, which will be found by its lease
+        elif code == GAVE_UP:
+            raise RunFailed(f"{w.role.name} has waited in vain; {_quote(life)}")
+        elif code != SUPERSEDED or not self.is_open(w):  # whoever took over is found by its lease
             self.delay_restart(w, f"{_say(code)}; {_quote(life)}")
 
     def bury(self, w: Watched, life: Life, code: int) -> None:
@@ -308,12 +378,19 @@ class Supervisor:
             self.tell("log-not-stored", f"the log of {w.role.name} stays at {life.where}: {error}", "warning", w=w)
 
     def delay_restart(self, w: Watched, how: str) -> None:
-        now, window = time.monotonic(), self.limits.restart_window
+        now, window, allowed = time.monotonic(), self.limits.restart_window, self.limits.max_restarts
         w.ends.append(now)
         while now - w.ends[0] > window:
             w.ends.popleft()
-        if len(w.ends) > self.limits.max_restarts:
+        w.in_vain += 1
+        if len(w.ends) > allowed:
             raise RunFailed(f"{w.role.name} ended {len(w.ends)} times within {window:.0f} s, the last time {how}")
+        if w.in_vain > allowed:
+            raise RunFailed(f"{w.role.name} ended {w.in_vain} times without getting any further, the last time {how}")
+        if w.killed is not None and not has_begun(self.seen.get(w.role.name), w.life_before):
+            w.never_began += 1
+            if w.never_began > 1:
+                raise RunFailed(f"{w.role.name} took no lease in {self.launcher.start_deadline:.0f} s, twice; {how}")
         delay = min(self.first_delay * 2 ** (len(w.ends) - 1), LONGEST_DELAY)
         w.not_before = now + delay
         self.tell("role-restarting", f"{w.role.name} is started again in {delay:g} s", "warning", w=w)
@@ -332,7 +409,9 @@ class Supervisor:
                 self.tell("role-adopted", f"{w.role.name} lives: pid {seen.lease.pid} on {seen.lease.host}", w=w)
             return True
         if self.is_open(w):
-            self.tell("role-silent", f"{w.role.name} {say_silent(seen)}", "warning", w=w)
+            if w.told_silent != seen.lease.life:
+                w.told_silent = seen.lease.life
+                self.tell("role-silent", f"{w.role.name} {say_silent(seen)}", "warning", w=w)
             signal_role(w.role, seen.lease, self.run.name, signal.SIGKILL)
         w.finished, w.first_seen = seen.lease.status == "finished", None
         if w.adopted:

@@ -35,6 +35,7 @@ class Lease:
     progress: dict[str, float] = field(default_factory=dict)
     renewed_at: str
     supervised: bool  # stops by itself when no supervisor is left
+    quiet: float = 0.0  # seconds since the role itself, not only the thread that renews, gave a sign of life
 
 
 def read_lease(run: Run, role: str) -> Lease | None:
@@ -59,6 +60,7 @@ class HeldLease:
         self._verdict: Superseded | Stopped | None = None
         self._lock = threading.Lock()  # of the lease and its tag, and so of every renewal
         self._said: tuple[str, dict[str, float]] = ("starting", {})
+        self._heard = time.monotonic()  # when the role itself last spoke
         self._closing = threading.Event()
         self._lease, self._tag = self._claim(role)
         self._listen()
@@ -76,8 +78,11 @@ class HeldLease:
     def tell(self, status: str, **progress: float) -> None:
         """What the next renewals say."""
         self._said = (status, progress)
+        self._heard = time.monotonic()
 
     def check(self) -> None:
+        """Raises what the role has to hear; also its sign that it is not stuck."""
+        self._heard = time.monotonic()
         if self._verdict:
             raise self._verdict
         if not self._thread.is_alive() and not self._closing.is_set():
@@ -143,6 +148,7 @@ class HeldLease:
                 status=status,
                 progress=progress,
                 renewed_at=records.now(),
+                quiet=round(time.monotonic() - self._heard, 1),
             )
             try:
                 self._tag = self.run.store.replace(self._key, _encode(lease), tag=self._tag)

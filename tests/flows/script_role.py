@@ -3,9 +3,10 @@
     python -m tests.flows.script_role {searcher|trainer|evaluator} --run URL --index 0
 
 What it does stands in the folder `behaviour` beside the run's records: a file named after the role, or after its kind,
-with one word. `fail` and `misuse` exit at once, `hang` stops renewing, `stubborn` hears nothing, `leave` exits as if
-it had been asked to. Otherwise it works until it is asked to stop; trainer and evaluator finish once there is a file
-`finish`.
+with one word. `fail`, `misuse` and `in-vain` exit at once, `hang` stops renewing, `stuck` renews and does nothing,
+`stubborn` hears nothing, `leave` exits as if it had been asked to and `superseded` as if another life had taken over,
+`turn` fails at its tenth turn. Otherwise it works until it is asked to stop; trainer and evaluator finish once there
+is a file `finish`.
 
 A run that names a policy gets the real role.
 """
@@ -26,6 +27,8 @@ from tba.config import parse
 from tba.errors import Stopped, Superseded
 from tba.types import Score, Version
 
+AT_ONCE = {"fail": 1, "misuse": 2, "in-vain": 5}
+
 
 def main() -> int:
     parser = argparse.ArgumentParser()
@@ -39,9 +42,9 @@ def main() -> int:
     name = f"searcher-{options.index:03d}" if options.kind == "searcher" else options.kind
     print(f"{name} begins as {os.getpid()}", flush=True)
     behaviour = read_behaviour(run, name, options.kind)
-    if behaviour in ("fail", "misuse"):
+    if behaviour in AT_ONCE:
         print("there is no such model", flush=True)
-        return 1 if behaviour == "fail" else 2
+        return AT_ONCE[behaviour]
     limits = parse(run.config).limits
     with HeldLease(run, name, every=limits.lease_every, orphan_after=limits.orphan_after) as lease:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: lease.stop("SIGTERM"))
@@ -52,10 +55,14 @@ def live(run: Run, name: str, kind: str, lease: HeldLease) -> int:
     for turn in range(1_000_000):
         lease.tell(f"turn {turn}", step=turn)
         behaviour = read_behaviour(run, name, kind)
+        if behaviour == "turn" and turn == 10:
+            return 1
+        if behaviour == "stuck":
+            time.sleep(600)
         if behaviour == "hang":
             os.kill(os.getpid(), signal.SIGSTOP)
-        if behaviour == "leave":
-            return 4
+        if behaviour in ("leave", "superseded"):
+            return 4 if behaviour == "leave" else 3
         if kind != "searcher" and (Path(run.url) / "finish").exists():
             publish(run) if kind == "trainer" else score(run)
             lease.close("finished")

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from flows.gpus import Devices
-from flows.processes import LocalLauncher, Role, process_of
+from flows.processes import LocalLauncher, NotNow, Role, process_of
 from flows.supervise import Event, StopRequest, supervise
+from storage import layout
 from storage.control import change_state, read_state
 from storage.events import read_events
 from storage.leases import Lease, read_leases
+from storage.records import encode, now
 from storage.run import Run
 from tba.config import LimitsConfig, parse, preset
 from tba.errors import RunFailed, Stopped, Superseded
@@ -59,11 +61,16 @@ def limits_of(run: Run) -> LimitsConfig:
     return parse(run.config).limits
 
 
+def make_run(root: Path, changes: dict[str, Any] | None = None) -> Run:
+    config = preset("quickstart").replace({**LIMITS, "search.searchers": 2, **(changes or {})})
+    run = Run.create(str(root), "r", config=config.to_dict(), sampler_sql="select 1", code_version="test")
+    change_state(run, desired="run", searchers=2)
+    return run
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Run]:
-    config = preset("quickstart").replace({**LIMITS, "search.searchers": 2})
-    run = Run.create(str(tmp_path), "r", config=config.to_dict(), sampler_sql="select 1", code_version="test")
-    change_state(run, desired="run", searchers=2)
+    run = make_run(tmp_path)
     yield run
     end_roles(run)
 
@@ -194,7 +201,135 @@ def test_a_supervisor_that_finds_a_finished_trainer_does_not_start_another(run: 
     change_state(run, desired="run")
     again = Supervised(run)
     assert again.ended() is None
-    assert not again.said("role-started", "trainer")
+    assert not again.said("role-started")
+
+
+class Lost:
+    """A life on a machine that is gone: nobody says that it has ended, and nobody hears that it should."""
+
+    where, waits_for = "somewhere", "no machine has taken it"
+
+    def __init__(self, role: Role, attempt: int):
+        self.role, self.attempt = role, attempt
+        self.kills = 0
+
+    def poll(self) -> None: ...
+
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None:
+        self.kills += 1
+
+    def let_go(self) -> None: ...
+
+    def last_words(self) -> str:
+        return ""
+
+
+class Losing(LocalLauncher):
+    """Loses the first lives of one role."""
+
+    start_deadline = end_grace = 1.0
+
+    def __init__(self, run: Run, role: str, lives: int = 1):
+        super().__init__(run, command=script, devices=Devices(run.url, uuids=[]))
+        self.loses, self.left = role, lives
+        self.lost: list[Lost] = []
+
+    def start(self, role: Role, attempt: int) -> Any:
+        if role.name != self.loses or not self.left:
+            self.start_deadline = 60.0
+            return super().start(role, attempt)
+        self.left, self.start_deadline = self.left - 1, 1.0
+        self.lost.append(Lost(role, attempt))
+        return self.lost[-1]
+
+
+def test_a_life_that_can_neither_be_ended_nor_heard_of_is_given_up_and_replaced(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("flows.supervise.INSIST_EVERY", 0.3)
+    launcher = Losing(run, "searcher-001")
+    supervised = Supervised(run, launcher=launcher)
+    until(lambda: works(run, "searcher-001"))
+    assert [e.kind for e in supervised.events if e.data.get("of") == "searcher-001"][:5] == [
+        "role-started", "role-silent", "role-lost", "role-restarting", "role-started",
+    ]  # fmt: skip
+    assert launcher.lost[0].kills > 1
+    finish(run)
+    assert supervised.ended() is None
+
+
+def test_a_role_that_never_begins_fails_the_run_and_says_before_what_it_waits_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("flows.supervise.PATIENCE", 0.3)
+    supervised = Supervised(run, launcher=Losing(run, "searcher-001", lives=9))
+    error = supervised.ended()
+    assert isinstance(error, RunFailed)
+    assert "searcher-001 took no lease in 1 s, twice" in str(error)
+    assert "no machine has taken it" in supervised.said("role-waiting", "searcher-001")[0].message
+
+
+@pytest.mark.parametrize(
+    ("word", "of", "said"),
+    [
+        ("in-vain", "trainer", "trainer has waited in vain"),
+        ("superseded", "searcher-001", "searcher-001 ended 3 times .* superseded"),
+    ],
+)
+def test_an_end_that_another_life_would_not_mend_fails_the_run(run: Run, word: str, of: str, said: str):
+    behave(run, of, word)
+    with pytest.raises(RunFailed, match=said):
+        raise Supervised(run).ended() or AssertionError
+
+
+def test_a_role_that_fails_slowly_without_getting_any_further_fails_the_run(tmp_path: Path):
+    run = make_run(tmp_path, {"limits.restart_window": 0.1})
+    behave(run, "searcher-001", "turn")
+    error = Supervised(run).ended()
+    assert isinstance(error, RunFailed)
+    assert "searcher-001 ended 3 times without getting any further" in str(error)
+
+
+def test_a_role_whose_work_stands_still_while_its_lease_is_renewed_is_replaced(tmp_path: Path):
+    run = make_run(tmp_path, {"limits.data_deadline": 2.0})
+    behave(run, "searcher-001", "stuck")
+    supervised = Supervised(run)
+    until(lambda: supervised.said("role-silent", "searcher-001"))
+    behave(run, "searcher-001", "work")
+    until(lambda: works(run, "searcher-001", life=2))
+    assert "stood still" in supervised.said("role-silent", "searcher-001")[0].message
+    finish(run)
+    assert supervised.ended() is None
+
+
+class Full(LocalLauncher):
+    """Has no room for one role."""
+
+    def __init__(self, run: Run, role: str):
+        super().__init__(run, command=script, devices=Devices(run.url, uuids=[]))
+        self.without = role
+
+    def start(self, role: Role, attempt: int) -> Any:
+        if role.name == self.without:
+            raise NotNow("no room")
+        return super().start(role, attempt)
+
+
+def test_what_cannot_be_started_is_said_once_and_fails_the_run_at_its_deadline(tmp_path: Path):
+    run = make_run(tmp_path, {"limits.data_deadline": 3.0})
+    dead = Lease(
+        role="searcher-001", life=1, host="elsewhere", pid=1, counter=7, status="round 3", renewed_at=now(),
+        supervised=True,
+    )  # fmt: skip
+    run.store.replace(layout.lease("searcher-001"), encode(vars(dead)), tag=None)
+    supervised = Supervised(run, launcher=Full(run, "searcher-001"))
+    error = supervised.ended()
+    assert isinstance(error, RunFailed)
+    assert "searcher-001 could not be started for 3 s: no room" in str(error)
+    assert len(supervised.said("role-silent", "searcher-001")) == 1
+    assert len(supervised.said("role-waiting", "searcher-001")) == 1
 
 
 def test_a_silent_role_that_nobody_here_started_is_replaced(run: Run):
