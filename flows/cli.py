@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flows.progress import was_interrupted
 from tba.errors import ConfigError, DataError, Missing, TBAError
 
 if TYPE_CHECKING:
@@ -45,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
-
-
-def was_interrupted(error: BaseException) -> bool:
-    """DuckDB turns a Ctrl-C during a query into an error of its own."""
-    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
+    except OSError as error:  # a full disk, a folder that may not be read
+        if options.debug or not error.strerror:
+            raise
+        print(f"error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return FOUND_WRONG
 
 
 # --- what can be asked for ------------------------------------------------------------------------------------------
@@ -261,7 +262,10 @@ def _add_later(commands: Any) -> None:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number of seconds, got {text!r}") from None
     if not 0.1 <= seconds <= 3600:
         raise argparse.ArgumentTypeError(f"between 0.1 and 3600 seconds, got {text}")
     return seconds
@@ -293,7 +297,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(plan.describe(config))
         return DONE
-    return supervise(plan.start(config, options.root, options.name))
+    return supervise(plan.start(config, options.root, options.name, created_by="tba run"))
 
 
 def resume_command(options: argparse.Namespace) -> int:

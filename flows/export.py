@@ -19,6 +19,10 @@ def export(run: Run, number: int, attempt: int | None, folder: str) -> Path:
     version = _find(run, number, attempt)
     unfinished = target.parent / f".{target.name}.{secrets.token_hex(4)}"
     try:
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"DIR: {folder} cannot be written: {error.strerror}") from None
+    try:
         _fetch(run, version, unfinished)
         if target.exists():
             target.rmdir()

@@ -1,9 +1,9 @@
 """Which GPU a role takes: one lock file per device, held by the role itself for as long as it lives.
 
 The lock is a `flock` on a descriptor the role inherits, so the kernel drops it with the role's last process whatever
-becomes of the supervisor. Roles of one run share a device when there are fewer devices than roles: the lock file
-names the run that holds it, exclusively while taking it, shared from then on. Without NVIDIA devices there is
-nothing to take.
+becomes of the supervisor, and the kernel's list of locks says who is where. Roles of one run share devices when there
+are fewer than roles, the trainer's last: the lock file names the run that holds it, exclusively while taking it,
+shared from then on. Without NVIDIA devices there is nothing to take.
 """
 
 import fcntl
@@ -11,24 +11,26 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from tba.errors import RunFailed
+
 
 class Device(NamedTuple):
-    """A device taken for one role: start it with `variables` and `descriptors`, then `release` our copy."""
+    """A device taken for one role: start it with `variables` and `locks`, then `release` our copies."""
 
     uuid: str
-    lock: int
+    locks: tuple[int, ...]
 
     @property
     def variables(self) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": self.uuid}
 
     def release(self) -> None:
-        os.close(self.lock)
+        for lock in self.locks:
+            os.close(lock)
 
 
 class Devices:
@@ -38,20 +40,28 @@ class Devices:
         self.run = run
         self.folder = folder or lock_folder()
         self.uuids = nvidia_devices() if uuids is None else uuids
-        self.handed_out: Counter[str] = Counter()
 
-    def take(self) -> Device | None:
+    def take(self, kind: str) -> Device | None:
         """A free device if there is one, else the least used of those this run holds, else None."""
         for wanted in (self._take_free, self._take_shared):
-            for uuid in sorted(self.uuids, key=lambda uuid: self.handed_out[uuid]):
+            for uuid in sorted(self.uuids, key=self._crowd):
                 lock = wanted(uuid)
                 if lock is not None:
-                    self.handed_out[uuid] += 1
-                    return Device(uuid, lock)
+                    return Device(uuid, (lock, self._mark(uuid)) if kind == "trainer" else (lock,))
         return None
 
+    def _crowd(self, uuid: str) -> tuple[bool, int]:
+        """Whether a device is the trainer's, and how many roles hold it."""
+        return holders(self._trainers(uuid)) > 0, holders(self._file(uuid))
+
+    def _mark(self, uuid: str) -> int:
+        """Held by the trainer beside the lock."""
+        mark = self._open(self._trainers(uuid))
+        fcntl.flock(mark, fcntl.LOCK_SH)
+        return mark
+
     def _take_free(self, uuid: str) -> int | None:
-        lock = self._open(uuid)
+        lock = self._open(self._file(uuid))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock, 0)
@@ -64,7 +74,7 @@ class Devices:
         return self._if_ours(lock)
 
     def _take_shared(self, uuid: str) -> int | None:
-        lock = self._open(uuid)
+        lock = self._open(self._file(uuid))
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -78,15 +88,30 @@ class Devices:
         os.close(lock)
         return None
 
-    def _open(self, uuid: str) -> int:
+    def _file(self, uuid: str) -> Path:
+        return self.folder / f"gpu-{uuid}.lock"
+
+    def _trainers(self, uuid: str) -> Path:
+        return self.folder / f"gpu-{uuid}.trainer.lock"
+
+    def _open(self, path: Path) -> int:
         self.folder.mkdir(parents=True, exist_ok=True)
         with suppress(PermissionError):
             self.folder.chmod(0o1777)  # every user of the host locks here
-        path = self.folder / f"gpu-{uuid}.lock"
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with suppress(PermissionError):
             os.fchmod(lock, 0o666)
         return lock
+
+
+def holders(path: Path) -> int:
+    """How many hold the lock of a file, as the kernel lists them."""
+    try:
+        number = f":{path.stat().st_ino}"
+        listed = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(any(field.endswith(number) for field in line.split()) for line in listed)
 
 
 def lock_folder() -> Path:
@@ -98,7 +123,10 @@ def nvidia_devices() -> list[str]:
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed == "" or not any(Path("/dev").glob("nvidia[0-9]*")) or not shutil.which("nvidia-smi"):
         return []
-    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60)
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True)
+    except subprocess.SubprocessError as error:
+        raise RunFailed(f"the GPUs of this machine cannot be listed: {error}; model.device=cpu does without") from None
     devices = parse_listing(listing.stdout)
     if allowed is None:
         return [uuid for parts in devices for uuid in parts]

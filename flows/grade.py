@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tba.errors import ConfigError, DataError
@@ -28,20 +28,20 @@ def grade_file(task: str, file: str, *, rule: str = "") -> int:
 
 @contextmanager
 def _lines(file: str) -> Iterator[Iterable[str]]:
+    """Errors are of this file alone; whoever reads the lines may have others."""
     if file == "-":
         yield sys.stdin
         return
-    try:
-        with open(file, encoding="utf-8") as lines:
-            yield lines
-    except OSError as error:
-        raise DataError(f"{file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from None
+    with ExitStack() as stack:
+        try:
+            lines = stack.enter_context(open(file, encoding="utf-8"))
+        except OSError as error:
+            raise DataError(f"{file}: {error.strerror}") from None
+        yield lines
 
 
 def _rows(lines: Iterable[str], file: str) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(lines, start=1):
+    for number, line in _numbered(lines, file):
         if not line.strip():
             continue
         try:
@@ -52,3 +52,10 @@ def _rows(lines: Iterable[str], file: str) -> Iterator[dict[str, Any]]:
             if not isinstance(row, dict) or not isinstance(row.get(field), str):
                 raise DataError(f"{file} line {number}: an object with text under {field!r} is needed")
         yield row
+
+
+def _numbered(lines: Iterable[str], file: str) -> Iterator[tuple[int, str]]:
+    try:
+        yield from enumerate(lines, start=1)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from None

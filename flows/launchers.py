@@ -159,7 +159,8 @@ class Display:
                 total = self.steps if name == "trainer" else None
                 self.lines[name] = self.progress.add_task("", total=total, role=name)
             done = lease.progress.get("step" if name == "trainer" else "round", 0)
-            self.progress.update(self.lines[name], description=lease.status, completed=int(done))
+            share = f" ({lease.progress['share']:.0%})" if "share" in lease.progress else ""
+            self.progress.update(self.lines[name], description=lease.status + share, completed=int(done))
 
     def __enter__(self) -> Self:
         self.progress.start()

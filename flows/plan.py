@@ -3,6 +3,7 @@
 Knows neither Prefect nor torch.
 """
 
+import os
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -10,7 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from storage.control import change_state
+from flows.workdir import is_temporary
+from storage.control import change_state, is_state_known
 from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
 from tba.config import Config, parse, preset
@@ -35,19 +37,47 @@ def resolve(task: str, overrides: Mapping[str, Any] | None = None, **flat: int |
         raise ConfigError(f"objective.name: {config.objective.name!r} is not available yet")
     if config.objective.reference_reset:
         raise ConfigError(f"objective.reference_reset: not available yet, got {config.objective.reference_reset}")
-    if config.sampling.sql and not Path(config.sampling.sql).is_file():
-        raise ConfigError(f"sampling.sql: no such file {config.sampling.sql!r}")
+    read_sampler(config)
     return config
 
 
-def start(config: Config, root: str | None, name: str | None) -> Run:
+def lasting(root: str) -> str:
+    """A root that is still there when the program has ended: a worker of Prefect starts a run in a temporary folder."""
+    if "://" not in root and not Path(root).is_absolute() and is_temporary(Path.cwd()):
+        raise ConfigError(
+            f"root: {root!r} would lie in the temporary folder {os.getcwd()}; "
+            "give an absolute path or a URL, or start the worker with TBA_HOME set to a folder"
+        )
+    return root
+
+
+def read_sampler(config: Config) -> str:
+    """The sampler's SQL, checked."""
+    path = config.sampling.sql
+    if not path:
+        return default_sampler()
+    try:
+        sampler = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"sampling.sql: {path!r} cannot be read: {error}") from None
+    check_sampler(sampler)
+    return sampler
+
+
+def start(config: Config, root: str | None, name: str | None, *, created_by: str = "") -> Run:
     """Create the run's folder; its name is derived from the task and the time if none is given."""
     root = root or default_root()
     name = name or f"{config.task.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    sampler = Path(config.sampling.sql).read_text() if config.sampling.sql else default_sampler()
-    check_sampler(sampler)
+    sampler = read_sampler(config)
     try:
-        run = Run.create(root, name, config=config.to_dict(), sampler_sql=sampler, code_version=code_version())
+        run = Run.create(
+            root,
+            name,
+            config=config.to_dict(),
+            sampler_sql=sampler,
+            code_version=code_version(),
+            created_by=created_by,
+        )
     except AlreadyExists:
         raise ConfigError(f"run {name!r} exists already under {root}; `tba resume {name}` continues it") from None
     change_state(run, desired="run", searchers=config.search.searchers, why="started")
@@ -58,7 +88,8 @@ def resume(url: str) -> tuple[Run, Config]:
     """An interrupted run, asked to go on."""
     run = Run.open(url)
     config = parse(run.config)
-    change_state(run, desired="run", why="resumed")
+    given = {} if is_state_known(run) else {"searchers": config.search.searchers}  # it was created and no more
+    change_state(run, desired="run", why="resumed", **given)
     return run, config
 
 

@@ -79,7 +79,7 @@ class RoleProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 env=_environment() | (device.variables if device else {}),
-                pass_fds=(device.lock,) if device else (),
+                pass_fds=device.locks if device else (),
             )
 
     @property
@@ -131,7 +131,7 @@ class LocalLauncher:
         self.stored: dict[str, int] = {}  # logs, with the size they had
 
     def start(self, role: Role, attempt: int) -> RoleProcess:
-        device = self.devices.take()
+        device = self.devices.take(role.kind)
         if self.devices.uuids and device is None:
             raise NotNow(f"every GPU of {socket.gethostname()} is held by another run")
         try:
@@ -145,8 +145,6 @@ class LocalLauncher:
                 device.release()  # the role has its own
 
     def ended(self, life: RoleProcess) -> None:
-        if life.device:
-            self.devices.handed_out[life.device.uuid] -= 1
         self._store(life.log)
 
     def close(self) -> None:

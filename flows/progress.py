@@ -27,3 +27,8 @@ def bar(title: str) -> Iterator[Tell]:
     finally:
         if progress.live.is_started:
             progress.stop()
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """DuckDB turns a Ctrl-C during a query into an error of its own."""
+    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)

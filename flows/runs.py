@@ -4,9 +4,10 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from flows.progress import bar
-from flows.supervise import CLOSED
+from flows.supervise import CLOSED, FAILED_WHY
 from storage import layout
 from storage.attempts import Span, chain, newest_attempt
 from storage.control import read_state
@@ -16,7 +17,7 @@ from storage.run import Run, default_root, run_urls
 from storage.tables import counts, ledger_name, stands
 from storage.versions import Versions
 from tba.config import parse
-from tba.errors import Missing, TBAError
+from tba.errors import ConfigError, Missing, TBAError
 from tba.types import Score
 
 
@@ -26,7 +27,7 @@ class Summary:
 
     run: str
     task: str
-    state: str  # new, running, stopping, stopped, interrupted, finished; unreadable if its records are
+    state: str  # new, running, stopping, stopped, failed, interrupted, finished; unreadable if its records are
     step: int | None
     version: int | None
     score: float | None  # of the newest evaluated version: greedy if there is such a metric
@@ -34,6 +35,8 @@ class Summary:
 
 
 def show(root: str | None, *, as_json: bool = False) -> int:
+    if root and "://" not in root and not Path(root).is_dir():
+        raise ConfigError(f"ROOT: there is no folder {root!r}")
     root = root or default_root()
     runs = summaries(root)
     if as_json:
@@ -95,13 +98,13 @@ def unreadable(run: str, task: str = "") -> Summary:
 
 
 def state(run: Run, *, alive: bool, finished: bool) -> str:
-    desired = read_state(run).desired
+    wanted = read_state(run)
     if alive:
-        return "running" if desired == "run" else "stopping"
+        return "running" if wanted.desired == "run" else "stopping"
     if finished:
         return "finished"
-    if desired == "stop":
-        return "stopped"
+    if wanted.desired == "stop":
+        return "failed" if wanted.why.startswith(FAILED_WHY) else "stopped"
     return "interrupted" if newest_attempt(run) else "new"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import duckdb
 
-from flows.progress import bar
+from flows.progress import bar, was_interrupted
 from storage.run import Run
 from storage.views import connect
 from tba.errors import ConfigError, TBAError
@@ -66,6 +66,8 @@ def _read(file: str | None) -> str | None:
         return Path(file).read_text()
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not text: {error.reason} at byte {error.start}") from None
 
 
 @contextmanager
@@ -175,7 +177,7 @@ def prompt(run: Run) -> int:
         except TBAError as error:
             print(f"error: {error}", file=sys.stderr)
         except (KeyboardInterrupt, RuntimeError) as error:
-            if not isinstance(error, KeyboardInterrupt) and not isinstance(error.__cause__, KeyboardInterrupt):
+            if not was_interrupted(error):
                 raise
             print("interrupted", file=sys.stderr)
     if history:

@@ -35,7 +35,7 @@ from storage.layout import RUN, run_url
 from storage.leases import LeaseWatch
 from storage.run import Run, default_root
 from storage.store import open_store
-from tba.config import parse
+from tba.config import PRESETS, parse
 from tba.errors import DeadlinePassed, RunFailed, TBAError
 
 POOLS = ("tba", "gpu-search", "gpu-train")
@@ -145,16 +145,21 @@ class Stack:
         self.processes.append((name, process))
 
     def wait_for(self, name: str, ready: Callable[[], bool]) -> None:
-        process, log = dict(self.processes)[name], self.logs / f"{name}.log"
-        deadline = time.monotonic() + START_DEADLINE
+        log, deadline = self.logs / f"{name}.log", time.monotonic() + START_DEADLINE
         while not ready():
-            if process.poll() is not None:
-                raise RunFailed(f"Prefect's {name} ended with code {process.returncode}; {log}:\n{tail(log, 20)}")
+            self.check()
             if time.monotonic() > deadline:
                 raise DeadlinePassed(
                     f"Prefect's {name} is not ready after {START_DEADLINE:.0f} s; {log}:\n{tail(log, 20)}"
                 )
             time.sleep(0.2)
+
+    def check(self) -> None:
+        """RunFailed if a process of the stack has ended by itself."""
+        for name, process in self.processes:
+            if process.poll() is not None:
+                log = self.logs / f"{name}.log"
+                raise RunFailed(f"Prefect's {name} ended with code {process.returncode}; {log}:\n{tail(log, 20)}")
 
     # What the server is asked
 
@@ -181,7 +186,10 @@ class Stack:
         name = f"{deployment.partition('/')[2]}-{time.time_ns():x}"
         given = [part for key, value in parameters.items() for part in ("--param", f"{key}={json.dumps(value)}")]
         command = prefect_command("deployment", "run", deployment, "--flow-run-name", name, *given)
-        subprocess.run(command, env=self.environment, check=True)
+        asked = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=START_DEADLINE)
+        if asked.returncode:
+            raise RunFailed(f"{deployment} was refused:\n{asked.stdout.strip()}\n{asked.stderr.strip()}")
+        self.tell(asked.stdout.strip())
         (found,) = self.call("POST", "/flow_runs/filter", {"flow_runs": {"name": {"any_": [name]}}})
         return found["id"]
 
@@ -259,6 +267,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     split = given.index("--") if "--" in given else len(given)
     options, command = command_line().parse_args(given[:split]), given[split + 1 :]
+    if options.task and options.task not in PRESETS:
+        print(f"error: TASK: {', '.join(PRESETS)}; got {options.task!r}", file=sys.stderr)
+        return 2
     if not (options.task or command):
         options.keep = True
     try:
@@ -272,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.keep:
                 stay(stack)
             return code
-    except TBAError as error:
+    except (TBAError, OSError, subprocess.TimeoutExpired) as error:  # OSError: the server does not answer any more
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -323,15 +334,22 @@ def run_task(stack: Stack, task: str, given: Sequence[tuple[str, Any]]) -> int:
 
 def follow(stack: Stack, flow_run: str, url: str) -> dict[str, Any]:
     """Show a run from its storage until its flow run has ended; returns the state that ended in."""
+    deadline = time.monotonic() + START_DEADLINE
     while not open_store(url).exists(RUN):
+        stack.check()
         state = stack.state_of(flow_run)
         if state["type"] in FINAL:
             return state
+        if time.monotonic() > deadline:
+            raise DeadlinePassed(
+                f"there is no run at {url} after {START_DEADLINE:.0f} s: the flow run is {state['name']}"
+            )
         time.sleep(1.0)
     run, watch = Run.open(url), LeaseWatch()
     told: set[tuple[str, int, int]] = set()
     with Display(run, parse(run.config)) as display:
         while True:
+            stack.check()
             state = stack.state_of(flow_run)
             for event in read_events(run):
                 mark = (event["role"], event["life"], event["seq"])
@@ -356,9 +374,9 @@ def stay(stack: Stack) -> None:
     print("\nThe server and a worker stay up until Ctrl-C. To use them from another shell:\n")
     print(f"export PREFECT_API_URL={stack.api_url}\nexport PREFECT_HOME={stack.home}\n", flush=True)
     with suppress(KeyboardInterrupt):
-        while all(process.poll() is None for _, process in stack.processes):
+        while True:
+            stack.check()
             time.sleep(0.5)
-        raise RunFailed(f"a process of the stack has ended by itself; its logs are in {stack.logs}")
 
 
 def _tell(line: str) -> None:

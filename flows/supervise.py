@@ -35,6 +35,7 @@ POLL = 0.2  # seconds between looks at processes; leases are read every `limits.
 LONGEST_DELAY = 60.0  # seconds between two restarts of a role
 INSIST_EVERY = 5.0  # seconds between two attempts at ending a life that hangs
 PATIENCE = 30.0  # seconds after which a life that has not begun is spoken of
+FAILED_WHY = "failed: "  # how the state of a run that has failed begins to say why it is to stop
 CLOSED = {"finished", "stopped", "failed"}  # last words of a lease: its role has ended and said so
 
 
@@ -214,7 +215,7 @@ class Supervisor:
                 time.sleep(POLL)
         except RunFailed as failure:
             self.tell("run-failed", str(failure), "error")
-            self.stop(f"failed: {str(failure).splitlines()[0]}")
+            self.stop(FAILED_WHY + str(failure).splitlines()[0])
             raise
         self.tell("run-finished", f"run {self.run.name} has finished")
         self.stop("finished")
@@ -251,7 +252,8 @@ class Supervisor:
         self.on_look(self.seen)
 
     def wanted(self) -> list[Role]:
-        return [Role("trainer"), Role("evaluator"), *(Role("searcher", i) for i in range(self.state.searchers))]
+        """In the order in which they are started, and so find a device: the evaluator can best do without its own."""
+        return [Role("trainer"), *(Role("searcher", i) for i in range(self.state.searchers)), Role("evaluator")]
 
     def know(self, role: Role) -> Watched:
         return self.watched.setdefault(role, Watched(role))

@@ -56,14 +56,14 @@ def tba(
         resume: Go on with a run that was interrupted or stopped.
         overrides: Any other setting by its dotted name, such as {"training.learning_rate": 1e-5}.
     """
-    name = run_name(task, run)
+    name, root = run_name(task, run), plan.lasting(root or default_root())
     if resume or is_another_go(name, root):
         if resume and (overrides or steps is not None or seed is not None):
             raise ConfigError("a run that is resumed keeps its settings: give neither steps nor seed nor overrides")
         subject, config = resume_run(task, name, root, searchers)
     else:
         config = plan.resolve(task, overrides, steps=steps, searchers=searchers, seed=seed)
-        subject = plan.start(config, root, name)
+        subject = plan.start(config, root, name, created_by=this_flow_run())
     try:
         look_after(subject, config, launcher)
     except Stopped as stopped:
@@ -84,7 +84,7 @@ def look_after(run: Run, config: Config, launcher: str) -> None:
         reports.finish()
 
 
-def resume_run(task: str, name: str | None, root: str | None, searchers: int | None) -> tuple[Run, Config]:
+def resume_run(task: str, name: str | None, root: str, searchers: int | None) -> tuple[Run, Config]:
     if name is None:
         raise ConfigError("run: the name or URL of the run to resume is needed")
     subject, config = plan.resume(url_of(name, root))
@@ -103,13 +103,20 @@ def run_name(task: str, run: str | None) -> str | None:
     return f"{task}-{context.flow_run.name}"
 
 
-def url_of(name: str, root: str | None) -> str:
-    return name if "/" in name else layout.run_url(root or default_root(), name)
+def url_of(name: str, root: str) -> str:
+    return name if "/" in name else layout.run_url(root, name)
 
 
-def is_another_go(name: str | None, root: str | None) -> bool:
-    """Whether Prefect runs this flow run once more, after a crash or at somebody's request, and the run is there."""
+def this_flow_run() -> str:
+    context = FlowRunContext.get()
+    return f"flow run {context.flow_run.id}" if context and context.flow_run else "flow tba"
+
+
+def is_another_go(name: str | None, root: str) -> bool:
+    """Whether Prefect runs this flow run once more, after a crash or at somebody's request, and the run is there. One
+    of that name that somebody else has made is not."""
     context = FlowRunContext.get()
     if name is None or context is None or context.flow_run is None or context.flow_run.run_count < 2:
         return False
-    return open_store(url_of(name, root)).exists(layout.RUN)
+    url = url_of(name, root)
+    return open_store(url).exists(layout.RUN) and Run.open(url).created_by == this_flow_run()

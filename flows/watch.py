@@ -15,13 +15,14 @@ from rich.text import Text
 from flows.charts import number
 from flows.progress import bar
 from flows.runs import Summary, living, summarise
+from storage.control import read_state
 from storage.leases import Lease, read_leases
 from storage.run import Run
 from storage.views import connect
 from tba.config import Config, parse
 
 WIDTH = 80
-ENDED = ("finished", "stopped")
+ENDED = ("finished", "stopped", "failed")
 
 LAST_STEP = "select * from steps order by step desc limit 1"
 
@@ -63,6 +64,7 @@ class View:
     run: Run
     config: Config
     summary: Summary
+    why: str  # it is to stop
     leases: list[Lease]
     con: duckdb.DuckDBPyConnection = field(repr=False)
 
@@ -77,7 +79,7 @@ class View:
         return self.con.execute(query).fetchall()[0]
 
 
-def watch(run: Run, *, once: bool = False, every: float = 2.0) -> None:
+def watch(run: Run, *, once: bool = False, every: float) -> None:
     """Show the run until it has ended or nobody wants to see more."""
     console = Console(highlight=False)
     console = Console(width=min(console.width, WIDTH), highlight=False)
@@ -96,7 +98,7 @@ def watch(run: Run, *, once: bool = False, every: float = 2.0) -> None:
 def look(run: Run, progress: Any = None) -> View:
     config = parse(run.config)
     leases = living(read_leases(run), config.limits.silent_after)
-    return View(run, config, summarise(run), leases, connect(run, progress=progress))
+    return View(run, config, summarise(run), read_state(run).why, leases, connect(run, progress=progress))
 
 
 def picture(view: View) -> RenderableType:
@@ -123,11 +125,12 @@ def picture(view: View) -> RenderableType:
 
 def _head(view: View) -> Text:
     summary = view.summary
-    colour = {"running": "green", "finished": "green"}.get(summary.state, "yellow")
+    colour = {"running": "green", "finished": "green", "failed": "red"}.get(summary.state, "yellow")
+    why = f"\n{view.why}" if summary.state in ("stopping", "stopped", "failed") else ""
     version = "no version yet" if summary.version is None else f"version {summary.version}"
     return Text.assemble(
         (view.run.name, "bold"), f"  {summary.task}  ", (summary.state, colour), f"  {version}  ",
-        f"{summary.searchers} of {view.config.search.searchers} searchers",
+        f"{summary.searchers} of {view.config.search.searchers} searchers", (why, colour),
     )  # fmt: skip
 
 

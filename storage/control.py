@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from storage import layout, records
 from storage.run import Run
-from tba.errors import ConfigError, Conflict
+from tba.errors import ConfigError, Conflict, Damaged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,11 @@ def read_state(run: Run) -> State:
     return _decode(run, found[0]) if found else State()
 
 
+def is_state_known(run: Run) -> bool:
+    """Whether anybody has said what is wanted."""
+    return run.store.exists(layout.STATE)
+
+
 def change_state(run: Run, **changes: Any) -> State:
     """Change `desired`, `searchers` or `why`, keeping what others changed in between."""
     unknown = changes.keys() - {"desired", "searchers", "why"}
@@ -45,5 +50,9 @@ def change_state(run: Run, **changes: Any) -> State:
 
 
 def _decode(run: Run, data: bytes) -> State:
-    record = records.decode(data, f"{run.url}/{layout.STATE}", "desired", "searchers", "why", "changed_at")
-    return State(**{name: record[name] for name in ("desired", "searchers", "why", "changed_at")})
+    name = f"{run.url}/{layout.STATE}"
+    record = records.decode(data, name, "desired", "searchers", "why", "changed_at")
+    try:
+        return State(**{name: record[name] for name in ("desired", "searchers", "why", "changed_at")})
+    except ConfigError as error:
+        raise Damaged(f"{name}: {error}") from None

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from storage import layout, records
 from storage.store import Store, open_store, probe
-from tba.errors import AlreadyExists, Missing, StorageError
+from tba.errors import AlreadyExists, ConfigError, Missing, StorageError
 
 SCHEMA_VERSION = 1
-_FIELDS = ("run", "created_at", "code_version", "schema_version", "config", "sampler_sql", "parent")
+_FIELDS = ("run", "created_at", "created_by", "code_version", "schema_version", "config", "sampler_sql", "parent")
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,7 @@ class Run:
     sampler_sql: str = field(repr=False)
     code_version: str
     created_at: str
+    created_by: str  # who asked for it
     parent: dict[str, Any] | None
 
     @classmethod
@@ -36,14 +37,19 @@ class Run:
         config: Mapping[str, Any],
         sampler_sql: str,
         code_version: str,
+        created_by: str = "",
         parent: Mapping[str, Any] | None = None,
     ) -> Self:
         """A new run, on a store that has been proven safe. AlreadyExists if the name is taken."""
         store = open_store(layout.run_url(root, name), deadline=_deadline(config))
-        probe(store)
+        try:
+            probe(store)
+        except Missing as error:
+            raise ConfigError(f"root: nothing can be stored under {root!r}: {error}") from None
         record = {
             "run": name,
             "created_at": records.now(),
+            "created_by": created_by,
             "code_version": code_version,
             "schema_version": SCHEMA_VERSION,
             "config": dict(config),
@@ -83,13 +89,17 @@ class Run:
             sampler_sql=record["sampler_sql"],
             code_version=record["code_version"],
             created_at=record["created_at"],
+            created_by=record["created_by"],
             parent=record["parent"],
         )
 
 
-def _deadline(config: Mapping[str, Any]) -> float:
+def _deadline(config: Any) -> float:
     """What the run's settings allow one request to the store."""
-    return config.get("limits", {}).get("store_deadline", 60.0)
+    try:
+        return float(config["limits"]["store_deadline"])
+    except (KeyError, TypeError, ValueError):
+        return 60.0
 
 
 def run_urls(root: str) -> list[str]:

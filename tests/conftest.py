@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import secrets
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from storage.run import Run
 from storage.store import Store, open_store
 from tests import servers
 from tests.servers import Server
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STORES = ["local", "moto", pytest.param("ceph", marks=pytest.mark.ceph)]
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 import pytest
 
 import storage
-from storage.leases import Lease, read_lease
+from storage.leases import Lease, read_lease, read_leases
 from storage.run import Run
 from tests.flows.roles import TINY
 from tests.tba.tiny import tiny_folder
@@ -70,9 +70,9 @@ def test_a_run_survives_the_kill_of_each_role_and_of_its_supervisor(root, tmp_pa
         scored = con.execute("select min(version), max(version) from evaluations").fetchone()
     assert steps == (STEPS, STEPS, STEPS)
     assert scored == (0, STEPS // 2)
-    lives = {role: read_lease(run, role).life for role in ROLES}
-    assert all(life >= 2 for life in lives.values()), lives
-    assert read_lease(run, "trainer").pid != trainer.pid
+    leases = {lease.role: lease for lease in read_leases(run)}
+    assert all(leases[role].life >= 2 for role in ROLES), leases
+    assert leases["trainer"].pid != trainer.pid
 
 
 def opened(url: str) -> Run | None:

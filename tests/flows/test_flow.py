@@ -3,7 +3,9 @@ of whole runs."""
 
 import os
 import signal
+import sys
 import threading
+import time
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from flows.cli import main
 from flows.stack import FINAL, Stack, run_task
 from flows.tba import TaskName, tba
 from storage import layout
-from storage.control import read_state
+from storage.control import change_state, read_state
 from storage.events import read_events
 from storage.leases import read_lease, read_leases
 from storage.run import Run
@@ -52,9 +54,21 @@ class Flow:
     def state(self) -> str:
         return self.stack.state_of(self.id)["type"]
 
+    def runs(self) -> int:
+        return self.stack.call("GET", f"/flow_runs/{self.id}")["run_count"]
+
     def ended(self, within: float = 90.0) -> dict[str, Any]:
         until(lambda: self.state() in FINAL, "the flow ends", within)
         return self.stack.state_of(self.id)
+
+    def again(self) -> None:
+        """As somebody does who presses Retry, once the worker is done with the first go and its folder."""
+        name = self.stack.call("GET", f"/flow_runs/{self.id}")["name"]
+        log = self.stack.logs / "worker-tba.log"
+        until(lambda: f"Process for flow run '{name}' exited" in log.read_text(), "the process has ended")
+        time.sleep(3.0)  # the worker may then call the flow run crashed, whatever its state is by now
+        state = {"type": "SCHEDULED", "name": "AwaitingRetry"}
+        self.stack.call("POST", f"/flow_runs/{self.id}/set_state", {"state": state, "force": True})
 
     def cancel(self) -> None:
         self.stack.set_state(self.id, "CANCELLING")
@@ -129,6 +143,47 @@ def test_roles_outlive_a_killed_flow_are_adopted_by_the_next_and_stop_when_that_
     assert {lease.role: lease.status for lease in read_leases(run)} == dict.fromkeys([*ROLES, "supervisor"], "stopped")
 
 
+def test_another_go_of_a_flow_run_finds_the_run_it_made(stack: Stack, root: Path):
+    flow = Flow(stack, root, "r")
+    run = flow.run()
+    leases = at_work(run, *ROLES)
+    os.kill(until(lambda: read_lease(run, "supervisor")).pid, signal.SIGKILL)
+    assert flow.ended()["type"] == "CRASHED"
+    flow.again()
+    until(lambda: len([e for e in read_events(run) if e["kind"] == "role-adopted"]) == 3, "all are adopted")
+    finish(run)
+    assert flow.ended()["type"] == "COMPLETED"
+    assert not any(is_running(lease.pid) for lease in leases.values())
+
+
+def test_another_go_of_a_flow_run_leaves_a_run_of_the_same_name_alone(stack: Stack, root: Path):
+    config = preset("quickstart").to_dict()
+    run = Run.create(str(root), "r", config=config, sampler_sql="select 1", code_version="test")
+    change_state(run, desired="stop", why="somebody said so")
+    flow = Flow(stack, root, "r")
+    assert flow.ended()["type"] == "FAILED"
+    flow.again()
+    until(lambda: flow.runs() == 2 and flow.state() in FINAL, "it has run again", 90)
+    assert "exists already" in stack.state_of(flow.id)["message"]
+    assert read_state(run).why == "somebody said so"
+    assert not read_leases(run)
+
+
+def test_roles_and_their_supervisor_outlive_the_server(root: Path, tmp_path: Path):
+    variables = {"TBA_ROLE_COMMAND": f"{sys.executable} {Path(__file__).with_name('script_role.py')}"}
+    with Stack(tmp_path / "home", ui=False, variables=variables) as own:
+        run = Flow(own, root, "r").run()
+        leases = at_work(run, *ROLES)
+        server = dict(own.processes)["server"]
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+        os.kill(leases["searcher-000"].pid, signal.SIGKILL)
+        at_work(run, "searcher-000", life=2)
+        finish(run)
+        until(lambda: read_state(run).why == "finished", "the run has finished")
+        until(lambda: not any(is_running(lease.pid) for lease in read_leases(run) if lease.role != "supervisor"))
+
+
 def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, root: Path):
     flow = Flow(stack, root, "r", launcher="deployments")
     run = flow.run()
@@ -161,16 +216,16 @@ def test_a_whole_run_on_s3_is_cancelled_from_prefect_and_resumed_to_its_end(
     assert not any(is_running(leases[role].pid) for role in ROLES)
     assert {leases[role].status for role in ROLES} == {"stopped"}
     with storage.connect(run) as con:
-        (taken,) = con.execute("select max(step) from steps").fetchone()
+        ((taken,),) = con.execute("select max(step) from steps").fetchall()
     assert 8 <= taken < 100
 
     resumed = Flow(stack, root, launcher, resume=True, **settings)
     assert resumed.ended(300)["type"] == "COMPLETED", resumed.ended()
     assert main(["check", run.url]) == 0
     with storage.connect(run) as con:
-        steps = con.execute("select count(*), count(distinct step), max(step) from steps").fetchone()
-        (first,) = con.execute("select min(step) from steps where attempt = 2").fetchone()
-    assert steps == (100, 100, 100)
+        steps = con.execute("select count(*), count(distinct step), max(step) from steps").fetchall()
+        ((first,),) = con.execute("select min(step) from steps where attempt = 2").fetchall()
+    assert steps == [(100, 100, 100)]
     assert first == taken + 1, "the trainer that was asked to stop left a checkpoint of its last step"
     sessions = sorted((stack.home / "cache" / "wandb" / launcher).glob("**/*.wandb"))
     logged = [row["trainer/step"] for session in sessions for row in history(session) if "loss/tb" in row]

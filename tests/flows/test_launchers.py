@@ -13,7 +13,7 @@ import pytest
 from flows.gpus import Devices, parse_listing
 from flows.launchers import Background, run_here
 from flows.one_life import watch_one
-from flows.processes import STOPPED, LocalLauncher, Role
+from flows.processes import STOPPED, LocalLauncher, NotNow, Role
 from flows.supervise import Event, StopRequest, supervise
 from storage.control import change_state, read_state
 from storage.leases import read_leases
@@ -148,12 +148,12 @@ HOLD = "import sys, time; print('held', flush=True); time.sleep(60)"
 class Holder:
     """A process that takes a device as a role does."""
 
-    def __init__(self, devices: Devices):
-        device = devices.take()
+    def __init__(self, devices: Devices, kind: str = "searcher"):
+        device = devices.take(kind)
         assert device is not None
         self.uuid = device.uuid
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLD], pass_fds=(device.lock,), stdout=subprocess.PIPE, env={**os.environ}
+            [sys.executable, "-c", HOLD], pass_fds=device.locks, stdout=subprocess.PIPE, env={**os.environ}
         )
         device.release()
         assert self.process.stdout is not None
@@ -172,7 +172,7 @@ def test_roles_take_free_devices_first_then_share_those_of_their_run(tmp_path: P
     assert [holder.uuid for holder in holders] == ["a", "b"]
     holders.append(Holder(ours))
     assert holders[2].uuid == "a"
-    assert Devices("runs/third", folder=tmp_path, uuids=["a", "b"]).take() is None
+    assert Devices("runs/third", folder=tmp_path, uuids=["a", "b"]).take("trainer") is None
     holders[1].kill()
     holders.append(Holder(ours))
     assert holders[3].uuid == "b"
@@ -180,12 +180,40 @@ def test_roles_take_free_devices_first_then_share_those_of_their_run(tmp_path: P
         holder.kill()
 
 
+def test_those_too_many_for_the_devices_leave_the_trainers_alone_whoever_hands_them_out(tmp_path: Path):
+    kinds = ["trainer", "searcher", "searcher", "searcher", "evaluator"]
+    holders = [Holder(Devices("runs/ours", folder=tmp_path, uuids=["a", "b", "c"]), kind) for kind in kinds]
+    assert [holder.uuid for holder in holders] == ["a", "b", "c", "b", "c"]
+    holders[2].kill()
+    holders.append(Holder(Devices("runs/ours", folder=tmp_path, uuids=["a", "b", "c"])))
+    assert holders[-1].uuid == "c"
+    for holder in holders:
+        holder.kill()
+
+
+def test_a_role_is_shown_its_device_alone_and_holds_it_until_its_last_process_ends(run: Run, tmp_path: Path):
+    devices = Devices(run.url, folder=tmp_path / "locks", uuids=["GPU-7"])
+    launcher = LocalLauncher(run, command=script, devices=devices)
+    life = launcher.start(Role("trainer"), 1)
+    pid = at_work(run, "trainer")["trainer"].pid
+    assert b"CUDA_VISIBLE_DEVICES=GPU-7" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    another = Devices("runs/another", folder=tmp_path / "locks", uuids=["GPU-7"])
+    assert another.take("searcher") is None
+    with pytest.raises(NotNow, match="every GPU"):
+        LocalLauncher(run, command=script, devices=another).start(Role("evaluator"), 1)
+    life.kill()
+    until(lambda: life.poll() is not None)
+    taken = another.take("searcher")
+    assert taken is not None
+    taken.release()
+
+
 def test_a_device_is_free_again_when_its_last_role_was_killed(tmp_path: Path):
     first = Devices("runs/first", folder=tmp_path, uuids=["a"])
     holders = [Holder(first), Holder(first)]
     second = Devices("runs/second", folder=tmp_path, uuids=["a"])
     holders[0].kill()
-    assert second.take() is None
+    assert second.take("searcher") is None
     holders[1].kill()
     holder = Holder(second)
     assert holder.uuid == "a"

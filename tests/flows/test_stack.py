@@ -7,8 +7,10 @@ import pytest
 import yaml
 
 from flows.stack import Stack, command_line, prefect_file
+from flows.tba import tba
 from flows.workdir import leave_temporary_folder
 from tba.config import PRESETS
+from tba.errors import ConfigError
 
 
 def test_the_server_offers_every_deployment_with_nothing_that_ties_it_to_a_machine(stack: Stack):
@@ -65,3 +67,18 @@ def test_a_run_leaves_the_temporary_folder_of_its_worker_and_no_other(monkeypatc
         (tmp_path / "chosen").mkdir()
         monkeypatch.chdir(tmp_path / "chosen")
         assert leave_temporary_folder() == {"directory": str(tmp_path / "chosen")}
+
+
+def test_a_run_is_not_stored_in_the_temporary_folder_of_a_worker_without_a_home(monkeypatch: pytest.MonkeyPatch):
+    for name in ("TBA_HOME", "PWD", "TBA_ROOT"):
+        monkeypatch.delenv(name, raising=False)
+    with TemporaryDirectory(suffix="prefect") as folder:
+        monkeypatch.chdir(folder)
+        assert leave_temporary_folder() == {"directory": folder}
+        with pytest.raises(ConfigError, match="TBA_HOME"):
+            tba.fn(run="r")
+        assert not list(Path(folder).iterdir())
+        monkeypatch.setenv("TBA_HOME", "/no/such/folder")
+        with pytest.raises(ConfigError, match="TBA_HOME: '/no/such/folder' is not a folder"):
+            leave_temporary_folder()
+        monkeypatch.chdir("/")
