@@ -13,6 +13,8 @@ import duckdb
 from flows.charts import Series, line_chart, number
 from flows.progress import bar
 from flows.runs import Summary, summarise
+from storage import layout
+from storage.events import ROUTINE
 from storage.run import Run
 from storage.views import connect
 from tba.errors import ConfigError
@@ -62,7 +64,9 @@ from versions order by attempt, version
 
 ATTEMPTS = "select attempt, continues_sync, continues_attempt, created_at from attempts order by attempt"
 
-EVENTS = "select created_at, role, life, severity, kind, message from events order by created_at"
+EVENTS = f"""
+select created_at, role, life, severity, kind, message from events where kind not in {*ROUTINE, ""} order by created_at
+"""
 
 _MOST_ROWS = 400  # of a table; then its first and last half of them
 
@@ -132,7 +136,7 @@ class Table:
 
 def write(run: Run, output: str | None = None) -> Path:
     """Write the report; returns where it is: inside the folder of a local run unless said otherwise."""
-    inside = run.store.local_path("report.html")
+    inside = run.store.local_path(layout.REPORT)
     path = Path(output) if output else inside or Path(f"{run.name}-report.html")
     page = render(run)
     try:
@@ -241,7 +245,11 @@ def _curves(con: duckdb.DuckDBPyConnection, steps: Table, scores: Table) -> str:
         ),
         line_chart(
             "Seconds of a step",
-            [Series("step", steps.points("seconds_step")), Series("wait", steps.points("seconds_wait"))],
+            [
+                Series("step", steps.points("seconds_step")),
+                Series("wait", steps.points("seconds_wait")),
+                Series("backlog", steps.points("seconds_backlog")),
+            ],
         ),
         _changing(steps, "Learning rate", "lr"),
         _changing(steps, "beta", "beta"),

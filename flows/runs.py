@@ -9,12 +9,12 @@ from pathlib import Path
 from flows.progress import bar
 from flows.supervise import CLOSED, FAILED_WHY
 from storage import layout
-from storage.attempts import Span, chain, newest_attempt
+from storage.attempts import Span, accepts, chain, newest_attempt
 from storage.control import read_state
 from storage.evaluations import Evaluations
 from storage.leases import Lease, read_leases
 from storage.run import Run, default_root, run_urls
-from storage.tables import counts, ledger_name, stands
+from storage.tables import stands
 from storage.versions import Versions
 from tba.config import parse
 from tba.errors import ConfigError, Missing, TBAError
@@ -122,8 +122,8 @@ def living(leases: list[Lease], silent_after: float) -> list[Lease]:
 
 def newest_sync(run: Run, spans: list[Span]) -> int:
     """The newest sync whose ledger is stored."""
-    names = [ledger_name(entry.key) for entry in run.store.list(layout.STEPS)]
-    return max((name.number for name in names if counts(spans, name)), default=0)
+    names = [layout.parse_ledger(entry.key) for entry in run.store.list(layout.STEPS)]
+    return max((name.number for name in names if name and accepts(spans, name)), default=0)
 
 
 def _told_step(run: Run, leases: list[Lease]) -> int:

@@ -30,7 +30,7 @@ from flows.launchers import Display, ending_on_sigterm
 from flows.processes import tail
 from flows.summary import Publications, table, where_next
 from flows.supervise import Event
-from storage.events import read_events
+from storage.events import ROUTINE, EventReader
 from storage.layout import RUN, run_url
 from storage.leases import LeaseWatch
 from storage.run import Run, default_root
@@ -346,15 +346,13 @@ def follow(stack: Stack, flow_run: str, url: str) -> dict[str, Any]:
             )
         time.sleep(1.0)
     run, watch = Run.open(url), LeaseWatch()
-    told: set[tuple[str, int, int]] = set()
+    events = EventReader(run)
     with Display(run, parse(run.config)) as display:
         while True:
             stack.check()
             state = stack.state_of(flow_run)
-            for event in read_events(run):
-                mark = (event["role"], event["life"], event["seq"])
-                if mark not in told:
-                    told.add(mark)
+            for event in events.new():
+                if event["kind"] not in ROUTINE:
                     display.tell(Event(event["kind"], event["message"], event["severity"]))
             display.look(watch.observe(run))
             if state["type"] in FINAL:

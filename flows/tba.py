@@ -25,7 +25,7 @@ from storage.control import change_state
 from storage.run import Run, default_root
 from storage.store import open_store
 from tba.config import Config
-from tba.errors import ConfigError, Stopped, Superseded
+from tba.errors import ConfigError, RunFailed, Stopped, Superseded
 
 TaskName = Literal["quickstart", "gsm8k", "math", "tldr", "redteam"]
 AtLeastOne = Annotated[int, Field(ge=1)]
@@ -79,8 +79,12 @@ def look_after(run: Run, config: Config, launcher: str) -> None:
     with Reports(run, config) as reports:
         work = partial(supervise, run, launch, config.limits, on_look=reports.look)
         with Background(work, within=SECONDS_LEFT, last=reports.log) as background:
-            for event in background.news():
-                reports.hear(event)
+            try:
+                for event in background.news():
+                    reports.hear(event)
+            except RunFailed:
+                reports.finish()
+                raise
         reports.finish()
 
 

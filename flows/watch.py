@@ -16,6 +16,7 @@ from flows.charts import number
 from flows.progress import bar
 from flows.runs import Summary, living, summarise
 from storage.control import read_state
+from storage.events import ROUTINE
 from storage.leases import Lease, read_leases
 from storage.run import Run
 from storage.views import connect
@@ -27,7 +28,9 @@ ENDED = ("finished", "stopped", "failed")
 LAST_STEP = "select * from steps order by step desc limit 1"
 
 RECENT_TIME = """
-select sum(seconds_wait) / sum(seconds_step), sum(tokens) / sum(seconds_step), avg(seconds_step)
+select
+    (sum(seconds_wait) + coalesce(sum(seconds_backlog), 0)) / sum(seconds_step),
+    sum(tokens) / sum(seconds_step), avg(seconds_step)
 from steps where step > (select max(step) from steps) - 20
 """
 
@@ -54,7 +57,10 @@ SCORES = """
 select metric, version, value from evaluations where not abandoned order by metric, attempt, version
 """
 
-LAST_EVENTS = "select created_at, role, kind, message, severity from events order by created_at desc limit 6"
+LAST_EVENTS = f"""
+select created_at, role, kind, message, severity from events where kind not in {*ROUTINE, ""}
+order by created_at desc limit 6
+"""
 
 
 @dataclass

@@ -1,13 +1,15 @@
 """A run in, assembled roles out: the only place where implementations are chosen."""
 
+import json
 import tempfile
+from collections.abc import Collection
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from storage.attempts import claim_attempt
-from storage.cache import cache_folder
+from storage.cache import cache_folder, shared_copy
 from storage.checkpoints import Checkpoints
 from storage.evaluations import Evaluations
 from storage.events import Events
@@ -18,18 +20,23 @@ from storage.prompts import read_prompts, write_prompts
 from storage.replay_buffer import DuckReplayBuffer
 from storage.rows import read_rows
 from storage.run import Run
+from storage.store import Store, open_store
 from storage.trajectories import Trajectories
 from storage.versions import Versions
 from tba.config import Config, parse
-from tba.errors import ConfigError
+from tba.errors import ConfigError, Damaged, DataError, StorageError
 from tba.evaluator import Evaluator
 from tba.generation import TransformersGenerator
 from tba.interfaces import PolicyMaker, Task
 from tba.policy import Policy, PolicyScorer
-from tba.searcher import PromptStream, Searcher, await_reference
+from tba.prompts import PromptStream
+from tba.searcher import Searcher, await_reference
 from tba.tasks import get_task
 from tba.trainer import Trainer
 from tba.training_state import TrainingState
+
+POLICY_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".py")
+"""What is fetched of a model's folder: weights as safetensors only, whatever else tokenizers and models are made of."""
 
 
 def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None:
@@ -49,11 +56,12 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
         ),
         task=task,
         generator=_generator(config),
-        scorer=PolicyScorer(_load_policy(config, str(versions.load(reference))), reference),
+        scorer=PolicyScorer(_load_policy(config, versions.load(reference)), reference),
         log=Trajectories(run),
         versions=versions,
         lease=lease,
         events=events,
+        deadline=config.limits.data_deadline,
     )
     searcher.run()
 
@@ -66,10 +74,10 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
         state = None
         if attempt.continues is not None:
             folder = checkpoints.load(attempt.continues.number, attempt.continues.attempt)
-            policy, state = _load_policy(config, str(folder)), TrainingState.load(folder)
+            policy, state = _load_policy(config, folder), TrainingState.load(folder)
         else:
-            policy = _load_policy(config, _start_of(config, task, lease))
-            _store_prompts(run, config, task, policy.tokenizer)
+            policy = _load_start(run, config, task, lease)
+            _store_prompts(run, config, task, policy.tokenizer, events)
         with closing(open_metric_log(run, config.metrics)) as metrics:
             trainer = Trainer(
                 config,
@@ -81,7 +89,6 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
                 checkpoints=checkpoints,
                 metrics=metrics,
                 lease=lease,
-                events=events,
                 scratch=Path(scratch),
             )
             if state is not None:
@@ -102,6 +109,7 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
         versions=versions,
         evaluations=Evaluations(run),
         lease=lease,
+        events=events,
     )
     evaluator.run()
 
@@ -121,7 +129,7 @@ def _generator(config: Config) -> TransformersGenerator:
     )
 
 
-def _load_policy(config: Config, path: str) -> Policy:
+def _load_policy(config: Config, path: str | Path) -> Policy:
     model = config.model
     return Policy.load(
         path,
@@ -149,10 +157,27 @@ def _buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckRepla
     )
 
 
-def _start_of(config: Config, task: Task, lease: HeldLease) -> str:
+def _load_start(run: Run, config: Config, task: Task, lease: HeldLease) -> Policy:
+    """The policy before training. What cannot be loaded here is a bad setting, unless it may load when tried again."""
+    try:
+        policy = _load_policy(config, _start_of(run, config, task, lease))
+    except Damaged as error:
+        raise ConfigError(f"model.path: {error}") from error
+    longest = config.search.max_prompt_tokens + config.search.max_response_tokens
+    room = getattr(policy.model.config, "max_position_embeddings", longest)
+    if longest > room:
+        raise ConfigError(
+            f"search.max_prompt_tokens + search.max_response_tokens must be <= {room}, the length that the policy "
+            f"can read, got {longest}"
+        )
+    return policy
+
+
+def _start_of(run: Run, config: Config, task: Task, lease: HeldLease) -> str | Path:
     """Where the policy before training lies: as configured, or made by the task and cached by its recipe."""
-    if config.model.path:
-        return config.model.path
+    path = config.model.path
+    if path:
+        return _fetch_policy(path, run, config, lease) if "://" in path else path
     if not isinstance(task, PolicyMaker):
         raise ConfigError(f"model.path is empty, and task {task.name!r} makes no policy of its own")
     recipe = f"{task.recipe()}:{config.seed}"
@@ -162,11 +187,54 @@ def _start_of(config: Config, task: Task, lease: HeldLease) -> str:
             made = Path(making) / "policy"
             task.base_policy(made, seed=config.seed, report=lambda what, share: lease.tell(what, share=share))
             made.rename(folder)
-    return str(folder)
+    return folder
 
 
-def _store_prompts(run: Run, config: Config, task: Task, tokenizer: Any) -> None:
+def _fetch_policy(url: str, run: Run, config: Config, lease: HeldLease) -> Path:
+    """A copy of the Hugging Face folder at a URL, made once per run: names and sizes alone do not say whether what lies
+    there is still the same."""
+    store = open_store(url.rstrip("/"), deadline=config.limits.store_deadline)
+    sizes = {it.key: it.size for it in store.list() if "/" not in it.key and it.key.endswith(POLICY_FILES)}
+    if missing := _missing_files(store, sizes):
+        raise ConfigError(f"model.path: {url} is not a Hugging Face folder with safetensors: no {missing} there")
+
+    def is_whole(copy: Path) -> bool:
+        return all((copy / name).is_file() and (copy / name).stat().st_size == sizes[name] for name in sizes)
+
+    def fetch(copy: Path) -> None:
+        for n, name in enumerate(sizes):
+            lease.tell(f"fetching {url}/{name}", share=n / len(sizes))
+            store.download(name, copy / name)
+        if not is_whole(copy):
+            raise StorageError(f"{url} changed while it was fetched")
+
+    name = sha256(f"{run.url} {url} {sizes}".encode()).hexdigest()
+    return shared_copy("start-policies", name, whole=is_whole, make=fetch, keep=2, deadline=config.limits.data_deadline)
+
+
+def _missing_files(store: Store, found: Collection[str]) -> str:
+    """What a folder lacks to be loaded; empty if nothing."""
+    if "config.json" not in found:
+        return "config.json"
+    index = "model.safetensors.index.json"
+    if index not in found:
+        return "" if any(name.endswith(".safetensors") for name in found) else "*.safetensors"
+    try:
+        parts = set(json.loads(store.read(index))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"readable {index}"
+    return ", ".join(sorted(parts - set(found)))
+
+
+def _store_prompts(run: Run, config: Config, task: Task, tokenizer: Any, events: Events) -> None:
+    limit = config.search.max_prompt_tokens
     for split, given in (("train", config.task.train), ("test", config.task.test)):
         source = given or task.source(split)
         rows = read_rows(source) if source else []
-        write_prompts(run, split, task.prompts(split, rows, tokenizer, max_tokens=config.search.max_prompt_tokens))
+        prompts = task.prompts(split, rows, tokenizer, max_tokens=limit)
+        if not prompts:
+            raise DataError(f"no prompt of split {split!r} has at most {limit} tokens (search.max_prompt_tokens)")
+        if left_out := len(rows) - len(prompts) if rows else 0:
+            what = f"{left_out} of {len(rows)} prompts of split {split!r} have more than {limit} tokens"
+            events.write("prompts-left-out", what, severity="warning", split=split, left_out=left_out)
+        write_prompts(run, split, prompts)

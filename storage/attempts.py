@@ -1,8 +1,8 @@
 """Attempts: the lives of a run's trainer. The number of the newest one is the fencing epoch; each says which
 checkpoint it continues, so which attempt's ledger counts for which syncs follows from the records alone."""
 
+import logging
 import os
-import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from storage import folders, layout, records
 from storage.run import Run
+from storage.store import probe
 from tba.errors import AlreadyExists, Damaged
 from tba.types import Version
 
-_ATTEMPT = re.compile(rf"{layout.ATTEMPTS}(\d{{4,}})\.json")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,24 +36,40 @@ class Span(NamedTuple):
 
 
 def claim_attempt(run: Run) -> Attempt:
-    """Become the newest attempt, continuing the newest complete checkpoint of the chain so far. From then on every
-    earlier attempt is superseded."""
+    """Become the newest attempt, continuing the newest complete checkpoint there is a way to. From then on every
+    earlier attempt is superseded. UnsafeStore if the store would let two trainers become the same attempt: the run may
+    have been moved since it was created."""
+    probe(run.store, racers=1)
     while True:
-        spans = chain(run)
-        number = spans[-1].attempt + 1 if spans else 1
-        continues = newest_checkpoint(run, spans)
-        attempt = Attempt(number=number, continues=continues, created_at=records.now())
+        before = newest_attempt(run)
+        continues = _to_continue(run, before)
+        attempt = Attempt(number=before + 1, continues=continues, created_at=records.now())
         try:
-            run.store.create(layout.attempt(number), _encode(attempt))
+            run.store.create(layout.attempt(attempt.number), _encode(attempt))
         except AlreadyExists:
             continue  # another trainer was first: look again, it is part of the chain now
+        if continues and folders.read_manifest(run.store, layout.checkpoint(continues)) is None:
+            log.warning("%s: checkpoint %s was pruned while attempt %d claimed it", run.url, continues, attempt.number)
+            continue  # by the trainer before this one, which did not know yet and has a newer one
+        if before and not continues:
+            log.warning("%s: attempt %d starts from the beginning: no checkpoint exists", run.url, attempt.number)
         return attempt
+
+
+def _to_continue(run: Run, attempt: int) -> Version | None:
+    """The newest checkpoint of the chain that led to an attempt. Where it has none, since what it continues was pruned
+    before it made one of its own, it is as if it had never been: then of the chain without it."""
+    for number in range(attempt, 0, -1):
+        if checkpoint := newest_checkpoint(run, chain(run, number)):
+            return checkpoint
+    return None
 
 
 def read_attempt(run: Run, number: int) -> Attempt:
     record = records.read(run.store, layout.attempt(number), "continues", "created_at")
-    origin = record["continues"]
-    continues = Version(origin["sync"], origin["attempt"]) if origin else None
+    with records.reading(f"{run.url}/{layout.attempt(number)}"):
+        origin = record["continues"]
+        continues = Version(int(origin["sync"]), int(origin["attempt"])) if origin else None
     if continues and continues.attempt >= number:
         raise Damaged(f"{run.url}/{layout.attempt(number)} continues a later attempt, {continues.attempt}")
     return Attempt(number=number, continues=continues, created_at=record["created_at"])
@@ -60,8 +77,8 @@ def read_attempt(run: Run, number: int) -> Attempt:
 
 def newest_attempt(run: Run) -> int:
     """0 if there is none."""
-    matches = (_ATTEMPT.fullmatch(entry.key) for entry in run.store.list(layout.ATTEMPTS))
-    return max((int(match[1]) for match in matches if match), default=0)
+    numbers = (layout.parse_attempt(entry.key) for entry in run.store.list(layout.ATTEMPTS))
+    return max((number for number in numbers if number), default=0)
 
 
 def chain(run: Run, attempt: int | None = None) -> list[Span]:

@@ -6,29 +6,30 @@ against it.
 """
 
 import hashlib
-import io
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from storage import folders, layout, records
-from storage.attempts import Attempt, Span, chain, read_attempt
+from storage import folders, layout, parquet, records, tables
+from storage.attempts import Attempt, Span, accepts, chain, read_attempt
 from storage.consistency import Relations
+from storage.ledger import DRAWS_SCHEMA
+from storage.mirror import Progress
+from storage.prompts import PROMPTS_SCHEMA
 from storage.retention import GivenUp, given_up
 from storage.run import Run
 from storage.store import check_key
-from storage.tables import counts, ledger_name, stands
+from storage.syncs import Shard, SyncRecord, decode
+from storage.tables import fitting, stands
 from storage.trajectories import read_shard
-from tba.errors import Damaged, Missing, StorageError
+from tba.errors import Damaged, Missing, StorageError, TBAError
 from tba.types import Version
 
-Tell = Callable[[int, int], None]
+_SHOWN = 20  # names that do not belong to a run; the rest is counted
 
 
 @dataclass(frozen=True)
@@ -51,34 +52,24 @@ class Findings:
         return not self.problems
 
 
-def check(run: Run, *, progress: Tell | None = None) -> Findings:
+def check(run: Run, *, progress: Progress | None = None) -> Findings:
     """Look at everything a run has stored."""
     return _Check(run, progress or (lambda done, total: None)).everything()
 
 
-@dataclass(frozen=True)
-class _Record:
-    """A sync record that could be read."""
-
-    key: str
-    sync: int
-    step: int
-    shards: Sequence[dict[str, Any]]
-    refused: Sequence[dict[str, Any]]
-
-
 class _Check:
-    def __init__(self, run: Run, progress: Tell):
+    def __init__(self, run: Run, progress: Progress):
         self.run, self.store, self.progress = run, run.store, progress
         self.findings = Findings(run.name)
         # What refers is listed before what it refers to, so that a live run is never accused of what it did meanwhile.
         self.listed = {
-            prefix: [entry.key for entry in run.store.list(prefix)]
+            prefix: [entry.key for entry in run.store.list(prefix) if layout.is_part(entry.key)]
             for prefix in (
                 layout.EVALUATIONS, layout.CHECKPOINTS, layout.VERSIONS, layout.STEPS, layout.DRAWS, layout.SYNCS,
-                layout.TRAJECTORIES, layout.PROMPTS, layout.ATTEMPTS, layout.EVENTS, layout.ROLES,
+                layout.TRAJECTORIES, layout.PROMPTS, layout.ATTEMPTS, layout.RETENTION, layout.EVENTS, layout.ROLES,
             )
         }  # fmt: skip
+        self.strangers = [entry.key for entry in run.store.list() if not layout.is_part(entry.key)]
         self.done, self.total = 0, sum(len(_whole(keys)) for keys in self.listed.values())
         training = run.config.get("training", {})
         self.relations = Relations(
@@ -98,6 +89,7 @@ class _Check:
         self.ledger(spans, sync_records, reached=max((name.number for name in standing), default=0))
         self.prompts()
         self.small_records()
+        self.what_else_is_there()
         self.relations.add_published(published)
         for key, problem in self.relations.problems():
             self.wrong(key, problem)
@@ -120,12 +112,17 @@ class _Check:
         """Whatever is said to be wrong with an object is a finding about it. A store that does not answer is no
         finding: that ends the check."""
         try:
-            yield
+            with records.reading(key):
+                yield
         except Missing:
             self.wrong(key, "is missing")
-        except (Damaged, pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-            reason = f"lacks {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-            self.wrong(key, reason.removeprefix(f"{self.store.url}/").removeprefix(key).strip(" :"))
+        except Damaged as error:
+            reason = str(error).splitlines()[0].removeprefix(f"{self.store.url}/")
+            self.wrong(key, reason.removeprefix(key).strip(" :"))
+        except OSError as error:
+            if isinstance(error, TBAError):
+                raise
+            self.wrong(key, f"cannot be read: {error.strerror or error}")
         self.done += 1
         self.progress(min(self.done, self.total), self.total)
 
@@ -135,13 +132,15 @@ class _Check:
         found: list[Attempt] = []
         for key in self.listed[layout.ATTEMPTS]:
             with self.looking_at(key):
-                found.append(read_attempt(self.run, int(key.removeprefix(layout.ATTEMPTS).removesuffix(".json"))))
+                fitting([tables.attempt_row(records.read(self.store, key))], tables.ATTEMPTS)
+                found.append(read_attempt(self.run, layout.parse_attempt(key) or 0))
         self.count("attempts", len(found))
         for number in range(1, max((attempt.number for attempt in found), default=0) + 1):
             if layout.attempt(number) not in self.listed[layout.ATTEMPTS]:
                 self.wrong(layout.attempt(number), "is missing")
         try:
-            return found, chain(self.run)
+            with records.reading(layout.ATTEMPTS):
+                return found, chain(self.run)
         except (Missing, Damaged):  # found above; without a chain every ledger is checked by itself alone
             return found, []
 
@@ -153,9 +152,9 @@ class _Check:
                     f"continues checkpoint {attempt.continues}, which is neither stored nor given up",
                 )
 
-    def sync_records(self) -> list[_Record]:
+    def sync_records(self) -> list[SyncRecord]:
         """The records in order: no gap, each with the hash of the one before it, no shard admitted twice."""
-        found: list[_Record] = []
+        found: list[SyncRecord] = []
         admitted: dict[str, str] = {}
         previous: str | None = None
         for number, key in enumerate(self.listed[layout.SYNCS]):
@@ -164,28 +163,42 @@ class _Check:
                 break
             with self.looking_at(key):
                 data = self.store.read(key)
-                record = records.decode(data, f"{self.store.url}/{key}", "sync", "step", "shards", "refused", "rows")
-                if record["sync"] != number:
-                    self.wrong(key, f"says it is sync {record['sync']}")
-                if record["previous_sha256"] != previous:
+                record = decode(data, key)
+                fitting([tables.sync_row(record)], tables.SYNCS)
+                self._sync_record(key, record, found[-1] if found else None)
+                if record.previous_sha256 != previous:
                     self.wrong(key, "its hash of the record before it does not fit: one of the two was changed")
-                if found and record["step"] <= found[-1].step:
-                    self.wrong(key, f"follows step {record['step']}, not after step {found[-1].step} of the one before")
-                if record["rows"] != sum(shard["rows"] for shard in record["shards"]):
-                    self.wrong(key, f"says it admits {record['rows']} rows, its shards have another number")
-                for shard in record["shards"]:
-                    if shard["key"] in admitted:
-                        self.wrong(key, f"admits {shard['key']}, which {admitted[shard['key']]} had admitted already")
-                    admitted[shard["key"]] = key
-                found.append(_Record(key, number, record["step"], record["shards"], record["refused"]))
+                for shard in record.shards:
+                    if shard.key in admitted:
+                        self.wrong(key, f"admits {shard.key}, which {admitted[shard.key]} had admitted already")
+                    admitted[shard.key] = key
+                found.append(record)
                 previous = hashlib.sha256(data).hexdigest()
         self.count("sync records", len(found))
         return found
 
+    def _sync_record(self, key: str, record: SyncRecord, before: SyncRecord | None) -> None:
+        """What a record says of itself and of shards."""
+        if layout.sync(record.sync) != key:
+            raise Damaged(f"says it is sync {record.sync}")
+        if before and record.step <= before.step:
+            self.wrong(key, f"follows step {record.step}, not after step {before.step} of the one before")
+        for shard in record.shards:
+            fitting([vars(shard)], tables.SHARDS)
+            if layout.parse_shard(shard.key) != (shard.searcher, shard.seq):
+                raise Damaged(f"admits {shard.key!r}, which is not the name of a shard of searcher {shard.searcher}")
+
     def given_up(self) -> GivenUp:
-        with self.looking_at(layout.RETENTION):
-            return given_up(self.run)
-        return GivenUp(versions=frozenset(), checkpoints=frozenset())
+        for key in self.listed[layout.RETENTION]:
+            with self.looking_at(key):
+                removed = records.read(self.store, key, "removed", "why")["removed"]
+                for name in (*removed["versions"], *removed["checkpoints"]):
+                    Version.parse(name)
+        try:
+            with records.reading(layout.RETENTION):
+                return given_up(self.run)
+        except (Missing, Damaged):  # found above
+            return GivenUp(versions=frozenset(), checkpoints=frozenset())
 
     def evaluations(self, published: set[Version]) -> list[Version]:
         found: list[Version] = []
@@ -197,7 +210,7 @@ class _Check:
                     self.wrong(key, f"says it is of version {version}")
                 if version not in published:
                     self.wrong(key, f"evaluates version {version}, which is neither stored nor given up")
-                if not record["scores"]:
+                if not fitting(tables.score_rows(record), tables.EVALUATIONS):
                     self.wrong(key, "has no scores")
                 found.append(version)
         self.count("evaluations", len(found))
@@ -205,49 +218,58 @@ class _Check:
 
     def small_records(self) -> None:
         """What nothing refers to, but what must be readable."""
-        for key in (*self.listed[layout.EVENTS], *self.listed[layout.ROLES], layout.STATE):
+        for key in self.listed[layout.EVENTS]:
+            with self.looking_at(key):
+                fitting([tables.event_row(records.read(self.store, key))], tables.EVENTS)
+        for key in (*self.listed[layout.ROLES], layout.STATE):
             if key != layout.STATE or self.store.exists(key):
                 with self.looking_at(key):
                     records.read(self.store, key)
         self.count("events", len(self.listed[layout.EVENTS]))
 
+    def what_else_is_there(self) -> None:
+        """What somebody else has put there, and writes that never came to an end: never read, and so no problem."""
+        if left := self.store.unfinished():
+            self.note(f"{len(left)} writes are under way or were never finished: of {left[0]} and the like")
+        for key in self.strangers[:_SHOWN]:
+            self.note(f"{key} is not part of a run")
+        if len(self.strangers) > _SHOWN:
+            self.note(f"{len(self.strangers) - _SHOWN} more objects are not part of a run")
+
     # --- shards -----------------------------------------------------------------------------------------------------
 
-    def shards(self, sync_records: Sequence[_Record]) -> None:
+    def shards(self, sync_records: Sequence[SyncRecord]) -> None:
         """What records say of each shard, and every shard by itself."""
         for record in sync_records:
             for shard in record.shards:
-                with self.looking_at(shard["key"]):
-                    searcher, seq = layout.parse_shard(shard["key"]) or (-1, -1)
-                    self.relations.add_shard(searcher, seq, shard["rows"], sync=record.sync, step=record.step)
+                self.relations.add_shard(shard.searcher, shard.seq, shard.rows, sync=record.sync, step=record.step)
+                with self.looking_at(shard.key):
                     table = self._admitted(shard)
                     self.relations.add_trajectories(table, sync=record.sync, step=record.step)
         self.count("shards", sum(len(record.shards) for record in sync_records))
         self.waiting(sync_records)
         self.count("trajectories", self.relations.count("trajectories"))
 
-    def _admitted(self, shard: dict[str, Any]) -> pa.Table:
-        key, data = shard["key"], self.store.read(shard["key"])
-        if len(data) != shard["bytes"]:
-            raise Damaged(f"has {len(data)} bytes, its record says {shard['bytes']}")
-        if hashlib.sha256(data).hexdigest() != shard["sha256"]:
+    def _admitted(self, shard: Shard) -> pa.Table:
+        data = self.store.read(shard.key)
+        if len(data) != shard.bytes:
+            raise Damaged(f"has {len(data)} bytes, its record says {shard.bytes}")
+        if hashlib.sha256(data).hexdigest() != shard.sha256:
             raise Damaged("has not the content that was admitted (sha256 differs)")
-        table = read_shard(self.run.name, key, data)
-        if table.num_rows != shard["rows"]:
-            raise Damaged(f"has {table.num_rows} rows, its record says {shard['rows']}")
+        table = read_shard(self.run.name, shard.key, data)
+        if table.num_rows != shard.rows:
+            raise Damaged(f"has {table.num_rows} rows, its record says {shard.rows}")
         return table
 
-    def waiting(self, sync_records: Sequence[_Record]) -> None:
+    def waiting(self, sync_records: Sequence[SyncRecord]) -> None:
         """Shards that no record speaks of, and those that one has refused."""
-        refused = {shard["key"]: shard["reason"] for record in sync_records for shard in record.refused}
-        spoken_of = {shard["key"] for record in sync_records for shard in record.shards} | refused.keys()
+        refused = {refusal.key: refusal.reason for record in sync_records for refusal in record.refused}
+        spoken_of = {shard.key for record in sync_records for shard in record.shards} | refused.keys()
+        for key, reason in refused.items():
+            self.note(f"{key} was refused: {reason}")
         shards = rows = 0
         for key in self.listed[layout.TRAJECTORIES]:
-            if key in refused:
-                self.note(f"{key} was refused: {refused[key]}")
-            elif layout.parse_shard(key) is None:
-                self.note(f"{key} is not a shard and is never read")
-            elif key not in spoken_of:
+            if key not in spoken_of:
                 with self.looking_at(key):
                     table = read_shard(self.run.name, key, self.store.read(key))
                     self.relations.add_trajectories(table, sync=None, step=None)
@@ -257,11 +279,14 @@ class _Check:
 
     # --- the ledger -------------------------------------------------------------------------------------------------
 
-    def ledger(self, spans: Sequence[Span], sync_records: Sequence[_Record], *, reached: int) -> None:
+    def ledger(self, spans: Sequence[Span], sync_records: Sequence[SyncRecord], *, reached: int) -> None:
         """The ledger of the chain has no gap up to the newest sync that it, a version or a checkpoint has reached."""
-        steps, draws = ({*map(ledger_name, self.listed[folder])} for folder in (layout.STEPS, layout.DRAWS))
+        steps, draws = (
+            {name for key in self.listed[folder] if (name := layout.parse_ledger(key))}
+            for folder in (layout.STEPS, layout.DRAWS)
+        )
         names = steps & draws
-        standing = {name for name in names if counts(spans, name)}
+        standing = {name for name in names if accepts(spans, name)}
         newest = max((name.number for name in standing), default=0)
         upto = max(newest, reached)
         expected = {Version(sync, span.attempt) for sync in range(1, upto + 1) for span in spans if span.covers(sync)}
@@ -280,28 +305,29 @@ class _Check:
     def ledger_objects(self, steps: set[Version], draws: set[Version], expected: set[Version]) -> None:
         """Each by itself; those that are expected also with the others."""
         for name in sorted(steps | draws | expected, key=lambda name: name.order):
-            for stored, key, add in (
-                (draws, layout.draws(*name), self.relations.add_draws),
-                (steps, layout.steps(*name), self.relations.add_steps),
-            ):
-                if name not in stored | expected:
-                    continue
-                with self.looking_at(key):
-                    table = pq.read_table(io.BytesIO(self.store.read(key)), page_checksum_verification=True)
-                    if add == self.relations.add_steps:
-                        _check_names(table, sync=name.number, attempt=name.attempt)
+            if name in draws | expected:
+                with self.looking_at(key := layout.draws(*name)):
+                    table = parquet.decode(self.store.read(key), key, DRAWS_SCHEMA)
                     self.count("ledger objects")
                     if name in expected:
-                        add(table, key=key, sync=name.number)
+                        self.relations.add_draws(table, key=key, sync=name.number)
+            if name in steps | expected:
+                with self.looking_at(key := layout.steps(*name)):
+                    table = tables.decode_steps(self.store.read(key), key)
+                    _check_names(table, sync=name.number, attempt=name.attempt)
+                    self.count("ledger objects")
+                    if name in expected:
+                        self.relations.add_steps(table, key=key, sync=name.number)
         self.count("steps", self.relations.count("steps"))
         self.count("draws", self.relations.count("drawn"))
 
     def ledger_steps(self, expected: set[Version], step_of: dict[int, int]) -> None:
         """Which steps each sync of the chain must have."""
         for name in sorted(expected):
-            if name.number not in step_of:
-                self.wrong(layout.sync(name.number), "is missing, but the ledger has gone past it")
-            elif name.number - 1 in step_of:
+            key = layout.sync(name.number)
+            if key not in self.listed[layout.SYNCS]:
+                self.wrong(key, "is missing, but the ledger has gone past it")
+            elif name.number in step_of and name.number - 1 in step_of:
                 steps = range(step_of[name.number - 1] + 1, step_of[name.number] + 1)
                 keys = {"steps_key": layout.steps(*name), "draws_key": layout.draws(*name)}
                 if steps:
@@ -313,10 +339,10 @@ class _Check:
         """Versions or checkpoints that are complete; the files of each against its manifest."""
         gone = removed.versions if prefix == layout.VERSIONS else removed.checkpoints
         kind = prefix.rstrip("/")
-        names = {key.split("/")[1] for key in self.listed[prefix]}
+        names = {found[0] for key in self.listed[prefix] if (found := layout.parse_folder(key))}
         kept: list[Version] = []
-        for name in sorted(names):
-            folder, version = f"{prefix}{name}/", Version.parse(name)
+        for version in sorted(names):
+            folder = f"{prefix}{version}/"
             if f"{folder}{layout.MANIFEST}" not in self.listed[prefix]:
                 self.note(f"{folder} {'is being removed' if version in gone else 'is unfinished: it has no manifest'}")
                 continue
@@ -331,6 +357,10 @@ class _Check:
             manifest = records.read(self.store, folder + layout.MANIFEST, "files", "sha256", "attempt")
             for file in manifest["files"]:
                 _check_name(folder, file["name"])
+            if prefix == layout.VERSIONS:
+                fitting([tables.version_row(version, manifest)], tables.VERSIONS)
+            else:
+                fitting([tables.checkpoint_row(version, manifest)], tables.CHECKPOINTS)
             number = manifest["version"] if prefix == layout.VERSIONS else manifest["sync"]
             if (number, manifest["attempt"]) != version:
                 raise Damaged(f"its manifest says it is {Version(number, manifest['attempt'])}")
@@ -351,15 +381,19 @@ class _Check:
         return version not in (now.versions if prefix == layout.VERSIONS else now.checkpoints)
 
     def prompts(self) -> None:
+        """What was asked: of every trajectory, and of every evaluation."""
+        for prefix, split in ((layout.TRAJECTORIES, "train"), (layout.EVALUATIONS, "test")):
+            key = layout.prompts(split)
+            if self.listed[prefix] and key not in self.listed[layout.PROMPTS]:
+                self.wrong(key, f"is missing, but there are {prefix.rstrip('/')}")
         for key in self.listed[layout.PROMPTS]:
             with self.looking_at(key):
-                table = pq.read_table(io.BytesIO(self.store.read(key)), page_checksum_verification=True)
-                found = table.select(["prompt_id"])
+                found = parquet.decode(self.store.read(key), key, PROMPTS_SCHEMA)
                 doubled = len(found) - len(set(found["prompt_id"].to_pylist()))
                 if doubled:
                     self.wrong(key, f"has {doubled} prompt ids twice")
                 if key == layout.prompts("train"):
-                    self.relations.add_prompts(found)
+                    self.relations.add_prompts(found, key=key)
                 self.count("prompts", len(found))
 
 

@@ -57,8 +57,9 @@ class Relations:
     def add_trajectories(self, table: pa.Table, *, sync: int | None, step: int | None) -> None:
         self._add("trajectories", table, sync=sync, step=step)
 
-    def add_prompts(self, table: pa.Table) -> None:
+    def add_prompts(self, table: pa.Table, *, key: str) -> None:
         self._add("prompts", table)
+        self.rows["readable"].append({"key": key})
 
     def add_steps(self, table: pa.Table, *, key: str, sync: int) -> None:
         self._add("steps", table, key=key, sync=sync)

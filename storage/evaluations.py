@@ -1,14 +1,11 @@
 """Scores of versions: one record per version, written once."""
 
-import re
 from collections.abc import Sequence
 
 from storage import layout, records
 from storage.run import Run
 from tba.errors import AlreadyExists
 from tba.types import Score, Version
-
-_EVALUATION = re.compile(rf"{layout.EVALUATIONS}(\d{{6,}}-a\d{{4,}})\.json")
 
 
 class Evaluations:
@@ -34,14 +31,14 @@ class Evaluations:
                 continue
 
     def done(self) -> set[Version]:
-        matches = (_EVALUATION.fullmatch(entry.key) for entry in self.run.store.list(layout.EVALUATIONS))
-        return {Version.parse(match[1]) for match in matches if match}
+        found = (layout.parse_evaluation(entry.key) for entry in self.run.store.list(layout.EVALUATIONS))
+        return {version for version in found if version}
 
     def scores(self) -> list[Score]:
         """Every score, oldest version first."""
-        found = [
-            Score(version=Version(record["version"], record["attempt"]), step=record["step"], **score)
-            for record in records.read_all(self.run.store, layout.EVALUATIONS, "version", "attempt", "scores")
-            for score in record["scores"]
-        ]
+        found: list[Score] = []
+        for record in records.read_all(self.run.store, layout.EVALUATIONS, "version", "attempt", "step", "scores"):
+            version = Version(record["version"], record["attempt"])
+            with records.reading(f"{self.run.url}/{layout.EVALUATIONS}: of version {version[0]}, attempt {version[1]}"):
+                found += [Score(version=version, step=record["step"], **score) for score in record["scores"]]
         return sorted(found, key=lambda score: (score.version.order, score.metric))

@@ -11,6 +11,8 @@ from tba.errors import AlreadyExists, StorageError
 
 log = logging.getLogger(__name__)
 
+ROUTINE = {"version-adopted"}  # kinds of which there are many and none is news
+
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -36,7 +38,7 @@ class Events:
                 "kind": kind,
                 "severity": severity,
                 "message": message,
-                "data": json.loads(json.dumps(data, default=str)),
+                "data": _plain(data),
             }
             self._seq += 1
         try:
@@ -57,7 +59,32 @@ class Events:
             return
 
 
+def _plain(data: dict[str, Any]) -> Any:
+    """As JSON knows it, whatever it is."""
+    try:
+        return json.loads(json.dumps(data, default=str))
+    except (TypeError, ValueError):  # keys that are no names, or a circle
+        return {name: str(value) for name, value in data.items()}
+
+
+class EventReader:
+    """Reads each event once."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self._known: set[str] = set()
+
+    def new(self) -> list[dict[str, Any]]:
+        """What has come since the last time, in the order in which it says it happened."""
+        keys = [entry.key for entry in self.run.store.list(layout.EVENTS) if layout.is_part(entry.key)]
+        keys = [key for key in keys if key not in self._known]
+        found = zip(keys, self.run.store.read_many(keys), strict=True)
+        fields = ("at", "role", "kind", "severity", "message")
+        events = [records.decode(data, f"{self.run.url}/{key}", *fields) for key, data in found]
+        self._known.update(keys)
+        return sorted(events, key=lambda event: (event["at"], event["role"]))
+
+
 def read_events(run: Run) -> list[dict[str, Any]]:
-    """Every event of every role, in the order in which they say they happened."""
-    events = records.read_all(run.store, layout.EVENTS, "at", "role", "kind", "severity", "message")
-    return sorted(events, key=lambda event: (event["at"], event["role"]))
+    """Every event of every role."""
+    return EventReader(run).new()

@@ -2,32 +2,29 @@
 
 The files are stored first, then MANIFEST.json, create-only, with the size and sha256 of each. A folder without a
 manifest does not exist; a file that is not what the manifest promises is refused by name.
+
+What an interrupted write left behind cannot be told from what a superseded trainer is still writing. So whoever sweeps
+it up looks again for a manifest afterwards, and whoever has stored a manifest looks again for its files: whichever
+order the two come in, one of them sees the other's work and removes the rest.
 """
 
-import contextlib
 import hashlib
-import os
-import re
-import secrets
-import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from storage import layout, records
-from storage.cache import cache_folder
+from storage.cache import shared_copy
 from storage.store import Store, check_key
-from tba.errors import AlreadyExists, Damaged, Missing, StorageError
+from tba.errors import AlreadyExists, Damaged, Missing, StorageError, Superseded
 from tba.types import Version
-
-_FOLDER = re.compile(r"(\d+-a\d+)/(.+)")
 
 
 def publish(store: Store, prefix: str, folder: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
     """Store the files of a local folder, then the manifest, which carries `extra` too; returns the manifest. Hidden
-    files and an old manifest are left out. Done if exactly this is stored already; AlreadyExists if other files are.
-    """
+    files and an old manifest are left out. Done if exactly this is stored already; AlreadyExists if other files are;
+    Superseded if the files were swept up meanwhile."""
     files = _describe(folder)
     if not files:
         raise StorageError(f"{store.url}/{prefix}: there is nothing to publish in {folder}")
@@ -40,6 +37,8 @@ def publish(store: Store, prefix: str, folder: Path, extra: Mapping[str, Any]) -
         store.create(prefix + layout.MANIFEST, records.encode(manifest))
     except AlreadyExists:
         _is_stored(store, prefix, manifest)
+    else:
+        _look_again(store, prefix, files)
     return manifest
 
 
@@ -48,8 +47,13 @@ def read_manifest(store: Store, prefix: str) -> dict[str, Any] | None:
         manifest = records.read(store, prefix + layout.MANIFEST, "files", "sha256", "created_at")
     except Missing:
         return None
-    for file in manifest["files"]:
-        check_key(prefix + file["name"])  # a name decides where `fetch` writes
+    try:
+        for file in manifest["files"]:
+            check_key(prefix + file["name"])  # a name decides where `fetch` writes
+        if manifest["sha256"] != _digest(manifest["files"]):  # it decides which copy in the cache is this one
+            raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST}: its sha256 is not that of the files it names")
+    except (TypeError, KeyError) as error:
+        raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST} does not say which files there are: {error!r}") from None
     return manifest
 
 
@@ -63,9 +67,8 @@ class Found(NamedTuple):
 def survey(store: Store, prefix: str) -> Found:
     files: dict[Version, set[str]] = {}
     for entry in store.list(prefix):
-        match = _FOLDER.fullmatch(entry.key.removeprefix(prefix))
-        if match:
-            files.setdefault(Version.parse(match[1]), set()).add(match[2])
+        if place := layout.parse_folder(entry.key):
+            files.setdefault(place[0], set()).add(place[1])
     oldest_first = sorted(files, key=lambda it: it.order)
     return Found(
         complete=[it for it in oldest_first if layout.MANIFEST in files[it]],
@@ -81,28 +84,28 @@ def complete(store: Store, prefix: str) -> list[Version]:
 def fetch(store: Store, prefix: str, into: Path) -> Path:
     """Bring a folder here and verify it. Missing if it does not exist, also when it is removed meanwhile; Damaged,
     naming the file, if one is not what the manifest promises."""
-    manifest = _existing(store, prefix)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda file: _fetch_file(store, prefix, file, into), manifest["files"]))
-    return into
+    return _fetch(store, prefix, _existing(store, prefix), into)
 
 
 def local_copy(store: Store, prefix: str, *, keep: int = 4) -> Path:
     """A verified folder on this machine's disk: where it lies, for a local store, else one in the cache, which
-    keeps the `keep` of each kind used last."""
+    keeps the `keep` of each kind used last, and what any process was given last."""
+    manifest = _existing(store, prefix)
     in_place = store.local_path(prefix.rstrip("/"))
     if in_place:
-        _verify(store, prefix, in_place, _existing(store, prefix))
+        try:
+            _verify(store, prefix, in_place, manifest)
+        except Damaged:
+            _existing(store, prefix)  # Missing, if it was removed while it was read
+            raise
         return in_place
-    manifest = _existing(store, prefix)
-    cached = cache_folder(prefix.partition("/")[0]) / manifest["sha256"]
-    try:
-        _verify(store, prefix, cached, manifest)
-    except Damaged:
-        _download(store, prefix, cached)
-    os.utime(cached)
-    _forget_old(cached.parent, keep)
-    return cached
+    return shared_copy(
+        prefix.partition("/")[0],
+        manifest["sha256"],
+        whole=lambda copy: _is_whole(store, prefix, copy, manifest),
+        make=lambda copy: _fetch(store, prefix, manifest, copy),
+        keep=keep,
+    )
 
 
 def remove(store: Store, prefix: str) -> None:
@@ -110,6 +113,34 @@ def remove(store: Store, prefix: str) -> None:
     store.delete(prefix + layout.MANIFEST)
     for entry in store.list(prefix):
         store.delete(entry.key)
+    for key in store.unfinished(prefix):
+        store.discard(key)
+
+
+def left_behind(store: Store, prefix: str, found: Found) -> list[Version]:
+    """What may be swept up: neither complete nor newer than all that is, be it no more than an unfinished upload."""
+    begun = {place[0] for key in store.unfinished(prefix) if (place := layout.parse_folder(key))}
+    older = {it for it in {*begun, *found.unfinished} if found.complete and it.order < found.complete[-1].order}
+    return sorted(older - {*found.complete}, key=lambda it: it.order)
+
+
+def sweep(store: Store, prefix: str) -> bool:
+    """Remove what has no manifest. False if one has appeared meanwhile: then it is still to be removed."""
+    stored = [entry.key for entry in store.list(prefix)]
+    if prefix + layout.MANIFEST in stored:
+        return True  # it was being written, and is complete now
+    for key in stored:
+        store.delete(key)
+    for key in store.unfinished(prefix):
+        store.discard(key)
+    return not store.exists(prefix + layout.MANIFEST)
+
+
+def _look_again(store: Store, prefix: str, files: Sequence[Mapping[str, Any]]) -> None:
+    stored = {entry.key for entry in store.list(prefix)}
+    if any(prefix + file["name"] not in stored for file in files):
+        remove(store, prefix)
+        raise Superseded(f"{store.url}/{prefix} was swept up while it was written: a later attempt has taken over")
 
 
 def _describe(folder: Path) -> list[dict[str, Any]]:
@@ -148,6 +179,13 @@ def _existing(store: Store, prefix: str) -> dict[str, Any]:
     return manifest
 
 
+def _fetch(store: Store, prefix: str, manifest: Mapping[str, Any], into: Path) -> Path:
+    into.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda file: _fetch_file(store, prefix, file, into), manifest["files"]))
+    return into
+
+
 def _fetch_file(store: Store, prefix: str, file: Mapping[str, Any], into: Path) -> None:
     key = prefix + file["name"]
     try:
@@ -157,6 +195,14 @@ def _fetch_file(store: Store, prefix: str, file: Mapping[str, Any], into: Path) 
             raise Missing(f"{store.url}/{prefix} was removed while it was read") from None
         raise Damaged(f"{store.url}/{key} is gone, but its manifest names it") from None
     _verify_file(store, prefix, into, file)
+
+
+def _is_whole(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any]) -> bool:
+    try:
+        _verify(store, prefix, folder, manifest)
+    except Damaged:
+        return False
+    return folder.is_dir()
 
 
 def _verify(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
@@ -174,21 +220,3 @@ def _verify_file(store: Store, prefix: str, folder: Path, file: Mapping[str, Any
             raise Damaged(f"{name} has not the content that its manifest promises (sha256 differs)")
     except FileNotFoundError:
         raise Damaged(f"{name} is gone, but its manifest names it") from None
-
-
-def _download(store: Store, prefix: str, cached: Path) -> None:
-    """Into the cache, under its final name only when it is whole; another process may have been faster."""
-    temporary = cached.parent / f".{cached.name}.{secrets.token_hex(6)}"
-    try:
-        fetch(store, prefix, temporary)
-        shutil.rmtree(cached, ignore_errors=True)  # there, yet not what the manifest promises
-        with contextlib.suppress(FileExistsError):
-            temporary.rename(cached)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _forget_old(folder: Path, keep: int) -> None:
-    used = sorted(folder.glob("[!.]*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in used[keep:]:
-        shutil.rmtree(path, ignore_errors=True)

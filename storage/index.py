@@ -8,6 +8,7 @@ everything. What the index holds follows from the records alone, however they ca
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 
@@ -99,12 +100,23 @@ class Index:
 
     # --- records in -----------------------------------------------------------------------------------------------
 
+    def check(self, table: pa.Table) -> None:
+        """Prove that the rows of a shard can be admitted, by doing so and undoing it. Damaged says why not: no record
+        may admit what an index cannot hold, since it would be in the way of every later attempt."""
+        self.con.begin()
+        try:
+            self._insert(0, self._completed(table.select(COLUMNS), {}))
+        except (duckdb.Error, pa.ArrowException, ValueError, ArithmeticError) as error:
+            raise Damaged(f"it does not fit the index ({str(error).splitlines()[0]})") from None
+        finally:
+            self.con.rollback()
+
     def extend(self, sync: int, shards: Sequence[tuple[str, pa.Table]]) -> None:
         """Admit the shards of a record, each named searcher/seq and given with at least `COLUMNS`, in order."""
         if not shards:
             return
         known = len(self.numbers)
-        arriving = self._completed(pa.concat_tables([table.select(COLUMNS) for _, table in shards]))
+        arriving = self._completed(pa.concat_tables([table.select(COLUMNS) for _, table in shards]), self.numbers)
         start = 0
         for name, table in shards:
             part = arriving.slice(start, len(table))
@@ -114,9 +126,10 @@ class Index:
         self.newest, self.used["recent"] = sync, set()
         self.admitted += len(arriving)
 
-    def _completed(self, table: pa.Table) -> pa.Table:
-        """With its place in the order of all rows, the number of its prompt, and the step of its version."""
-        numbers = [self.numbers.setdefault(it, len(self.numbers)) for it in table["prompt_id"].to_pylist()]
+    def _completed(self, table: pa.Table, known: dict[str, int]) -> pa.Table:
+        """With its place in the order of all rows, the number of its prompt, and the step of its version. Prompts
+        that have no number yet get one in `known`."""
+        numbers = [known.setdefault(it, len(known)) for it in table["prompt_id"].to_pylist()]
         versions = zip(table["version_start"].to_pylist(), table["version_start_attempt"].to_pylist(), strict=True)
         versions_B = [Version(*version) for version in versions]
         steps = {version: self.step_of_version(version) for version in set(versions_B)}
@@ -127,11 +140,16 @@ class Index:
         )
 
     def _store(self, sync: int, arriving: pa.Table, known: int) -> None:
+        self._insert(sync, arriving)
         self.con.register("arriving", arriving)
-        self.con.execute(_INSERT, {"sync": sync})
         self.con.execute(_REMOVE, {"capacity": self.capacity})
         self.con.execute(_QUEUE_NEW, {"known": known})
         self.con.execute(_QUEUE_RECENT)
+        self.con.unregister("arriving")
+
+    def _insert(self, sync: int, arriving: pa.Table) -> None:
+        self.con.register("arriving", arriving)
+        self.con.execute(_INSERT, {"sync": sync})
         self.con.unregister("arriving")
 
     # --- draws out ------------------------------------------------------------------------------------------------

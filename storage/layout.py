@@ -22,9 +22,31 @@ ROLES = "roles/"
 LOGS = "logs/"
 PROMPTS = "prompts/"
 MANIFEST = "MANIFEST.json"
+REPORT = "report.html"
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_SEARCHER = re.compile(r"searcher=(\d{3,})")
 _SHARD = re.compile(r"trajectories/searcher=(\d{3,})/seq=(\d{8,})\.parquet")
+_LARGEST = 2**31 - 1  # of a searcher and of a seq: they are columns of 32 bits
+
+
+def _number(digits: int) -> str:
+    """A number as the functions below write it, of nine digits at most: it too fits its column."""
+    return rf"([0-9]{{{digits}}}|[1-9][0-9]{{{digits},8}})"
+
+
+_PART = r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]*"
+_VERSION = f"{_number(6)}-a{_number(4)}"
+_PROMPTS = re.compile(rf"prompts/({_PART})\.parquet")
+_SYNC = re.compile(rf"syncs/{_number(6)}\.json")
+_LEDGER = re.compile(rf"(?:draws|steps)/{_VERSION}\.parquet")
+_FOLDER = re.compile(rf"(?:versions|checkpoints)/{_VERSION}/((?:{_PART}/)*{_PART})")
+_ATTEMPT = re.compile(rf"attempts/{_number(4)}\.json")
+_EVALUATION = re.compile(rf"evaluations/{_VERSION}\.json")
+_OTHERS = re.compile(
+    rf"run\.json|report\.html|retention/{_number(6)}\.json|events/{_PART}/{_number(4)}-{_number(6)}\.json"
+    rf"|control/state\.json|control/probe/{_PART}|roles/{_PART}/lease\.json|logs/.+"
+)
 
 
 def run_url(root: str, run: str) -> str:
@@ -43,22 +65,46 @@ def prompts(split: str) -> str:
     return f"{PROMPTS}{split}.parquet"
 
 
+def parse_prompts(key: str) -> str | None:
+    """The split of an object of prompts; None if this is not the name of one. So do all that parse."""
+    match = _PROMPTS.fullmatch(key)
+    return match[1] if match else None
+
+
 def searcher_folder(searcher: int) -> str:
     return f"{TRAJECTORIES}searcher={searcher:03d}/"
 
 
+def parse_searcher(folder: str) -> int | None:
+    """The searcher whose folder under `TRAJECTORIES` has this name; None if it is nobody's."""
+    match = _SEARCHER.fullmatch(folder)
+    searcher = int(match[1]) if match else -1
+    named = 0 <= searcher <= _LARGEST and searcher_folder(searcher) == f"{TRAJECTORIES}{folder}/"
+    return searcher if named else None
+
+
 def shard(searcher: int, seq: int) -> str:
+    if not (0 <= searcher <= _LARGEST and 0 <= seq <= _LARGEST):
+        raise ValueError(f"searcher and seq are numbers from 0 to {_LARGEST}, got {searcher} and {seq}")
     return f"{searcher_folder(searcher)}seq={seq:08d}.parquet"
 
 
 def parse_shard(key: str) -> tuple[int, int] | None:
-    """(searcher, seq) of a shard's name; None if it is not one."""
+    """(searcher, seq) of a shard's name; None if it is not exactly what `shard` would call it."""
     match = _SHARD.fullmatch(key)
-    return (int(match[1]), int(match[2])) if match else None
+    if not match or max(int(match[1]), int(match[2])) > _LARGEST:
+        return None
+    name = int(match[1]), int(match[2])
+    return name if shard(*name) == key else None
 
 
 def sync(number: int) -> str:
     return f"{SYNCS}{number:06d}.json"
+
+
+def parse_sync(key: str) -> int | None:
+    match = _SYNC.fullmatch(key)
+    return int(match[1]) if match else None
 
 
 def draws(number: int, attempt: int) -> str:
@@ -69,6 +115,12 @@ def steps(number: int, attempt: int) -> str:
     return f"{STEPS}{Version(number, attempt)}.parquet"
 
 
+def parse_ledger(key: str) -> Version | None:
+    """Sync and attempt of an object of the ledger, of draws or of steps."""
+    match = _LEDGER.fullmatch(key)
+    return Version(int(match[1]), int(match[2])) if match else None
+
+
 def version(version: Version) -> str:
     return f"{VERSIONS}{version}/"
 
@@ -77,12 +129,28 @@ def checkpoint(version: Version) -> str:
     return f"{CHECKPOINTS}{version}/"
 
 
+def parse_folder(key: str) -> tuple[Version, str] | None:
+    """Which version or checkpoint an object belongs to, and its name in there."""
+    match = _FOLDER.fullmatch(key)
+    return (Version(int(match[1]), int(match[2])), match[3]) if match else None
+
+
 def attempt(number: int) -> str:
     return f"{ATTEMPTS}{number:04d}.json"
 
 
+def parse_attempt(key: str) -> int | None:
+    match = _ATTEMPT.fullmatch(key)
+    return int(match[1]) if match else None
+
+
 def evaluation(version: Version) -> str:
     return f"{EVALUATIONS}{version}.json"
+
+
+def parse_evaluation(key: str) -> Version | None:
+    match = _EVALUATION.fullmatch(key)
+    return Version(int(match[1]), int(match[2])) if match else None
 
 
 def event(role: str, life: int, seq: int) -> str:
@@ -103,3 +171,9 @@ def log(role: str, attempt: int) -> str:
 
 def role_name(role: str, index: int = 0) -> str:
     return f"{role}-{index:03d}" if role == "searcher" else role
+
+
+def is_part(key: str) -> bool:
+    """Whether a run has objects of such names. What else lies in its folder is left alone and never read."""
+    parsers = (parse_shard, parse_prompts, parse_sync, parse_ledger, parse_folder, parse_attempt, parse_evaluation)
+    return bool(_OTHERS.fullmatch(key)) or any(parse(key) is not None for parse in parsers)

@@ -5,9 +5,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from storage import layout
+from storage import layout, parquet
 from storage.run import Run
 from tba.errors import AlreadyExists, Superseded
 from tba.types import StepRecord
@@ -69,9 +68,7 @@ class ParquetLedger:
         return pa.table(columns, schema=pa.schema([*_STEP, *((name, pa.float64()) for name in names), *_LAST]))
 
     def _create(self, key: str, table: pa.Table) -> None:
-        sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-        data = sink.getvalue().to_pybytes()
+        data = parquet.encode(table)
         try:
             self.run.store.create(key, data)
         except AlreadyExists:

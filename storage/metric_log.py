@@ -31,13 +31,7 @@ class Settings(Protocol):
     def wandb_project(self) -> str: ...
 
 
-class MetricLog(Protocol):
-    def write(self, metrics: Mapping[str, float], *, step: int) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def open_metric_log(run: Run, settings: Settings) -> MetricLog:
+def open_metric_log(run: Run, settings: Settings) -> "WandbMetrics | NoMetrics":
     """Never raises: a W&B that cannot be had is a warning."""
     if settings.wandb == "off":
         return NoMetrics()

@@ -2,14 +2,16 @@
 
 import os
 import secrets
+import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-from storage import layout, records
+from storage import layout
 from storage.cache import cache_folder
 from storage.run import Run
 from storage.store import Entry
@@ -33,7 +35,8 @@ LISTED = (
 )
 """What refers is listed before what it refers to, so that a snapshot of a live run names nothing it lacks."""
 
-_COPIES = 16  # objects copied side by side
+_SIDE_BY_SIDE = 16  # objects copied at once
+_KEPT = 30 * 24 * 3600.0  # seconds for which the copies of a run stay when nobody asks for it
 
 
 @dataclass(frozen=True)
@@ -42,18 +45,22 @@ class Snapshot:
 
     run: Run
     files: Mapping[str, Path]
+    copied: bool  # from a remote store: each file's name ends with the start of its sha256
 
     def keys(self, prefix: str) -> list[str]:
         return [key for key in self.files if key.startswith(prefix)]
 
-    def read_all(self, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The records under a prefix, in the order of their names; Damaged names one that cannot be read."""
+    def read_all(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """The objects under a prefix, in the order of their names."""
         for key in self.keys(prefix):
             try:
                 data = self.files[key].read_bytes()
+                if self.copied and self.files[key].suffix != _suffix(data):  # something has changed the copy
+                    data = self.run.store.read(key)
+                    _place(data, self.files[key])
             except FileNotFoundError:  # given up since it was listed
                 continue
-            yield key, records.decode(data, f"{self.run.url}/{key}")
+            yield key, data
 
 
 def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
@@ -61,32 +68,57 @@ def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
     entries = [entry for prefix in LISTED for entry in run.store.list(prefix) if _wanted(entry.key)]
     if run.store.local_path(layout.RUN) is not None:
         here = {entry.key: run.store.local_path(entry.key) for entry in entries}
-        return Snapshot(run, {key: path for key, path in here.items() if path is not None})
-    return Snapshot(run, _copy(run, entries, progress or (lambda done, total: None)))
+        return Snapshot(run, {key: path for key, path in here.items() if path is not None}, copied=False)
+    return Snapshot(run, _copy(run, entries, progress or (lambda done, total: None)), copied=True)
 
 
 def _wanted(key: str) -> bool:
-    """Of the folders that hold weights, only the manifests."""
-    return not key.startswith((layout.VERSIONS, layout.CHECKPOINTS)) or key.endswith(f"/{layout.MANIFEST}")
+    """What belongs to a run; of the folders that hold weights only the manifests."""
+    folder = layout.parse_folder(key)
+    return layout.is_part(key) and (folder is None or folder[1] == layout.MANIFEST)
 
 
 def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> dict[str, Path]:
     """The content of `run.json` is part of the folder's name: a new run under an old name starts afresh."""
     identity = sha256(run.url.encode() + b"\0" + run.store.read(layout.RUN)).hexdigest()[:16]
     folder = cache_folder("runs") / f"{run.name}-{identity}"
-    missing = [entry for entry in entries if _size(folder / entry.key) != entry.size]
-    gone: set[str] = set()
+    _use(folder)
+    copies = _copies(folder)
+    missing = [entry for entry in entries if entry.key not in copies or _size(copies[entry.key]) != entry.size]
 
     def copy(entry: Entry) -> None:
         try:
-            _place(run.store.read(entry.key), folder / entry.key)
+            data = run.store.read(entry.key)
         except Missing:  # given up since it was listed
-            gone.add(entry.key)
+            copies.pop(entry.key, None)
+            return
+        copies[entry.key] = folder / f"{entry.key}{_suffix(data)}"
+        _place(data, copies[entry.key])
 
-    with ThreadPoolExecutor(_COPIES) as pool:
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
         for done, _ in enumerate(pool.map(copy, missing), start=1):
             progress(done, len(missing))
-    return {entry.key: folder / entry.key for entry in entries if entry.key not in gone}
+    return {entry.key: copies[entry.key] for entry in entries if entry.key in copies}
+
+
+def _use(folder: Path) -> None:
+    """And forget the copies of runs that nobody has asked for in a long time."""
+    folder.mkdir(exist_ok=True)
+    os.utime(folder)
+    for other in folder.parent.iterdir():
+        with suppress(FileNotFoundError):  # another process forgets it too
+            if time.time() - other.stat().st_mtime > _KEPT:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def _copies(folder: Path) -> dict[str, Path]:
+    """What has been copied, by key."""
+    paths = (path for path in folder.rglob("[!.]*") if path.is_file())
+    return {path.relative_to(folder).as_posix().rpartition(".")[0]: path for path in paths}
+
+
+def _suffix(data: bytes) -> str:
+    return f".{sha256(data).hexdigest()[:16]}"
 
 
 def _size(path: Path) -> int:

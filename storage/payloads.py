@@ -11,25 +11,21 @@ from storage.schema import TRAJECTORY_SCHEMA, Rows, decode
 from storage.syncs import Shard
 from tba.errors import Damaged
 
-_SIDE_BY_SIDE = 32  # shards asked for at once
-
-
-def read_all(run: Run, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Objects with their keys, some side by side, without holding all of them."""
-    for start in range(0, len(keys), _SIDE_BY_SIDE):
-        batch = keys[start : start + _SIDE_BY_SIDE]
-        yield from zip(batch, run.store.read_many(batch), strict=True)
+SIDE_BY_SIDE = 32
+"""Shards asked for at once."""
 
 
 def read_admitted(
     run: Run, shards: Iterable[Shard], columns: Sequence[str] = tuple(TRAJECTORY_SCHEMA.names)
 ) -> Iterator[tuple[Shard, pa.Table]]:
     """Some columns of shards that a record admits, as it found them. Missing or Damaged names one that is not so."""
-    wanted = {shard.key: shard for shard in shards}
-    for key, data in read_all(run, list(wanted)):
-        if sha256(data).hexdigest() != wanted[key].sha256:
-            raise Damaged(f"{run.url}/{key} is not what the record that admits it found: its sha256 differs")
-        yield wanted[key], decode(data, columns)
+    wanted = list(shards)
+    for start in range(0, len(wanted), SIDE_BY_SIDE):
+        batch = wanted[start : start + SIDE_BY_SIDE]
+        for shard, data in zip(batch, run.store.read_many([shard.key for shard in batch]), strict=True):
+            if sha256(data).hexdigest() != shard.sha256:
+                raise Damaged(f"{run.url}/{shard.key} is not what the record that admits it found: its sha256 differs")
+            yield shard, decode(data, columns)
 
 
 class Payloads:

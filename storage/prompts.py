@@ -4,11 +4,10 @@ import json
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from storage import layout
+from storage import layout, parquet, records
 from storage.run import Run
-from tba.errors import AlreadyExists, Damaged, DataError, Missing
+from tba.errors import AlreadyExists, DataError, Missing
 from tba.types import Prompt
 
 PROMPTS_SCHEMA = pa.schema(
@@ -30,7 +29,7 @@ def write_prompts(run: Run, split: str, prompts: Sequence[Prompt]) -> None:
         raise DataError(f"split {split!r}: prompt_id {twice!r} is there more than once")
     key, table = layout.prompts(split), _table(prompts)
     try:
-        run.store.create(key, _encode(table))
+        run.store.create(key, parquet.encode(table))
     except AlreadyExists:
         if _read(run, split) != table:
             raise DataError(
@@ -40,16 +39,18 @@ def write_prompts(run: Run, split: str, prompts: Sequence[Prompt]) -> None:
 
 def read_prompts(run: Run, split: str) -> list[Prompt]:
     """The prompts of a split, in the order in which the task gave them."""
-    return [
-        Prompt(
-            prompt_id=row["prompt_id"],
-            text=row["text"],
-            tokens=tuple(row["tokens"]),
-            answer=row["answer"],
-            metadata=json.loads(row["metadata"]),
-        )
-        for row in _read(run, split).to_pylist()
-    ]
+    rows = _read(run, split).to_pylist()
+    with records.reading(f"{run.url}/{layout.prompts(split)}"):
+        return [
+            Prompt(
+                prompt_id=row["prompt_id"],
+                text=row["text"],
+                tokens=tuple(row["tokens"]),
+                answer=row["answer"],
+                metadata=json.loads(row["metadata"]),
+            )
+            for row in rows
+        ]
 
 
 def _read(run: Run, split: str) -> pa.Table:
@@ -58,10 +59,7 @@ def _read(run: Run, split: str) -> pa.Table:
         data = run.store.read(key)
     except Missing:
         raise Missing(f"{run.url}/{key}: the run has no prompts of split {split!r} yet") from None
-    try:
-        return pq.read_table(pa.BufferReader(data), schema=PROMPTS_SCHEMA)
-    except (pa.ArrowException, OSError) as error:
-        raise Damaged(f"{run.url}/{key} is not a readable Parquet object: {error}") from None
+    return parquet.decode(data, f"{run.url}/{key}", PROMPTS_SCHEMA)
 
 
 def _table(prompts: Sequence[Prompt]) -> pa.Table:
@@ -76,9 +74,3 @@ def _table(prompts: Sequence[Prompt]) -> pa.Table:
         for prompt in prompts
     ]
     return pa.Table.from_pylist(rows, schema=PROMPTS_SCHEMA)
-
-
-def _encode(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    return sink.getvalue().to_pybytes()

@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from storage import layout
 from storage.store import Store
 from tba.errors import Damaged
 
@@ -38,12 +40,23 @@ def decode(data: bytes, name: str, *fields: str) -> dict[str, Any]:
     return record
 
 
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """While its values are put to use: what a record lacks, or has of another kind, as Damaged that names it."""
+    try:
+        yield
+    except KeyError as error:
+        raise Damaged(f"{name} lacks {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Damaged(f"{name} is not understood: {(str(error) or type(error).__name__).splitlines()[0]}") from None
+
+
 def read(store: Store, key: str, *fields: str) -> dict[str, Any]:
     return decode(store.read(key), f"{store.url}/{key}", *fields)
 
 
 def read_all(store: Store, prefix: str, *fields: str) -> Iterator[dict[str, Any]]:
-    """Every record under a folder, in the order of their names."""
-    keys = [entry.key for entry in store.list(prefix)]
+    """Every record under a folder, in the order of their names. What else lies there is passed over."""
+    keys = [entry.key for entry in store.list(prefix) if layout.is_part(entry.key)]
     for key, data in zip(keys, store.read_many(keys), strict=True):
         yield decode(data, f"{store.url}/{key}", *fields)

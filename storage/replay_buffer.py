@@ -50,11 +50,12 @@ class DuckReplayBuffer:
             threads=threads,
         )
         self.payloads = Payloads(run, cache_bytes)
-        self.arrivals = Arrivals(run, self.payloads)
+        self.arrivals = Arrivals(run, self.payloads, self.index.check)
         self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq
         self.applied = -1
         self._newest_sha256: str | None = None  # of the newest applied record
         self._queues = self.index.queues()
+        self._told: set[str] = set()  # shards that could not be read and that an event speaks of
 
     # --- syncs ----------------------------------------------------------------------------------------------------
 
@@ -101,6 +102,7 @@ class DuckReplayBuffer:
         )
         data = encode(record)
         self._check_attempt()
+        self._tell(record)
         try:
             self.run.store.create(layout.sync(sync), data)
         except AlreadyExists:
@@ -109,7 +111,11 @@ class DuckReplayBuffer:
             if stored is None:
                 raise Missing(f"{self.run.url}/{layout.sync(sync)} was there and is gone") from None
             return stored
-        self._tell(record)
+        if not record.rows:
+            since = (
+                "nothing has arrived yet" if self.index.newest is None else f"recent is still sync {self.index.newest}"
+            )
+            self.events.write("empty-sync", f"sync {sync} admits nothing; {since}", severity="warning", sync=sync)
         return StoredRecord(record, sha256(data).hexdigest())
 
     def _check_attempt(self) -> None:
@@ -118,6 +124,8 @@ class DuckReplayBuffer:
             raise Superseded(f"attempt {newest} of the trainer has taken over from attempt {self.attempt}")
 
     def _tell(self, record: SyncRecord) -> None:
+        """What the record refuses, before it is stored: a crash in between has it told again, the other way round it
+        would never be. And, once, what could not be read and so is neither in it nor refused."""
         for refusal in record.refused:
             self.events.write(
                 "shard-refused",
@@ -127,13 +135,12 @@ class DuckReplayBuffer:
                 key=refusal.key,
                 reason=refusal.reason,
             )
-        if not record.rows:
-            since = (
-                "nothing has arrived yet" if self.index.newest is None else f"recent is still sync {self.index.newest}"
-            )
+        for key in sorted(self.arrivals.unread.keys() - self._told):
+            why = self.arrivals.unread[key]
             self.events.write(
-                "empty-sync", f"sync {record.sync} admits nothing; {since}", severity="warning", sync=record.sync
+                "shard-unread", f"passed over for now: {why}", severity="warning", sync=record.sync, key=key
             )
+            self._told.add(key)
 
     def _apply(self, record: SyncRecord) -> None:
         shards = sorted(record.shards, key=lambda shard: (shard.searcher, shard.seq))

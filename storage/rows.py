@@ -6,11 +6,10 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
 import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from storage import parquet
 from storage.store import open_store
-from tba.errors import DataError
+from tba.errors import Damaged, DataError
 
 _READABLE = (".jsonl", ".json", ".parquet")
 
@@ -38,10 +37,9 @@ def _read(url: str) -> bytes:
 
 def _parquet(url: str, data: bytes, limit: int | None) -> list[dict[str, Any]]:
     try:
-        table = pq.read_table(pa.BufferReader(data))
-    except pa.ArrowException as error:
-        raise DataError(f"{url} is not a Parquet file: {error}") from error
-    return table.slice(0, limit).to_pylist()
+        return parquet.decode(data, url).slice(0, limit).to_pylist()
+    except Damaged as error:
+        raise DataError(str(error)) from None
 
 
 def _json_lines(url: str, data: bytes, limit: int | None) -> list[dict[str, Any]]:

@@ -122,6 +122,12 @@ class S3Store:
     def delete(self, key: str) -> None:
         self._run(self._delete, check_key(key))
 
+    def unfinished(self, prefix: str = "") -> Sequence[str]:
+        return sorted({key for key, _ in self._run(self._begun, check_prefix(prefix))})
+
+    def discard(self, key: str) -> None:
+        self._run(self._discard, check_key(key))
+
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         return self._run(self._read_tagged, check_key(key))
 
@@ -238,13 +244,40 @@ class S3Store:
         try:
             parts = await _side_by_side(_SIDE_BY_SIDE, send, range(-(-size // length)))
             await self._request("complete_multipart_upload", key, MultipartUpload={"Parts": parts}, **upload)
-        except _Refused as refused:
-            found = await self._look(key)
-            if refused.code == "NoSuchUpload" and found and found["Metadata"] == token:
-                return  # completed by a try whose answer was lost
-            with contextlib.suppress(_Refused):
-                await self._request("abort_multipart_upload", key, **upload)
+        except BaseException as error:
+            if isinstance(error, _Refused) and error.code == "NoSuchUpload":
+                found = await self._look(key)
+                if found and found["Metadata"] == token:
+                    return  # completed by a try whose answer was lost
+                raise StorageError(f"{self.url}/{key}: its upload was ended by somebody else") from None
+            await self._abort(key, begun["UploadId"], within=5.0)
             raise
+
+    async def _begun(self, prefix: str) -> Sequence[tuple[str, str]]:
+        """Uploads under a prefix that are not completed: key and identity of each."""
+        found: list[tuple[str, str]] = []
+        more: dict[str, str] | None = {}
+        while more is not None:
+            try:
+                page = await self._request("list_multipart_uploads", prefix, MaxUploads=_PAGE, **more)
+            except _Refused as refused:  # a server, or a policy, without it: then the bucket's own rule must free them
+                log.info("%s/%s: unfinished uploads cannot be listed: %s", self.url, prefix, refused)
+                return found
+            found += [(it["Key"].removeprefix(self._prefix), it["UploadId"]) for it in page.get("Uploads", ())]
+            markers = {"KeyMarker": page.get("NextKeyMarker"), "UploadIdMarker": page.get("NextUploadIdMarker")}
+            more = {name: marker for name, marker in markers.items() if marker} if page.get("IsTruncated") else None
+        return found
+
+    async def _discard(self, key: str) -> None:
+        for found, identity in await self._begun(key):
+            if found == key:
+                await self._abort(key, identity)
+
+    async def _abort(self, key: str, identity: str, *, within: float | None = None) -> None:
+        """Free the parts of an upload; what cannot be freed in time is left to whoever sweeps up."""
+        request = self._request("abort_multipart_upload", key, UploadId=identity)
+        with contextlib.suppress(_Refused, StorageError, TimeoutError):
+            await asyncio.wait_for(request, within)
 
     async def _download(self, key: str, path: Path) -> None:
         found = await self._look(key)
@@ -266,7 +299,7 @@ class S3Store:
     async def _request(self, operation: str, key: str, **parameters: Any) -> dict[str, Any]:
         """One request, repeated while it goes unanswered or the server is busy, until the deadline. A body comes as
         bytes. Raises _Refused for any other answer than yes, StorageError for none in time."""
-        where = "Prefix" if operation == "list_objects_v2" else "Key"
+        where = "Prefix" if operation.startswith("list_") else "Key"
         send = partial(self._send, operation, Bucket=self._bucket, **{where: self._prefix + key}, **parameters)
         ends = time.monotonic() + self._deadline
         tries = 0

@@ -26,17 +26,41 @@ create macro uniform(text) as (('0x' || left(md5(text), 13))::bigint + 0.5::doub
 PARAMETERS = ("seed", "step", "slots", "responses", "recent_share", "inv_temp", "newest")
 BRANCHES = ("recent", "prioritised")
 
-_CLOSED = (
-    "autoinstall_known_extensions",
-    "autoload_known_extensions",
-    "python_enable_replacements",
-    "enable_external_access",
-)
+_CLOSED = ("autoinstall_known_extensions", "autoload_known_extensions", "enable_external_access")
 
 _UNREPEATABLE = """
-select function_name from duckdb_functions() where stability in ('VOLATILE', 'CONSISTENT_WITHIN_QUERY')
+select function_name from duckdb_functions()
+where stability in ('VOLATILE', 'CONSISTENT_WITHIN_QUERY')
+  or macro_definition like '%current_%'
+  or function_name like 'approx_%'
+  or function_name in (
+    'age', 'current_localtime', 'current_localtimestamp', 'current_setting', 'getvariable', 'hash',
+    'reservoir_quantile', 'version'
+  )
 except select 'error'
 """
+"""What DuckDB itself says of its functions, and what it does not: those that look at the clock or at settings, and
+those of which another version may make something else."""
+
+_EXAMPLE = """
+insert into pool by name
+select
+  concat_ws('/', ord // 48, ord // 12, ord % 12) as trajectory_id, ord // 48 as searcher, ord // 12 as seq,
+  ord % 12 as row, concat('train/', ord % 6) as prompt_id, ord % 6 as prompt, md5(ord::varchar)::uuid as content,
+  ord, ord // 24 as sync, ord % 4 // 2 as reward, 5 as length, true as finished,
+  ord // 24 as version_start, 1 as version_start_attempt, ord // 12 as version_step
+from range(96) as t(ord) order by ord * $direction;
+insert into queue by name
+select branch, concat('train/', prompt) as prompt_id, prompt, false as used
+from (values ('recent'), ('prioritised')) as b(branch), range(6) as t(prompt) order by prompt * $direction;
+"""
+_EXAMPLES_PARAMETERS = {
+    "seed": 0, "step": 9, "slots": 3, "responses": 2, "recent_share": 0.5, "inv_temp": 1.0, "newest": 3,
+}  # fmt: skip
+
+_CLOCKS = ("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp")
+_SOURCES = ("pool", "queue")
+_GENERATORS = ("range", "generate_series", "unnest")
 
 
 class Row(NamedTuple):
@@ -55,9 +79,29 @@ def default_sampler() -> str:
 
 
 def check_sampler(sql: str) -> None:
-    """Refuse, with a ConfigError, a sampler that cannot work: before anything starts."""
+    """Refuse, with a ConfigError, a sampler that cannot work, or whose draws could not be had again: before anything
+    starts."""
     with connect() as con:
-        Sampler(con, sql)
+        sampler = Sampler(con, sql)
+        forwards, backwards = (_try(sampler, direction) for direction in (1, -1))
+    if forwards != backwards:
+        raise _error(
+            "what it draws depends on the order in which rows happen to lie: limit, row_number() and the like need an "
+            "ORDER BY that leaves no ties (ord differs between any two rows)"
+        )
+
+
+def _try(sampler: "Sampler", direction: int) -> list[tuple[Any, ...]] | None:
+    """What is drawn, but for the weights, from an example whose rows lie in one order or in the other. A sampler may
+    make nothing of the example; then there is nothing to compare."""
+    sampler.con.execute("truncate pool")
+    sampler.con.execute("truncate queue")
+    for statement in sampler.con.extract_statements(_EXAMPLE):
+        sampler.con.execute(statement, {"direction": direction})
+    try:
+        return sorted(row[:5] for row in sampler.rows(_EXAMPLES_PARAMETERS))
+    except ConfigError:
+        return None
 
 
 def connect(threads: int = 1) -> duckdb.DuckDBPyConnection:
@@ -131,14 +175,42 @@ def _check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> Sequence[str]:
     unknown = sorted(set(statements[0].named_parameters) - set(PARAMETERS))
     if unknown:
         raise _error(f"unknown parameter ${unknown[0]}; known: {', '.join(f'${name}' for name in PARAMETERS)}")
-    unrepeatable = {name for (name,) in con.execute(_UNREPEATABLE).fetchall()}
     [(tree,)] = con.execute("select json_serialize_sql($sql)", {"sql": sql}).fetchall()
-    for node in _nodes(json.loads(tree)):
-        if node.get("function_name") in unrepeatable:
-            raise _error(f"{node['function_name']}() is not repeatable; use uniform(text)")
+    parsed = json.loads(tree)
+    if parsed["error"]:
+        raise _error(f"it cannot be looked into: {parsed['error_message']}")
+    nodes = list(_nodes(parsed))
+    _check_functions(con, nodes)
+    _check_sources(nodes)
+    return sorted(statements[0].named_parameters)
+
+
+def _check_functions(con: duckdb.DuckDBPyConnection, nodes: Sequence[Mapping[str, Any]]) -> None:
+    unrepeatable = {name for (name,) in con.execute(_UNREPEATABLE).fetchall()}
+    for node in nodes:
+        name = str(node.get("function_name", "")).lower()
+        if name in unrepeatable:
+            raise _error(f"{name}() is not repeatable; use uniform(text)")
+        columns = [str(column).lower() for column in node.get("column_names", ())]
+        if len(columns) == 1 and columns[0] in _CLOCKS:
+            raise _error(f"{columns[0]} is not repeatable; use uniform(text)")
         if node.get("sample"):
             raise _error("TABLESAMPLE and USING SAMPLE are not repeatable; use uniform(text)")
-    return sorted(statements[0].named_parameters)
+
+
+def _check_sources(nodes: Sequence[Mapping[str, Any]]) -> None:
+    """Rows come from the index, from the statement's own queries and from numbers: DuckDB's other tables and table
+    functions tell of the process, or run SQL that nobody has looked at."""
+    own = {entry["key"].lower() for node in nodes for entry in (node.get("cte_map") or {}).get("map", ())}
+    for node in nodes:
+        kind = node.get("type")
+        if kind == "BASE_TABLE" and (node["schema_name"] or node["table_name"].lower() not in {*_SOURCES, *own}):
+            name = ".".join(filter(None, (node["schema_name"], node["table_name"])))
+            raise _error(f"it can read {' and '.join(_SOURCES)}, not {name}")
+        if kind == "TABLE_FUNCTION" and node["function"]["function_name"].lower() not in _GENERATORS:
+            raise _error(f"it can read {' and '.join(_SOURCES)}, not {node['function']['function_name']}(…)")
+        if kind == "SHOW_REF":
+            raise _error(f"it can read {' and '.join(_SOURCES)}, not what SHOW and DESCRIBE tell")
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -59,7 +59,8 @@ _AS_THEY_ARE = (
     "temperature", "top_p", "seed", "created_at", "generate_seconds",
 )  # fmt: skip
 _LISTS = ("prompt_tokens", "response_tokens", "behaviour_logps", "ref_logps")
-_VERSIONS = ("version_start", "version_end", "reference_version")
+VERSIONS = ("version_start", "version_end", "reference_version")
+"""Each with its attempt in a column of its own."""
 _FLOATS = ["behaviour_logps.list.element", "ref_logps.list.element"]
 _REPETITIVE = [
     "group_id", "prompt_id", "prompt", "prompt_tokens.list.element", "response_tokens.list.element",
@@ -93,7 +94,7 @@ def to_table(trajectories: Sequence[Trajectory], *, run: str, searcher: int, seq
     """A shard's table. Rows are numbered after sorting; whatever `trajectory_id` they carried is replaced."""
     ordered = sorted(trajectories, key=lambda t: (t.prompt_id, t.slot))
     columns: dict[str, Any] = {name: [getattr(t, name) for t in ordered] for name in (*_AS_THEY_ARE, *_LISTS)}
-    for name in _VERSIONS:
+    for name in VERSIONS:
         columns[name] = [getattr(t, name).number for t in ordered]
         columns[f"{name}_attempt"] = [getattr(t, name).attempt for t in ordered]
     columns["trajectory_id"] = [trajectory_id(searcher, seq, row) for row in range(len(ordered))]
@@ -116,7 +117,7 @@ class Rows:
     def __init__(self, table: pa.Table):
         self._columns: dict[str, list[Any]] = {name: table[name].to_pylist() for name in _AS_THEY_ARE}
         self._columns["reward_parts"] = [dict(parts) for parts in table["reward_parts"].to_pylist()]
-        for name in _VERSIONS:
+        for name in VERSIONS:
             pairs = zip(table[name].to_pylist(), table[f"{name}_attempt"].to_pylist(), strict=True)
             self._columns[name] = [Version(number, attempt) for number, attempt in pairs]
         self._lists = {name: _parts(table[name]) for name in _LISTS}

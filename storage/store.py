@@ -65,6 +65,15 @@ class Store(Protocol):
         """Done if there was nothing."""
         ...
 
+    def unfinished(self, prefix: str = "") -> Sequence[str]:
+        """Of which keys under a folder there are writes that hold space and were never finished, or are under way.
+        `list` never shows them."""
+        ...
+
+    def discard(self, key: str) -> None:
+        """Free what unfinished writes of a key hold. One that is still under way fails."""
+        ...
+
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         """A replaceable object and the tag to replace it with; None if there is none."""
         ...
@@ -80,6 +89,7 @@ class Store(Protocol):
 
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
+_TEMPORARY = re.compile(rf"\.({_PART.pattern})\.[0-9a-f]{{12}}")
 
 
 def check_key(key: str) -> str:
@@ -175,9 +185,21 @@ class LocalStore:
         path = self._path(key)
         with self._naming(key), contextlib.suppress(FileNotFoundError), _folders_are_no_objects():
             path.unlink()
-        with contextlib.suppress(OSError):  # folders exist only for what is in them
-            while (path := path.parent) != self.folder:
-                path.rmdir()
+        self._remove_empty(path.parent)
+
+    def unfinished(self, prefix: str = "") -> Sequence[str]:
+        start = self.folder / check_prefix(prefix).rpartition("/")[0]
+        places = [(folder, _TEMPORARY.fullmatch(name)) for folder, _, names in os.walk(start) for name in names]
+        found = {(Path(folder) / match[1]).relative_to(self.folder).as_posix() for folder, match in places if match}
+        return sorted(key for key in found if key.startswith(prefix))
+
+    def discard(self, key: str) -> None:
+        path = self._path(key)
+        with self._naming(key), contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(path.parent):
+                if (match := _TEMPORARY.fullmatch(name)) and match[1] == path.name:
+                    (path.parent / name).unlink(missing_ok=True)
+        self._remove_empty(path.parent)
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         try:
@@ -208,6 +230,13 @@ class LocalStore:
     def _path(self, key: str) -> Path:
         return self.folder / check_key(key)
 
+    def _remove_empty(self, folder: Path) -> None:
+        """Folders exist only for what is in them."""
+        with contextlib.suppress(OSError):
+            while folder != self.folder:
+                folder.rmdir()
+                folder = folder.parent
+
     @contextmanager
     def _naming(self, key: str) -> Iterator[None]:
         """What the operating system refuses, as an error that names the key."""
@@ -223,7 +252,7 @@ class LocalStore:
     @contextmanager
     def _written(self, final: Path, content: bytes | Path) -> Iterator[Path]:
         """The content, durable under a hidden name beside the final one, for as long as the caller needs it."""
-        temporary = final.parent / f".{final.name}.{secrets.token_hex(6)}"
+        temporary = final.parent / f".{final.name}.{secrets.token_hex(6)}"  # `_TEMPORARY` knows it again
         with _created(temporary) as file:
             try:
                 if isinstance(content, Path):
@@ -303,17 +332,17 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def probe(store: Store) -> None:
+def probe(store: Store, *, racers: int = 4) -> None:
     """Prove that `create` and `replace` are conditional; UnsafeStore, naming the store, if they are not."""
     key = f"control/probe/{secrets.token_hex(8)}"
     try:
-        _probe_create(store, key)
+        _probe_create(store, key, racers)
         _probe_replace(store, key)
     finally:
         store.delete(key)
 
 
-def _probe_create(store: Store, key: str) -> None:
+def _probe_create(store: Store, key: str, racers: int) -> None:
     def create(racer: int) -> bool:
         try:
             store.create(key, b"%d" % racer)
@@ -321,9 +350,9 @@ def _probe_create(store: Store, key: str) -> None:
             return False
         return True
 
-    with ThreadPoolExecutor(4) as pool:
-        winners = [racer for racer, won in enumerate(pool.map(create, range(4))) if won]
-    if len(winners) != 1 or create(4) or store.read(key) != b"%d" % winners[0]:
+    with ThreadPoolExecutor(racers) as pool:
+        winners = [racer for racer, won in enumerate(pool.map(create, range(racers))) if won]
+    if len(winners) != 1 or create(racers) or store.read(key) != b"%d" % winners[0]:
         raise _unsafe(store, "a name that was taken could be created again")
 
 

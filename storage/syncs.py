@@ -55,14 +55,13 @@ def encode(record: SyncRecord) -> bytes:
 
 def decode(data: bytes, name: str) -> SyncRecord:
     fields = records.decode(data, name, *_FIELDS)
-    try:
+    with records.reading(name):
         shards = [Shard(**shard) for shard in fields["shards"]]
         refused = [Refusal(**refusal) for refusal in fields["refused"]]
-    except TypeError as error:
-        raise Damaged(f"{name}: {error}") from None
+        rows = sum(shard.rows for shard in shards)
     record = SyncRecord(**{field: fields[field] for field in _FIELDS} | {"shards": shards, "refused": refused})
-    if sum(shard.rows for shard in shards) != record.rows:
-        raise Damaged(f"{name} says {record.rows} rows, but its shards have {sum(shard.rows for shard in shards)}")
+    if rows != record.rows:
+        raise Damaged(f"{name} says {record.rows} rows, but its shards have {rows}")
     return record
 
 

@@ -1,23 +1,29 @@
 """The small records of a run as tables: one row per shard, sync, step, version, score, event and attempt."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage import layout
-from storage.attempts import Span
+from storage import layout, parquet, records
+from storage.attempts import Span, accepts
 from storage.mirror import Snapshot
 from storage.schema import TRAJECTORY_SCHEMA
+from storage.syncs import Shard, SyncRecord
+from storage.syncs import decode as decode_sync
+from tba.errors import Damaged
 from tba.types import Version
+
+Row = dict[str, Any]
+Record = Mapping[str, Any]
 
 METRICS = (
     "loss", "grad_norm", "lr", "beta", "log_z", "residual_abs", "log_ratio_mean", "reward_mean", "age_mean", "age_max",
-    "recent_share", "tokens", "seconds_step", "seconds_wait", "seconds_forward_backward", "seconds_draw",
-    "seconds_fetch", "seconds_sync", "seconds_collate",
+    "recent_share", "equal_rewards", "tokens", "seconds_step", "seconds_wait", "seconds_forward_backward",
+    "seconds_snapshot", "seconds_backlog", "seconds_draw", "seconds_fetch", "seconds_sync", "seconds_collate",
 )  # fmt: skip
 """Metrics that `steps` always has; others show once a run has measured them."""
 
@@ -71,47 +77,124 @@ ATTEMPTS = pa.schema(
     }
 )  # fmt: skip
 
-# --- shards ---------------------------------------------------------------------------------------------------------
+_KEYS = {field.name: field.type for field in STEPS if field.name not in (*METRICS, "abandoned")}
+"""What every object of steps has, besides metrics."""
 
 
-class _Entry(NamedTuple):
-    """What a sync record says of a shard."""
-
-    sync: int
-    step: int
-    shard: Mapping[str, Any]
+# --- records as rows ------------------------------------------------------------------------------------------------
+# Each says what its view needs of a record: what is not there is an error, for `records.reading` to name.
 
 
-def _admitted(snapshot: Snapshot) -> dict[str, _Entry]:
+def sync_row(record: SyncRecord) -> Row:
     return {
-        shard["key"]: _Entry(record["sync"], record["step"], shard)
-        for _, record in snapshot.read_all(layout.SYNCS)
-        for shard in record["shards"]
+        **{name: getattr(record, name) for name in ("sync", "step", "attempt", "rows", "previous_sha256")},
+        "shards": len(record.shards),
+        "refused": len(record.refused),
+        "created_at": _time(record.created_at),
     }
 
 
-def _refused(snapshot: Snapshot) -> dict[str, str]:
+def version_row(version: Version, manifest: Record) -> Row:
+    named = {"version": version.number, "attempt": version.attempt}
+    return {**named, **_contents(manifest), "sha256": manifest["sha256"]}
+
+
+def checkpoint_row(name: Version, manifest: Record) -> Row:
+    return {"sync": name.number, "attempt": name.attempt, **_contents(manifest)}
+
+
+def _contents(manifest: Record) -> Row:
+    listed = manifest["files"]
     return {
-        refused["key"]: refused["reason"]
-        for _, record in snapshot.read_all(layout.SYNCS)
-        for refused in record["refused"]
+        "step": manifest["step"],
+        "files": len(listed),
+        "bytes": sum(file["bytes"] for file in listed),
+        "created_at": _time(manifest["created_at"]),
     }
 
 
-def shards(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Every shard there is or should be. One that no record speaks of is `waiting`, if it can be read at all."""
-    admitted, refused = _admitted(snapshot), _refused(snapshot)
+def score_rows(record: Record) -> list[Row]:
+    return [
+        {
+            **{field: record[field] for field in ("version", "attempt", "step")},
+            **{field: score[field] for field in ("metric", "value", "n", "seconds")},
+            "created_at": _time(record["created_at"]),
+        }
+        for score in record["scores"]
+    ]
+
+
+def event_row(record: Record) -> Row:
+    return {
+        **{field: record[field] for field in ("role", "life", "seq", "kind", "severity", "message")},
+        "created_at": _time(record["at"]),
+        "data": json.dumps(record.get("data", {})),
+    }
+
+
+def attempt_row(record: Record) -> Row:
+    continues = record["continues"] or {"sync": None, "attempt": None}
+    return {
+        "attempt": record["attempt"],
+        "continues_sync": continues["sync"],
+        "continues_attempt": continues["attempt"],
+        "created_at": _time(record["created_at"]),
+    }
+
+
+def fitting(rows: Iterable[Row], schema: pa.Schema) -> list[Row]:
+    """The rows themselves, if their values are of the kinds that the columns take; an error if not."""
+    rows = list(rows)
+    pa.Table.from_pylist(rows, schema)
+    return rows
+
+
+def _rows(
+    snapshot: Snapshot, prefix: str, schema: pa.Schema, rows_of: Callable[[str, Record], Iterable[Row]]
+) -> list[Row]:
+    """What the records under a prefix say; Damaged names one that does not say it."""
+    found: list[Row] = []
+    for key, data in snapshot.read_all(prefix):
+        with records.reading(name := f"{snapshot.run.url}/{key}"):
+            found += fitting(rows_of(key, records.decode(data, name)), schema)
+    return found
+
+
+def _time(text: str) -> datetime:
+    """A record's time, in UTC and without a zone."""
+    return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
+
+
+# --- shards and syncs -----------------------------------------------------------------------------------------------
+
+
+def sync_records(snapshot: Snapshot) -> list[SyncRecord]:
+    """In order; Damaged names one that is not understood."""
+    found: list[SyncRecord] = []
+    for key, data in snapshot.read_all(layout.SYNCS):
+        with records.reading(name := f"{snapshot.run.url}/{key}"):
+            record = decode_sync(data, name)
+            fitting([sync_row(record)], SYNCS)
+            fitting([*map(vars, record.shards), *map(vars, record.refused)], SHARDS)
+            found.append(record)
+    return found
+
+
+def syncs(synced: Sequence[SyncRecord]) -> pa.Table:
+    return pa.Table.from_pylist([sync_row(record) for record in synced], SYNCS)
+
+
+def shards(snapshot: Snapshot, synced: Sequence[SyncRecord]) -> list[Row]:
+    """Every shard there is or should be, and what was refused because it is not named like one. A shard that no record
+    speaks of is `waiting`, if it can be read at all."""
+    admitted = {shard.key: _admitted(record, shard) for record in synced for shard in record.shards}
+    refused = {refusal.key: refusal.reason for record in synced for refusal in record.refused}
     rows = []
     for key in sorted({*snapshot.keys(layout.TRAJECTORIES), *admitted, *refused}):
-        name = layout.parse_shard(key)
-        if name is None:
-            continue
-        row: dict[str, Any] = {"key": key, "searcher": name[0], "seq": name[1]}
+        searcher, seq = layout.parse_shard(key) or (None, None)
+        row: Row = {"key": key, "searcher": searcher, "seq": seq}
         if key in admitted:
-            entry = admitted[key]
-            state = "admitted" if key in snapshot.files else "missing"
-            facts = {field: entry.shard[field] for field in ("rows", "bytes", "sha256")}
-            rows.append({**row, **facts, "state": state, "sync": entry.sync, "step": entry.step})
+            rows.append({**row, "state": "admitted" if key in snapshot.files else "missing", **admitted[key]})
         elif key in refused:
             rows.append({**row, "state": "refused", "reason": refused[key]})
         else:
@@ -119,169 +202,136 @@ def shards(snapshot: Snapshot) -> list[dict[str, Any]]:
     return rows
 
 
-def _waiting(snapshot: Snapshot, key: str) -> dict[str, Any]:
+def _admitted(record: SyncRecord, shard: Shard) -> Row:
+    said = {"rows": shard.rows, "bytes": shard.bytes, "sha256": shard.sha256}
+    return {**said, "sync": record.sync, "step": record.step}
+
+
+def _waiting(snapshot: Snapshot, key: str) -> Row:
     """A shard that the next record will admit or refuse; queries leave out what they could not read."""
     path = snapshot.files[key]
     try:
-        footer = pq.read_metadata(path)
-        readable = set(TRAJECTORY_SCHEMA.names) <= set(footer.schema.to_arrow_schema().names)
-    except (pa.ArrowException, OSError) as error:
+        with pq.ParquetFile(path) as file:
+            found, rows = file.schema_arrow, file.metadata.num_rows
+    except (pa.ArrowException, OSError, ValueError) as error:
         return {"state": "unreadable", "reason": str(error)}
-    if not readable:
-        return {"state": "unreadable", "reason": "has another schema"}
-    return {"state": "waiting", "rows": footer.num_rows, "bytes": path.stat().st_size}
+    for field in TRAJECTORY_SCHEMA:
+        if [found.field(place).type for place in found.get_all_field_indices(field.name)] != [field.type]:
+            return {"state": "unreadable", "reason": f"has another schema: see column {field.name!r}"}
+    return {"state": "waiting", "rows": rows, "bytes": path.stat().st_size}
 
 
 # --- the ledger -----------------------------------------------------------------------------------------------------
 
 
-def counts(spans: Iterable[Span], name: Version) -> bool:
-    """Whether the ledger that an attempt wrote at a sync belongs to the run as it stands."""
-    return any(span.attempt == name.attempt and span.covers(name.number) for span in spans)
-
-
 def stands(spans: Iterable[Span], version: Version) -> bool:
-    """Likewise of a version or checkpoint: an attempt also publishes the version it starts from."""
-    return counts(spans, version) or any(
-        span.attempt == version.attempt and span.first_sync == version.number + 1 for span in spans
+    """Whether a version or checkpoint belongs to the run as it stands: an attempt also publishes the version it
+    starts from."""
+    return any(
+        span.attempt == version.attempt and (span.covers(version.number) or span.first_sync == version.number + 1)
+        for span in spans
     )
-
-
-def ledger_name(key: str) -> Version:
-    """Sync and attempt of an object of the ledger."""
-    return Version.parse(key.rpartition("/")[2].removesuffix(".parquet"))
 
 
 def steps(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:
-    tables = [STEPS.empty_table()]
-    for key in snapshot.keys(layout.STEPS):
-        table = pq.read_table(snapshot.files[key])
-        table = table.cast(naive(table.schema))
-        abandoned = pa.array([not counts(spans, ledger_name(key))] * len(table))
-        tables.append(table.append_column("abandoned", abandoned))
-    return pa.concat_tables(tables, promote_options="permissive").sort_by(
-        [("attempt", "ascending"), ("step", "ascending")]
-    )
+    found = [STEPS.empty_table()]
+    for key, data in snapshot.read_all(layout.STEPS):
+        name = layout.parse_ledger(key)
+        if name is not None:
+            table = decode_steps(data, f"{snapshot.run.url}/{key}")
+            found.append(
+                table.append_column("abandoned", pa.array([not accepts(spans, name)] * len(table), pa.bool_()))
+            )
+    return pa.concat_tables(found, promote_options="default").sort_by([("attempt", "ascending"), ("step", "ascending")])
 
 
-# --- records --------------------------------------------------------------------------------------------------------
+def decode_steps(data: bytes, name: str) -> pa.Table:
+    """The steps in an object of the ledger, with whatever they measured; Damaged if it holds something else."""
+    table = parquet.decode(data, name)
+    names = table.column_names
+    if not _KEYS.keys() <= set(names) or len({*map(str.lower, names), "abandoned"}) != len(names) + 1:
+        raise Damaged(f"{name} has other columns than steps have: {', '.join(names)}")
+    with records.reading(name):
+        return table.cast(pa.schema([(column, _KEYS.get(column, pa.float64())) for column in names]))
 
 
-def syncs(snapshot: Snapshot) -> pa.Table:
-    rows = [
-        {
-            **{field: record[field] for field in ("sync", "step", "attempt", "rows", "previous_sha256")},
-            "shards": len(record["shards"]),
-            "refused": len(record["refused"]),
-            "created_at": _time(record["created_at"]),
-        }
-        for _, record in snapshot.read_all(layout.SYNCS)
-    ]
-    return pa.Table.from_pylist(rows, SYNCS)
+# --- small records --------------------------------------------------------------------------------------------------
 
 
-def _manifests(snapshot: Snapshot, prefix: str) -> list[tuple[Version, dict[str, Any]]]:
-    return [(Version.parse(key.split("/")[1]), manifest) for key, manifest in snapshot.read_all(prefix)]
-
-
-def _contents(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    listed = manifest["files"]
-    return {
-        "files": len(listed),
-        "bytes": sum(file["bytes"] for file in listed),
-        "created_at": _time(manifest["created_at"]),
-    }
-
-
-def versions(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:
+def versions(snapshot: Snapshot, spans: Sequence[Span], steps_of: Mapping[int, int]) -> pa.Table:
     """Those that are kept, and those that a retention record has given up."""
-    kept, steps_of = dict(_manifests(snapshot, layout.VERSIONS)), steps_of_versions(snapshot)
-    removed = {
-        Version.parse(name)
-        for _, record in snapshot.read_all(layout.RETENTION)
-        for name in record["removed"]["versions"]
-    }
+    kept = {Version(row["version"], row["attempt"]): row for row in _published(snapshot)}
+    removed = _given_up(snapshot)
     rows = [
         {
             "version": version.number,
             "attempt": version.attempt,
-            "step": kept[version]["step"] if version in kept else steps_of.get(version.number),
+            "step": steps_of.get(version.number),
+            **kept.get(version, {}),
             "state": "removed" if version in removed else "kept",
             "abandoned": not stands(spans, version),
-            **({**_contents(kept[version]), "sha256": kept[version].get("sha256")} if version in kept else {}),
         }
         for version in sorted({*kept, *removed}, key=lambda version: version.order)
     ]
     return pa.Table.from_pylist(rows, VERSIONS)
 
 
-def checkpoints(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:
-    rows = [
-        {
-            "sync": name.number,
-            "attempt": name.attempt,
-            "step": manifest["step"],
-            "abandoned": not stands(spans, name),
-            **_contents(manifest),
-        }
-        for name, manifest in _manifests(snapshot, layout.CHECKPOINTS)
-    ]
-    return pa.Table.from_pylist(rows, CHECKPOINTS)
+def _published(snapshot: Snapshot) -> list[Row]:
+    return _rows(snapshot, layout.VERSIONS, VERSIONS, lambda key, manifest: [version_row(_folder(key), manifest)])
 
 
-def evaluations(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:
-    rows = [
-        {
-            **{field: record[field] for field in ("version", "attempt", "step")},
-            **{field: score[field] for field in ("metric", "value", "n", "seconds")},
-            "abandoned": not stands(spans, Version(record["version"], record["attempt"])),
-            "created_at": _time(record["created_at"]),
-        }
-        for _, record in snapshot.read_all(layout.EVALUATIONS)
-        for score in record["scores"]
-    ]
-    return pa.Table.from_pylist(rows, EVALUATIONS)
+def _given_up(snapshot: Snapshot) -> set[Version]:
+    found: set[Version] = set()
+    for key, data in snapshot.read_all(layout.RETENTION):
+        with records.reading(name := f"{snapshot.run.url}/{key}"):
+            found.update(map(Version.parse, records.decode(data, name)["removed"]["versions"]))
+    return found
 
 
-def events(snapshot: Snapshot) -> pa.Table:
-    rows = [
-        {**record, "created_at": _time(record["at"]), "data": json.dumps(record.get("data", {}))}
-        for _, record in snapshot.read_all(layout.EVENTS)
-    ]
-    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["created_at"]), EVENTS)
+def _folder(key: str) -> Version:
+    folder = layout.parse_folder(key)
+    if folder is None:
+        raise ValueError("it is in no folder of a version or checkpoint")
+    return folder[0]
 
 
-def attempts(snapshot: Snapshot) -> pa.Table:
-    rows = []
-    for _, record in snapshot.read_all(layout.ATTEMPTS):
-        continues = record["continues"] or {}
-        rows.append(
-            {
-                "attempt": record["attempt"],
-                "continues_sync": continues.get("sync"),
-                "continues_attempt": continues.get("attempt"),
-                "created_at": _time(record["created_at"]),
-            }
-        )
-    return pa.Table.from_pylist(rows, ATTEMPTS)
-
-
-def steps_of_versions(snapshot: Snapshot) -> dict[int, int]:
+def steps_of_versions(snapshot: Snapshot, synced: Sequence[SyncRecord]) -> dict[int, int]:
     """The step that each version number follows: by the run's arithmetic, by sync records, and by manifests."""
     config = snapshot.run.config
     every, last = config.get("sync", {}).get("every"), config.get("training", {}).get("steps")
     planned = {n: min(n * every, last) for n in range(-(-last // every) + 1)} if every and last else {}
-    recorded = {record["sync"]: record["step"] for _, record in snapshot.read_all(layout.SYNCS)}
-    published = {version.number: manifest["step"] for version, manifest in _manifests(snapshot, layout.VERSIONS)}
+    recorded = {record.sync: record.step for record in synced}
+    published = {row["version"]: row["step"] for row in _published(snapshot)}
     return {**planned, **recorded, **published}
+
+
+def checkpoints(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:
+    rows = _rows(
+        snapshot, layout.CHECKPOINTS, CHECKPOINTS, lambda key, manifest: [checkpoint_row(_folder(key), manifest)]
+    )
+    for row in rows:
+        row["abandoned"] = not stands(spans, Version(row["sync"], row["attempt"]))
+    return pa.Table.from_pylist(rows, CHECKPOINTS)
+
+
+def evaluations(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:
+    rows = _rows(snapshot, layout.EVALUATIONS, EVALUATIONS, lambda _, record: score_rows(record))
+    for row in rows:
+        row["abandoned"] = not stands(spans, Version(row["version"], row["attempt"]))
+    return pa.Table.from_pylist(rows, EVALUATIONS)
+
+
+def events(snapshot: Snapshot) -> pa.Table:
+    rows = _rows(snapshot, layout.EVENTS, EVENTS, lambda _, record: [event_row(record)])
+    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["created_at"]), EVENTS)
+
+
+def attempts(snapshot: Snapshot) -> pa.Table:
+    rows = _rows(snapshot, layout.ATTEMPTS, ATTEMPTS, lambda _, record: [attempt_row(record)])
+    return pa.Table.from_pylist(rows, ATTEMPTS)
 
 
 def naive(schema: pa.Schema) -> pa.Schema:
     """Times without a zone: all are UTC, and so is every arithmetic on them."""
     fields = [field.with_type(_TIME) if pa.types.is_timestamp(field.type) else field for field in schema]
     return pa.schema(fields)
-
-
-def _time(text: str) -> datetime:
-    """A record's time, in UTC and without a zone."""
-    return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)

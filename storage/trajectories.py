@@ -11,6 +11,8 @@ from storage.run import Run
 from storage.schema import (
     SCHEMA_VERSION,
     TRAJECTORY_SCHEMA,
+    VERSIONS,
+    Rows,
     content_hashes,
     decode,
     encode,
@@ -19,11 +21,13 @@ from storage.schema import (
     to_table,
     trajectory_id,
 )
-from tba.errors import AlreadyExists, Damaged, Superseded
+from tba.errors import AlreadyExists, Damaged, DataError, Superseded
 from tba.types import Trajectory
 
 LARGEST_REWARD = 1e100
 """In size. Far beyond it, inverse temperature times reward is no longer a number."""
+
+_NUMBERED = ("round", "slot", *(f"{name}{of}" for name in VERSIONS for of in ("", "_attempt")))
 
 
 class Trajectories:
@@ -38,6 +42,7 @@ class Trajectories:
         return next(round for round in count() if round not in stored)
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
+        """As the protocol says. What the buffer would refuse is not stored: DataError says why."""
         if not trajectories:
             raise ValueError(f"searcher {searcher}, seq {seq}: a shard needs at least 1 trajectory, got 0")
         strangers = {t.searcher for t in trajectories} - {searcher}
@@ -46,6 +51,7 @@ class Trajectories:
         key = layout.shard(searcher, seq)
         table = to_table(trajectories, run=self.run.name, searcher=searcher, seq=seq)
         data = encode(table)
+        self._check(key, data)
         try:
             self.run.store.create(key, data)
         except AlreadyExists:
@@ -54,6 +60,13 @@ class Trajectories:
                     f"{self.run.url}/{key} holds other trajectories: searcher {searcher} has another incarnation"
                 ) from None
         return key
+
+    def _check(self, key: str, data: bytes) -> None:
+        """Better that the searcher stops than that every round of it is refused where nobody waits for it."""
+        try:
+            read_shard(self.run.name, key, data)
+        except Damaged as error:
+            raise DataError(f"{self.run.url}/{error}; it was not stored, the replay buffer would refuse it") from None
 
     def _holds(self, key: str, table: pa.Table, data: bytes) -> bool:
         stored = self.run.store.read(key)
@@ -66,7 +79,8 @@ class Trajectories:
 
 
 def read_shard(run: str, key: str, data: bytes) -> pa.Table:
-    """The table of a shard that is whole, sane, and of this run and schema; Damaged, naming key and fault, if not."""
+    """The table of a shard that is whole, sane, and of this run and schema; Damaged, naming key and fault, if not.
+    All that the buffer and its draws make of the rows has been made of them once."""
     try:
         return _read(run, key, data)
     except _Fault as fault:
@@ -76,19 +90,32 @@ def read_shard(run: str, key: str, data: bytes) -> pa.Table:
 class _Fault(Exception): ...
 
 
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, ArithmeticError, TypeError)
+"""What pyarrow and Python raise over bytes that are not what they say."""
+
+
 def _read(run: str, key: str, data: bytes) -> pa.Table:
     name = layout.parse_shard(key)
-    if name is None or layout.shard(*name) != key:
+    if name is None:
         raise _Fault("not the name of a shard")
     try:
         table = decode(data)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _Fault(f"not a readable Parquet object ({str(error).splitlines()[0][:200]})") from None
+        table.validate(full=True)
+    except _UNREADABLE as error:
+        raise _Fault(f"not a readable Parquet object ({_first_line(error)})") from None
     _check_metadata(table, run, *name)
-    _check_schema(table)
-    _check_rows(table, *name)
-    _check_numbers(table)
+    try:
+        _check_schema(table)
+        _check_rows(table, *name)
+        _check_numbers(table)
+        Rows(table)
+    except _UNREADABLE as error:
+        raise _Fault(f"it has values that are none ({_first_line(error)})") from None
     return table
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
 def _check_metadata(table: pa.Table, run: str, searcher: int, seq: int) -> None:
@@ -101,8 +128,10 @@ def _check_metadata(table: pa.Table, run: str, searcher: int, seq: int) -> None:
 
 
 def _check_schema(table: pa.Table) -> None:
+    if twice := {name for name in table.column_names if table.column_names.count(name) > 1}:
+        raise _Fault(f"it has column {min(twice)!r} more than once")
     for field in TRAJECTORY_SCHEMA:
-        if table.schema.get_all_field_indices(field.name) == []:
+        if field.name not in table.column_names:
             raise _Fault(f"it has no column {field.name!r}")
         found = table.schema.field(field.name).type
         if found != field.type:
@@ -137,6 +166,9 @@ def _check_numbers(table: pa.Table) -> None:
             raise _Fault(f"column {column!r} has a number that is not finite")
     if np.abs(table["reward"].to_numpy()).max() > LARGEST_REWARD:
         raise _Fault(f"a reward is beyond {LARGEST_REWARD:g}")
+    for column in _NUMBERED:
+        if (table[column].to_numpy() < 0).any():
+            raise _Fault(f"column {column!r} has a number below 0")
     for column in ("prompt_tokens", "response_tokens"):
         if (flat(table[column])[0] < 0).any():
             raise _Fault(f"column {column!r} has a negative token")

@@ -5,7 +5,8 @@ objects are read when a query asks for them, through handles that the connection
 system, and DuckDB is told to refuse it altogether: files can be neither read nor written, whatever the SQL says.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -16,25 +17,27 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from storage import layout, mirror, tables
-from storage.attempts import Span, chain
+from storage import layout, mirror, records, tables
+from storage.attempts import Span, accepts, chain
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress, Snapshot
 from storage.prompts import PROMPTS_SCHEMA
 from storage.run import Run, resolve
 from storage.schema import TRAJECTORY_SCHEMA
+from storage.syncs import SyncRecord
 
 VIEWS_SQL = files("storage").joinpath("sql/views.sql").read_text()
 
 _PARQUET = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
+_COMPUTED = ("version_step", "age")  # by the view of trajectories
 _LOCKED = (
-    "set enable_external_access = false",
+    "set enable_external_access = false",  # neither files nor the variables of the program
+    "set disabled_filesystems = 'LocalFileSystem'",  # without it a log to a file is refused by an abort of the process
     "set autoload_known_extensions = false",
     "set autoinstall_known_extensions = false",
     "set allow_community_extensions = false",
-    "set python_enable_replacements = false",
     "set lock_configuration = true",
 )
 
@@ -48,8 +51,11 @@ def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckD
     con.execute("set TimeZone = 'UTC'")
     con.execute("create schema stored")
     con.execute("use stored")
-    spans, shards = chain(snapshot.run), tables.shards(snapshot)
-    for name, table in _small(snapshot, spans, shards).items():
+    with records.reading(f"{run.url}/{layout.ATTEMPTS}"):
+        spans = chain(run)
+    synced = tables.sync_records(snapshot)
+    shards = tables.shards(snapshot, synced)
+    for name, table in _small(snapshot, spans, synced, shards).items():
         con.from_arrow(table).create(name)
     for name, relation in _large(snapshot, spans, shards).items():
         con.from_arrow(relation).create_view(name)
@@ -60,13 +66,15 @@ def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckD
     return con
 
 
-def _small(snapshot: Snapshot, spans: Sequence[Span], shards: Sequence[Mapping[str, Any]]) -> dict[str, pa.Table]:
-    steps_of = tables.steps_of_versions(snapshot)
+def _small(
+    snapshot: Snapshot, spans: Sequence[Span], synced: Sequence[SyncRecord], shards: Sequence[tables.Row]
+) -> dict[str, pa.Table]:
+    steps_of = tables.steps_of_versions(snapshot, synced)
     return {
         "shards": pa.Table.from_pylist(list(shards), tables.SHARDS),
-        "syncs": tables.syncs(snapshot),
+        "syncs": tables.syncs(synced),
         "steps": tables.steps(snapshot, spans),
-        "versions": tables.versions(snapshot, spans),
+        "versions": tables.versions(snapshot, spans, steps_of),
         "checkpoints": tables.checkpoints(snapshot, spans),
         "evaluations": tables.evaluations(snapshot, spans),
         "events": tables.events(snapshot),
@@ -77,7 +85,7 @@ def _small(snapshot: Snapshot, spans: Sequence[Span], shards: Sequence[Mapping[s
     }
 
 
-def _large(snapshot: Snapshot, spans: Sequence[Span], shards: Sequence[Mapping[str, Any]]) -> dict[str, ds.Dataset]:
+def _large(snapshot: Snapshot, spans: Sequence[Span], shards: Sequence[tables.Row]) -> dict[str, ds.Dataset]:
     return {
         "trajectories": _trajectories(snapshot, shards),
         "draws": _draws(snapshot, spans),
@@ -85,7 +93,7 @@ def _large(snapshot: Snapshot, spans: Sequence[Span], shards: Sequence[Mapping[s
     }
 
 
-def _trajectories(snapshot: Snapshot, shards: Sequence[Mapping[str, Any]]) -> ds.Dataset:
+def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row]) -> ds.Dataset:
     """The rows of readable shards. What a record says of a shard is known to its rows without reading them, so a query
     that asks for some syncs opens only their shards."""
     readable = [shard for shard in shards if shard["state"] in ("admitted", "waiting")]
@@ -94,34 +102,38 @@ def _trajectories(snapshot: Snapshot, shards: Sequence[Mapping[str, Any]]) -> ds
     return _dataset(snapshot, facts, _with_extras(snapshot, readable, taken=columns), columns)
 
 
-def _with_extras(snapshot: Snapshot, shards: Sequence[Mapping[str, Any]], *, taken: Container[str]) -> pa.Schema:
+def _with_extras(snapshot: Snapshot, shards: Sequence[tables.Row], *, taken: Collection[str]) -> pa.Schema:
     """The schema of trajectories, and the columns that a task has added, as the oldest and newest shard of each
-    searcher show them."""
+    searcher show them. Left out is one whose name the view has already, or which is not the same in all of them."""
     oldest = {shard["searcher"]: shard["key"] for shard in reversed(shards)}
     newest = {shard["searcher"]: shard["key"] for shard in shards}
-    schema = TRAJECTORY_SCHEMA
+    own = {name.lower() for name in (*TRAJECTORY_SCHEMA.names, *taken, *_COMPUTED)}
+    found: defaultdict[str, list[pa.Field]] = defaultdict(list)
     for key in sorted({*oldest.values(), *newest.values()}):
         try:
-            found = pq.read_schema(snapshot.files[key])
-        except (pa.ArrowException, OSError):  # damaged since it was admitted: queries that reach it will say so
+            schema = pq.read_schema(snapshot.files[key])
+        except (pa.ArrowException, OSError, ValueError):  # damaged since: queries that reach it will say so
             continue
-        for field in found:
-            if field.name not in schema.names and field.name not in taken:
-                schema = schema.append(field)
-    return schema
+        for field in schema:
+            found[field.name.lower()].append(field)
+    extras = [fields[0] for name, fields in found.items() if name not in own and _are_one(fields)]
+    return pa.schema([*TRAJECTORY_SCHEMA, *extras])
+
+
+def _are_one(fields: Sequence[pa.Field]) -> bool:
+    return all((field.name, field.type) == (fields[0].name, fields[0].type) for field in fields)
 
 
 def _prompts(snapshot: Snapshot) -> ds.Dataset:
-    keys = [key for key in snapshot.keys(layout.PROMPTS) if key.endswith(".parquet")]
-    facts = {key: {"split": key.removeprefix(layout.PROMPTS).removesuffix(".parquet")} for key in keys}
+    facts = {key: {"split": layout.parse_prompts(key)} for key in snapshot.keys(layout.PROMPTS)}
     return _dataset(snapshot, facts, PROMPTS_SCHEMA, {"split": pa.string()})
 
 
 def _draws(snapshot: Snapshot, spans: Sequence[Span]) -> ds.Dataset:
     facts = {}
     for key in snapshot.keys(layout.DRAWS):
-        name = tables.ledger_name(key)
-        facts[key] = {"sync": name.number, "attempt": name.attempt, "abandoned": not tables.counts(spans, name)}
+        if name := layout.parse_ledger(key):
+            facts[key] = {"sync": name.number, "attempt": name.attempt, "abandoned": not accepts(spans, name)}
     columns = {"sync": pa.int32(), "attempt": pa.int32(), "abandoned": pa.bool_()}
     return _dataset(snapshot, facts, DRAWS_SCHEMA, columns)
 

@@ -26,10 +26,11 @@ def settings(cls: type[T]) -> type[T]:
     return dataclass(config=strict, frozen=True, kw_only=True)(cls)  # pyright: ignore[reportReturnType]
 
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
+Positive = Annotated[int, Field(ge=1, le=10**9)]
+Count = Annotated[int, Field(ge=0, le=10**9)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Beta = Annotated[float, Field(ge=1e-9, le=1e9)]  # rewards are divided by it, and the quotients squared in float32
 
 
 @settings
@@ -52,7 +53,7 @@ class ModelConfig:
     """The policy before training; it is also the reference."""
 
     path: str = ""
-    """A folder, a URL or a hub name; empty lets the task make its own small base policy."""
+    """A folder, an `s3://` URL or a hub name; empty lets the task make its own small base policy."""
     revision: str = "main"
     trust_remote_code: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -70,8 +71,8 @@ class ObjectiveConfig:
     """The loss, the temperature beta of its target, and what counts as part of a response."""
 
     name: Literal["trajectory-balance", "tba-prime"] = "trajectory-balance"
-    beta_start: Annotated[float, Field(gt=0)] = 0.05
-    beta_end: Annotated[float, Field(gt=0)] = 0.05
+    beta_start: Beta = 0.05
+    beta_end: Beta = 0.05
     beta_target: Positive = 1
     """The step towards which beta is drawn in a line from `beta_start` to `beta_end`."""
     beta_stop: Positive = 1
@@ -80,7 +81,7 @@ class ObjectiveConfig:
     """Whether a generated end token is part of the response; the paper's GSM8K runs left it out."""
     reference_reset: Count = 0
     """Steps between resets of the reference to the policy; 0 never."""
-    ratio_cap: Annotated[float, Field(gt=0)] = 8.0
+    ratio_cap: Annotated[float, Field(gt=0, le=1e9)] = 8.0
     """Cap of the importance ratio of `tba-prime`."""
 
 
@@ -106,7 +107,7 @@ class SearchConfig:
     responses_per_prompt: Positive = 8
     """S: responses per prompt and visit, at least K."""
     prompts_per_round: Positive = 8
-    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    temperature: Annotated[float, Field(ge=0.001, le=10)] = 1.0
     """Of generation, and of every log-probability in the loss."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     max_prompt_tokens: Positive = 512
@@ -116,7 +117,7 @@ class SearchConfig:
     shuffle: bool = True
     """Visit prompts in a seeded order; the paper's code visited them in the order of the data."""
     initial_fill: Positive = 500
-    """Trajectories that must exist before the first step."""
+    """Trajectories that must exist before the first step: a batch at least."""
 
 
 @settings
@@ -133,14 +134,24 @@ class TrainingConfig:
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     schedule: Literal["constant", "linear", "warmup-stable-decay"] = "constant"
     warmup_steps: Count = 0
-    stable_steps: Count = 0
+    """Of any schedule: the learning rate rises in a line to its peak."""
+    stable_steps: Count | None = None
+    """Of warmup-stable-decay: steps at the peak; unset, all that warm-up and decay leave of `steps`."""
     decay_steps: Count = 0
+    """Of warmup-stable-decay: steps from the peak to 0. A run that ends before them stops on the way down."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    adam_eps: Annotated[float, Field(gt=0)] = 1e-8
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    clip_norm: Annotated[float, Field(ge=0)] = 0.0
+    adam_eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
+    clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     """Largest gradient norm; 0 leaves gradients alone, as the paper does."""
+
+    @property
+    def peak_steps(self) -> int:
+        """Steps at the peak of warmup-stable-decay."""
+        if self.stable_steps is not None:
+            return self.stable_steps
+        return max(0, self.steps - self.warmup_steps - self.decay_steps)
 
 
 @settings
@@ -152,7 +163,7 @@ class SyncConfig:
     checkpoint_every: Positive = 5
     """Syncs between checkpoints."""
     keep_versions: Annotated[int, Field(ge=2)] = 4
-    keep_checkpoints: Positive = 2
+    keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
 
 
 @settings
@@ -195,7 +206,7 @@ class MetricsConfig:
 class Config:
     """All settings of a run."""
 
-    seed: Count = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
@@ -210,6 +221,7 @@ class Config:
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         search, training, sync, objective = self.search, self.training, self.sync, self.objective
+        schedule_ends = training.warmup_steps + training.peak_steps + training.decay_steps
         rules = [
             (
                 search.responses_per_prompt >= training.responses_per_prompt,
@@ -231,10 +243,11 @@ class Config:
                 f"got {objective.beta_stop}",
             ),
             (
-                training.schedule != "warmup-stable-decay"
-                or training.warmup_steps + training.stable_steps + training.decay_steps > 0,
-                "training.schedule: 'warmup-stable-decay' needs training.warmup_steps, stable_steps or decay_steps "
-                "above 0; with none the learning rate would be 0 throughout",
+                training.schedule != "warmup-stable-decay" or schedule_ends >= training.steps,
+                f"training.schedule: 'warmup-stable-decay' ends at step {schedule_ends} (warmup_steps "
+                f"{training.warmup_steps} + stable_steps {training.peak_steps} + decay_steps {training.decay_steps}), "
+                f"from where to training.steps, got {training.steps}, the learning rate would be 0; raise "
+                "training.stable_steps, or leave it unset: it then takes what the others leave",
             ),
             (
                 self.sampling.capacity >= training.responses_per_prompt,
@@ -245,6 +258,16 @@ class Config:
                 self.limits.silent_after >= 3 * self.limits.lease_every,
                 f"limits.silent_after must be >= 3 x limits.lease_every ({self.limits.lease_every}), "
                 f"got {self.limits.silent_after}",
+            ),
+            (
+                self.limits.orphan_after >= 3 * self.limits.lease_every,
+                f"limits.orphan_after must be >= 3 x limits.lease_every ({self.limits.lease_every}), or every role "
+                f"takes itself for an orphan, got {self.limits.orphan_after}",
+            ),
+            (
+                search.initial_fill >= self.batch,
+                f"search.initial_fill must be >= training.prompts_per_step x training.responses_per_prompt "
+                f"({self.batch}), or the first batch repeats trajectories, got {search.initial_fill}",
             ),
         ]
         for holds, message in rules:
@@ -267,7 +290,15 @@ class Config:
 
     @property
     def last_sync(self) -> int:
-        return math.ceil(self.training.steps / self.sync.every)
+        return self.sync_of_step(self.training.steps)
+
+    def sync_of_step(self, step: int) -> int:
+        """The sync that closes a step."""
+        return math.ceil(step / self.sync.every)
+
+    def sync_before(self, step: int) -> int:
+        """The newest sync before a step: its record is the last that the step draws from."""
+        return (step - 1) // self.sync.every
 
     def step_of_sync(self, sync: int) -> int:
         """The step that a sync follows; the last sync follows the last step, whatever the period."""
@@ -296,7 +327,12 @@ class Config:
                 place = place[name]
             if leaf not in place:
                 raise ConfigError(f"unknown setting {key!r}; known here: {', '.join(sorted(place))}")
-            place[leaf] = {**place[leaf], **value} if isinstance(place[leaf], dict) else value
+            if isinstance(place[leaf], dict):
+                if not isinstance(value, Mapping):
+                    known = next(iter(place[leaf]))
+                    raise ConfigError(f"{key}: a section; name a setting in it, such as {key}.{known}")
+                value = {**place[leaf], **value}
+            place[leaf] = value
         return parse(plain)
 
     def to_dict(self) -> dict[str, Any]:
@@ -309,13 +345,15 @@ _adapter = TypeAdapter(Config)
 def parse(plain: Mapping[str, Any] | str) -> Config:
     """A config from nested dicts or JSON; one clear line for every field at fault."""
     try:
-        return _adapter.validate_json(plain) if isinstance(plain, str) else _adapter.validate_python(dict(plain))
+        if isinstance(plain, str):
+            return _adapter.validate_json(plain)
+        return _adapter.validate_python(dict(plain) if isinstance(plain, Mapping) else plain)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
 
 
 def _explain(error: Any) -> str:
-    field = ".".join(str(part) for part in error["loc"])
+    field = ".".join(str(part) for part in error["loc"]) or "the settings"
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"unknown setting {field!r}"
     if error["type"] == "value_error":
@@ -335,7 +373,7 @@ def quickstart() -> Config:
         ),
         training=TrainingConfig(
             steps=400, prompts_per_step=32, responses_per_prompt=8, groups_per_micro_batch=32, learning_rate=2e-4,
-            schedule="warmup-stable-decay", warmup_steps=10, stable_steps=190, decay_steps=200, adam_beta1=0.0,
+            schedule="warmup-stable-decay", warmup_steps=10, decay_steps=200, adam_beta1=0.0,
         ),
         sync=SyncConfig(every=4, checkpoint_every=5, keep_versions=6),
         evaluation=EvaluationConfig(every=15, prompts=500, samples=4),
@@ -356,7 +394,7 @@ def gsm8k() -> Config:
         ),
         training=TrainingConfig(
             steps=1000, prompts_per_step=7, responses_per_prompt=20, groups_per_micro_batch=1, learning_rate=1e-5,
-            schedule="warmup-stable-decay", warmup_steps=50, stable_steps=450, decay_steps=500,
+            schedule="warmup-stable-decay", warmup_steps=50, decay_steps=500,
         ),
         sync=SyncConfig(every=2, checkpoint_every=25),
         evaluation=EvaluationConfig(every=50),
@@ -400,7 +438,7 @@ def math_() -> Config:
             adam_beta2=0.99, weight_decay=0.01, clip_norm=1.0,
         ),
         sync=SyncConfig(every=2, checkpoint_every=25),
-        evaluation=EvaluationConfig(prompts=500),
+        evaluation=EvaluationConfig(every=3, prompts=500),  # 6 steps; the paper's 5 are no whole number of syncs
     )  # fmt: skip
 
 

@@ -4,8 +4,9 @@ import time
 from collections.abc import Sequence
 
 from tba.config import Config
-from tba.interfaces import EvaluationLog, Generator, Lease, Task, VersionStore
-from tba.searcher import request_seed
+from tba.errors import Damaged
+from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Task, VersionStore
+from tba.prompts import request_seed
 from tba.types import Prompt, Score, Version
 
 
@@ -20,59 +21,85 @@ class Evaluator:
         versions: VersionStore,
         evaluations: EvaluationLog,
         lease: Lease,
+        events: EventLog,
     ):
         self.config, self.task, self.prompts = config, task, prompts
-        self.generator, self.versions, self.evaluations, self.lease = generator, versions, evaluations, lease
+        self.generator, self.versions, self.evaluations = generator, versions, evaluations
+        self.lease, self.events = lease, events
+        self.passed_over: set[Version] = set()  # gone or damaged when their turn came
+        self.scored = 0
 
     def run(self, poll: float = 1.0) -> None:
         """Consumes versions; produces evaluations. Waits for the next version that is due; ends with the last."""
         while True:
             self.lease.check()
             done = self.evaluations.done()
+            self.scored = len(done)
             if any(v.number == self.config.last_sync for v in done):
                 return
             version = self.due(done)
-            if version is None:
-                self.lease.tell("waiting for a version to score")
-                time.sleep(poll)
+            step = self.adopt(version) if version else None
+            if version and step is not None:
+                self.evaluations.write(self.scores(version, step))
                 continue
-            try:
-                self.generator.adopt(self.versions.load(version), version)
-            except FileNotFoundError:  # pruned before its turn came
-                continue
-            self.evaluations.write(self.scores(version))
+            self.lease.tell("waiting for a version to score", scored=self.scored)
+            time.sleep(poll)
 
     def due(self, done: set[Version]) -> Version | None:
-        """The start first, the last version always, in between the newest one once `every` syncs have passed."""
+        """The start first, the last version always; in between the newest of each `every`-th, which are kept until
+        they are scored, or, where that was not published, the newest one once `every` syncs have passed."""
+        every, known = self.config.evaluation.every, done | self.passed_over
         reference, newest = self.versions.reference(), self.versions.newest()
-        if reference is not None and not any(v.number == 0 for v in done):
+        if reference and reference not in self.passed_over and not any(v.number == 0 for v in done):
             return reference
-        if newest is None or newest in done:
+        if newest is None or newest in known:
             return None
-        last_scored = max((v.number for v in done), default=0)
-        if newest.number == self.config.last_sync or newest.number - last_scored >= self.config.evaluation.every:
+        if newest.number == self.config.last_sync:
             return newest
+        last_scored = max((v.number for v in done), default=0)
+        later = [v for v in self.versions.complete() if v.number > last_scored and v not in known]
+        regular = [v for v in later if v.number % every == 0]
+        if regular:
+            return max(regular, key=lambda version: version.order)
+        return newest if newest.number - last_scored >= every else None
+
+    def adopt(self, version: Version) -> int | None:
+        """The step of the version, asked for now: it may be pruned while it is scored. None if it cannot be loaded,
+        which is reported and not tried again."""
+        try:
+            step = self.versions.step(version)
+            self.generator.adopt(self.versions.load(version), version)
+        except FileNotFoundError as error:  # pruned before its turn came
+            self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
+        except Damaged as error:
+            self.events.write("version-refused", str(error), severity="error", version=str(version))
+            if version.number == self.config.last_sync:  # no other will come
+                raise
+        else:
+            return step
+        self.passed_over.add(version)
         return None
 
-    def scores(self, version: Version) -> list[Score]:
+    def scores(self, version: Version, step: int) -> list[Score]:
         search, samples = self.config.search, self.config.evaluation.samples
-        greedy = self._score(version, "greedy", [[0]] * len(self.prompts), temperature=0.0)
+        greedy = self._score(version, step, "greedy", [[0]] * len(self.prompts), temperature=0.0)
         if not samples:
             return [greedy]
         seeds = [
             [request_seed(self.config.seed, -1, 0, i * samples + j) for j in range(samples)]
             for i in range(len(self.prompts))
         ]
-        return [greedy, self._score(version, "sampled", seeds, temperature=search.temperature)]
+        return [greedy, self._score(version, step, "sampled", seeds, temperature=search.temperature)]
 
-    def _score(self, version: Version, metric: str, seeds: list[list[int]], *, temperature: float) -> Score:
+    def _score(self, version: Version, step: int, metric: str, seeds: list[list[int]], *, temperature: float) -> Score:
         """Mean reward over all responses; generated in pieces so that a long evaluation hears a request to stop."""
         began = time.monotonic()
         rewards: list[float] = []
         piece = max(1, self.config.search.batch_responses // len(seeds[0]))
         for first in range(0, len(self.prompts), piece):
             self.lease.check()
-            self.lease.tell(f"{metric} of version {version}: {first} of {len(self.prompts)} prompts")
+            status = f"{metric} of version {version}: {first} of {len(self.prompts)} prompts"
+            self.lease.tell(status, scored=self.scored)
             prompts = self.prompts[first : first + piece]
             responses = self.generator.generate(
                 prompts, seeds[first : first + piece], temperature=temperature, top_p=self.config.search.top_p
@@ -80,7 +107,7 @@ class Evaluator:
             rewards += [self.task.reward(p, r).value for p, rs in zip(prompts, responses, strict=True) for r in rs]
         return Score(
             version=version,
-            step=self.versions.step(version),
+            step=step,
             metric=metric,
             value=sum(rewards) / len(rewards),
             n=len(rewards),

@@ -9,6 +9,7 @@ on that, so a token can differ where two numbers agree to six digits.
 import hashlib
 import inspect
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from tba.errors import ConfigError, Damaged
+from tba.errors import ConfigError, Damaged, Missing
 from tba.logprobs import chosen_logps
 from tba.policy import Policy
 from tba.types import Prompt, Response, Version
@@ -51,17 +52,22 @@ class TransformersGenerator:
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
-        into the model that is there. Damaged if they cannot be read; the weights before it then stay."""
-        description = _describe(folder)
+        into the model that is there. Missing if the folder is removed meanwhile, Damaged if it cannot be read; the
+        weights before it then stay."""
         try:
+            description = _describe(folder)
             if self._policy is None or description != self._description or not _refill(self._policy.model, folder):
-                self._policy = self._load(folder)
-        except SafetensorError as error:
-            raise Damaged(f"version {version}: its weights in {folder} cannot be read: {error}") from error
+                self._policy = self._load(folder, description)
+        except (Damaged, OSError, SafetensorError) as error:
+            if not (folder / "config.json").exists():  # the first file to go
+                raise Missing(f"version {version} was removed from {folder} while it was read") from error
+            raise Damaged(f"version {version} in {folder} cannot be read: {error}") from error
         self._description, self.version = description, version
 
-    def _load(self, folder: Path) -> Policy:
+    def _load(self, folder: Path, description: bytes) -> Policy:
         policy = Policy.load(folder, dtype=self.dtype, device=self.device, trust_remote_code=self.trust_remote_code)
+        if _describe(folder) != description:  # transformers makes do with what is left
+            raise FileNotFoundError(folder)
         _check_cache(policy.model)
         return policy
 
@@ -84,12 +90,12 @@ class TransformersGenerator:
     def _run(self, policy: Policy, requests: "Sequence[_Request]", temperature: float, top_p: float) -> None:
         """Continue every request to its end. Long prompts first: later ones then fit in the columns that are there."""
         ends = _end_tokens(policy)
-        waiting = sorted(requests, key=lambda request: -len(request.prompt))[::-1]
+        waiting = deque(sorted(requests, key=lambda request: len(request.prompt), reverse=True))
         flight = _Flight(policy.model)
         while waiting or flight.rows:
             room = self.batch_responses - len(flight.rows)
             if waiting and room >= min(len(waiting), max(1, self.batch_responses // _REFILL)):
-                flight.admit([waiting.pop() for _ in range(min(room, len(waiting)))])
+                flight.admit([waiting.popleft() for _ in range(min(room, len(waiting)))])
             for request, token, logp in flight.sample(temperature, top_p):
                 request.take(token, logp, ends, self.max_response_tokens)
             flight.drop_ended(at_least=len(flight.rows) // _REFILL)

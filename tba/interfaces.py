@@ -127,15 +127,19 @@ class CheckpointStore(Protocol):
 
     def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None: ...
 
-    def load(self, sync: int, attempt: int) -> Path: ...
-
-    def prune(self, keep: int) -> object: ...
+    def prune(self, keep: int) -> object:
+        """Give up all but the newest `keep`."""
+        ...
 
 
 class VersionStore(Protocol):
     """Published policies, as Hugging Face folders."""
 
     def publish(self, version: Version, *, step: int, folder: Path) -> None: ...
+
+    def complete(self) -> Sequence[Version]:
+        """Those that exist, oldest first."""
+        ...
 
     def newest(self) -> Version | None:
         """Of the highest attempt, the highest number that is complete."""
@@ -151,7 +155,9 @@ class VersionStore(Protocol):
         """A local folder with the verified files of a version."""
         ...
 
-    def prune(self, *, keep: int, every: int) -> list[Version]: ...
+    def prune(self, *, keep: int, every: int) -> object:
+        """Give up what nothing needs any more: not the newest `keep`, not each `every`-th."""
+        ...
 
 
 class Lease(Protocol):

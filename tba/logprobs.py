@@ -32,7 +32,8 @@ def token_logps(
 
     The model's distribution is softmax(logits / temperature), in float32 at least. Column 0 has nothing before it and
     is never counted. Without an attention mask, padding stands on the right only, where causality makes it harmless
-    and attention needs no mask; with one it may stand anywhere.
+    and attention needs no mask: so do all roles. With one it may stand anywhere, as in rows that a generator padded on
+    the left; the numbers are the same.
     """
     predicts_BT, targets_BT = response_mask_BT[:, 1:], tokens_BT[:, 1:]
     placed: dict[str, Tensor] = {}

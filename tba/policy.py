@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from tba.batching import Batch, pad
-from tba.errors import ConfigError
+from tba.batching import pad
+from tba.errors import ConfigError, Damaged, RunFailed, TBAError
 from tba.logprobs import token_logps
 from tba.types import Prompt, Response, Version
 
@@ -27,7 +29,8 @@ class Snapshot:
 
     def save(self, folder: Path, *, dtype: str | None = None) -> None:
         """A Hugging Face folder: safetensors, config, generation config and tokenizer; weights as `dtype` if given."""
-        stored = self.model if dtype is None else _frozen_copy(self.model, _dtype(dtype))
+        wanted = self.model.dtype if dtype is None else _dtype(dtype)
+        stored = self.model if wanted == self.model.dtype else _frozen_copy(self.model, wanted)
         stored.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
@@ -58,13 +61,18 @@ class Policy:
         revision: str = "main",
         trust_remote_code: bool = False,
     ) -> "Policy":
-        """From a Hugging Face folder or a hub name (`revision` is for the latter)."""
+        """From a Hugging Face folder or a hub name (`revision` is for the latter); safetensors only.
+
+        Damaged if the folder is there and does not load, ConfigError if it is neither a folder nor a repository with
+        such a model, RunFailed if the hub could not be asked, so that another try may succeed.
+        """
         place, options = resolve_device(device), {"revision": revision, "trust_remote_code": trust_remote_code}
+        weights = {"dtype": _dtype(dtype), "use_safetensors": True}
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, **options)
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **options)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"model.path: cannot load a policy from {str(path)!r}: {error}") from error
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, **weights, **options)
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            raise _cannot_load(path, error) from error
         _make_savable(model)
         return cls(model.to(place).eval(), tokenizer, place)  # pyright: ignore[reportArgumentType]
 
@@ -74,20 +82,9 @@ class Policy:
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         return next((token for token in candidates if isinstance(token, int)), 0)
 
-    def token_logps(self, batch: Batch, *, temperature: float) -> Tensor:
-        """[B, T] log-probability of each counted token; 0 elsewhere."""
-        return token_logps(self.model, batch.tokens_BT, batch.response_mask_BT, temperature=temperature)
-
     def snapshot(self) -> Snapshot:
         """A copy in main memory that training does not touch."""
         return Snapshot(_frozen_copy(self.model), self.tokenizer)
-
-    def save(self, folder: Path, *, dtype: str | None = None) -> None:
-        """As `Snapshot.save`, of the live weights."""
-        Snapshot(self.model, self.tokenizer).save(folder, dtype=dtype)
-
-    def weights_sha256(self) -> str:
-        return Snapshot(self.model, self.tokenizer).sha256()
 
 
 class PolicyScorer:
@@ -162,6 +159,28 @@ def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Pr
         target = dtype if parameter.is_floating_point() else None
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("cpu", target, copy=True), requires_grad=False)
     return copy.deepcopy(model, memo)
+
+
+def _cannot_load(path: str | Path, error: Exception) -> TBAError:
+    what = f"cannot load a policy from {str(path)!r}: {error}"
+    if Path(path).is_dir():
+        return Damaged(what)
+    if any(_is_transport(cause) for cause in _causes(error)):
+        return RunFailed(what)
+    return ConfigError(f"model.path: {what}")
+
+
+def _is_transport(error: BaseException) -> bool:
+    """The hub, or the way there; what it answers about a model itself, such as that there is none, is not meant."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in (408, 429) or error.response.status_code >= 500
+    return isinstance(error, LocalEntryNotFoundError | ConnectionError | TimeoutError)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _make_savable(model: PreTrainedModel) -> None:

@@ -25,7 +25,7 @@ def learning_rate_at(step: int, training: TrainingConfig) -> float:
 
 
 def _factor(step: int, training: TrainingConfig) -> float:
-    warmup, stable, decay = training.warmup_steps, training.stable_steps, training.decay_steps
+    warmup, stable, decay = training.warmup_steps, training.peak_steps, training.decay_steps
     if step < warmup:
         return step / warmup
     if training.schedule == "constant":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -36,14 +37,15 @@ class TrainingState:
 
     @classmethod
     def load(cls, folder: Path) -> "TrainingState":
+        """Damaged if the folder does not hold exactly this."""
         try:
             plain = json.loads((folder / _STATE).read_text())
             tensors = load_file(folder / _TENSORS)
             random = tensors.pop("random")
-        except (OSError, ValueError, KeyError) as error:
-            raise Damaged(f"checkpoint {folder} is not readable: {error}") from error
-        optimizer = {name.removeprefix("optimizer."): value for name, value in tensors.items()}
-        return cls(optimizer=optimizer, random=random, **plain)
+            optimizer = {name.removeprefix("optimizer."): value for name, value in tensors.items()}
+            return cls(optimizer=optimizer, random=random, **plain)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise Damaged(f"checkpoint {folder} is not readable: {type(error).__name__}: {error}") from error
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

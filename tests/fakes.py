@@ -3,11 +3,11 @@
 Whole roles on real storage are tested in tests/flows; these make the order of events visible in milliseconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tba.errors import Stopped
+from tba.errors import ConfigError, Stopped
 from tba.types import Prompt, Response, Reward, Trajectory, Version
 
 
@@ -16,10 +16,11 @@ def make_prompts(n: int) -> list[Prompt]:
 
 
 class Lease:
-    """Asks to stop at the given check."""
+    """Asks to stop, or says that another has taken over, from the given check on."""
 
-    def __init__(self, stop_at: int = 10**9):
+    def __init__(self, stop_at: int = 10**9, verdict: Exception | None = None):
         self.checks, self.stop_at, self.told = 0, stop_at, []
+        self.verdict = verdict or Stopped("enough")
 
     def tell(self, status: str, **progress: float) -> None:
         self.told.append(status)
@@ -27,7 +28,7 @@ class Lease:
     def check(self) -> None:
         self.checks += 1
         if self.checks >= self.stop_at:
-            raise Stopped("enough")
+            raise self.verdict
 
 
 class Events:
@@ -43,11 +44,21 @@ class Versions:
 
     def __init__(self, *newest: Version, broken: dict[Version, Exception] | None = None):
         self.queue, self.broken = list(newest), broken or {}
+        self.seen: list[Version] = []
+        self.loaded: list[Version] = []
+
+    def publish(self, version: Version, *, step: int, folder: Path) -> None:
+        self.queue.append(version)
+
+    def complete(self) -> list[Version]:
+        return sorted(set(self.seen), key=lambda version: version.order)
 
     def newest(self) -> Version:
-        return self.queue.pop(0) if len(self.queue) > 1 else self.queue[0]
+        self.seen.append(self.queue.pop(0) if len(self.queue) > 1 else self.queue[0])
+        return self.seen[-1]
 
     def load(self, version: Version) -> Path:
+        self.loaded.append(version)
         if version in self.broken:
             raise self.broken[version]
         return Path(str(version))
@@ -58,12 +69,17 @@ class Versions:
     def step(self, version: Version) -> int:
         return version.number
 
+    def prune(self, *, keep: int, every: int) -> None: ...
+
 
 class Generator:
+    """Right for odd seeds; of no use before it has adopted a version."""
+
     def __init__(self) -> None:
-        self.version = Version(-1, -1)
+        self.version: Version | None = None
         self.adopted: list[Version] = []
         self.asked: list[list[int]] = []
+        self.settings: list[tuple[float, float]] = []  # temperature and top_p of each request
 
     def adopt(self, folder: Path, version: Version) -> None:
         self.version = version
@@ -73,9 +89,12 @@ class Generator:
         self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], *, temperature: float, top_p: float = 1.0
     ) -> list[list[Response]]:
         self.asked += [list(row) for row in seeds]
+        self.settings.append((temperature, top_p))
         return [[self._response(p, seed, temperature) for seed in row] for p, row in zip(prompts, seeds, strict=True)]
 
     def _response(self, prompt: Prompt, seed: int, temperature: float) -> Response:
+        if self.version is None:
+            raise ConfigError("a generator has no weights before it has adopted a version")
         return Response(
             tokens=(5, 1), logps=(-0.5, -0.1), text=prompt.answer if seed % 2 else "wrong", finished=True,
             temperature=temperature, top_p=1.0, seed=seed, version_start=self.version, version_end=self.version,
@@ -84,16 +103,27 @@ class Generator:
 
 
 class Scorer:
-    version = Version(0, 1)
+    def __init__(self) -> None:
+        self.version = Version(0, 1)
+        self.temperatures: list[float] = []
 
     def token_logps(
         self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float
     ) -> list[list[tuple[float, ...]]]:
+        self.temperatures.append(temperature)
         return [[(-1.0, -1.0) for _ in row] for row in responses]
 
 
 class Task:
     name = "fake"
+
+    def source(self, split: str) -> str:
+        return ""
+
+    def prompts(
+        self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
+    ) -> list[Prompt]:
+        return make_prompts(3)
 
     def reward(self, prompt: Prompt, response: Response) -> Reward:
         return Reward(value=float(response.text == prompt.answer))

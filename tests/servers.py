@@ -54,7 +54,7 @@ class Server:
 def moto(folder: Path) -> Iterator[Server]:
     """A simulation of S3, in memory."""
     port = free_port()
-    with _process([sys.executable, "-m", "moto.server", "-p", str(port)], port, folder / "moto.log"):
+    with _process([sys.executable, "-m", "tests.moto_server", "-p", str(port)], port, folder / "moto.log"):
         server = Server(f"http://127.0.0.1:{port}")
         server.make_bucket()
         yield server
@@ -66,10 +66,12 @@ def lacking_for_ceph() -> list[str]:
 
 @contextmanager
 def ceph(folder: Path) -> Iterator[Server]:
-    """A real one: Ceph's RADOS gateway, its data in memory. Skips where Ceph is not installed."""
+    """A real one: Ceph's RADOS gateway, its data in memory. Where Ceph is not installed its tests are skipped, unless
+    TBA_TESTS_NEED_CEPH is set: then they fail."""
     if lacking := lacking_for_ceph():
         packages = "ceph-mon ceph-osd radosgw"
-        pytest.skip(f"no {', '.join(lacking)} here: apt-get install --no-install-recommends {packages}")
+        refuse = pytest.fail if os.environ.get("TBA_TESTS_NEED_CEPH") else pytest.skip
+        refuse(f"no {', '.join(lacking)} here: apt-get install --no-install-recommends {packages}")
     port, home = free_port(), folder / "ceph"
     try:
         command = [CEPH, "start", home, str(free_port()), str(port), str(os.getpid())]

@@ -2,7 +2,7 @@
 -- tables that storage/check.py fills: trajectories (of every readable shard; sync and step are null for those that
 -- wait), shards (that records admit), draws and steps (of the chain of attempts; key is the object they are in),
 -- recorded (steps that the ledger's syncs close), prompts, published (versions, also given up ones) and numbers
--- (slots, responses: B and K).
+-- (slots, responses: B and K), and readable (the keys of objects of prompts, steps and draws that could be read).
 
 -- A prompt answered twice under one name: two rows for the same place in a round.
 select
@@ -24,7 +24,7 @@ select
     'trajectories' as key,
     format('{} trajectories answer {}, which is not among the stored prompts', count(*), prompt_id) as problem
 from trajectories
-where prompt_id not in (select prompt_id from prompts) and exists (from prompts)
+where 'prompts/train.parquet' in (select key from readable) and prompt_id not in (select prompt_id from prompts)
 group by prompt_id
 order by prompt_id;
 

@@ -12,7 +12,9 @@
 -- `prompt` is a number for prompt_id: join by it, but never draw by it. Reading text columns of all of `pool` is slow.
 -- Parameters: $seed, $step, $slots (B), $responses (K), $recent_share (m), $inv_temp, and $newest, the newest record
 -- that admitted anything: the rows that entered then have sync = $newest. uniform(text) is md5 as a number between 0
--- and 1 and the only source of chance: what is drawn must follow from the tables and the parameters alone.
+-- and 1 and the only source of chance: what is drawn must follow from the tables and the parameters alone, not from the
+-- order in which rows lie: LIMIT, row_number() and the like need an ORDER BY without ties (ord differs between any two
+-- rows), and sums that decide something need their terms sorted.
 with
   -- A slot is recent with probability m.
   slots as (

@@ -22,7 +22,7 @@ class Loss(NamedTuple):
     value: Tensor  # [] differentiate this
     metrics: dict[str, Tensor]  # [] each, detached, a mean over groups
     residual_PK: Tensor  # detached
-    log_z_P: Tensor  # detached; of each group
+    log_z_P: Tensor  # detached; of each group, also where each response has a log Z of its own
 
 
 def trajectory_balance(
@@ -53,7 +53,8 @@ def trajectory_balance(
     equal_P = (reward_PK == reward_PK[:, :1]).all(dim=1)
     metrics = {
         "log_z": log_z_P.mean(),
-        "log_ratio": log_ratio_PK.detach().mean(),
+        "log_ratio_mean": log_ratio_PK.detach().mean(),
+        "residual_abs": residual_PK.detach().abs().mean(),
         "equal_rewards": equal_P.to(log_z_P.dtype).mean(),  # groups in which only the reference pulls
     }
     return Loss(residual_PK.square().mean(), metrics, residual_PK.detach(), log_z_P)

@@ -104,6 +104,37 @@ def test_a_run_that_does_not_exist_is_named(arguments: tuple[str, ...], root: st
     assert f"{root}/runs/nobody" in refused(capsys, *arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("run", "quickstart", "--root", "/proc/nope"), "root: nothing can be stored under '/proc/nope'"),
+        (("run", "quickstart", "--dry-run", "--set", "training=3"), "training"),
+        (("run", "quickstart", "--dry-run", "--set", "sampling.sql={binary}"), "sampling.sql"),
+        (("run", "quickstart", "--dry-run", "--set", "sampling.sql=/no/such/file"), "sampling.sql"),
+        (("sql", "first", "-f", "{binary}"), "is not text"),
+        (("sql", "first", "-f", "/no/such/file"), "/no/such/file: No such file"),
+        (("export", "first", "--version", "4", "/proc/nope/x"), "DIR: /proc/nope/x cannot be written"),
+        (("runs", "/no/such/folder"), "ROOT: there is no folder '/no/such/folder'"),
+        (("grade", "gsm8k", "{binary}"), "is not UTF-8"),
+    ],
+)
+def test_what_cannot_be_used_is_named(
+    arguments: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    binary = tmp_path / "binary"
+    binary.write_bytes(bytes(range(128, 256)))
+    assert said in refused(capsys, *(argument.format(binary=binary) for argument in arguments))
+
+
+def test_an_output_that_is_closed_early_is_not_blamed_on_the_input(tmp_path: Path):
+    file = tmp_path / "responses.jsonl"
+    file.write_text(json.dumps({"response": "4", "answer": "4", "filler": "x" * 1000}) + "\n" * 1)
+    file.write_text(file.read_text() * 2000)
+    command = f"{sys.executable} -m flows.cli grade gsm8k {file} | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]):
     for arguments in (["--debug", "check", "nobody"], ["check", "nobody", "--debug"]):
         with pytest.raises(ValueError, match="nobody"):
@@ -193,6 +224,14 @@ def test_runs_tells_who_is_alive_and_what_is_wanted(tmp_path: Path, capsys: pyte
     assert (told["state"], told["searchers"]) == ("stopped", 0)
 
 
+def test_a_run_that_has_failed_says_so_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str):
+    run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
+    change_state(run, desired="stop", why="failed: trainer ended 6 times within 600 s")
+    (told,) = json.loads(printed(capsys, "runs", str(tmp_path), "--json"))
+    assert told["state"] == "failed"
+    assert "trainer ended 6 times" in printed(capsys, "watch", run.url, "--once")
+
+
 def test_runs_lists_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     Run.create(
         str(tmp_path), "odd", config={"task": {"name": "other"}, "colour": "blue"}, sampler_sql="", code_version=""
@@ -273,8 +312,8 @@ def test_sql_takes_a_file_or_standard_input(
     [
         ("selec 1", "syntax error"),
         ("select rewrd from trajectories", "Candidate bindings"),
-        ("copy steps to 'steps.csv'", "file system operations are disabled"),
-        ("select * from read_text('/etc/passwd')", "file system operations are disabled"),
+        ("copy steps to 'steps.csv'", "disabled by configuration"),
+        ("select * from read_text('/etc/passwd')", "disabled by configuration"),
         ("", "no query"),
     ],
 )

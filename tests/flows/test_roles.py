@@ -1,5 +1,6 @@
 """Whole roles on real storage: a trainer, a searcher and an evaluator side by side, with a tiny random policy."""
 
+import json
 import shutil
 import threading
 import time
@@ -12,17 +13,23 @@ import storage
 from flows import plan, wiring
 from storage import layout
 from storage.attempts import claim_attempt
+from storage.cache import cache_folder
 from storage.check import check
 from storage.checkpoints import Checkpoints
 from storage.control import change_state
 from storage.evaluations import Evaluations
 from storage.events import Events
 from storage.leases import HeldLease
+from storage.prompts import read_prompts
 from storage.run import Run
+from storage.store import open_store
 from storage.trajectories import Trajectories
 from storage.versions import Versions
-from tba.config import Config
-from tba.errors import DeadlinePassed, Stopped, Superseded
+from tba.config import Config, parse
+from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded
+from tba.policy import Policy
+from tba.schedules import beta_at, learning_rate_at
+from tba.tasks import get_task
 from tba.types import Version
 from tests.tba.test_tasks_gsm8k import data_folder
 from tests.tba.tiny import tiny_folder
@@ -43,6 +50,15 @@ SMALL = {
     "evaluation.every": 3,
     "evaluation.prompts": 8,
     "evaluation.samples": 1,
+    # Nothing at a value where leaving it out would change nothing.
+    "search.temperature": 0.7,
+    "search.top_p": 0.95,
+    "objective.include_eos": False,
+    "objective.beta_start": 0.2,
+    "objective.beta_end": 0.1,
+    "objective.beta_target": STEPS,
+    "objective.beta_stop": STEPS,
+    "training.clip_norm": 5.0,
 }
 
 
@@ -151,7 +167,8 @@ def test_a_residual_follows_from_the_stored_reward_and_log_probabilities(finishe
 def test_the_stored_reference_log_probabilities_are_the_ones_that_were_used(finished):
     worst = rows(
         finished,
-        "select max(abs(ref_logp - list_sum(ref_logps))) from draws join trajectories using (trajectory_id)",
+        "select max(abs(ref_logp - list_sum(ref_logps[:length - finished::int]))) "
+        "from draws join trajectories using (trajectory_id)",
     )
     assert worst[0][0] < 1e-3
 
@@ -160,10 +177,17 @@ def test_on_the_first_version_the_policy_is_the_reference(finished):
     """At step 1 nothing has been learned: log pi = log pi_ref = what the generator recorded."""
     worst = rows(
         finished,
-        "select max(abs(logp - ref_logp)), max(abs(ref_logp - list_sum(behaviour_logps))) "
+        "select max(abs(logp - ref_logp)), max(abs(ref_logp - list_sum(behaviour_logps[:length - finished::int]))) "
         "from draws d join trajectories using (trajectory_id) where d.step = 1",
     )
     assert max(worst[0]) < 1e-3
+
+
+def test_every_step_followed_the_schedules_of_beta_and_of_the_learning_rate(finished):
+    config = parse(finished.config)
+    assert rows(finished, "select step, beta, lr from steps order by step") == [
+        (step, beta_at(step, config.objective), learning_rate_at(step, config.training)) for step in range(1, STEPS + 1)
+    ]
 
 
 def test_the_first_and_the_last_version_are_scored(finished):
@@ -245,11 +269,99 @@ def test_without_searchers_the_initial_fill_has_a_deadline(policy, tmp_path):
     assert run.store.exists(layout.version(Version(0, 1)) + layout.MANIFEST)
 
 
-def test_gsm8k_runs_on_the_original_data_with_a_rule_and_a_template_of_choice(policy, tmp_path):
-    folder = data_folder()
+def ended_at_once(config: Config, root: object) -> BaseException:
+    (error,) = live(plan.start(config, str(root), "refused"), "trainer", wiring.run_trainer)
+    return error
+
+
+def test_a_limit_that_leaves_no_prompt_ends_the_run_before_anything_is_searched(policy, tmp_path):
+    error = ended_at_once(settings(policy, **{"search.max_prompt_tokens": 2}), tmp_path)
+    assert isinstance(error, DataError)
+    assert str(error) == "no prompt of split 'train' has at most 2 tokens (search.max_prompt_tokens)"
+
+
+def test_more_tokens_than_the_policy_can_read_are_refused(policy, tmp_path):
+    error = ended_at_once(settings(policy, **{"search.max_response_tokens": 1020}), tmp_path)
+    assert isinstance(error, ConfigError)
+    assert "must be <= 1024, the length that the policy can read, got 1036" in str(error)
+
+
+# --- Where the policy comes from ---
+
+
+def upload(folder: Path, url: str, *names: str) -> None:
+    store = open_store(url)
+    for path in folder.iterdir():
+        if not names or path.name in names:
+            store.upload(path, path.name)
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_a_policy_on_s3_is_fetched_without_its_pickles_once_per_run(root, policy, tmp_path):
+    upload(policy, f"{root}/model")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
+    upload(tmp_path, f"{root}/model")
+    config = settings(Path("x"), **{"model.path": f"{root}/model/", "limits.data_deadline": 0.5})
+    run = plan.start(config, root, "on-s3")
+    (error,) = live(run, "trainer", wiring.run_trainer)
+    assert isinstance(error, DeadlinePassed)  # nobody searches
+    published = Policy.load(Versions(run).load(Version(0, 1)), device="cpu")
+    assert published.snapshot().sha256() == Policy.load(policy, device="cpu").snapshot().sha256()
+    (copy,) = cache_folder("start-policies").glob("[!.]*")
+    assert not list(copy.glob("*.bin"))
+    for name in ("config.json", "model.safetensors"):
+        assert (copy / name).read_bytes() == (policy / name).read_bytes()
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (("model.safetensors",), "config.json"),
+        (("config.json", "tokenizer.json"), "*.safetensors"),
+        (("none",), "config"),
+    ],
+)
+def test_a_url_without_a_policy_is_refused_by_what_it_lacks(root, policy, names, missing):
+    upload(policy, f"{root}/model", *names)
+    error = ended_at_once(settings(Path("x"), **{"model.path": f"{root}/model"}), root)
+    assert isinstance(error, ConfigError)
+    assert f"model.path: {root}/model is not a Hugging Face folder with safetensors: no {missing}" in str(error)
+
+
+@pytest.mark.parametrize("root", ["local"], indirect=True)
+def test_a_policy_in_parts_is_refused_unless_every_part_is_there(root, policy, tmp_path):
+    parts = tmp_path / "parts"
+    Policy.load(policy, device="cpu").snapshot().model.save_pretrained(parts, max_shard_size="20KB")
+    first, *_ = sorted(parts.glob("*.safetensors"))
+    first.unlink()
+    error = ended_at_once(settings(Path("x"), **{"model.path": f"file://{parts}"}), root)
+    assert isinstance(error, ConfigError) and f"no {first.name} there" in str(error)
+
+
+@pytest.mark.parametrize("path", ["ftp://somewhere/model", "/no/such/folder"])
+def test_a_path_that_leads_nowhere_is_refused(path, tmp_path):
+    assert isinstance(ended_at_once(settings(Path("x"), **{"model.path": path}), tmp_path), ConfigError)
+
+
+# --- GSM8K ---
+
+
+def word_problems(folder: Path, split: str, n: int) -> Path:
+    """Rows as those of the original data, one of them far too long."""
+    rows = [
+        {"question": f"Ann has {i} pens and buys {split} {i + 1} more. How many?", "answer": f"So.\n#### {2 * i + 1}"}
+        for i in range(n)
+    ]
+    rows.append({"question": "And then? " * 200, "answer": "No end.\n#### 0"})
+    (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder / f"{split}.jsonl"
+
+
+def gsm8k(policy: Path, train: Path, test: Path) -> Config:
     changes = {
-        "task.train": str(folder / "train.jsonl"),
-        "task.test": str(folder / "test.jsonl"),
+        "task.train": str(train),
+        "task.test": str(test),
         "task.rule": "strict-hashes",
         "task.template": "vineppo",
         "model.publish_dtype": "float32",
@@ -259,12 +371,27 @@ def test_gsm8k_runs_on_the_original_data_with_a_rule_and_a_template_of_choice(po
         "search.responses_per_prompt": 8,
         "training.steps": 4,
     }
-    small = {key: value for key, value in SMALL.items() if key not in changes}
-    run = plan.start(plan.resolve("gsm8k", {"model.path": str(policy), **small, **changes}), str(tmp_path), "gsm8k")
+    small = {key: value for key, value in SMALL.items() if key not in changes and "beta" not in key}
+    return plan.resolve("gsm8k", {"model.path": str(policy), **small, **changes})
+
+
+def test_gsm8k_runs_with_a_rule_and_a_template_of_choice(policy, tmp_path):
+    train, test = (word_problems(tmp_path, split, 20) for split in ("train", "test"))
+    run = plan.start(gsm8k(policy, train, test), str(tmp_path), "gsm8k")
     run_all(run)
     assert check(run).ok
-    assert rows(run, "select split, count(*) > 1000 from prompts group by 1 order by 1") == [
-        ("test", True),
-        ("train", True),
-    ]
+    assert rows(run, "select split, count(*) from prompts group by 1 order by 1") == [("test", 20), ("train", 20)]
     assert rows(run, "select bool_and(prompt like '[MATH_TASK] Problem:%Solution:') from trajectories") == [(True,)]
+    assert rows(run, "select message from events where kind = 'prompts-left-out' order by 1") == [
+        (f"1 of 21 prompts of split '{split}' have more than 512 tokens",) for split in ("test", "train")
+    ]
+
+
+def test_gsm8k_takes_the_original_data_whole(policy, tmp_path):
+    folder = data_folder()
+    run = plan.start(gsm8k(policy, folder / "train.jsonl", folder / "test.jsonl"), str(tmp_path), "original")
+    config = parse(run.config)
+    wiring._store_prompts(
+        run, config, get_task(config.task), Policy.load(policy, device="cpu").tokenizer, Events(run, "trainer", 1)
+    )
+    assert [len(read_prompts(run, split)) > 1000 for split in ("train", "test")] == [True, True]

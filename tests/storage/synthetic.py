@@ -33,6 +33,17 @@ B, K, S, EVERY, STEPS = 2, 2, 3, 2, 8
 LAST_SYNC = STEPS // EVERY
 PROMPTS = [f"train/{n}" for n in range(6)]
 
+STRANGERS = (
+    "notes.txt", "steps/notes.txt", "steps/1-a1.parquet", "steps/0000000012-a0001.parquet",
+    "draws/000001-a0001 (1).parquet", "draws/000001-a0001.parquet.bak", "versions/README.md",
+    "versions/old/MANIFEST.json", "versions/3-a1/MANIFEST.json", "checkpoints/best/model.safetensors",
+    "syncs/notes.json", "syncs/3.json", "attempts/notes.txt", "evaluations/best.json", "retention/why.txt",
+    "events/trainer/notes.json", "prompts/train.parquet~", "prompts/train (copy).parquet", "prompts/old/train.parquet",
+    "trajectories/readme.md", "trajectories/searcher=000/seq=00000000 (1).parquet",
+    "trajectories/searcher=000 copy/seq=00000000.parquet", "roles/notes.txt",
+)  # fmt: skip
+"""Names that somebody else gives, not a run."""
+
 
 def make_config() -> Config:
     return preset("quickstart").replace(
@@ -81,6 +92,13 @@ class SyntheticRun:
         self.random = random.Random(0)
         self.queues: dict[int, dict[str, Any]] = {}  # what checkpoints keep of the buffer
         change_state(self.run, desired="run", searchers=2, why="started")
+
+    @classmethod
+    def of(cls, run: Run) -> "SyntheticRun":
+        """One that is there already, seen through whatever store the run is given with."""
+        made = cls.__new__(cls)
+        made.config, made.run, made.random, made.queues = make_config(), run, random.Random(0), {}
+        return made
 
     def begin(self) -> "SyntheticRun":
         """Everything before the first step."""
@@ -217,3 +235,10 @@ def prune_version(run: Run, version: Version) -> None:
     """Give up a version the way pruning does."""
     give_up(run, versions=[version], why="a test")
     folders.remove(run.store, layout.version(version))
+
+
+def put(run: Run, name: str, data: bytes) -> None:
+    """As another program would, whatever the name."""
+    path = Path(run.url) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)

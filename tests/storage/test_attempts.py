@@ -2,6 +2,7 @@
 
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,11 @@ from storage import layout
 from storage.attempts import Span, chain, claim_attempt, newest_attempt, read_attempt
 from storage.checkpoints import Checkpoints
 from storage.run import Run
-from tba.errors import Damaged, Missing
+from storage.store import open_store
+from tba.errors import Damaged, Missing, UnsafeStore
 from tba.types import Version
+from tests.conftest import s3_root
+from tests.servers import Server
 from tests.storage.test_checkpoints import save
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
@@ -102,3 +106,65 @@ def test_a_chain_that_leads_forward_is_damaged(run: Run):
         chain(run)
     with pytest.raises(Missing, match=r"attempts/0007\.json"):
         chain(run, 7)
+
+
+@local
+@pytest.mark.parametrize("window", ["before the claim is looked at", "after it"])
+def test_a_claim_that_races_pruning_goes_on_from_the_checkpoint_that_is_left(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: str
+):
+    claim_attempt(run)
+    save(run, tmp_path, 6, 1)
+    create, pruned = run.store.create, Checkpoints(Run.open(run.url))
+    spans = chain(run)
+
+    def prune() -> None:
+        """The trainer before, which does not know yet that it is superseded."""
+        monkeypatch.undo()
+        save(run, tmp_path, 8, 1)
+        monkeypatch.setattr("storage.attempts.chain", lambda run: spans)
+        assert pruned.prune(1) == [Version(6, 1)]
+        monkeypatch.undo()
+
+    def claim_meanwhile(key: str, data: bytes) -> None:
+        create(key, data)
+        if key == layout.attempt(2):
+            prune()
+
+    if window == "before the claim is looked at":
+        monkeypatch.setattr(run.store, "create", claim_meanwhile)
+        attempt = claim_attempt(run)
+    else:
+        assert claim_attempt(run).continues == Version(6, 1)
+        prune()
+        with pytest.raises(Missing, match="000006-a0001"):
+            Checkpoints(run).load(6, 1)
+        attempt = claim_attempt(run)
+    assert (attempt.number, attempt.continues) == (3, Version(8, 1))
+    assert chain(run) == [Span(1, 0, 8), Span(3, 9, None)]
+
+
+@local
+def test_an_attempt_that_must_begin_anew_says_so(run: Run, caplog: pytest.LogCaptureFixture):
+    claim_attempt(run)
+    assert caplog.text == ""
+    claim_attempt(run)
+    assert "attempt 2 starts from the beginning: no checkpoint exists" in caplog.text
+
+
+def test_a_run_on_a_store_that_ignores_conditions_is_not_claimed(
+    rclone: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    made = Run.create(str(tmp_path), "moved", config={}, sampler_sql="", code_version="test")
+    copy = replace(made, store=open_store(s3_root(rclone, monkeypatch)))
+    with pytest.raises(UnsafeStore, match="conditional writes"):
+        claim_attempt(copy)
+    assert newest_attempt(copy) == 0
+
+
+@local
+@pytest.mark.parametrize("continues", ['"2"', "[1]", "3", '{"sync": 3}', '{"sync": "x", "attempt": 1}'])
+def test_an_attempt_that_does_not_say_what_it_continues_is_damaged(run: Run, continues: str):
+    run.store.create(layout.attempt(1), f'{{"attempt": 1, "continues": {continues}, "created_at": ""}}'.encode())
+    with pytest.raises(Damaged, match=r"attempts/0001\.json"):
+        claim_attempt(run)

@@ -17,7 +17,19 @@ from storage.schema import encode
 from storage.trajectories import Trajectories
 from tba.types import Version
 from tests.builders import make_shard
-from tests.storage.synthetic import PROMPTS, STEPS, B, K, S, copy_run, make_live_run, make_run, prune_version
+from tests.storage.synthetic import (
+    PROMPTS,
+    STEPS,
+    STRANGERS,
+    B,
+    K,
+    S,
+    copy_run,
+    make_live_run,
+    make_run,
+    prune_version,
+    put,
+)
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +128,23 @@ def test_an_upload_without_a_manifest_is_only_noted(whole: Run):
     assert any("versions/000009-a0002/ is unfinished" in note for note in findings.notes)
 
 
+def test_what_is_not_part_of_a_run_is_only_noted(whole: Run):
+    for name in STRANGERS:
+        put(whole, name, b"x")
+    findings = check(whole)
+    assert findings.problems == []
+    noted = {note.removesuffix(" is not part of a run") for note in findings.notes}
+    assert len(noted & {*STRANGERS}) == 20
+    assert f"{len(STRANGERS) - 20} more objects are not part of a run" in findings.notes
+
+
+def test_a_write_that_was_never_finished_is_only_noted(whole: Run):
+    (Path(whole.url) / "versions/000004-a0002/.model.safetensors.0123456789ab").write_bytes(b"half")
+    findings = check(whole)
+    assert findings.ok
+    assert any("never finished: of versions/000004-a0002/model.safetensors" in note for note in findings.notes)
+
+
 def test_progress_ends_at_all_of_it(whole: Run):
     told: list[tuple[int, int]] = []
     check(whole, progress=lambda done, total: told.append((done, total)))
@@ -186,12 +215,26 @@ def test_a_damaged_shard_that_waits_is_found(whole: Run):
         layout.attempt(2),
         layout.evaluation(Version(2, 1)),
         layout.STATE,
+        layout.event("trainer", 2, 0),
         "versions/000004-a0002/MANIFEST.json",
     ],
 )
 def test_a_record_that_is_no_json_is_found(whole: Run, key: str):
     path_of(whole, key).write_text('{"sync": 2,')
     assert found(check(whole), key.removesuffix("MANIFEST.json"), "JSON")
+
+
+def test_a_record_that_cannot_be_read_is_not_called_missing(whole: Run):
+    path_of(whole, layout.sync(2)).write_text("{")
+    assert not found(check(whole), layout.sync(2), "missing")
+
+
+def test_an_object_that_this_process_may_not_read_is_found(whole: Run, monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("storage.folders.local_copy", refuse)
+    assert found(check(whole), "versions/000004-a0002/", "cannot be read: Permission denied")
 
 
 def test_a_record_whose_step_goes_back_is_found(whole: Run):
@@ -218,6 +261,8 @@ def test_a_record_that_was_changed_breaks_the_chain_of_hashes(whole: Run):
         layout.draws(4, 2),
         layout.steps(4, 2),
         layout.attempt(1),
+        layout.prompts("train"),
+        layout.prompts("test"),
         "versions/000002-a0001/config.json",
         "checkpoints/000004-a0002/model.safetensors",
     ],
@@ -242,6 +287,30 @@ def test_a_checkpoint_that_an_attempt_continues_is_missed(whole: Run):
     for entry in whole.store.list(layout.checkpoint(Version(2, 1))):
         whole.store.delete(entry.key)
     assert found(check(whole), layout.attempt(2), "neither stored nor given up")
+
+
+def test_prompts_that_are_gone_are_one_problem_not_one_for_each(whole: Run):
+    for split in ("train", "test"):
+        whole.store.delete(layout.prompts(split))
+    assert [(it.key, it.problem) for it in check(whole).problems] == [
+        (layout.prompts("train"), "is missing, but there are trajectories"),
+        (layout.prompts("test"), "is missing, but there are evaluations"),
+    ]
+
+
+def test_prompts_of_another_schema_or_of_none_of_the_trajectories_are_found(whole: Run):
+    rewrite_parquet(whole, layout.prompts("test"), lambda table: table.drop_columns(["answer"]))
+    rewrite_parquet(whole, layout.prompts("train"), lambda table: table.slice(0, 0))
+    findings = check(whole)
+    assert found(findings, layout.prompts("test"), "'answer' is there 0 times")
+    assert found(findings, "trajectories", f"answer {PROMPTS[0]}, which is not among the stored prompts")
+
+
+def test_a_record_that_admits_what_no_shard_is_called_is_found(whole: Run):
+    record = json.loads(whole.store.read(layout.sync(4)))
+    record["shards"][0]["key"] = "../../first"
+    rewrite_json(whole, layout.sync(4), shards=record["shards"])
+    assert found(check(whole), layout.sync(4), "'../../first', which is not the name of a shard")
 
 
 def test_a_gap_in_the_records_is_named_once(whole: Run):
@@ -350,7 +419,7 @@ def test_an_admitted_shard_that_was_rewritten_whole_is_found(whole: Run):
 
 
 def test_many_problems_of_one_kind_are_counted_not_listed(whole: Run):
-    change = {"version_start": Version(55, 1), "version_end": Version(55, 1)}
+    change: dict[str, Any] = {"version_start": Version(55, 1), "version_end": Version(55, 1)}
     for round in range(30, 33):
         rewards = {prompt_id: [0.5] * 10 for prompt_id in PROMPTS}
         Trajectories(whole).append(0, round, make_shard(rewards, round=2, **change))

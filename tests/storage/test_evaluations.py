@@ -1,10 +1,15 @@
 """Scores of versions, written once."""
 
+import json
+
 import pytest
 
+from storage import layout
 from storage.evaluations import Evaluations
 from storage.run import Run
+from tba.errors import Damaged
 from tba.types import Score, Version
+from tests.storage.synthetic import put
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -31,3 +36,14 @@ def test_a_version_is_evaluated_once(run: Run):
     Evaluations(run).write(scores(Version(0, 1), 0.25))
     Evaluations(run).write(scores(Version(0, 1), 0.99))
     assert Evaluations(run).scores() == scores(Version(0, 1), 0.25)
+
+
+@local
+def test_what_is_no_evaluation_is_passed_over_and_one_of_another_shape_is_named(run: Run):
+    Evaluations(run).write(scores(Version(0, 1), 0.25))
+    put(run, "evaluations/best.json", b"x")
+    assert Evaluations(run).scores() == scores(Version(0, 1), 0.25)
+    record = json.loads(run.store.read(layout.evaluation(Version(0, 1))))
+    put(run, layout.evaluation(Version(0, 1)), json.dumps({**record, "scores": [{"value": 1}]}).encode())
+    with pytest.raises(Damaged, match="of version 0, attempt 1"):
+        Evaluations(run).scores()

@@ -12,6 +12,7 @@ from storage import layout
 from storage.events import Events, read_events
 from storage.run import Run
 from tba.types import Version
+from tests.storage.synthetic import put
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -43,6 +44,21 @@ def test_numbers_that_are_not_finite_do_not_spoil_a_record(run: Run):
     assert read_events(run)[0]["data"] == {"loss": None, "norms": [1.0, None]}
     files = f"{run.url}/{layout.EVENTS}*/*.json"
     assert duckdb.sql(f"select kind from read_json('{files}')").fetchall() == [("failed",)]
+
+
+@local
+def test_data_that_json_does_not_know_does_not_spoil_a_record(run: Run):
+    circle: dict[str, object] = {}
+    circle["itself"] = circle
+    Events(run, "trainer", 1).write("odd", "hello", ages={(1, 2): 3}, circle=circle)
+    assert read_events(run)[0]["data"] == {"ages": "{(1, 2): 3}", "circle": "{'itself': {...}}"}
+
+
+@local
+def test_what_is_no_event_is_passed_over(run: Run):
+    Events(run, "trainer", 1).write("started", "hello")
+    put(run, "events/notes.txt", b"x")
+    assert len(read_events(run)) == 1
 
 
 @local

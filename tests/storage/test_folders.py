@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -156,3 +157,35 @@ def test_the_cache_keeps_the_few_used_last(store: Store, tmp_path: Path, monkeyp
         folders.publish(store, prefix, a_folder(tmp_path / str(number), weights=b"%d" % number), {})
         copies.append(folders.local_copy(store, prefix, keep=3))
     assert [copy.exists() for copy in copies] == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        {"files": 3, "sha256": "0" * 64},
+        {"files": ["weights"], "sha256": "0" * 64},
+        {"files": [{"bytes": 1, "sha256": "0" * 64}], "sha256": "0" * 64},
+        {"files": [{"name": "weights", "bytes": 1, "sha256": "0" * 64}], "sha256": "../../outside"},
+    ],
+)
+@pytest.mark.parametrize("root", ["local"], indirect=True)
+def test_a_manifest_that_does_not_say_what_it_should_is_damaged(store: Store, manifest: dict[str, object]):
+    store.create(PREFIX + "MANIFEST.json", json.dumps({**manifest, "created_at": "now"}).encode())
+    with pytest.raises(Damaged, match=r"000001-a0001/MANIFEST\.json"):
+        folders.local_copy(store, PREFIX)
+
+
+@pytest.mark.parametrize("root", ["local"], indirect=True)
+def test_a_folder_that_is_removed_while_it_is_read_is_missing(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folders.publish(store, PREFIX, a_folder(tmp_path / "source"), {})
+    verify = folders._verify_file
+
+    def remove_first(*arguments: Any) -> None:
+        folders.remove(store, PREFIX)
+        verify(*arguments)
+
+    monkeypatch.setattr(folders, "_verify_file", remove_first)
+    with pytest.raises(Missing, match=PREFIX):
+        folders.local_copy(store, PREFIX)

@@ -99,7 +99,7 @@ def test_draws_do_not_depend_on_the_number_of_threads():
     assert draws[0] == draws[1]
 
 
-def test_draws_do_not_depend_on_how_arrivals_were_cut_into_shards():
+def test_draws_do_not_depend_on_the_chunks_of_a_shards_table():
     whole, parts = make_index(inv_temp=1.0), make_index(inv_temp=1.0)
     shard = make_shard({"a": [0.0, 1.0, 2.0], "b": [1.0, 1.5], "c": [0.0]})
     table = to_table(shard, run="r", searcher=0, seq=0)

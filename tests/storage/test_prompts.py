@@ -1,9 +1,15 @@
+import random
+from collections import Counter
+
+import pyarrow as pa
 import pytest
 
-from storage.prompts import read_prompts, write_prompts
+from storage import layout, parquet
+from storage.prompts import PROMPTS_SCHEMA, read_prompts, write_prompts
 from storage.run import Run
 from tba.errors import Damaged, DataError, Missing
 from tests.builders import make_prompt
+from tests.storage.synthetic import put
 
 pytestmark = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -48,3 +54,38 @@ def test_a_split_that_is_missing_or_damaged_is_named(run: Run):
     run.store.create("prompts/test.parquet", b"nothing of the kind")
     with pytest.raises(Damaged, match=r"prompts/test\.parquet"):
         read_prompts(run, "test")
+
+
+def test_no_flipped_bit_makes_other_prompts(run: Run):
+    prompts = [make_prompt(f"train/{n}", text=f"{n}+1=", answer=str(n + 1)) for n in range(200)]
+    write_prompts(run, "train", prompts)
+    whole, outcomes, chance = run.store.read(layout.prompts("train")), Counter[str](), random.Random(0)
+    for _ in range(300):
+        damaged = bytearray(whole)
+        damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
+        put(run, layout.prompts("train"), bytes(damaged))
+        try:
+            outcomes["the same" if read_prompts(run, "train") == prompts else "others"] += 1
+        except Damaged as error:
+            assert "prompts/train.parquet" in str(error)
+            outcomes["refused"] += 1
+    assert outcomes["others"] == 0
+    assert outcomes["refused"] > 150
+
+
+ROW = {"prompt_id": "a", "text": "", "tokens": [1], "answer": "", "metadata": "{}"}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table({"prompt_id": ["a"], "text": [""]}),
+        pa.Table.from_pylist([ROW], schema=PROMPTS_SCHEMA).append_column("hint", pa.array(["x"])),
+        pa.Table.from_pylist([{**ROW, "tokens": None}], schema=PROMPTS_SCHEMA),
+        pa.Table.from_pylist([{**ROW, "metadata": "{"}], schema=PROMPTS_SCHEMA),
+    ],
+)
+def test_what_somebody_else_wrote_is_named(run: Run, table: pa.Table):
+    put(run, layout.prompts("train"), parquet.encode(table))
+    with pytest.raises(Damaged, match=r"prompts/train\.parquet"):
+        read_prompts(run, "train")

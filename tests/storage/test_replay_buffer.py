@@ -3,8 +3,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 from threading import Barrier
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -18,9 +19,10 @@ from storage.replay_buffer import DuckReplayBuffer
 from storage.run import Run
 from storage.sampler import default_sampler
 from storage.schema import encode, to_table
+from storage.store import Store
 from storage.syncs import SyncRecord, read_records
 from storage.trajectories import Trajectories
-from tba.errors import ConfigError, Damaged, Missing, RunFailed, Superseded
+from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
 from tba.types import Draw, Trajectory
 from tests.builders import make_shard, make_trajectory
 from tests.storage.indexes import oracle_rows
@@ -203,6 +205,20 @@ def test_draws_do_not_depend_on_the_runs_name(root: str):
 
 
 @on_disk
+def test_draws_do_not_depend_on_when_arrivals_were_looked_for(root: str):
+    draws = []
+    for often in (False, True):
+        run = Run.create(root, f"looked-{often}", config={}, sampler_sql="", code_version="test")
+        buffer = make_buffer(run)
+        for shard in reversed(arrivals(0)):
+            append(run, shard)
+            if often:
+                buffer.waiting()
+        draws.append(train(run, buffer, range(1)) + [buffer.draw(step) for step in range(1, 4)])
+    assert draws[0] == draws[1]
+
+
+@on_disk
 def test_a_buffer_rebuilt_from_the_records_draws_what_an_unbroken_one_would_have(run: Run):
     unbroken = make_buffer(run)
     draws = train(run, unbroken, range(2))
@@ -268,13 +284,28 @@ def test_a_run_in_which_nothing_arrives_says_so_instead_of_hanging(run: Run):
 
 NAN = float("nan")
 GOOD = to_table(make_shard({"a": [0.0, 1.0]}, searcher=1), run="first", searcher=1, seq=0)
+INVALID = pa.Array.from_buffers(
+    pa.string(), 2, [None, pa.array([0, 2, 4], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xfe" * 2)]
+)
+FAR = pa.array([2**62] * 2, pa.int64()).cast(pa.timestamp("us", tz="UTC"))
+
+
+def good_but(column: str, values: pa.Array) -> bytes:
+    return encode(GOOD.set_column(GOOD.column_names.index(column), column, values))
+
+
 BAD: dict[str, Callable[[], bytes]] = {
     "damaged": lambda: b"PAR1 torn PAR1",
     "truncated": lambda: encode(GOOD)[:-50],
     "foreign": lambda: encode(GOOD.replace_schema_metadata({"run": "elsewhere"})),
     "another searcher's": lambda: encode(to_table(make_shard({"a": [0.0]}), run="first", searcher=0, seq=0)),
     "of another schema": lambda: encode(GOOD.drop_columns(["seed"])),
-    "not a number": lambda: encode(GOOD.set_column(GOOD.column_names.index("reward"), "reward", pa.array([NAN, 0.0]))),
+    "not a number": lambda: good_but("reward", pa.array([NAN, 0.0])),
+    "with a column twice": lambda: encode(GOOD.append_column("reward", GOOD["reward"])),
+    "of a prompt that is no text": lambda: good_but("prompt_id", INVALID),
+    "with a response that is no text": lambda: good_but("response", INVALID),
+    "beyond all calendars": lambda: good_but("created_at", FAR),
+    "of a version that no index holds": lambda: good_but("version_start", pa.array([2**31 - 1] * 2, pa.int32())),
 }
 
 
@@ -293,6 +324,108 @@ def test_a_bad_shard_is_refused_with_an_event_and_training_goes_on(run: Run, fau
     assert refused.key == key and refused.reason
     assert event["severity"] == "error"
     assert event["message"] == f"{key}: {refused.reason}"
+
+    resumed = make_buffer(run, attempt=2)
+    assert resumed.sync(0, step=0) == 2
+    assert resumed.draw(1) == buffer.draw(1)
+    assert resumed.sync(1, step=2) == 0
+    assert kinds(run).count("shard-refused") == 1
+
+
+STRAY = {
+    "a file manager's copy": "trajectories/searcher=000/seq=00000000 (1).parquet",
+    "a copied folder": "trajectories/searcher=000 copy/seq=00000000.parquet",
+    "no number": "trajectories/searcher=000/seq=first.parquet",
+    "more than a column holds": "trajectories/searcher=000/seq=3000000000.parquet",
+    "deeper": "trajectories/searcher=000/old/seq=00000000.parquet",
+    "no text": "trajectories/searcher=000/\udcff.parquet",
+}
+
+
+@on_disk
+@pytest.mark.parametrize("stray", STRAY)
+def test_a_stray_name_is_refused_unread_and_training_goes_on(run: Run, stray: str):
+    append(run, make_shard({"a": [0.0, 1.0]}))
+    path = Path(run.url) / STRAY[stray]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode(GOOD))
+    for attempt in (1, 2):
+        buffer = make_buffer(run, attempt=attempt)
+        assert buffer.sync(0, step=0) == 2
+        assert buffer.sync(1, step=2) == 0
+        assert len(buffer.draw(3)) == 6
+    first, second = records(run)
+    [refused] = first.refused
+    assert second.refused == []
+    assert refused.key.isprintable() and refused.key[:24] == STRAY[stray][:24]
+    assert refused.reason.startswith("not the ")
+    assert kinds(run).count("shard-refused") == 1
+
+
+class Unreadable:
+    """A store some of whose objects cannot be read for now."""
+
+    def __init__(self, store: Store, *keys: str, error: type[StorageError] = StorageError):
+        self.store, self.keys, self.error = store, keys, error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def read(self, key: str) -> bytes:
+        if any(key.startswith(start) for start in self.keys):
+            raise self.error(f"{key}: AccessDenied")
+        return self.store.read(key)
+
+    def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
+        return [self.read(key) for key in keys]
+
+
+@on_disk
+@pytest.mark.parametrize("error", [StorageError, Missing])
+def test_a_shard_that_cannot_be_read_is_passed_over_and_admitted_when_it_can(run: Run, error: type[StorageError]):
+    for searcher in range(3):
+        append(run, make_shard({"a": [0.0, 1.0]}, searcher=searcher))
+    key = layout.shard(1, 0)
+    blind = replace(run, store=cast(Store, Unreadable(run.store, key, error=error)))
+    buffer = make_buffer(blind)
+    assert buffer.waiting() == 4
+    assert [buffer.sync(0, step=0), buffer.sync(1, step=2)] == [4, 0]
+    [event] = [event for event in read_events(run) if event["kind"] == "shard-unread"]
+    assert (event["data"]["key"], event["severity"]) == (key, "warning")
+    buffer.run.store.keys = ()  # pyright: ignore[reportAttributeAccessIssue]
+    assert buffer.sync(2, step=4) == 2
+    assert [record.refused for record in records(run)] == [[], [], []]
+
+
+@on_disk
+def test_a_store_that_is_away_ends_the_look_not_the_shards(run: Run):
+    for round in range(70):
+        append(run, make_shard({"a": [0.0]}, round=round))
+    store = Unreadable(run.store, "trajectories/")
+    buffer = make_buffer(replace(run, store=cast(Store, store)))
+    assert buffer.waiting() == 0
+    assert len(buffer.arrivals.unread) == 32  # the others were not even asked for
+    store.keys = ()
+    assert buffer.waiting() == 70
+
+
+@on_disk
+def test_a_refusal_is_told_however_soon_after_the_trainer_dies(run: Run, monkeypatch: pytest.MonkeyPatch):
+    append(run, make_shard({"a": [0.0, 1.0]}))
+    run.store.create(layout.shard(1, 0), BAD["damaged"]())
+    create = run.store.create
+
+    def die_after_the_record(key: str, data: bytes) -> None:
+        create(key, data)
+        if key == layout.sync(0):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.store, "create", die_after_the_record)
+    with pytest.raises(KeyboardInterrupt):
+        make_buffer(run).sync(0, step=0)
+    monkeypatch.undo()
+    make_buffer(run, attempt=2).sync(0, step=0)
+    assert kinds(run).count("shard-refused") == 1
 
 
 @on_disk

@@ -3,15 +3,19 @@
 import os
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from storage.s3 import S3Store, _Refused
 from storage.store import Entry, Store, open_store, probe
 from tba.errors import AlreadyExists, ConfigError, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
-from tests.proxy import faulty
+from tests.proxy import Fault, faulty
 from tests.servers import Server
 
+BUSY: Fault = "busy"
+CUT: Fault = "cut"
 CEPH = pytest.param("ceph", marks=pytest.mark.ceph)
 only_s3 = pytest.mark.parametrize("root", ["moto", CEPH], indirect=True)
 
@@ -97,7 +101,7 @@ def test_a_replace_that_lost_its_answer_has_succeeded(upstream: Server, monkeypa
 def test_a_write_that_was_cut_short_is_invisible(upstream: Server, monkeypatch: pytest.MonkeyPatch):
     with faulty(upstream) as (proxy, server):
         store = open_store(s3_root(server, monkeypatch), deadline=0.5)
-        proxy.plan = ["cut"] * 10
+        proxy.plan = [CUT] * 10
         with pytest.raises(StorageError, match="x"):
             store.create("x", b"y" * 100_000)
     monkeypatch.setenv("AWS_ENDPOINT_URL", upstream.endpoint)
@@ -110,12 +114,14 @@ def test_reads_listings_and_uploads_survive_faults(upstream: Server, monkeypatch
         (tmp_path / "file").write_bytes(os.urandom(17 << 20))
         proxy.plan = ["unanswered", "busy", "unheard"]
         store.upload(tmp_path / "file", "part")
-        proxy.method, proxy.plan = "GET", ["busy", "unanswered"]
+        proxy.method = "GET"
+        proxy.plan = ["busy", "unanswered"]
         store.download("part", tmp_path / "copy")
         assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
         proxy.plan = ["unheard", "busy"]
         assert store.list() == [Entry("part", 17 << 20)]
-        proxy.method, proxy.plan = "POST", ["unanswered", "unanswered"]
+        proxy.method = "POST"
+        proxy.plan = ["unanswered", "unanswered"]
         store.upload(tmp_path / "file", "again")
         assert store.read("again") == (tmp_path / "file").read_bytes()
 
@@ -125,12 +131,44 @@ def test_a_server_that_stays_away_is_given_up_at_the_deadline_with_the_key_at_fa
 ):
     with faulty(moto) as (proxy, server):
         store = open_store(s3_root(server, monkeypatch), deadline=2.0)
-        proxy.plan = ["busy"] * 1000
+        proxy.plan = [BUSY] * 1000
         with pytest.raises(StorageError, match="some/key"):
             store.create("some/key", b"x")
         assert proxy.seen > 1
     with pytest.raises(StorageError, match="some/key"):  # nobody listens there any more
         store.read("some/key")
+
+
+def test_an_upload_that_misses_its_deadline_frees_its_parts(
+    upstream: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "file").write_bytes(bytes(33 << 20))
+    with faulty(upstream) as (proxy, server):
+        store = open_store(s3_root(server, monkeypatch), deadline=1.0)
+        store.create("warm", b"a connection that is used again")
+        proxy.plan = [BUSY] * 1000
+        with pytest.raises(StorageError, match="part: "):
+            store.upload(tmp_path / "file", "part")
+        proxy.plan = []
+        assert store.unfinished() == []
+        assert [entry.key for entry in store.list()] == ["warm"]
+
+
+@pytest.mark.ceph
+def test_an_upload_that_was_swept_up_says_so(ceph: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "file").write_bytes(bytes(17 << 20))
+    store = open_store(s3_root(ceph, monkeypatch), deadline=20)
+    assert isinstance(store, S3Store)
+    request = store._request
+
+    async def sweep_first(operation: str, key: str, **parameters: Any) -> dict[str, Any]:
+        if operation == "upload_part":
+            await store._discard(key)
+        return await request(operation, key, **parameters)
+
+    monkeypatch.setattr(store, "_request", sweep_first)
+    with pytest.raises(StorageError, match="part: its upload was ended by somebody else"):
+        store.upload(tmp_path / "file", "part")
 
 
 @only_s3
@@ -156,3 +194,15 @@ def test_a_server_that_takes_requests_and_never_answers_is_given_up_too(monkeypa
         store = open_store(s3_root(server, monkeypatch), deadline=0.5)
         with pytest.raises(StorageError, match="some/key"):
             store.read("some/key")
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_a_server_that_cannot_list_uploads_stops_nobody(store: Store, monkeypatch: pytest.MonkeyPatch):
+    assert isinstance(store, S3Store)
+
+    async def refuse(operation: str, key: str, **parameters: Any) -> dict[str, Any]:
+        raise _Refused(403, "AccessDenied", "no")
+
+    monkeypatch.setattr(store, "_request", refuse)
+    assert store.unfinished("versions/") == []
+    store.discard("versions/x")

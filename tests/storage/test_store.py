@@ -7,12 +7,15 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from storage.s3 import S3Store
 from storage.store import Entry, LocalStore, Store, check_key, check_prefix, open_store, probe
 from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageError
 
@@ -116,13 +119,15 @@ def test_nothing_is_lost_when_many_count_together(store: Store):
     assert store.read("counter") == b"20"
 
 
-@only_local
+@pytest.mark.parametrize("root", ["local", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
 def test_eight_racing_processes_leave_one_winner(store: Store, root: str, tmp_path: Path):
     racer = (
         "import pathlib, sys, time\n"
         "from storage.store import open_store\n"
         "from tba.errors import AlreadyExists\n"
         "store, name, go = open_store(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])\n"
+        "store.list()\n"
+        "print('ready', flush=True)\n"
         "while not go.exists(): time.sleep(0.001)\n"
         "for n in range(20):\n"
         "    try: store.create(f'race/{n}', name.encode())\n"
@@ -134,6 +139,8 @@ def test_eight_racing_processes_leave_one_winner(store: Store, root: str, tmp_pa
         subprocess.Popen([sys.executable, "-c", racer, root, str(name), str(go)], stdout=subprocess.PIPE, text=True)
         for name in range(8)
     ]
+    for process in racers:
+        assert process.stdout and process.stdout.readline() == "ready\n"
     go.touch()
     won_by = {int(n): name for name, process in enumerate(racers) for n in process.communicate()[0].split()}
     assert all(process.returncode == 0 for process in racers)
@@ -325,6 +332,91 @@ def test_a_path_and_a_file_url_are_the_same_store(tmp_path: Path, monkeypatch: p
 
 
 # Unfinished writes
+
+
+@only_local
+@pytest.mark.parametrize("write", ["create", "upload", "replace", "replace again"])
+def test_content_is_durable_before_its_name_and_its_name_before_the_write_returns(
+    store: Store, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
+):
+    (tmp_path / "source").write_bytes(b"content")
+    tag = store.replace("folder/name", b"before", tag=None) if write == "replace again" else None
+    store.create("folder/other", b"")  # so that no folder is new
+    done: list[tuple[str, str]] = []
+
+    def recorded(call: str, place: int) -> None:
+        original = getattr(os, call)
+
+        def record(*arguments: Any, **named: Any) -> object:
+            at = os.readlink(f"/proc/self/fd/{arguments[0]}") if call == "fsync" else os.fspath(arguments[place])
+            done.append((call, Path(at).name))
+            return original(*arguments, **named)
+
+        monkeypatch.setattr(os, call, record)
+
+    recorded("fsync", 0)
+    recorded("link", 1)
+    recorded("replace", 1)
+    if write == "create":
+        store.create("folder/name", b"content")
+    elif write == "upload":
+        store.upload(tmp_path / "source", "folder/name")
+    else:
+        store.replace("folder/name", b"content", tag=tag)
+    monkeypatch.undo()
+    (first, temporary), naming, last = done
+    assert first == "fsync" and temporary.startswith(".name.")
+    assert naming == ("link" if write in ("create", "replace") else "replace", "name")
+    assert last == ("fsync", "folder")
+
+
+@only_local
+def test_the_folders_of_a_first_write_are_durable_too(store: Store, monkeypatch: pytest.MonkeyPatch):
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    store.create("new/folder/name", b"")
+    assert {"root", "new", "folder"} <= set(flushed)
+
+
+def begin_upload(store: Store, key: str) -> None:
+    """What a writer that is killed leaves behind."""
+    if path := store.local_path(key):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name(f".{path.name}.0123456789ab").write_bytes(b"half")
+        return
+    assert isinstance(store, S3Store)
+    begun = store._run(store._request, "create_multipart_upload", key)
+    store._run(partial(store._request, "upload_part", key, PartNumber=1, UploadId=begun["UploadId"], Body=b"half"))
+
+
+def test_what_killed_writers_left_is_found_and_freed(store: Store):
+    store.create("a/whole", b"x")
+    assert store.unfinished() == []
+    for key in ("a/part", "a/part", "a/partner", "b/c/part"):
+        begin_upload(store, key)
+    assert store.unfinished() == ["a/part", "a/partner", "b/c/part"]
+    assert store.unfinished("a/") == ["a/part", "a/partner"]
+    assert store.unfinished("z/") == []
+    for key in ("a/part", "a/part", "b/c/part", "z/nothing"):
+        store.discard(key)
+    assert store.unfinished() == ["a/partner"]
+    assert store.list() == [Entry("a/whole", 1)]
+
+
+@only_s3
+def test_a_listing_of_uploads_longer_than_a_page_is_whole(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("storage.s3._PAGE", 3)
+    for n in range(8):
+        begin_upload(store, f"many/{n // 2}")
+    assert store.unfinished("many/") == [f"many/{n}" for n in range(4)]
+    store.discard("many/2")
+    assert store.unfinished("many/") == ["many/0", "many/1", "many/3"]
 
 
 @only_local

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 
@@ -73,6 +74,8 @@ def test_a_record_whose_predecessor_was_changed_is_damaged(run: Run):
         ({"sync": 7}, "says it is record 7"),
         ({"rows": 4}, "says 4 rows, but its shards have 3"),
         ({"shards": [{"key": "x"}]}, "missing"),
+        ({"shards": [{**asdict(SHARD), "rows": "3"}]}, "not understood"),
+        ({"shards": 3}, "not iterable"),
         ({"refused": [{"key": "x", "why": "y"}]}, "why"),
     ],
 )

@@ -1,16 +1,19 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from storage import layout
 from storage.run import Run
 from storage.schema import encode, from_table, to_table
 from storage.trajectories import Trajectories, read_shard
-from tba.errors import Damaged, Superseded
+from tba.errors import Damaged, DataError, Superseded
 from tests.builders import make_shard, make_trajectory
 
 KEY = layout.shard(0, 0)
@@ -26,6 +29,13 @@ def with_column(name: str, values: list[object], kind: pa.DataType | None = None
 def renamed(**metadata: str) -> bytes:
     said = {key.decode(): value.decode() for key, value in (TABLE.schema.metadata or {}).items()}
     return encode(TABLE.replace_schema_metadata({**said, **metadata}))
+
+
+def no_text(name: str) -> bytes:
+    """A column of text with bytes that are none."""
+    offsets = pa.array([0, 2, 4, 6], pa.int32()).buffers()[1]
+    column = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"\xff\xfe" * 3)])
+    return encode(TABLE.set_column(TABLE.column_names.index(name), name, column))
 
 
 NAN, INF = float("nan"), float("inf")
@@ -61,6 +71,17 @@ FAULTS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a wrong length": (lambda: with_column("length", [4, 4, 5]), "lengths of 'response_tokens'"),
     "a prompt without tokens": (lambda: with_column("prompt_tokens", [[1], [], [1]]), "a prompt has no tokens"),
     "a negative token": (lambda: with_column("prompt_tokens", [[1], [-1], [1]]), "'prompt_tokens' has a negative"),
+    "a column twice": (
+        lambda: encode(TABLE.append_column("reward", TABLE["reward"])), "'reward' more than once"
+    ),
+    "another column twice": (
+        lambda: encode(TABLE.append_column("judge", TABLE["slot"]).append_column("judge", TABLE["slot"])),
+        "'judge' more than once",
+    ),
+    "a prompt's name that is no text": (lambda: no_text("prompt_id"), "Invalid UTF8"),
+    "a response that is no text": (lambda: no_text("response"), "Invalid UTF8"),
+    "a time beyond all calendars": (lambda: with_column("created_at", [2**62] * 3), "values that are none"),
+    "a version below 0": (lambda: with_column("version_start", [0, -1, 0]), "'version_start' has a number below 0"),
     "other content than its hash": (
         lambda: with_column("content_hash", [""] * 3),
         "'content_hash' disagrees",
@@ -77,10 +98,36 @@ def test_a_shard_that_cannot_be_trusted_is_refused_by_name_and_fault(fault: str)
     assert message in str(refused.value)
 
 
-@pytest.mark.parametrize("key", ["trajectories/notes.txt", "trajectories/searcher=0/seq=00000000.parquet"])
+NOT_SHARDS = [
+    *("trajectories/notes.txt", "trajectories/searcher=0/seq=00000000.parquet", "searcher=000/seq=00000000.parquet"),
+    *("trajectories/searcher=0000/seq=00000000.parquet", "trajectories/searcher=000/seq=000000000.parquet"),
+    *("trajectories/searcher=000/seq=00000000 (1).parquet", "trajectories/searcher=000/seq=3000000000.parquet"),
+    *("trajectories/searcher=3000000000/seq=00000000.parquet", "trajectories/searcher=00٣/seq=00000000.parquet"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", NOT_SHARDS)
 def test_a_name_that_is_not_a_shards_is_refused(key: str):
     with pytest.raises(Damaged, match="not the name of a shard"):
         read_shard("first", key, encode(TABLE))
+
+
+@given(searcher=st.integers(0, 2**31 - 1), seq=st.integers(0, 2**31 - 1))
+def test_a_shards_name_says_whose_it_is(searcher: int, seq: int):
+    key = layout.shard(searcher, seq)
+    assert layout.parse_shard(key) == (searcher, seq)
+    assert layout.parse_searcher(key.split("/")[1]) == searcher
+
+
+@pytest.mark.parametrize("folder", ["searcher=0", "searcher=0000", "searcher=000 copy", "searcher=3000000000", ""])
+def test_a_folder_of_another_name_is_no_searchers(folder: str):
+    assert layout.parse_searcher(folder) is None
+
+
+def test_a_name_that_no_column_holds_is_not_given():
+    for name in ((0, 2**31), (2**31, 0), (-1, 0), (0, -1)):
+        with pytest.raises(ValueError, match="from 0 to 2147483647"):
+            layout.shard(*name)
 
 
 def test_a_flipped_bit_anywhere_is_refused_or_harmless():
@@ -170,3 +217,18 @@ def test_nothing_and_strangers_cannot_be_appended(run: Run):
         Trajectories(run).append(0, 0, [])
     with pytest.raises(ValueError, match="trajectories of searcher 4"):
         Trajectories(run).append(0, 0, [make_trajectory(searcher=4)])
+
+
+@pytest.mark.parametrize("root", ["local"], indirect=True)
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"reward": NAN}, "'reward' has a number that is not finite"),
+        ({"prompt_tokens": ()}, "a prompt has no tokens"),
+        ({"behaviour_logps": (-0.5,)}, "lengths of 'behaviour_logps'"),
+    ],
+)
+def test_what_the_buffer_would_refuse_is_not_stored(run: Run, changes: dict[str, Any], reason: str):
+    with pytest.raises(DataError, match=f"searcher=000/seq=00000000.*{reason}"):
+        Trajectories(run).append(0, 0, [make_trajectory(**changes)])
+    assert run.store.list(layout.TRAJECTORIES) == []

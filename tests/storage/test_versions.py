@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout
+from storage import folders, layout, retention
 from storage.checkpoints import Checkpoints
 from storage.retention import given_up
 from storage.run import Run
 from storage.versions import Versions
-from tba.errors import Damaged, Missing, StorageError
+from tba.errors import Damaged, Missing, StorageError, Superseded
 from tba.types import Version
+from tests.storage.test_store import begin_upload, only_s3
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -113,3 +114,76 @@ def test_pruning_sweeps_up_after_interrupted_writes_and_removals(run: Run, tmp_p
     assert Versions(run).prune(keep=3, every=100) == []
     assert run.store.list(layout.version(Version(1, 1))) == []
     assert run.store.exists(being_written)
+
+
+@local
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_version_swept_up_while_a_superseded_trainer_stores_its_manifest_does_not_exist(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    """Whichever is first, the manifest or the sweep, the one that looks last removes what is left."""
+    publish(run, tmp_path, (0, 1), (1, 1), (1, 2), (2, 2))
+    old, new = Versions(Run.open(run.url)), Versions(run)
+    doomed = layout.version(Version(2, 1))
+    if moment == "before":
+        create = old.run.store.create
+
+        def too_late(key: str, data: bytes) -> None:
+            if key.startswith(doomed):
+                new.prune(keep=2, every=100)
+            create(key, data)
+
+        monkeypatch.setattr(old.run.store, "create", too_late)
+        with pytest.raises(Superseded, match=r"000002-a0001.* was swept up"):
+            old.publish(Version(2, 1), step=4, folder=weights(tmp_path, "old"))
+    else:
+        run.store.upload(weights(tmp_path, "old") / "model.safetensors", f"{doomed}model.safetensors")
+        delete = run.store.delete
+
+        def too_early(key: str) -> None:
+            monkeypatch.undo()
+            delete(key)
+            run.store.create(f"{doomed}MANIFEST.json", run.store.read(f"{layout.version(Version(2, 2))}MANIFEST.json"))
+
+        monkeypatch.setattr(run.store, "delete", too_early)
+        assert Version(2, 1) in new.prune(keep=3, every=100)
+        assert Version(2, 1) in given_up(run).versions
+    assert run.store.list(doomed) == []
+    assert new.complete()[-2:] == [Version(1, 2), Version(2, 2)]
+
+
+@local
+def test_pruning_frees_what_killed_writers_left_on_the_disk(run: Run, tmp_path: Path):
+    publish(run, tmp_path, *((number, 1) for number in range(1, 6)))
+    for version in (Version(2, 1), Version(3, 1), Version(6, 1), Version(9, 0)):  # pruned, kept, to come, never more
+        left = Path(run.url) / layout.version(version) / ".model.safetensors.0123456789ab"
+        left.parent.mkdir(exist_ok=True)
+        left.write_bytes(b"half")
+    Versions(run).prune(keep=3, every=100)
+    assert sorted(path.name for path in (Path(run.url) / layout.VERSIONS).iterdir()) == [
+        "000003-a0001", "000004-a0001", "000005-a0001", "000006-a0001"
+    ]  # fmt: skip
+
+
+@only_s3
+def test_pruning_ends_uploads_that_nobody_will_complete(run: Run, tmp_path: Path):
+    publish(run, tmp_path, (1, 1), (2, 1))
+    abandoned, live = (f"{layout.version(version)}model.safetensors" for version in (Version(1, 0), Version(3, 1)))
+    for key in (abandoned, live):
+        begin_upload(run.store, key)
+    assert run.store.unfinished(layout.VERSIONS) == [abandoned, live]
+    Versions(run).prune(keep=2, every=100)
+    assert run.store.unfinished(layout.VERSIONS) == [live]
+
+
+@local
+def test_a_version_that_is_completed_just_before_the_sweep_stays(run: Run, tmp_path: Path):
+    publish(run, tmp_path, (2, 1))
+    run.store.upload(
+        weights(tmp_path, (1, 1)) / "model.safetensors", f"{layout.version(Version(1, 1))}model.safetensors"
+    )
+    found = folders.survey(run.store, layout.VERSIONS)
+    assert found.unfinished == [Version(1, 1)]
+    publish(run, tmp_path, (1, 1))
+    assert retention.keep_only(run, layout.VERSIONS, found, found.complete, why="a test") == []
+    assert Versions(run).load(Version(1, 1)).is_dir()

@@ -1,3 +1,5 @@
+from functools import reduce
+
 import pytest
 
 from tba.config import PRESETS, Config, parse, preset
@@ -9,16 +11,56 @@ def test_every_preset_survives_the_round_trip_through_json_shaped_data(name):
     assert parse(preset(name).to_dict()) == preset(name)
 
 
-def test_presets_carry_the_numbers_of_the_paper():
-    gsm8k, tldr, math, redteam = (preset(name) for name in ("gsm8k", "tldr", "math", "redteam"))
-    assert (gsm8k.batch, tldr.batch, math.batch, redteam.batch) == (140, 160, 512, 128)
-    assert [c.sync.every for c in (gsm8k, tldr, redteam)] == [2, 10, 10]
-    assert [c.sampling.recent_share for c in (gsm8k, tldr, redteam)] == [0.95, 0.5, 0.5]
-    assert (gsm8k.search.responses_per_prompt, tldr.search.responses_per_prompt) == (24, 20)
-    assert (gsm8k.search.temperature, tldr.search.temperature, math.search.temperature) == (0.7, 0.7, 1.0)
-    assert (gsm8k.sampling.inv_temp, tldr.sampling.inv_temp) == (0, 1)
-    assert (gsm8k.objective.beta_start, gsm8k.objective.beta_end) == (0.012, 0.004)
-    assert (gsm8k.search.initial_fill, tldr.search.initial_fill) == (500, 10_000)
+PAPER = {
+    "gsm8k": {
+        "model.path": "realtreetune/rho-1b-sft-GSM8K", "objective.name": "trajectory-balance",
+        "objective.beta_start": 0.012, "objective.beta_end": 0.004, "objective.beta_target": 500,
+        "objective.beta_stop": 500, "sampling.recent_share": 0.95, "sampling.inv_temp": 0, "sampling.capacity": 100,
+        "search.searchers": 3, "search.responses_per_prompt": 24, "search.prompts_per_round": 3,
+        "search.temperature": 0.7, "search.top_p": 1, "search.max_response_tokens": 512, "search.initial_fill": 500,
+        "training.steps": 1000, "training.prompts_per_step": 7, "training.responses_per_prompt": 20,
+        "training.learning_rate": 1e-5, "training.schedule": "warmup-stable-decay", "training.warmup_steps": 50,
+        "training.peak_steps": 450, "training.decay_steps": 500, "training.adam_beta1": 0.9,
+        "training.adam_beta2": 0.999, "training.adam_eps": 1e-8, "training.weight_decay": 0, "training.clip_norm": 0,
+        "sync.every": 2,
+    },
+    "tldr": {
+        "model.path": "mnoukhov/pythia410m-sft-tldr", "objective.name": "trajectory-balance",
+        "objective.beta_start": 1, "objective.beta_end": 0.05, "objective.beta_target": 128,
+        "objective.beta_stop": 32, "sampling.recent_share": 0.5, "sampling.inv_temp": 1, "sampling.capacity": 100,
+        "search.searchers": 3, "search.responses_per_prompt": 20, "search.prompts_per_round": 2,
+        "search.temperature": 0.7, "search.max_prompt_tokens": 512, "search.max_response_tokens": 128,
+        "search.initial_fill": 10_000, "training.steps": 256, "training.prompts_per_step": 8,
+        "training.responses_per_prompt": 20, "training.learning_rate": 3e-6, "training.schedule": "linear",
+        "training.warmup_steps": 0, "training.weight_decay": 0, "training.clip_norm": 0, "sync.every": 10,
+    },
+    "math": {
+        "model.path": "Qwen/Qwen2.5-7B", "objective.name": "tba-prime", "objective.beta_start": 0.005,
+        "objective.beta_end": 0.005, "objective.reference_reset": 50, "objective.ratio_cap": 8,
+        "search.responses_per_prompt": 16, "search.temperature": 1, "search.max_response_tokens": 3072,
+        "training.steps": 400, "training.prompts_per_step": 32, "training.responses_per_prompt": 16,
+        "training.learning_rate": 1e-6, "training.schedule": "constant", "training.adam_beta1": 0.9,
+        "training.adam_beta2": 0.99, "training.weight_decay": 0.01, "training.clip_norm": 1, "sync.every": 2,
+    },
+    "redteam": {
+        "model.path": "gpt2", "objective.name": "trajectory-balance", "objective.beta_start": 0.05,
+        "objective.beta_end": 0.05, "sampling.recent_share": 0.5, "sampling.capacity": 100_000,
+        "search.searchers": 2, "search.max_response_tokens": 20, "training.steps": 5000,
+        "training.prompts_per_step": 1, "training.responses_per_prompt": 128, "training.learning_rate": 1e-4,
+        "training.weight_decay": 0.01, "training.clip_norm": 1, "training.warmup_steps": 100, "sync.every": 10,
+    },
+    "quickstart": {
+        "training.steps": 400, "training.warmup_steps": 10, "training.peak_steps": 190, "training.decay_steps": 200,
+        "training.prompts_per_step": 32, "training.responses_per_prompt": 8, "training.learning_rate": 2e-4,
+    },
+}  # fmt: skip
+"""Algorithms 1.11 and 2.3, and what is ours: quickstart."""
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_carry_the_numbers_of_the_paper(name):
+    found = {key: reduce(getattr, key.split("."), preset(name)) for key in PAPER[name]}
+    assert found == PAPER[name]
 
 
 @pytest.mark.parametrize(
@@ -43,16 +85,34 @@ def test_presets_carry_the_numbers_of_the_paper():
             "objective.beta_stop must be <= objective.beta_target",
         ),
         ({"training.warmup_steps": 0, "training.stable_steps": 0, "training.decay_steps": 0}, "training.schedule"),
+        (
+            {"training.steps": 1000, "training.stable_steps": 190},
+            "training.schedule: 'warmup-stable-decay' ends at step 400",
+        ),
+        ({"search.initial_fill": 255}, "search.initial_fill must be >= training.prompts_per_step x"),
         ({"sync.every": 10_000}, "sync.every must be <= training.steps"),
         ({"limits.silent_after": 1.0}, "limits.silent_after"),
+        ({"limits.orphan_after": 5.0}, "limits.orphan_after must be >= 3 x limits.lease_every (2.0)"),
         ({"model.dtype": "float16"}, "model.dtype"),
         ({"seed": -1}, "seed"),
+        ({"seed": 2**63}, "seed"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(change, says):
     with pytest.raises(ConfigError) as refused:
         preset("quickstart").replace(change)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("plain", ["not json", None, [], "[1]"])
+def test_what_is_no_settings_at_all_is_refused(plain):
+    with pytest.raises(ConfigError, match="the settings: "):
+        parse(plain)
+
+
+@pytest.mark.parametrize("steps", [4, 80, 399, 400, 401, 5000])
+def test_any_number_of_steps_makes_a_run(steps):
+    assert preset("quickstart").replace({"training.steps": steps}).training.steps == steps
 
 
 def test_an_unknown_preset_names_the_known_ones():

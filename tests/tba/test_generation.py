@@ -21,8 +21,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from tba.errors import ConfigError, Damaged
+from tba.errors import ConfigError, Damaged, Missing
 from tba.generation import TransformersGenerator, choose, uniforms
+from tba.policy import Policy
 from tba.types import Prompt, Response, Version
 from tests.tba.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
 
@@ -111,7 +112,7 @@ def test_greedy_is_what_the_library_itself_generates(tmp_path, name):
     found = generator.generate(prompts, [[0]] * len(prompts), temperature=0)
     for prompt, [response] in zip(prompts, found, strict=True):
         tokens = torch.tensor([prompt.tokens])
-        expected = model.generate(
+        expected = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
             tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=12, pad_token_id=PAD_ID
         )
         assert response.tokens == tuple(expected[0, len(prompt.tokens) :].tolist())
@@ -356,6 +357,33 @@ def test_a_folder_that_cannot_be_loaded_leaves_the_weights_that_were_there(tmp_p
         make_generator(bad)
     after = generator.generate(prompts, seeds, temperature=1.0)
     assert tokens_of(after) == tokens_of(before) and after[0][0].version_start == V0
+
+
+@pytest.mark.parametrize("left", [["model.safetensors", "tokenizer.json"], ["tokenizer.json"], []])
+def test_a_folder_that_is_being_removed_is_missing_and_leaves_the_weights_that_were_there(tmp_path, left):
+    """Files go in the order of their names, so the description goes before the weights."""
+    generator = make_generator(tiny_folder(tmp_path / "good"))
+    going = tiny_folder(tmp_path / "going", seed=1)
+    for file in going.iterdir():
+        if file.name not in left:
+            file.unlink()
+    with pytest.raises(Missing, match="removed"):
+        generator.adopt(going, V1)
+    with pytest.raises(Missing, match="removed"):
+        make_generator(going)
+    assert generator.version == V0
+
+
+def test_a_folder_that_is_removed_while_a_model_is_made_of_it_is_missing(tmp_path, monkeypatch):
+    load = Policy.load
+
+    def load_and_remove(folder: Path, **options: Any) -> Policy:
+        (folder / "config.json").unlink()
+        return load(tiny_folder(tmp_path / "whole"), **options)
+
+    monkeypatch.setattr(Policy, "load", load_and_remove)
+    with pytest.raises(Missing, match="removed"):
+        make_generator(tiny_folder(tmp_path / "going"))
 
 
 # --- Refusals ---

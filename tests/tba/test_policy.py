@@ -1,13 +1,17 @@
 import json
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from tba.batching import collate
-from tba.errors import ConfigError
+from tba.errors import ConfigError, Damaged, RunFailed
 from tba.logprobs import response_logps
 from tba.policy import Policy, PolicyScorer, resolve_device
 from tba.types import Prompt, Response, Version
@@ -18,6 +22,15 @@ def change_weights(policy: Policy) -> None:
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.add_(0.1)
+
+
+def digest(policy: Policy) -> str:
+    return policy.snapshot().sha256()
+
+
+def answer(status: int) -> Any:
+    """Of the hub, as far as anybody looks at it."""
+    return SimpleNamespace(status_code=status, headers={}, request=None)
 
 
 @pytest.fixture
@@ -31,10 +44,11 @@ def batch():
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_saved_policy_loads_as_the_same_policy(tmp_path, batch, tied):
     policy = tiny_policy(tied=tied)
-    policy.save(tmp_path)
+    policy.snapshot().save(tmp_path)
     loaded = Policy.load(tmp_path, device="cpu")
-    assert loaded.weights_sha256() == policy.weights_sha256()
-    assert torch.equal(loaded.token_logps(batch, temperature=0.7), policy.token_logps(batch, temperature=0.7))
+    assert digest(loaded) == digest(policy)
+    logps = [response_logps(p.model, batch, temperature=0.7) for p in (loaded, policy)]
+    assert torch.equal(*logps)
     assert loaded.tokenizer("1+2= x").input_ids == policy.tokenizer("1+2= x").input_ids
     assert loaded.tokenizer.eos_token_id == EOS_ID
 
@@ -66,13 +80,55 @@ def test_a_model_with_contradictory_sampling_settings_can_still_be_saved(tmp_pat
     folder = tiny_folder(tmp_path / "a")
     settings = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**settings, "temperature": 0.6, "do_sample": False}))
-    Policy.load(folder, device="cpu").save(tmp_path / "b")
+    Policy.load(folder, device="cpu").snapshot().save(tmp_path / "b")
     assert json.loads((tmp_path / "b" / "generation_config.json").read_text())["eos_token_id"] == EOS_ID
 
 
-def test_a_folder_without_a_model_is_refused_by_name(tmp_path):
-    with pytest.raises(ConfigError, match=f"model.path: cannot load a policy from '{tmp_path}'"):
+def test_a_folder_that_holds_no_policy_is_damaged(tmp_path):
+    with pytest.raises(Damaged, match=f"cannot load a policy from '{tmp_path}'"):
         Policy.load(tmp_path, device="cpu")
+    folder = tiny_folder(tmp_path / "tiny")
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
+    with pytest.raises(Damaged, match="cannot load a policy"):
+        Policy.load(folder, device="cpu")
+
+
+def test_weights_that_are_pickled_are_not_loaded(tmp_path):
+    folder = tiny_folder(tmp_path)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(Damaged, match="safetensors"):
+        Policy.load(folder, device="cpu")
+
+
+@pytest.mark.parametrize("path", ["/no/such/folder", "no name of a repository!"])
+def test_a_path_that_can_be_nothing_is_a_bad_setting(path):
+    with pytest.raises(ConfigError, match=f"model.path: cannot load a policy from '{path}'"):
+        Policy.load(path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind"),
+    [
+        (lambda: LocalEntryNotFoundError("the hub does not answer"), RunFailed),
+        (lambda: TimeoutError("timed out"), RunFailed),
+        (lambda: HfHubHTTPError("busy", response=answer(503)), RunFailed),
+        (lambda: HfHubHTTPError("slow down", response=answer(429)), RunFailed),
+        (lambda: RepositoryNotFoundError("no such repository", response=answer(404)), ConfigError),
+        (lambda: HfHubHTTPError("gated", response=answer(403)), ConfigError),
+        (lambda: ValueError("unknown architecture"), ConfigError),
+    ],
+)
+def test_trouble_on_the_way_to_the_hub_can_be_tried_again_and_its_refusals_cannot(monkeypatch, trouble, kind):
+    def load(*_: object, **__: object) -> None:
+        try:
+            raise trouble()
+        except Exception as cause:
+            raise OSError("transformers says something") from cause
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", load)
+    with pytest.raises(kind, match="cannot load a policy from 'some/model'"):
+        Policy.load("some/model", device="cpu")
 
 
 def test_an_unknown_dtype_is_refused(tmp_path):
@@ -86,12 +142,12 @@ def test_an_unknown_dtype_is_refused(tmp_path):
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_snapshot_keeps_the_weights_of_its_moment(tmp_path, tied):
     policy = tiny_policy(tied=tied)
-    before = policy.weights_sha256()
+    before = digest(policy)
     snapshot = policy.snapshot()
     change_weights(policy)
-    assert snapshot.sha256() == before != policy.weights_sha256()
+    assert snapshot.sha256() == before != digest(policy)
     snapshot.save(tmp_path)
-    assert Policy.load(tmp_path, device="cpu").weights_sha256() == before
+    assert digest(Policy.load(tmp_path, device="cpu")) == before
 
 
 def test_a_snapshot_shares_no_weight_with_the_policy_and_carries_no_gradient(batch):
@@ -110,12 +166,12 @@ def test_a_snapshot_of_tied_weights_stays_tied():
 
 def test_the_digest_changes_with_one_weight_and_with_nothing_else(batch):
     policy = tiny_policy()
-    before = policy.weights_sha256()
+    before = digest(policy)
     response_logps(policy.model, batch, temperature=1.0).sum().backward()
-    assert policy.weights_sha256() == before == tiny_policy().weights_sha256()
+    assert digest(policy) == before == digest(tiny_policy())
     with torch.no_grad():
         next(policy.model.parameters()).view(-1)[0] += 1e-3
-    assert policy.weights_sha256() != before
+    assert digest(policy) != before
 
 
 # --- Devices and tokens ---

@@ -35,6 +35,15 @@ def test_warmup_stable_decay(step, factor):
     assert learning_rate_at(step, training) == pytest.approx(1e-5 * factor, abs=1e-19)
 
 
+@pytest.mark.parametrize(("steps", "peak"), [(400, 190), (1000, 790), (211, 1), (210, 0), (80, 0)])
+def test_stable_steps_that_are_not_set_take_what_warmup_and_decay_leave(steps, peak):
+    training = preset("quickstart").replace({"training.steps": steps}).training
+    assert training.peak_steps == peak
+    assert learning_rate_at(10 + peak, training) == pytest.approx(2e-4)
+    assert learning_rate_at(110 + peak, training) == pytest.approx(1e-4)
+    assert learning_rate_at(210 + peak, training) == 0
+
+
 @pytest.mark.parametrize(("step", "factor"), [(1, 255 / 256), (128, 0.5), (256, 0), (300, 0)])
 def test_a_linear_schedule_reaches_zero_at_the_last_step(step, factor):
     assert learning_rate_at(step, preset("tldr").training) == pytest.approx(3e-6 * factor, abs=1e-19)

@@ -1,71 +1,34 @@
-from collections import Counter
-
 import pytest
 
 from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed, Missing, Stopped
-from tba.searcher import PromptStream, Searcher, await_reference, request_seed
+from tba.prompts import PromptStream
+from tba.searcher import Searcher, await_reference
 from tba.types import Version
 from tests import fakes
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 
 
-def stream(n: int = 12, *, searcher: int = 0, searchers: int = 1, shuffle: bool = True) -> PromptStream:
-    prompts = fakes.make_prompts(n)
-    return PromptStream(prompts, seed=7, searcher=searcher, searchers=searchers, shuffle=shuffle)
-
-
-def ids(stream: PromptStream, rounds: range, size: int) -> list[str]:
-    return [p.prompt_id for round in rounds for p in stream.take(round, size)]
-
-
-@pytest.mark.parametrize("searchers", [1, 3])
-def test_together_searchers_visit_every_prompt_once_in_each_pass(searchers):
-    passes = Counter(
-        prompt
-        for i in range(searchers)
-        for prompt in ids(stream(searcher=i, searchers=searchers), range(6), 12 // searchers // 2)
-    )
-    assert set(passes.values()) == {3} and len(passes) == 12
-
-
-def test_a_restarted_searcher_takes_the_same_prompts():
-    assert ids(stream(), range(9), 5)[20:] == ids(stream(), range(4, 9), 5)
-
-
-def test_passes_differ_in_order_unless_shuffling_is_off():
-    shuffled, plain = ids(stream(), range(2), 12), ids(stream(shuffle=False), range(2), 12)
-    assert shuffled[:12] != shuffled[12:] and sorted(shuffled[:12]) == sorted(shuffled[12:])
-    assert plain == [f"p{i}" for i in range(12)] * 2
-
-
-def test_a_round_never_asks_for_more_prompts_than_there_are():
-    assert len(stream(3).take(0, 8)) == 3
-
-
-def test_request_seeds_do_not_repeat_and_fit_a_signed_column():
-    seeds = {request_seed(0, s, r, i) for s in range(3) for r in range(10) for i in range(50)}
-    assert len(seeds) == 1500 and max(seeds) < 2**63
-
-
 def searcher(
-    versions: fakes.Versions, log: fakes.Log, *, rounds: int
+    versions: fakes.Versions, log: fakes.Log, *, rounds: int, deadline: float = 60.0
 ) -> tuple[Searcher, fakes.Generator, fakes.Events]:
+    """One that is asked to stop after so many rounds."""
     generator, events = fakes.Generator(), fakes.Events()
-    config = SearchConfig(responses_per_prompt=4, prompts_per_round=3, temperature=0.7)
+    config = SearchConfig(responses_per_prompt=4, prompts_per_round=3, temperature=0.7, top_p=0.9)
     role = Searcher(
         2,
         seed=7,
         config=config,
-        stream=stream(),
+        stream=PromptStream(fakes.make_prompts(12), seed=7, searcher=0, searchers=1, shuffle=True),
         task=fakes.Task(),
         generator=generator,
         scorer=fakes.Scorer(),
         log=log,
         versions=versions,
-        lease=fakes.Lease(stop_at=rounds + 1),
+        lease=fakes.Lease(stop_at=rounds + 2),  # one look is for the first version
         events=events,
+        deadline=deadline,
     )
     return role, generator, events
 
@@ -84,28 +47,61 @@ def test_a_round_becomes_one_shard_of_scored_trajectories():
 
 
 def test_the_newest_version_is_adopted_once_at_the_next_round():
-    role, generator, _ = searcher(fakes.Versions(V0, V0, V2), log := fakes.Log(), rounds=4)
+    role, generator, _ = searcher(fakes.Versions(V0, V0, V0, V2), log := fakes.Log(), rounds=4)
     with pytest.raises(Stopped):
         role.run()
     assert generator.adopted == [V0, V2]
     assert [log.rounds[r][0].version_start for r in range(4)] == [V0, V0, V2, V2]
 
 
-def test_a_damaged_version_is_reported_and_the_old_one_kept():
-    versions = fakes.Versions(V0, V1, broken={V1: Damaged("model.safetensors")})
-    role, generator, events = searcher(versions, log := fakes.Log(), rounds=3)
+def test_generator_and_scorer_are_asked_at_the_temperature_of_search():
+    role, generator, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=2)
     with pytest.raises(Stopped):
         role.run()
-    assert generator.adopted == [V0] and "version-refused" in events.kinds
-    assert log.rounds[2][0].version_start == V0
+    assert generator.settings == [(0.7, 0.9)] * 2
+    assert isinstance(role.scorer, fakes.Scorer) and role.scorer.temperatures == [0.7] * 2
+
+
+def test_adoptions_are_events():
+    role, _, events = searcher(fakes.Versions(V0, V0, V1), fakes.Log(), rounds=4)
+    with pytest.raises(Stopped):
+        role.run()
+    assert events.kinds == ["version-adopted"] * 2
+
+
+def test_a_damaged_version_is_reported_once_and_the_old_one_kept():
+    versions = fakes.Versions(V0, V1, broken={V1: Damaged("model.safetensors")})
+    role, generator, events = searcher(versions, log := fakes.Log(), rounds=9)
+    with pytest.raises(Stopped):
+        role.run()
+    assert generator.adopted == [V0]
+    assert events.kinds == ["version-adopted", "version-refused"] and versions.loaded == [V0, V1]
+    assert log.rounds[8][0].version_start == V0
 
 
 def test_a_version_pruned_while_it_was_read_is_passed_over():
     versions = fakes.Versions(V0, V1, V2, broken={V1: Missing("pruned")})
-    role, generator, _ = searcher(versions, fakes.Log(), rounds=3)
+    role, generator, events = searcher(versions, fakes.Log(), rounds=3)
     with pytest.raises(Stopped):
         role.run()
     assert generator.adopted == [V0, V2]
+    assert events.kinds == ["version-adopted", "version-passed-over", "version-adopted"]
+
+
+@pytest.mark.parametrize("trouble", [Missing("pruned"), Damaged("model.safetensors")])
+def test_nothing_is_generated_before_a_version_could_be_adopted(trouble):
+    versions = fakes.Versions(V0, V1, V2, broken={V0: trouble, V1: trouble})
+    role, generator, events = searcher(versions, log := fakes.Log(), rounds=3)
+    role.adopt_first(poll=0)
+    assert generator.adopted == [V2] and len(events.kinds) == 3 and not log.rounds
+
+
+def test_the_wait_for_a_version_that_can_be_adopted_has_a_deadline_that_says_why():
+    versions = fakes.Versions(V0, broken={V0: Damaged("model.safetensors")})
+    role, _, events = searcher(versions, fakes.Log(), rounds=10**6, deadline=0.02)
+    with pytest.raises(DeadlinePassed, match=f"no version could be adopted .*; {V0} is damaged"):
+        role.adopt_first(poll=0.001)
+    assert events.kinds == ["version-refused"]
 
 
 def test_a_restarted_searcher_goes_on_with_the_next_round_and_the_same_seeds():
@@ -119,6 +115,6 @@ def test_a_restarted_searcher_goes_on_with_the_next_round_and_the_same_seeds():
 
 def test_waiting_for_the_first_version_has_a_deadline_that_says_what_is_missing():
     versions = fakes.Versions(V0)
-    versions.reference = lambda: None
+    versions.reference = lambda: None  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(DeadlinePassed, match="version 0"):
         await_reference(versions, fakes.Lease(), deadline=0.05, poll=0.01)

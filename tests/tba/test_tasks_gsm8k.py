@@ -9,6 +9,11 @@ from tba.errors import ConfigError, DataError
 from tba.tasks import get_task, grade, rules
 from tests.tba.tiny import tiny_tokenizer
 
+ROWS = [
+    {"question": "Two and two?", "answer": "Count.\n#### 4"},
+    {"question": "A much longer question, of how many words?", "answer": "Eight.\n#### 8"},
+    {"question": "One more than two?", "answer": "#### 3"},
+]
 RULES = ("last-number", "after-hashes", "strict-hashes")
 
 
@@ -91,17 +96,17 @@ def test_commas_in_golds_cost_the_rule_after_hashes_its_ceiling_and_the_others_n
 )
 def test_prompts_are_worded_as_their_template_says(template: str, begin: str, end: str):
     task = get_task(TaskConfig(name="gsm8k", template=template))
-    (prompt,) = task.prompts("test", rows("test")[:1], tiny_tokenizer(), max_tokens=1000)
-    assert prompt.text == f"{begin}{rows('test')[0]['question']}{end}"
-    assert (prompt.prompt_id, prompt.answer) == ("test-00000", "18")
+    (prompt,) = task.prompts("test", ROWS[:1], tiny_tokenizer(), max_tokens=1000)
+    assert prompt.text == f"{begin}Two and two?{end}"
+    assert (prompt.prompt_id, prompt.answer) == ("test-00000", "4")
 
 
 def test_prompts_that_are_too_long_are_left_out_and_the_others_keep_their_names():
     task, tokenizer = get_task("gsm8k"), tiny_tokenizer()
-    whole = task.prompts("test", rows("test")[:50], tokenizer, max_tokens=10_000)
-    limit = sorted(len(prompt.tokens) for prompt in whole)[25]
-    some = task.prompts("test", rows("test")[:50], tokenizer, max_tokens=limit)
-    assert some == [prompt for prompt in whole if len(prompt.tokens) <= limit] != whole
+    whole = task.prompts("test", ROWS, tokenizer, max_tokens=10_000)
+    assert [prompt.prompt_id for prompt in whole] == ["test-00000", "test-00001", "test-00002"]
+    some = task.prompts("test", ROWS, tokenizer, max_tokens=len(whole[2].tokens))
+    assert some == [whole[0], whole[2]]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def tiny_policy(*, seed: int = 0, tied: bool = True) -> Policy:
 
 def tiny_folder(folder: Path, *, seed: int = 0, tied: bool = True) -> Path:
     """The tiny policy as a Hugging Face folder."""
-    tiny_policy(seed=seed, tied=tied).save(folder)
+    tiny_policy(seed=seed, tied=tied).snapshot().save(folder)
     return folder
 
 

@@ -1,0 +1,40 @@
+"""Parquet objects as a run stores them: written with checksums, and read whole or not at all."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tba.errors import Damaged
+
+
+def encode(table: pa.Table) -> bytes:
+    """The same table gives the same bytes."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    return sink.getvalue().to_pybytes()
+
+
+def decode(data: bytes, name: str, schema: pa.Schema | None = None) -> pa.Table:
+    """The table in `data`, of exactly this schema if one is given; Damaged, naming the object, if there is no such."""
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        table = file.read(use_threads=False)
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise Damaged(f"{name} is not a readable Parquet object: {reason[:200]}") from None
+    if len(table) != file.metadata.num_rows:  # checksums cover pages, not what is said about them
+        raise Damaged(f"{name} has {len(table)} rows and says {file.metadata.num_rows}")
+    if schema is not None and not table.schema.equals(schema):
+        raise Damaged(f"{name} has other columns: {_differing(table.schema, schema)}")
+    return table
+
+
+def _differing(found: pa.Schema, wanted: pa.Schema) -> str:
+    """The first column that is not as wanted."""
+    for field in wanted:
+        places = found.get_all_field_indices(field.name)
+        if len(places) != 1:
+            return f"{field.name!r} is there {len(places)} times"
+        if not found.field(places[0]).equals(field):
+            return f"{field.name!r} is {found.field(places[0]).type}, not {field.type}"
+    return ", ".join(repr(name) for name in found.names)

@@ -1,0 +1,46 @@
+"""Which prompts a round visits, and the seed of each response: functions of settings and place, so that whoever starts
+again does the same."""
+
+import hashlib
+from collections.abc import Sequence
+
+from tba.types import Prompt
+
+
+class PromptStream:
+    """Which prompts a round visits: a function of seed, searcher and round alone, so a restart changes nothing.
+
+    All searchers walk one endless sequence of seeded permutations of the prompts; searcher i of N takes every N-th
+    place of it, so that together they visit each prompt once per permutation. A round that reaches into the next one
+    leaves out what it has already: the responses of a prompt in a round are one group.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], *, seed: int, searcher: int, searchers: int, shuffle: bool):
+        self.prompts, self.seed, self.shuffle = prompts, seed, shuffle
+        self.searcher, self.searchers = searcher % searchers, searchers
+        self.orders: dict[int, list[int]] = {}  # of the permutations in use, by number
+
+    def take(self, round: int, size: int) -> list[Prompt]:
+        size = min(size, len(self.prompts))
+        places = range(round * size, (round + 1) * size)
+        chosen = dict.fromkeys(self._at(place * self.searchers + self.searcher) for place in places)
+        return [self.prompts[index] for index in chosen]
+
+    def _at(self, place: int) -> int:
+        number, offset = divmod(place, len(self.prompts))
+        if number not in self.orders:
+            self.orders = {n: order for n, order in self.orders.items() if n >= number - 1}
+            self.orders[number] = self._order(number)
+        return self.orders[number][offset]
+
+    def _order(self, number: int) -> list[int]:
+        indices = range(len(self.prompts))
+        if not self.shuffle:
+            return list(indices)
+        return sorted(indices, key=lambda i: hashlib.md5(f"{self.seed}:prompts:{number}:{i}".encode()).digest())
+
+
+def request_seed(seed: int, searcher: int, round: int, slot: int) -> int:
+    """The seed of one response: 63 bits, so that it fits a signed column."""
+    digest = hashlib.md5(f"{seed}:response:{searcher}:{round}:{slot}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,608 @@
+"""What a trainer does with weights and storage, on a tiny policy with a buffer that deals fixed groups."""
+# Shapes: P prompts in the batch, K responses per prompt, T tokens of a response.
+
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tba.config import Config, preset
+from tba.errors import ConfigError, DeadlinePassed, RunFailed, Stopped, StorageError, Superseded
+from tba.generation import TransformersGenerator
+from tba.interfaces import Lease
+from tba.policy import Policy, PolicyScorer, Snapshot
+from tba.schedules import beta_at, learning_rate_at
+from tba.trainer import Trainer
+from tba.training_state import TrainingState
+from tba.types import Draw, Prompt, StepRecord, Trajectory, Version
+from tests import fakes
+from tests.tba.tiny import EOS_ID, tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
+
+PROMPTS, RESPONSES, STEPS, EVERY = 3, 2, 12, 2
+
+
+def settings(**changes: Any) -> Config:
+    return preset("quickstart").replace(
+        {
+            "training.steps": STEPS,
+            "training.prompts_per_step": PROMPTS,
+            "training.responses_per_prompt": RESPONSES,
+            "training.groups_per_micro_batch": 2,
+            "sync.every": EVERY,
+            "sync.checkpoint_every": 3,
+            "search.initial_fill": 6,
+            **{key.replace("__", "."): value for key, value in changes.items()},
+        }
+    )
+
+
+class Journal(list[str]):
+    """What reached storage, in order."""
+
+
+@dataclass
+class Buffer:
+    """Deals the same groups at every step: responses of two to four tokens, every other one right."""
+
+    journal: Journal
+    rewards: Mapping[int, float] = field(default_factory=dict)  # of the first response, by step
+    broken: dict[int, Exception] = field(default_factory=dict)  # by sync
+    arrived: int = 6
+
+    def sync(self, sync: int, *, step: int) -> int:
+        if sync in self.broken:
+            raise self.broken[sync]
+        self.journal.append(f"record {sync}")
+        return 6
+
+    def recorded(self, sync: int) -> bool:
+        return False
+
+    def waiting(self) -> int:
+        return self.arrived
+
+    def queues(self) -> dict[str, Any]:
+        return {"after": self.journal.count("record 1")}
+
+    def restore(self, queues: Mapping[str, Any]) -> None: ...
+
+    def draw(self, step: int) -> list[Draw]:
+        return [
+            Draw(
+                step=step, slot=i, position=j, trajectory_id=f"0/{i}/{j}", prompt_id=f"p{i}", branch="recent",
+                weight=1.0, age=2,
+            )
+            for i in range(PROMPTS)
+            for j in range(RESPONSES)
+        ]  # fmt: skip
+
+    def fetch(self, draws: Sequence[Draw]) -> list[Trajectory]:
+        first = self.rewards.get(draws[0].step, 1.0)
+        return [
+            trajectory(
+                prompt_id=d.prompt_id,
+                prompt_tokens=(4 + d.slot, 13),
+                response_tokens=(*range(5 + d.position, 6 + d.slot + 2 * d.position), EOS_ID),
+                reward=first if d.slot == d.position == 0 else float(d.position),
+            )
+            for d in draws
+        ]
+
+
+@dataclass
+class Store:
+    """Ledger, versions, checkpoints and metrics in one; each is as slow as it is told to be, or fails."""
+
+    journal: Journal
+    slow: dict[str, float] = field(default_factory=dict)  # seconds, by kind
+    gates: dict[str, threading.Event] = field(default_factory=dict)  # what an entry of the journal waits for
+    broken: dict[str, Exception] = field(default_factory=dict)  # by entry of the journal
+    records: list[StepRecord] = field(default_factory=list)
+    written: list[dict[str, float]] = field(default_factory=list)
+    dtypes: dict[str, set[torch.dtype]] = field(default_factory=dict)  # of stored weights, by entry
+    digests: dict[int, str] = field(default_factory=dict)
+    states: dict[int, TrainingState] = field(default_factory=dict)
+
+    def take(self, kind: str, number: int) -> None:
+        time.sleep(self.slow.get(kind, 0.0))
+        if gate := self.gates.get(f"{kind} {number}"):
+            gate.wait(60)
+        if error := self.broken.get(f"{kind} {number}"):
+            raise error
+        self.journal.append(f"{kind} {number}")
+
+    def write_ledger(self, sync: int, records: Sequence[StepRecord], *, weights_sha256: str) -> None:
+        self.take("ledger", sync)
+        self.records += records
+        self.digests[sync] = weights_sha256
+
+    def publish(self, version: Version, *, step: int, folder: Path) -> None:
+        assert step == min(version.number * EVERY, STEPS)
+        self.dtypes[f"version {version.number}"] = {t.dtype for t in load_file(folder / "model.safetensors").values()}
+        self.take("version", version.number)
+
+    def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None:
+        self.dtypes[f"checkpoint {sync}"] = {t.dtype for t in load_file(folder / "model.safetensors").values()}
+        self.states[sync] = TrainingState.load(folder)
+        self.take("checkpoint", sync)
+
+    def published(self) -> list[int]:
+        return [int(entry.split()[1]) for entry in self.journal if entry.startswith("version")]
+
+
+class LedgerOf:
+    def __init__(self, store: Store):
+        self.store = store
+
+    def write(self, sync: int, records: Sequence[StepRecord], *, weights_sha256: str) -> None:
+        self.store.write_ledger(sync, records, weights_sha256=weights_sha256)
+
+
+class VersionsOf(fakes.Versions):
+    def __init__(self, store: Store):
+        super().__init__()
+        self.store = store
+
+    def publish(self, version: Version, *, step: int, folder: Path) -> None:
+        self.store.publish(version, step=step, folder=folder)
+
+    def prune(self, *, keep: int, every: int) -> None:
+        self.store.journal.append("prune versions")
+
+
+class CheckpointsOf:
+    def __init__(self, store: Store):
+        self.store = store
+
+    def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None:
+        self.store.save(sync, attempt, step=step, folder=folder)
+
+    def prune(self, keep: int) -> None:
+        self.store.journal.append("prune checkpoints")
+
+
+class MetricsOf:
+    def __init__(self, store: Store, pause: float):
+        self.store, self.pause = store, pause
+
+    def write(self, metrics: dict[str, float], *, step: int) -> None:
+        time.sleep(self.pause)  # a step takes at least this long
+        self.store.written.append(metrics)
+
+    def close(self) -> None: ...
+
+
+class LeaseAt:
+    """Stopped or superseded from the moment a number of steps has been told."""
+
+    def __init__(self, verdict: Exception, steps: int):
+        self.verdict, self.left, self.said = verdict, steps, threading.Event()
+
+    def tell(self, status: str, **progress: float) -> None:
+        self.left -= status.startswith(("step", "stopping"))
+
+    def check(self) -> None:
+        if self.left <= 0:
+            self.said.set()
+            raise self.verdict
+
+
+def make(
+    folder: Path,
+    config: Config,
+    *,
+    policy: Policy | None = None,
+    lease: Lease | None = None,
+    rewards: Mapping[int, float] | None = None,
+    pause: float = 0.0,
+    **store_settings: Any,
+) -> tuple[Trainer, Store]:
+    journal = Journal()
+    store = Store(journal, **store_settings)
+    trainer = Trainer(
+        config,
+        attempt=1,
+        policy=policy or tiny_policy(),
+        buffer=Buffer(journal, rewards or {}),
+        ledger=LedgerOf(store),
+        versions=VersionsOf(store),
+        checkpoints=CheckpointsOf(store),
+        metrics=MetricsOf(store, pause),
+        lease=lease or fakes.Lease(),
+        scratch=folder,
+    )
+    return trainer, store
+
+
+# --- The gradient step, against the formulas ---
+
+
+def plain_logp(model: torch.nn.Module, rows: Sequence[Trajectory], *, include_eos: bool, temperature: float) -> Tensor:
+    """[B] one row after the other, from all logits."""
+    logps = []
+    for row in rows:
+        counted = row.response_tokens if include_eos else row.response_tokens[:-1]
+        tokens_T = torch.tensor([*row.prompt_tokens, *counted])
+        logps_TV = torch.log_softmax(model(tokens_T[None]).logits[0] / temperature, dim=-1)
+        places = range(len(row.prompt_tokens), len(tokens_T))
+        logps.append(torch.stack([logps_TV[t - 1, tokens_T[t]] for t in places]).sum())
+    return torch.stack(logps)
+
+
+def plain_loss(model: torch.nn.Module, config: Config, rows: Sequence[Trajectory], *, beta: float) -> Tensor:
+    """The population variance of log pi - log pi_ref - r / beta within each group, averaged over groups."""
+    counted = [t.length if config.objective.include_eos else t.length - 1 for t in rows]
+    logp_B = plain_logp(model, rows, include_eos=config.objective.include_eos, temperature=config.search.temperature)
+    reward_B = torch.tensor([t.reward for t in rows], dtype=torch.float64)
+    ref_B = torch.tensor([sum(t.ref_logps[:n]) for t, n in zip(rows, counted, strict=True)], dtype=torch.float64)
+    return (logp_B - ref_B - reward_B / beta).view(-1, RESPONSES).var(dim=1, unbiased=False).mean()
+
+
+def adamw_by_hand(config: Config, rewards: Mapping[int, float]) -> tuple[torch.nn.Module, list[dict[str, float]]]:
+    """The whole run again, from the equations of AdamW."""
+    training, model = config.training, tiny_llama().double()
+    parameters = list(model.parameters())
+    first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    found = []
+    for step in range(1, training.steps + 1):
+        beta, rate = beta_at(step, config.objective), learning_rate_at(step, training)
+        buffer = Buffer(Journal(), rewards)
+        loss = plain_loss(model, config, buffer.fetch(buffer.draw(step)), beta=beta)
+        gradients = torch.autograd.grad(loss, parameters)
+        norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
+        scale = min(1.0, training.clip_norm / norm) if training.clip_norm else 1.0
+        with torch.no_grad():
+            for p, g, m, v in zip(parameters, gradients, first, second, strict=True):
+                m.mul_(training.adam_beta1).add_((1 - training.adam_beta1) * scale * g)
+                v.mul_(training.adam_beta2).add_((1 - training.adam_beta2) * (scale * g).square())
+                mean, square = m / (1 - training.adam_beta1**step), v / (1 - training.adam_beta2**step)
+                p.sub_(rate * training.weight_decay * p).sub_(rate * mean / (square.sqrt() + training.adam_eps))
+        found.append({"loss": float(loss.detach()), "grad_norm": norm, "beta": beta, "lr": rate})
+    return model, found
+
+
+@pytest.mark.parametrize(
+    ("groups", "include_eos", "clip"), [(1, True, 0.0), (2, True, 0.0), (3, True, 0.0), (2, False, 0.0), (2, True, 3.0)]
+)
+def test_steps_are_adamw_on_trajectory_balance_however_the_batch_is_cut(tmp_path, groups, include_eos, clip):
+    config = settings(
+        training__steps=4,
+        training__groups_per_micro_batch=groups,
+        training__learning_rate=3e-3,
+        training__schedule="linear",
+        training__warmup_steps=2,
+        training__stable_steps=None,
+        training__decay_steps=0,
+        training__adam_beta1=0.8,
+        training__adam_beta2=0.95,
+        training__adam_eps=1e-6,
+        training__weight_decay=0.1,
+        training__clip_norm=clip,
+        objective__beta_start=0.5,
+        objective__beta_end=0.1,
+        objective__beta_target=4,
+        objective__beta_stop=3,
+        objective__include_eos=include_eos,
+        search__temperature=0.7,
+    )
+    rewards = {1: 1.0, 2: 0.0, 3: 0.5, 4: 1.0}
+    policy = Policy(tiny_llama().double(), tiny_tokenizer(), torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+    trainer, store = make(tmp_path, config, policy=policy, rewards=rewards)
+    trainer.syncs.publish = lambda snapshot, sync: None  # float64 is no dtype to publish
+    trainer.run()
+    expected, found = adamw_by_hand(config, rewards)
+    for (name, actual), wanted in zip(policy.model.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}")
+    for record, wanted in zip(store.records, found, strict=True):
+        assert {name: record.metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_step_that_is_not_finite_ends_the_run_and_updates_nothing(tmp_path):
+    policy = tiny_policy()
+    trainer, _ = make(tmp_path, settings(), policy=policy, rewards={1: math.nan})
+    before = policy.snapshot().sha256()
+    with pytest.raises(RunFailed, match="step 1: loss nan with gradient norm nan; nothing was updated"):
+        trainer.run()
+    assert policy.snapshot().sha256() == before
+
+
+def test_what_a_step_found_is_in_its_record(tmp_path):
+    trainer, store = make(tmp_path, settings(), rewards={1: 1.0, 2: 0.0})
+    trainer.run()
+    assert [record.step for record in store.records] == list(range(1, STEPS + 1))
+    assert [record.sync for record in store.records] == [(step + 1) // 2 for step in range(1, STEPS + 1)]
+    assert [record.version.number for record in store.records[:5]] == [0, 0, 1, 1, 2]
+    for record in store.records:
+        residuals = [o.residual for o in record.outcomes]
+        assert [(o.slot, o.position) for o in record.outcomes] == [(d.slot, d.position) for d in record.draws]
+        assert record.metrics["loss"] == pytest.approx(sum(r * r for r in residuals) / len(residuals), rel=1e-5)
+        assert record.metrics["residual_abs"] == pytest.approx(sum(map(abs, residuals)) / len(residuals), rel=1e-5)
+        ratios = [o.logp - o.ref_logp for o in record.outcomes]
+        assert record.metrics["log_ratio_mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-4, abs=1e-5)
+        log_z = sum(o.log_z for o in record.outcomes) / len(record.outcomes)
+        assert record.metrics["log_z"] == pytest.approx(log_z, rel=1e-5)
+    assert [record.metrics["equal_rewards"] for record in store.records[:2]] == pytest.approx([1 / 3, 0.0])
+    assert store.written == [dict(record.metrics) for record in store.records]
+
+
+def test_what_the_trainer_would_leave_out_is_refused(tmp_path):
+    for change in ({"objective.name": "tba-prime"}, {"objective.reference_reset": 5}):
+        with pytest.raises(ConfigError, match=f"{next(iter(change))}: .*not available yet"):
+            make(tmp_path, settings().replace(change))
+
+
+# --- Syncs: what is stored, and in which order ---
+
+
+def test_every_sync_is_a_record_then_its_ledger_then_its_version_and_checkpoint(tmp_path):
+    trainer, store = make(tmp_path, settings(), pause=0.02)
+    trainer.run()
+    journal = store.journal
+    assert journal[0] == "version 0" and journal[1] == "record 0"
+    for sync in range(1, 7):
+        assert journal.index(f"record {sync}") < journal.index(f"ledger {sync}")
+        for later in (f"version {sync}", f"checkpoint {sync}"):
+            assert later not in journal or journal.index(f"ledger {sync}") < journal.index(later)
+    assert [entry for entry in journal if entry.startswith("checkpoint")] == ["checkpoint 3", "checkpoint 6"]
+    assert {0, 1, 3, 6} <= set(store.published())
+    assert journal.count("prune checkpoints") == 2 and "prune versions" in journal
+    assert {"version 6", "checkpoint 6"} < set(journal[: len(journal) - journal[::-1].index("prune versions")])
+
+
+def test_versions_are_stored_as_told_and_checkpoints_in_full_precision(tmp_path):
+    trainer, store = make(tmp_path, settings(model__publish_dtype="bfloat16"))
+    trainer.run()
+    assert store.dtypes["version 0"] == store.dtypes["version 6"] == {torch.bfloat16}
+    assert store.dtypes["checkpoint 3"] == store.dtypes["checkpoint 6"] == {torch.float32}
+
+
+def test_ledger_and_checkpoint_are_of_the_moment_of_their_sync_though_training_went_on(tmp_path):
+    """A slow store sees weights, moments and queues as they were."""
+    trainer, store = make(tmp_path, settings(), slow={"ledger": 0.03})
+    trainer.run()
+    short, expected = make(tmp_path, settings(training__steps=6))
+    short.run()
+    assert store.digests[3] == expected.digests[3]
+    late, wanted = store.states[3], expected.states[3]
+    assert (late.step, late.sync, late.queues) == (6, 3, {"after": 1})
+    assert late.optimizer.keys() == wanted.optimizer.keys()
+    assert all(torch.equal(late.optimizer[name], wanted.optimizer[name]) for name in late.optimizer)
+
+
+def test_a_resumed_trainer_takes_the_steps_of_an_unbroken_one(tmp_path):
+    whole, expected = make(tmp_path, settings())
+    whole.run()
+    half, store = make(tmp_path, settings(), lease=LeaseAt(Stopped("enough"), 5))
+    with pytest.raises(Stopped):
+        half.run()
+    rest, after = make(tmp_path, settings(), policy=half.policy)
+    rest.resume(store.states[3])
+    rest.run()
+    assert [record.step for record in after.records] == list(range(7, STEPS + 1))
+    assert after.digests[6] == expected.digests[6]
+    assert after.journal[:5] == [*(f"record {sync}" for sync in range(4)), "version 3"]
+
+
+# --- Trouble ---
+
+
+def test_a_ledger_that_cannot_be_written_ends_the_run_before_any_later_sync(tmp_path):
+    trainer, store = make(
+        tmp_path, settings(), slow={"ledger": 0.1}, broken={"ledger 2": StorageError("ledger 2 is lost")}
+    )
+    with pytest.raises(StorageError, match="ledger 2 is lost"):
+        trainer.run()
+    stored = [entry for entry in store.journal if entry.startswith(("ledger", "version", "checkpoint"))]
+    assert stored == ["version 0", "ledger 1", "version 1"]
+
+
+@pytest.mark.parametrize("entry", ["ledger 1", "version 1", "checkpoint 1"])
+def test_trouble_beside_the_steps_is_noticed_at_the_next_step_not_at_the_next_sync(tmp_path, entry):
+    config = settings(training__steps=90, sync__every=30, sync__checkpoint_every=1)
+    trainer, store = make(tmp_path, config, broken={entry: StorageError("gone")})
+    trainer.syncs.versions.publish = lambda version, *, step, folder: store.take("version", version.number)
+    with pytest.raises(StorageError, match="gone"):
+        trainer.run()
+    assert 30 <= len(store.written) < 55  # the next sync would notice at 59
+
+
+def test_a_checkpoint_that_fails_is_not_followed_by_another(tmp_path):
+    trainer, store = make(tmp_path, settings(sync__checkpoint_every=1), broken={"checkpoint 2": StorageError("full")})
+    with pytest.raises(StorageError, match="full"):
+        trainer.run()
+    assert [entry for entry in store.journal if entry.startswith("checkpoint")] == ["checkpoint 1"]
+
+
+def test_a_record_that_cannot_be_written_is_crossed_by_no_step(tmp_path):
+    trainer, store = make(tmp_path, settings())
+    trainer.buffer.broken = {2: StorageError("record 2 is lost")}  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(StorageError, match="record 2 is lost"):
+        trainer.run()
+    assert len(store.written) == 4 and "ledger 2" not in store.journal
+
+
+def test_syncs_that_were_closed_are_stored_though_a_later_step_fails(tmp_path):
+    trainer, store = make(tmp_path, settings(), slow={"ledger": 0.1}, rewards={5: math.nan})
+    with pytest.raises(RunFailed, match="step 5"):
+        trainer.run()
+    assert {"ledger 1", "ledger 2"} <= set(store.journal) and "ledger 3" not in store.journal
+
+
+def test_a_superseded_trainer_writes_and_removes_nothing_more(tmp_path):
+    lease = LeaseAt(Superseded("another has taken over"), 5)
+    trainer, store = make(tmp_path, settings(), lease=lease, gates={"ledger 1": lease.said})
+    with pytest.raises(Superseded):
+        trainer.run()
+    stored = [entry for entry in store.journal if not entry.startswith("record")]
+    assert stored == ["version 0", "ledger 1"]  # which was being written
+
+
+def test_a_trainer_that_is_asked_to_stop_ends_at_the_next_sync_with_version_and_checkpoint(tmp_path):
+    trainer, store = make(tmp_path, settings(), lease=LeaseAt(Stopped("enough"), 6))
+    with pytest.raises(Stopped):
+        trainer.run()
+    assert len(store.records) == 8
+    assert {"ledger 4", "version 4", "checkpoint 4"} <= set(store.journal)
+
+
+def test_the_initial_fill_is_waited_for_until_its_deadline(tmp_path):
+    trainer, store = make(tmp_path, settings(limits__data_deadline=0.01))
+    trainer.buffer.arrived = 5  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(DeadlinePassed, match="5 of 6 trajectories"):
+        trainer.run()
+    assert store.journal == ["version 0"]
+
+
+# --- A slow store ---
+
+
+@pytest.fixture
+def alive(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many copies of the weights there are."""
+    taken: list[weakref.ref[Snapshot]] = []
+    snapshot = Policy.snapshot
+
+    def counted(policy: Policy) -> Snapshot:
+        taken.append(weakref.ref(copy := snapshot(policy)))
+        return copy
+
+    monkeypatch.setattr(Policy, "snapshot", counted)
+    return lambda: sum(copy() is not None for copy in taken)
+
+
+def run_counting(trainer: Trainer, store: Store, alive: Callable[[], int], *, pause: float) -> int:
+    """Runs the trainer; the most copies of the weights that there were at the end of a step."""
+    counts: list[int] = []
+
+    def write(metrics: dict[str, float], *, step: int) -> None:
+        time.sleep(pause)
+        counts.append(alive())
+        store.written.append(metrics)
+
+    trainer.metrics.write = write
+    trainer.syncs.versions.publish = lambda version, *, step, folder: store.take("version", version.number)
+    trainer.run()
+    return max(counts)
+
+
+def test_where_publishing_is_slow_numbers_are_skipped_and_no_step_waits(tmp_path, alive):
+    config = settings(training__steps=60, sync__checkpoint_every=15)
+    trainer, store = make(tmp_path, config, slow={"version": 0.5})
+    assert run_counting(trainer, store, alive, pause=0.02) <= 4
+    assert {0, 1, 15, 30} < set(store.published()) and len(store.published()) < 20
+    assert [entry for entry in store.journal if entry.startswith("ledger")] == [f"ledger {n}" for n in range(1, 31)]
+    assert sum(seen.get("seconds_backlog", 0.0) for seen in store.written) < 1.0
+
+
+def test_where_the_ledger_is_slow_versions_go_on_memory_is_bounded_and_the_wait_is_measured(tmp_path, alive):
+    trainer, store = make(tmp_path, settings(training__steps=24, sync__checkpoint_every=100), slow={"ledger": 0.3})
+    assert run_counting(trainer, store, alive, pause=0.0) <= 4
+    assert len(store.published()) >= 5
+    waited = sum(seen.get("seconds_backlog", 0.0) for seen in store.written)
+    assert 0.3 < waited < sum(seen["seconds_step"] for seen in store.written)
+
+
+def test_the_step_that_closes_a_sync_counts_what_the_copy_costs(tmp_path):
+    trainer, store = make(tmp_path, settings())
+    trainer.run()
+    for record in store.records:
+        closes = record.step % EVERY == 0
+        assert ("seconds_snapshot" in record.metrics, "seconds_backlog" in record.metrics) == (closes, closes)
+        parts = ("wait", "forward_backward", "snapshot", "backlog")
+        spent = sum(record.metrics.get(f"seconds_{part}", 0.0) for part in parts)
+        assert 0 < spent <= record.metrics["seconds_step"] < spent + 0.5
+
+
+# --- Learning ---
+
+
+class Lottery:
+    """A buffer that fills itself: at each sync, responses of the newest published version to one prompt. A response is
+    as good as its share of tokens with an even number."""
+
+    def __init__(self, folder: Path):
+        reference = Policy.load(tiny_folder(folder), device="cpu")
+        self.generator = TransformersGenerator(device="cpu", max_response_tokens=4)
+        self.generator.adopt(folder, Version(0, 1))
+        self.scorer = PolicyScorer(reference, Version(0, 1))
+        self.prompt = Prompt(prompt_id="p", text="", tokens=(4, 13))
+        self.newest: list[Trajectory] = []
+        self.versions: list[int] = []
+        self.adopting = threading.Lock()
+
+    def publish(self, version: Version, *, step: int, folder: Path) -> None:
+        with self.adopting:
+            self.generator.adopt(folder, version)
+
+    def sync(self, sync: int, *, step: int) -> int:
+        with self.adopting:
+            seeds = [range(1000 * sync, 1000 * sync + 32)]
+            (responses,) = self.generator.generate([self.prompt], seeds, temperature=1.0)
+            ((*ref_logps,),) = self.scorer.token_logps([self.prompt], [responses], temperature=1.0)
+            self.versions.append(responses[0].version_start.number)
+        self.newest = [
+            trajectory(
+                prompt_tokens=self.prompt.tokens,
+                response_tokens=r.tokens,
+                ref_logps=logps,
+                finished=r.finished,
+                reward=sum(token % 2 == 0 for token in r.tokens) / 4,
+            )
+            for r, logps in zip(responses, ref_logps, strict=True)
+        ]
+        return 32
+
+    def recorded(self, sync: int) -> bool:
+        return True
+
+    def waiting(self) -> int:
+        return 0
+
+    def queues(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, queues: Mapping[str, Any]) -> None: ...
+
+    def draw(self, step: int) -> list[Draw]:
+        return [
+            Draw(step=step, slot=i, position=j, trajectory_id=f"{16 * i + j}", prompt_id="p", branch="recent",
+                 weight=1.0, age=1)
+            for i in range(2) for j in range(16)
+        ]  # fmt: skip
+
+    def fetch(self, draws: Sequence[Draw]) -> list[Trajectory]:
+        return [self.newest[int(draw.trajectory_id)] for draw in draws]
+
+
+def test_the_reward_goes_up_while_versions_advance(tmp_path):
+    config = settings(
+        training__steps=40,
+        training__prompts_per_step=2,
+        training__responses_per_prompt=16,
+        search__responses_per_prompt=16,
+        search__initial_fill=32,
+        training__learning_rate=5e-3,
+        training__schedule="constant",
+        training__stable_steps=None,
+        training__decay_steps=0,
+        objective__beta_start=0.1,
+        objective__beta_end=0.1,
+        sync__every=1,
+        sync__checkpoint_every=100,
+    )
+    trainer, store = make(tmp_path, config, pause=0.05)
+    lottery = Lottery(tmp_path / "start")
+    trainer.buffer, trainer.syncs.versions.publish = lottery, lottery.publish
+    trainer.run()
+    rewards = [record.metrics["reward_mean"] for record in store.records]
+    assert sum(rewards[-8:]) / 8 > sum(rewards[:4]) / 4 + 0.2, rewards
+    assert lottery.versions[-1] > 20

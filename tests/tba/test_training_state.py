@@ -1,0 +1,83 @@
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from tba.errors import Damaged
+from tba.training_state import TrainingState, optimizer_tensors, restore_optimizer
+
+
+def optimizer_of(weights: list[nn.Parameter]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(weights, lr=0.1, betas=(0.5, 0.9))
+
+
+def step(weights: list[nn.Parameter], optimizer: torch.optim.AdamW) -> None:
+    optimizer.zero_grad()
+    sum((weight**3).sum() * (i + 1) for i, weight in enumerate(weights)).backward()  # pyright: ignore
+    optimizer.step()
+
+
+@pytest.fixture
+def weights() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in [(3, 2), (4,)]]
+
+
+def state_of(optimizer: torch.optim.AdamW) -> TrainingState:
+    return TrainingState(
+        step=7, sync=3, queues={"recent": ["p1", "p2"]}, optimizer=optimizer_tensors(optimizer),
+        random=torch.get_rng_state(),
+    )  # fmt: skip
+
+
+def test_an_optimizer_goes_on_bit_for_bit_from_what_was_saved(tmp_path, weights):
+    optimizer = optimizer_of(weights)
+    for _ in range(3):
+        step(weights, optimizer)
+    state_of(optimizer).save(tmp_path)
+    copies = [nn.Parameter(weight.detach().clone()) for weight in weights]
+    another = optimizer_of(copies)
+    restore_optimizer(another, TrainingState.load(tmp_path).optimizer)
+    for _ in range(3):
+        step(weights, optimizer)
+        step(copies, another)
+    assert all(torch.equal(a, b) for a, b in zip(weights, copies, strict=True))
+
+
+def test_everything_else_comes_back_as_it_was(tmp_path, weights):
+    state = state_of(optimizer_of(weights))
+    state.save(tmp_path)
+    expected = torch.rand(3)
+    loaded = TrainingState.load(tmp_path)
+    torch.set_rng_state(loaded.random)
+    assert torch.equal(torch.rand(3), expected)
+    assert (loaded.step, loaded.sync, loaded.queues, loaded.optimizer) == (7, 3, {"recent": ["p1", "p2"]}, {})
+
+
+def test_saved_moments_do_not_change_as_training_goes_on(weights):
+    optimizer = optimizer_of(weights)
+    step(weights, optimizer)
+    saved = optimizer_tensors(optimizer)
+    before = {name: tensor.clone() for name, tensor in saved.items()}
+    step(weights, optimizer)
+    assert before.keys() == saved.keys() and all(torch.equal(before[name], saved[name]) for name in saved)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "state.json").unlink(),
+        lambda folder: (folder / "optimizer.safetensors").unlink(),
+        lambda folder: (folder / "state.json").write_text("{"),
+        lambda folder: (folder / "state.json").write_text('{"step": 1}'),
+        lambda folder: (folder / "state.json").write_text("[]"),
+        lambda folder: (folder / "state.json").write_text('{"step": 1, "sync": 1, "queues": {}, "more": 1}'),
+        lambda folder: (folder / "optimizer.safetensors").write_bytes(b"no tensors"),
+        lambda folder: save_file({"optimizer.0.step": torch.zeros(1)}, folder / "optimizer.safetensors"),
+    ],
+)
+def test_whatever_is_wrong_with_a_checkpoint_it_is_damaged_and_named(tmp_path, weights, damage):
+    state_of(optimizer_of(weights)).save(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(Damaged, match=f"checkpoint {tmp_path} is not readable"):
+        TrainingState.load(tmp_path)
