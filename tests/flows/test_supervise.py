@@ -229,18 +229,22 @@ class Lost:
 class Losing(LocalLauncher):
     """Loses the first lives of one role."""
 
-    start_deadline = end_grace = 1.0
+    end_grace = 1.0
 
     def __init__(self, run: Run, role: str, lives: int = 1):
         super().__init__(run, command=script, devices=Devices(run.url, uuids=[]))
         self.loses, self.left = role, lives
         self.lost: list[Lost] = []
 
+    @property
+    def start_deadline(self) -> float:
+        """Short once all the others have begun."""
+        return 1.0 if len(read_leases(self.run)) == len(ROLES) else 60.0
+
     def start(self, role: Role, attempt: int) -> Any:
         if role.name != self.loses or not self.left:
-            self.start_deadline = 60.0
             return super().start(role, attempt)
-        self.left, self.start_deadline = self.left - 1, 1.0
+        self.left -= 1
         self.lost.append(Lost(role, attempt))
         return self.lost[-1]
 
