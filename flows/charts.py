@@ -139,5 +139,7 @@ def _widened(low: float, high: float) -> tuple[float, float]:
     """A range that is not empty."""
     if high - low > 1e-12 * max(abs(low), abs(high)):
         return low, high
-    half = abs(low) * 0.5 or 0.5
+    if 0 <= low <= 1:  # a share, most likely
+        return 0.0, 1.0
+    half = abs(low) * 0.5
     return low - half, high + half
