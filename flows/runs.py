@@ -9,12 +9,11 @@ from pathlib import Path
 from flows.progress import bar
 from flows.supervise import CLOSED, FAILED_WHY
 from storage import layout
-from storage.attempts import Span, accepts, chain, newest_attempt
+from storage.attempts import Span, accepts, chain, newest_attempt, stands
 from storage.control import read_state
 from storage.evaluations import Evaluations
 from storage.leases import Lease, read_leases
 from storage.run import Run, default_root, run_urls
-from storage.tables import stands
 from storage.versions import Versions
 from tba.config import parse
 from tba.errors import ConfigError, Missing, TBAError

@@ -105,6 +105,15 @@ def accepts(spans: Sequence[Span], checkpoint: Version) -> bool:
     return any(span.attempt == checkpoint.attempt and span.covers(checkpoint.number) for span in spans)
 
 
+def stands(spans: Sequence[Span], version: Version) -> bool:
+    """Whether a version or checkpoint belongs to the run as it stands: an attempt also publishes the version it
+    starts from."""
+    return any(
+        span.attempt == version.attempt and (span.covers(version.number) or span.first_sync == version.number + 1)
+        for span in spans
+    )
+
+
 def _encode(attempt: Attempt) -> bytes:
     """With who claimed it, so that two trainers never write the same bytes and each knows whether it won."""
     origin = attempt.continues

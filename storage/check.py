@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from storage import folders, layout, parquet, records, tables
-from storage.attempts import Attempt, Span, accepts, chain, read_attempt
+from storage.attempts import Attempt, Span, accepts, chain, read_attempt, stands
 from storage.consistency import Relations
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress
@@ -24,7 +24,7 @@ from storage.retention import GivenUp, given_up
 from storage.run import Run
 from storage.store import check_key
 from storage.syncs import Shard, SyncRecord, decode
-from storage.tables import fitting, stands
+from storage.tables import fitting
 from storage.trajectories import read_shard
 from tba.errors import Damaged, Missing, StorageError, TBAError
 from tba.types import Version

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage import layout, parquet, records
-from storage.attempts import Span, accepts
+from storage.attempts import Span, accepts, stands
 from storage.mirror import Snapshot
 from storage.schema import TRAJECTORY_SCHEMA
 from storage.syncs import Shard, SyncRecord
@@ -222,15 +222,6 @@ def _waiting(snapshot: Snapshot, key: str) -> Row:
 
 
 # --- the ledger -----------------------------------------------------------------------------------------------------
-
-
-def stands(spans: Iterable[Span], version: Version) -> bool:
-    """Whether a version or checkpoint belongs to the run as it stands: an attempt also publishes the version it
-    starts from."""
-    return any(
-        span.attempt == version.attempt and (span.covers(version.number) or span.first_sync == version.number + 1)
-        for span in spans
-    )
 
 
 def steps(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:
