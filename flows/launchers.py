@@ -4,6 +4,7 @@ import contextvars
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +20,7 @@ from storage.run import Run
 from tba.config import Config, parse
 from tba.errors import Stopped
 
+WORD_EVERY = 30.0  # seconds between two words on how far the trainer is, where nothing can be drawn
 REASONS = {
     "KeyboardInterrupt": "interrupted",
     "SystemExit": "terminated",
@@ -144,6 +146,7 @@ class Display:
             *columns, TextColumn("{task.description}"), console=self.console, disable=not self.console.is_terminal
         )
         self.lines: dict[str, Any] = {}
+        self.next_word = 0.0
 
     def tell(self, event: Event) -> None:
         style = {"warning": "yellow", "error": "red"}.get(event.severity, "")
@@ -161,6 +164,9 @@ class Display:
             done = lease.progress.get("step" if name == "trainer" else "round", 0)
             share = f" ({lease.progress['share']:.0%})" if "share" in lease.progress else ""
             self.progress.update(self.lines[name], description=lease.status + share, completed=int(done))
+            if name == "trainer" and self.progress.disable and time.monotonic() >= self.next_word:
+                self.next_word = time.monotonic() + WORD_EVERY
+                self.say(f"trainer: {lease.status}{share}")
 
     def __enter__(self) -> Self:
         self.progress.start()

@@ -41,10 +41,15 @@ def later(action: Callable[[], object], run: Run) -> None:
     threading.Thread(target=lambda: (at_work(run, *ROLES), action()), daemon=True).start()
 
 
-def test_a_run_goes_to_its_end_without_prefect(run: Run, capsys: pytest.CaptureFixture[str]):
+def test_a_run_goes_to_its_end_without_prefect(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("flows.launchers.WORD_EVERY", 0.1)
     later(partial(finish, run), run)
     run_here(run)
-    assert "run r has finished" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "run r has finished" in said
+    assert "trainer: turn" in said, "how far it is, also where no bar can be drawn"
 
 
 def test_a_failure_reaches_the_caller_with_the_roles_last_words(run: Run):
