@@ -241,7 +241,8 @@ def _add_grade(commands: Any) -> None:
         "grade",
         grade_command,
         "Score responses offline with the reward of a task.",
-        'FILE has one JSON object per line with "response" and "answer"; the same objects come out with "reward".',
+        'FILE has one JSON object per line with "response" and "answer"; the same objects come out with "reward".\n'
+        'An answer is bare, such as "1200": of GSM8K\'s files what follows ####, without commas.',
         "example:\n  tba grade gsm8k responses.jsonl --rule after-hashes > graded.jsonl",
     )
     parser.add_argument("task", metavar="TASK", help="whose reward: quickstart or gsm8k")

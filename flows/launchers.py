@@ -113,7 +113,7 @@ def run_here(run: Run) -> None:
                     if event:
                         display.tell(event)
             except KeyboardInterrupt:
-                display.say("stopping; once more to leave at once")
+                display.say(f"stopping; `tba resume {run.url}` goes on from there (Ctrl-C once more leaves at once)")
                 raise
             except Stopped as stopped:
                 raise Stopped(f"{stopped}; `tba resume {run.url}` goes on from there") from None

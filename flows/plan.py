@@ -5,14 +5,18 @@ Knows neither Prefect nor torch.
 
 import os
 import subprocess
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from flows.processes import is_gone
+from flows.supervise import CLOSED
 from flows.workdir import is_temporary
 from storage.control import change_state, is_state_known
+from storage.leases import SUPERVISOR, read_lease
 from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
 from tba.config import Config, parse, preset
@@ -85,12 +89,26 @@ def start(config: Config, root: str | None, name: str | None, *, created_by: str
 
 
 def resume(url: str) -> tuple[Run, Config]:
-    """An interrupted run, asked to go on."""
+    """An interrupted run, asked to go on. ConfigError if somebody looks after it."""
     run = Run.open(url)
     config = parse(run.config)
+    refuse_supervised(run, config)
     given = {} if is_state_known(run) else {"searchers": config.search.searchers}  # it was created and no more
     change_state(run, desired="run", why="resumed", **given)
     return run, config
+
+
+def refuse_supervised(run: Run, config: Config) -> None:
+    """A supervisor that lives renews its lease; one whose machine cannot be asked is watched for a moment."""
+    lease, deadline = read_lease(run, SUPERVISOR), time.monotonic() + 3 * config.limits.lease_every
+    while lease and lease.status not in CLOSED and not is_gone(lease) and time.monotonic() < deadline:
+        time.sleep(0.2)
+        now = read_lease(run, SUPERVISOR)
+        if now and (now.life, now.counter) != (lease.life, lease.counter):
+            raise ConfigError(
+                f"run {run.name!r} is looked after already, by pid {lease.pid} on {lease.host}: `tba watch {run.url}` "
+                "shows it; to go on under another supervisor, stop that one first"
+            )
 
 
 def code_version() -> str:
@@ -122,8 +140,8 @@ def describe(config: Config) -> str:
         ("syncs", f"every {sync.every} steps, {config.last_sync} in all; a checkpoint every {sync.checkpoint_every}"),
         (
             "ages",
-            f"{config.sampling.recent_share:.0%} of slots recent, {low} to {high} steps old (mean {mean:g}); "
-            "the rest of any age",
+            f"{config.sampling.recent_share:.0%} of slots recent, {low} to {high} steps old (mean {mean:g}) "
+            f"if versions are adopted at once, up to {sync.every} more if a round later; the rest of any age",
         ),
         (
             "round",

@@ -150,7 +150,9 @@ def _print_table(summaries: list[Summary]) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("run", "task", "state"):
+    longest = max(len(it.run) for it in summaries)
+    table.add_column("run", no_wrap=True, min_width=longest)  # what every other command asks for: never shortened
+    for name in ("task", "state"):
         table.add_column(name)
     for name in ("step", "version", "score", "searchers"):
         table.add_column(name, justify="right")

@@ -40,4 +40,4 @@ def _check(name: str) -> None:
     if name in LATER:
         raise ConfigError(f"task {name!r} is not available yet")
     if name not in TASKS:
-        raise ConfigError(f"unknown task {name!r}; known: {', '.join([*TASKS, *LATER])}")
+        raise ConfigError(f"unknown task {name!r}; known: {', '.join(TASKS)}; later: {', '.join(LATER)}")

@@ -16,8 +16,9 @@ import pytest
 from flows.cli import main
 from storage import layout
 from storage.control import change_state
-from storage.leases import HeldLease
+from storage.leases import SUPERVISOR, HeldLease
 from storage.run import Run
+from tba.config import preset
 from tests.conftest import s3_root
 from tests.servers import Server
 from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
@@ -230,6 +231,22 @@ def test_a_run_that_has_failed_says_so_and_why(tmp_path: Path, capsys: pytest.Ca
     (told,) = json.loads(printed(capsys, "runs", str(tmp_path), "--json"))
     assert told["state"] == "failed"
     assert "trainer ended 6 times" in printed(capsys, "watch", run.url, "--once")
+
+
+def test_runs_never_shortens_the_name_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    name = "quickstart-20261121-180631-with-more"
+    Run.create(str(tmp_path), name, config=preset("quickstart").to_dict(), sampler_sql="", code_version="")
+    monkeypatch.setenv("COLUMNS", "60")
+    assert name in printed(capsys, "runs", str(tmp_path))
+
+
+def test_a_run_that_somebody_looks_after_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str):
+    run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
+    with HeldLease(run, SUPERVISOR, every=0.2) as held:
+        assert f"looked after already, by pid {os.getpid()}" in refused(capsys, "resume", run.url)
+        held.check()
 
 
 def test_runs_lists_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
