@@ -30,7 +30,7 @@ from tba.generation import TransformersGenerator
 from tba.policy import resolve_device
 from tba.types import Prompt, Version
 
-REPEATS = 5
+REPEATS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +76,13 @@ def main() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    results = [measure(workload) for workload in WORKLOADS]
     folder.mkdir(parents=True, exist_ok=True)
-    path = (
-        folder / f"generation-{'cuda' if torch.cuda.is_available() else 'cpu'}-{torch.get_num_threads()}-threads.json"
-    )
-    path.write_text(
-        json.dumps({"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}, indent=1)
-    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    path, results = folder / f"generation-{device}-{torch.get_num_threads()}-threads.json", []
+    for workload in WORKLOADS:  # written after each: the last ones take minutes
+        results.append(measure(workload))
+        record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
+        path.write_text(json.dumps(record, indent=1) + "\n")
     print(f"written to {path}")
 
 
