@@ -106,11 +106,6 @@ def to_table(trajectories: Sequence[Trajectory], *, run: str, searcher: int, seq
     return pa.Table.from_arrays(arrays, schema=TRAJECTORY_SCHEMA.with_metadata(_metadata(run, searcher, seq)))
 
 
-def from_table(table: pa.Table) -> list[Trajectory]:
-    rows = Rows(table)
-    return [rows[row] for row in range(len(rows))]
-
-
 class Rows:
     """The rows of a table, each made a trajectory when it is asked for: a draw takes few of a shard's."""
 

@@ -67,27 +67,11 @@ def decode(data: bytes, name: str) -> SyncRecord:
 
 def read_record(run: Run, sync: int, *, previous_sha256: str | None) -> StoredRecord | None:
     """A record that continues the chain; None if it is not there, Damaged if it does not fit."""
-    key = layout.sync(sync)
+    name = f"{run.url}/{layout.sync(sync)}"
     try:
-        data = run.store.read(key)
+        data = run.store.read(layout.sync(sync))
     except Missing:
         return None
-    return _link(run, sync, data, previous_sha256)
-
-
-def read_records(run: Run) -> list[StoredRecord]:
-    """All records from sync 0 on, the chain verified; Missing or Damaged names the first that breaks it."""
-    keys = [entry.key for entry in run.store.list(layout.SYNCS)]
-    found: list[StoredRecord] = []
-    for sync, (key, data) in enumerate(zip(keys, run.store.read_many(keys), strict=True)):
-        if key != layout.sync(sync):
-            raise Missing(f"{run.url}/{layout.sync(sync)} does not exist, but {key} does")
-        found.append(_link(run, sync, data, found[-1].sha256 if found else None))
-    return found
-
-
-def _link(run: Run, sync: int, data: bytes, previous_sha256: str | None) -> StoredRecord:
-    name = f"{run.url}/{layout.sync(sync)}"
     record = decode(data, name)
     if record.sync != sync:
         raise Damaged(f"{name} says it is record {record.sync}")

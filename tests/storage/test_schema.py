@@ -6,9 +6,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.schema import TRAJECTORY_SCHEMA, Rows, content_hash, decode, encode, from_table, to_table
+from storage.schema import TRAJECTORY_SCHEMA, Rows, content_hash, decode, encode, to_table
 from tba.types import Trajectory, Version
-from tests.builders import make_shard, make_trajectory
+from tests.builders import from_table, make_shard, make_trajectory
 
 INT32 = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)

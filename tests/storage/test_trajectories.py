@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from storage import layout
 from storage.run import Run
-from storage.schema import encode, from_table, to_table
+from storage.schema import encode, to_table
 from storage.trajectories import Trajectories, read_shard
 from tba.errors import Damaged, DataError, Superseded
-from tests.builders import make_shard, make_trajectory
+from tests.builders import from_table, make_shard, make_trajectory
 
 KEY = layout.shard(0, 0)
 SHARD = make_shard({"a": [0.0, 1.0], "b": [0.5]})
