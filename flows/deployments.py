@@ -5,6 +5,7 @@ What Prefect believes of a flow run only confirms an end: while its server canno
 """
 
 import contextvars
+import logging
 import threading
 from typing import Any, cast
 from uuid import UUID
@@ -23,6 +24,8 @@ from storage import layout
 from storage.run import Run
 from tba.config import Config
 from tba.errors import Missing, RunFailed
+
+log = logging.getLogger(__name__)
 
 FLOWS = {"searcher": "searcher", "trainer": "trainer", "evaluator": "evaluate"}
 CODES = {
@@ -134,7 +137,7 @@ class DeployedLife:
         self.terminate()
 
     def let_go(self) -> None:
-        """It needs nothing from this side."""
+        self.inquiry.forget(self.flow_run)
 
     def last_words(self) -> str:
         said = (self.state.message or "") if self.state else ""
@@ -162,7 +165,7 @@ class Inquiry:
 
     def follow(self, flow_run: UUID) -> None:
         self._followed.add(flow_run)
-        if not self._thread.is_alive():
+        if not self._thread.is_alive() and not self._closing.is_set():
             self._thread.start()
 
     def forget(self, flow_run: UUID) -> None:
@@ -182,8 +185,8 @@ class Inquiry:
                 with temporary_settings(HURRY), get_client(sync_client=True) as client:
                     self._cancel(client)
                     self._look(client)
-            except UNREACHABLE:
-                pass  # leases tell how the roles are until the server can be asked again
+            except Exception as error:  # of many kinds; leases tell how the roles are until it can be asked again
+                log.info("Prefect's server could not be asked: %s: %s", type(error).__name__, error)
             self._wake.wait(self.every)
             self._wake.clear()
 
