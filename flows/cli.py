@@ -69,7 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_export(commands)
     _add_grade(commands)
-    _add_later(commands)
+    _add_audit(commands)
+    _add_fork(commands)
     return parser
 
 
@@ -107,15 +108,7 @@ def _add_run(commands: Any) -> None:
         "  tba run gsm8k --root s3://bucket/experiments --searchers 3 --dry-run",
     )
     parser.add_argument("task", metavar="TASK", help="quickstart or gsm8k; math, tldr and redteam come later")
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        nargs="+",
-        default=[],
-        dest="changes",
-        help="change a setting by its dotted name, such as sampling.recent_share=0.9; may be repeated",
-    )
+    _add_set(parser)
     parser.add_argument("--root", help="folder or s3:// URL for runs (default: $TBA_ROOT, else tba-runs)")
     parser.add_argument("--name", help="name of the run (default: the task and the time)")
     parser.add_argument("--steps", type=int, help="gradient steps to take")
@@ -250,16 +243,61 @@ def _add_grade(commands: Any) -> None:
     parser.add_argument("--rule", default="", help="how an answer is read, where a task has several rules")
 
 
-def _add_later(commands: Any) -> None:
-    audit = _add(
-        commands, "audit", later_command, "Recompute a past step from storage and compare (not available yet)."
+def _add_audit(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "audit",
+        audit_command,
+        "Take a past step again from storage and compare.",
+        "The state before the step is that of the nearest checkpoint; the batch, loss, gradient norm and what was\n"
+        "found for each row are compared with the ledger, the resulting weights with its checksum at the next sync.\n"
+        "On a CPU they are the same bit by bit. Ends with 0 if all agrees and with 1 if something differs.",
+        "example:\n  tba audit first --step 300",
     )
-    fork = _add(commands, "fork", later_command, "Start a new run from a past step (not available yet).")
-    for parser, name in ((audit, "audit"), (fork, "fork")):
-        parser.add_argument("run", metavar="RUN", help=_RUN)
-        parser.add_argument("--step", type=int, metavar="N", help="the step in question")
-        parser.set_defaults(later=name)
-    fork.add_argument("--replay", action="store_true", help="train on the recorded trajectories alone")
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="the step in question")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="relative difference that is accepted (default: 0 on a CPU, 0.01 on other devices)",
+    )
+    parser.add_argument("--json", action="store_true", help="the comparison as one object instead of a table")
+
+
+def _add_fork(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "fork",
+        fork_command,
+        "Start a new run from a past step of another.",
+        "The fork lies beside its parent and shares what that had stored by then; nothing is copied, and nothing of\n"
+        "the parent changes. With --replay it has no searchers: it trains on what its parent recorded, so that\n"
+        "another sampler, another beta or another number of steps per sync can be tried without generating again.",
+        "examples:\n"
+        "  tba fork first --step 200 --set training.learning_rate=1e-4\n"
+        "  tba fork first --step 0 --replay --name uniform --set sampling.recent_share=0",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument(
+        "--step", type=int, required=True, metavar="N", help="a step that a sync follows; 0 is the start"
+    )
+    _add_set(parser)
+    parser.add_argument("--replay", action="store_true", help="train on the recorded trajectories alone")
+    parser.add_argument("--name", help="name of the fork (default: the parent's and the step)")
+    parser.add_argument("--no-start", action="store_true", help="make the run and leave it to `tba resume`")
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        nargs="+",
+        default=[],
+        dest="changes",
+        help="change a setting by its dotted name, such as sampling.recent_share=0.9; may be repeated",
+    )
 
 
 def _seconds(text: str) -> float:
@@ -290,7 +328,7 @@ def run_command(options: argparse.Namespace) -> int:
 
     config = plan.resolve(
         options.task,
-        dict(_change(text) for texts in options.changes for text in texts),
+        _changes(options),
         steps=options.steps,
         searchers=options.searchers,
         seed=options.seed,
@@ -366,8 +404,27 @@ def grade_command(options: argparse.Namespace) -> int:
     return grade.grade_file(options.task, options.file, rule=options.rule)
 
 
-def later_command(options: argparse.Namespace) -> int:
-    raise ConfigError(f"`tba {options.later}` is not available yet")
+def audit_command(options: argparse.Namespace) -> int:
+    from flows import audit
+
+    run = open_run(options.run)
+    return audit.show(run, options.step, tolerance=options.tolerance, as_json=options.json)
+
+
+def fork_command(options: argparse.Namespace) -> int:
+    from flows import forks
+
+    parent = open_run(options.run)
+    name = options.name or forks.default_name(parent, options.step)
+    run = forks.fork(parent, options.step, _changes(options), name=name, replay=options.replay)
+    if options.no_start:
+        print(run.url)
+        return DONE
+    return supervise(run)
+
+
+def _changes(options: argparse.Namespace) -> dict[str, str]:
+    return dict(_change(text) for texts in options.changes for text in texts)
 
 
 def _change(text: str) -> tuple[str, str]:

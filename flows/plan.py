@@ -35,13 +35,20 @@ def resolve(task: str, overrides: Mapping[str, Any] | None = None, **flat: int |
     for name, value in flat.items():
         if value is not None:
             changes[FLAT[name]] = value
-    config = preset(task).replace(changes)
+    if forked := [key for key in changes if key.split(".")[0] == "start"]:
+        raise ConfigError(f"{forked[0]}: only `tba fork` sets it")
+    config = checked(preset(task).replace(changes))
+    read_sampler(config)
+    return config
+
+
+def checked(config: Config) -> Config:
+    """The settings themselves, if they can be run; ConfigError if not."""
     get_task(config.task)
     if config.objective.name != "trajectory-balance":
         raise ConfigError(f"objective.name: {config.objective.name!r} is not available yet")
     if config.objective.reference_reset:
         raise ConfigError(f"objective.reference_reset: not available yet, got {config.objective.reference_reset}")
-    read_sampler(config)
     return config
 
 

@@ -70,13 +70,8 @@ def live(role: str, index: int, run: Run) -> int:
 def work(role: str, index: int, run: Run, lease: HeldLease, events: Events, *, threads: int) -> None:
     """Import the machine learning libraries only here, with their thread count set before."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one bar per publish would fill the log
-    if threads:
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     lease.tell("loading libraries")
-    import torch
-
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     from flows import wiring
 
     if role == "searcher":
@@ -85,6 +80,16 @@ def work(role: str, index: int, run: Run, lease: HeldLease, events: Events, *, t
         wiring.run_trainer(run, lease, events)
     else:
         wiring.run_evaluator(run, lease, events)
+
+
+def use_threads(threads: int) -> None:
+    """Import torch, with so many threads for its arithmetic; 0 leaves their number to it."""
+    if threads:
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":

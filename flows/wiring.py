@@ -6,7 +6,7 @@ from collections.abc import Collection
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from storage.attempts import claim_attempt
 from storage.cache import cache_folder, shared_copy
@@ -34,9 +34,16 @@ from tba.searcher import Searcher, await_reference
 from tba.tasks import get_task
 from tba.trainer import Trainer
 from tba.training_state import TrainingState
+from tba.types import Version
 
 POLICY_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".py")
 """What is fetched of a model's folder: weights as safetensors only, whatever else tokenizers and models are made of."""
+
+
+class Tell(Protocol):
+    """Is told what is being done, and the share that is done."""
+
+    def __call__(self, status: str, **progress: float) -> None: ...
 
 
 def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None:
@@ -69,24 +76,23 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
 def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
     attempt = claim_attempt(run)
-    checkpoints = Checkpoints(run)
     with tempfile.TemporaryDirectory(prefix="tba-") as scratch:
         state = None
         if attempt.continues is not None:
-            folder = checkpoints.load(attempt.continues.number, attempt.continues.attempt)
-            policy, state = _load_policy(config, folder), TrainingState.load(folder)
+            policy, state = load_checkpoint(run, config, attempt.continues)
         else:
-            policy = _load_start(run, config, task, lease)
-            _store_prompts(run, config, task, policy.tokenizer, events)
+            policy = load_start(run, config, lease.tell)
+            if not run.parent:
+                _store_prompts(run, config, task, policy.tokenizer, events)
         with closing(open_metric_log(run, config.metrics)) as metrics:
             trainer = Trainer(
                 config,
                 attempt=attempt.number,
                 policy=policy,
-                buffer=_buffer(run, config, attempt.number, events),
+                buffer=make_buffer(run, config, attempt.number, events),
                 ledger=ParquetLedger(run, attempt.number),
                 versions=Versions(run),
-                checkpoints=checkpoints,
+                checkpoints=Checkpoints(run),
                 metrics=metrics,
                 lease=lease,
                 scratch=Path(scratch),
@@ -112,6 +118,13 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
         events=events,
     )
     evaluator.run()
+
+
+def load_checkpoint(run: Run, config: Config, name: Version) -> tuple[Policy, TrainingState]:
+    if name.number < config.start.sync:
+        raise Damaged(f"{run.url} starts from the checkpoint of sync {config.start.sync}, which is gone")
+    folder = Checkpoints(run).load(name.number, name.attempt)
+    return _load_policy(config, folder), TrainingState.load(folder)
 
 
 def _config_and_task(run: Run) -> tuple[Config, Task]:
@@ -140,7 +153,7 @@ def _load_policy(config: Config, path: str | Path) -> Policy:
     )
 
 
-def _buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckReplayBuffer:
+def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckReplayBuffer:
     sampling, training = config.sampling, config.training
     return DuckReplayBuffer(
         run,
@@ -151,16 +164,15 @@ def _buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckRepla
         inv_temp=sampling.inv_temp,
         capacity=sampling.capacity,
         sampler_sql=run.sampler_sql,
-        step_of_version=lambda version: config.step_of_sync(version.number),
         attempt=attempt,
         events=events,
     )
 
 
-def _load_start(run: Run, config: Config, task: Task, lease: HeldLease) -> Policy:
+def load_start(run: Run, config: Config, tell: Tell = lambda status, **progress: None) -> Policy:
     """The policy before training. What cannot be loaded here is a bad setting, unless it may load when tried again."""
     try:
-        policy = _load_policy(config, _start_of(run, config, task, lease))
+        policy = _load_policy(config, _start_of(run, config, tell))
     except Damaged as error:
         raise ConfigError(f"model.path: {error}") from error
     longest = config.search.max_prompt_tokens + config.search.max_response_tokens
@@ -170,14 +182,32 @@ def _load_start(run: Run, config: Config, task: Task, lease: HeldLease) -> Polic
             f"search.max_prompt_tokens + search.max_response_tokens must be <= {room}, the length that the policy "
             f"can read, got {longest}"
         )
+    _check_start(run, policy)
     return policy
 
 
-def _start_of(run: Run, config: Config, task: Task, lease: HeldLease) -> str | Path:
-    """Where the policy before training lies: as configured, or made by the task and cached by its recipe."""
+def _check_start(run: Run, policy: Policy) -> None:
+    """That a run which has begun begins with the same policy when it, or a fork of it, begins anew."""
+    versions = Versions(run)
+    reference = versions.reference()
+    began_with = versions.weights_sha256(reference) if reference else None
+    if began_with and policy.snapshot().sha256 != began_with:
+        raise ConfigError(
+            f"model.path: what lies there is another policy than the one that version {reference} of {run.name!r} was "
+            f"made from: its weights have sha256 {policy.snapshot().sha256[:12]}…, not {began_with[:12]}…"
+        )
+
+
+def _start_of(run: Run, config: Config, tell: Tell) -> str | Path:
+    """Where the policy before training lies: stored already, as configured, or made by the task and cached by its
+    recipe."""
+    versions = Versions(run)
+    if (reference := versions.reference()) and config.model.publish_dtype == config.model.dtype:
+        return versions.load(reference)
     path = config.model.path
     if path:
-        return _fetch_policy(path, run, config, lease) if "://" in path else path
+        return _fetch_policy(path, run, config, tell) if "://" in path else path
+    task = get_task(config.task)
     if not isinstance(task, PolicyMaker):
         raise ConfigError(f"model.path is empty, and task {task.name!r} makes no policy of its own")
     recipe = f"{task.recipe()}:{config.seed}"
@@ -185,12 +215,12 @@ def _start_of(run: Run, config: Config, task: Task, lease: HeldLease) -> str | P
     if not folder.exists():
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
             made = Path(making) / "policy"
-            task.base_policy(made, seed=config.seed, report=lambda what, share: lease.tell(what, share=share))
+            task.base_policy(made, seed=config.seed, report=lambda what, share: tell(what, share=share))
             made.rename(folder)
     return folder
 
 
-def _fetch_policy(url: str, run: Run, config: Config, lease: HeldLease) -> Path:
+def _fetch_policy(url: str, run: Run, config: Config, tell: Tell) -> Path:
     """A copy of the Hugging Face folder at a URL, made once per run: names and sizes alone do not say whether what lies
     there is still the same."""
     store = open_store(url.rstrip("/"), deadline=config.limits.store_deadline)
@@ -203,7 +233,7 @@ def _fetch_policy(url: str, run: Run, config: Config, lease: HeldLease) -> Path:
 
     def fetch(copy: Path) -> None:
         for n, name in enumerate(sizes):
-            lease.tell(f"fetching {url}/{name}", share=n / len(sizes))
+            tell(f"fetching {url}/{name}", share=n / len(sizes))
             store.download(name, copy / name)
         if not is_whole(copy):
             raise StorageError(f"{url} changed while it was fetched")

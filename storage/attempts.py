@@ -51,7 +51,7 @@ def claim_attempt(run: Run) -> Attempt:
         if continues and folders.read_manifest(run.store, layout.checkpoint(continues)) is None:
             log.warning("%s: checkpoint %s was pruned while attempt %d claimed it", run.url, continues, attempt.number)
             continue  # by the trainer before this one, which did not know yet and has a newer one
-        if before and not continues:
+        if before and not continues and not run.parent:
             log.warning("%s: attempt %d starts from the beginning: no checkpoint exists", run.url, attempt.number)
         return attempt
 

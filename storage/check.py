@@ -17,6 +17,7 @@ import pyarrow as pa
 from storage import folders, layout, parquet, records, tables
 from storage.attempts import Attempt, Span, accepts, chain, read_attempt, stands
 from storage.consistency import Relations
+from storage.inheritance import ForkedStore
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
@@ -90,11 +91,16 @@ class _Check:
         self.prompts()
         self.small_records()
         self.what_else_is_there()
-        self.relations.add_published(published)
+        self.relations.add_published({*published, *self.replayed()})
         for key, problem in self.relations.problems():
             self.wrong(key, problem)
         self.progress(self.total, self.total)
         return self.findings
+
+    def replayed(self) -> list[Version]:
+        """Versions of its parent that a fork which replays may cite beyond those it shares."""
+        store = self.run.store
+        return folders.complete(store.parent, layout.VERSIONS) if isinstance(store, ForkedStore) else []
 
     # --- what is found ----------------------------------------------------------------------------------------------
 
@@ -145,8 +151,9 @@ class _Check:
             return found, []
 
     def continued(self, attempts: Sequence[Attempt], checkpoints: set[Version]) -> None:
+        inherited = self.run.parent.attempts if self.run.parent else 0  # the parent answers for those
         for attempt in attempts:
-            if attempt.continues and attempt.continues not in checkpoints:
+            if attempt.number > inherited and attempt.continues and attempt.continues not in checkpoints:
                 self.wrong(
                     layout.attempt(attempt.number),
                     f"continues checkpoint {attempt.continues}, which is neither stored nor given up",
@@ -256,7 +263,7 @@ class _Check:
             raise Damaged(f"has {len(data)} bytes, its record says {shard.bytes}")
         if hashlib.sha256(data).hexdigest() != shard.sha256:
             raise Damaged("has not the content that was admitted (sha256 differs)")
-        table = read_shard(self.run.name, shard.key, data)
+        table = read_shard(self.run.writer_of(shard.key), shard.key, data)
         if table.num_rows != shard.rows:
             raise Damaged(f"has {table.num_rows} rows, its record says {shard.rows}")
         return table

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from storage import attempts, folders, layout, retention
+from storage.forks import pinned_checkpoints
 from storage.run import Run
 from tba.errors import StorageError
 from tba.types import Version
@@ -37,11 +38,13 @@ class Checkpoints:
         return folders.local_copy(self.run.store, layout.checkpoint(Version(sync, attempt)), keep=2)
 
     def prune(self, keep: int) -> list[Version]:
-        """Give up all but the newest `keep` of the chain. Returns what was given up."""
+        """Give up all but the newest `keep` of the chain, and those that forks start from. Returns what was removed."""
         spans = attempts.chain(self.run)
-        found = folders.survey(self.run.store, layout.CHECKPOINTS)
-        kept = [it for it in found.complete if attempts.accepts(spans, it)][-keep:]
-        if not kept:  # a chain that starts anew has none to go back to yet
+        found = folders.survey(self.run.own, layout.CHECKPOINTS)
+        newest = [it for it in found.complete if attempts.accepts(spans, it)][-keep:]
+        if not newest:  # a chain that starts anew has none to go back to yet
             return []
         why = f"checkpoints beyond the newest {keep}"
-        return retention.keep_only(self.run, layout.CHECKPOINTS, found, kept, why=why)
+        return retention.keep_only(
+            self.run, layout.CHECKPOINTS, found, lambda: {*newest, *pinned_checkpoints(self.run)}, why=why
+        )

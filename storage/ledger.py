@@ -1,12 +1,14 @@
 """The ledger: what each gradient step drew, found and measured. Two objects per sync and attempt."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
 
 from storage import layout, parquet
+from storage.records import reading
 from storage.run import Run
 from tba.errors import AlreadyExists, Superseded
 from tba.types import StepRecord
@@ -76,6 +78,25 @@ class ParquetLedger:
                 raise Superseded(
                     f"{self.run.url}/{key} holds something else: another trainer is attempt {self.attempt} too"
                 ) from None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the ledger says of one step, as rows by column."""
+
+    step: dict[str, Any]
+    draws: list[dict[str, Any]]  # in the order of slots and positions
+
+
+def read_entries(run: Run, sync: int, attempt: int) -> list[Entry]:
+    """The steps that a sync closed, in order. Missing if that attempt has not stored it."""
+    steps, draws = layout.steps(sync, attempt), layout.draws(sync, attempt)
+    drawn = parquet.decode(run.store.read(draws), f"{run.url}/{draws}", DRAWS_SCHEMA).to_pylist()
+    drawn.sort(key=lambda row: (row["step"], row["slot"], row["position"]))
+    with reading(name := f"{run.url}/{steps}"):
+        found = parquet.decode(run.store.read(steps), name).to_pylist()
+        found.sort(key=lambda row: row["step"])
+        return [Entry(row, [draw for draw in drawn if draw["step"] == row["step"]]) for row in found]
 
 
 def _draws(records: Sequence[StepRecord]) -> pa.Table:

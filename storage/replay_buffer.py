@@ -1,6 +1,6 @@
 """The replay buffer: the trainer's side of the log. Records say what is in it; a draw is SQL over an index of that."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -9,9 +9,10 @@ from storage.arrivals import Arrivals
 from storage.attempts import newest_attempt
 from storage.events import Events
 from storage.index import COLUMNS, Index
+from storage.inheritance import ForkedStore
 from storage.payloads import Payloads, read_admitted
 from storage.run import Run
-from storage.syncs import Shard, StoredRecord, SyncRecord, encode, read_record
+from storage.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
 from tba.errors import AlreadyExists, Damaged, Missing, Superseded
 from tba.types import Draw, Trajectory, Version
 
@@ -31,7 +32,6 @@ class DuckReplayBuffer:
         inv_temp: float,
         capacity: int,
         sampler_sql: str,
-        step_of_version: Callable[[Version], int],
         attempt: int,
         events: Events,
         cache_bytes: int = 2 << 30,
@@ -46,13 +46,15 @@ class DuckReplayBuffer:
             recent_share=recent_share,
             inv_temp=inv_temp,
             capacity=capacity,
-            step_of_version=step_of_version,
+            step_of_version=self._step_of_version,
             threads=threads,
         )
         self.payloads = Payloads(run, cache_bytes)
         self.arrivals = Arrivals(run, self.payloads, self.index.check)
+        self.recording = Recording(run.store) if isinstance(run.store, ForkedStore) and run.store.replays else None
         self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq
         self.applied = -1
+        self._steps = {0: 0}  # that each applied sync follows, and so the version of its number
         self._newest_sha256: str | None = None  # of the newest applied record
         self._queues = self.index.queues()
         self._told: set[str] = set()  # shards that could not be read and that an event speaks of
@@ -68,10 +70,29 @@ class DuckReplayBuffer:
                 f"{self.run.url}/{layout.sync(sync)} says that it follows step {stored.record.step}, but sync {sync} "
                 f"of this run follows step {step}"
             )
-        self._apply(stored.record)
-        self.applied, self._newest_sha256 = sync, stored.sha256
-        self._queues = self.index.queues()
+        self._admit(stored)
         return stored.record.rows
+
+    def replay(self, sync: int) -> None:
+        while self.applied < sync:
+            stored = self._stored(self.applied + 1)
+            if stored is None:
+                raise Missing(f"{self.run.url}/{layout.sync(self.applied + 1)} does not exist")
+            self._admit(stored)
+
+    def _admit(self, stored: StoredRecord) -> None:
+        self._steps[stored.record.sync] = stored.record.step
+        self._apply(stored.record)
+        self.applied, self._newest_sha256 = stored.record.sync, stored.sha256
+        self._queues = self.index.queues()
+
+    def _step_of_version(self, version: Version) -> int:
+        """A version is published once its record is stored, so whatever cites one is applied later."""
+        step = self.recording.step_of(version) if self.recording else None
+        step = self._steps.get(version.number) if step is None else step
+        if step is None:
+            raise Damaged(f"it cites version {version}, which follows no sync that is recorded")
+        return step
 
     def recorded(self, sync: int) -> bool:
         return self.run.store.exists(layout.sync(sync))
@@ -86,10 +107,7 @@ class DuckReplayBuffer:
     def _create(self, sync: int, step: int) -> StoredRecord:
         """A record of all that has arrived. If another was first, that one is the fact, as long as this attempt is
         still the newest."""
-        self.arrivals.look()
-        arrived = sorted(
-            (it.shard for it in self.arrivals.found.values()), key=lambda shard: (shard.searcher, shard.seq)
-        )
+        arrived = self._arrived(step)
         record = SyncRecord(
             sync=sync,
             step=step,
@@ -117,6 +135,13 @@ class DuckReplayBuffer:
             )
             self.events.write("empty-sync", f"sync {sync} admits nothing; {since}", severity="warning", sync=sync)
         return StoredRecord(record, sha256(data).hexdigest())
+
+    def _arrived(self, step: int) -> list[Shard]:
+        if self.recording:
+            return self.recording.arrivals(step, {shard.key for shard in self.shards.values()})
+        self.arrivals.look()
+        found = (it.shard for it in self.arrivals.found.values())
+        return sorted(found, key=lambda shard: (shard.searcher, shard.seq))
 
     def _check_attempt(self) -> None:
         newest = newest_attempt(self.run)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from storage import layout, records
+from storage.inheritance import ForkedStore, Parent
 from storage.store import Store, open_store, probe
 from tba.errors import AlreadyExists, ConfigError, Missing, StorageError
 
@@ -15,7 +16,8 @@ _FIELDS = ("run", "created_at", "created_by", "code_version", "schema_version", 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """`Run.create` makes one, `Run.open` finds one. `config` is as stored; `tba.config.parse` makes sense of it."""
+    """`Run.create` makes one, `Run.open` finds one. `config` is as stored; `tba.config.parse` makes sense of it. The
+    store of a fork also shows what it inherits."""
 
     name: str
     root: str
@@ -26,7 +28,7 @@ class Run:
     code_version: str
     created_at: str
     created_by: str  # who asked for it
-    parent: dict[str, Any] | None
+    parent: Parent | None  # of a fork
 
     @classmethod
     def create(
@@ -38,9 +40,10 @@ class Run:
         sampler_sql: str,
         code_version: str,
         created_by: str = "",
-        parent: Mapping[str, Any] | None = None,
+        parent: Parent | None = None,
     ) -> Self:
-        """A new run, on a store that has been proven safe. AlreadyExists if the name is taken."""
+        """A new run, on a store that has been proven safe. AlreadyExists if the name is taken. A fork lies beside its
+        parent."""
         store = open_store(layout.run_url(root, name), deadline=_deadline(config))
         try:
             probe(store)
@@ -54,7 +57,7 @@ class Run:
             "schema_version": SCHEMA_VERSION,
             "config": dict(config),
             "sampler_sql": sampler_sql,
-            "parent": dict(parent) if parent else None,
+            "parent": parent.encode() if parent else None,
         }
         try:
             store.create(layout.RUN, records.encode(record))
@@ -80,18 +83,39 @@ class Run:
                 f"{store.url} was written with schema version {record['schema_version']}, "
                 f"this code reads {SCHEMA_VERSION}"
             )
+        parent = Parent.decode(record["parent"], f"{store.url}/{layout.RUN}") if record["parent"] else None
         return cls(
             name=record["run"],
             root=layout.root_of(store.url),
             url=store.url,
-            store=store,
+            store=ForkedStore(store, _store_of_parent(store, parent), parent) if parent else store,
             config=record["config"],
             sampler_sql=record["sampler_sql"],
             code_version=record["code_version"],
             created_at=record["created_at"],
             created_by=record["created_by"],
-            parent=record["parent"],
+            parent=parent,
         )
+
+    @property
+    def own(self) -> Store:
+        """Without what a fork inherits."""
+        return self.store.own if isinstance(self.store, ForkedStore) else self.store
+
+    def writer_of(self, key: str) -> str:
+        """The name of the run that wrote an object: this one, or one that it inherits from."""
+        name, store = self.name, self.store
+        while isinstance(store, ForkedStore) and store.inherits(key):
+            name, store = store.origin.run, store.parent
+        return name
+
+
+def _store_of_parent(store: Store, parent: Parent) -> Store:
+    url = f"{store.url.rpartition('/')[0]}/{parent.run}"
+    try:
+        return Run.open(url).store
+    except Missing:
+        raise Missing(f"{store.url} is a fork of {parent.run!r}, which is not beside it: {url}") from None
 
 
 def _deadline(config: Any) -> float:

@@ -1,12 +1,15 @@
 """Sync records: what each sync admitted to the replay buffer, chained by hash. Whoever wrote one, it is a fact."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from itertools import count, takewhile
 
 from storage import layout, records
+from storage.inheritance import ForkedStore
 from storage.run import Run
 from tba.errors import Damaged, Missing
+from tba.types import Version
 
 _FIELDS = ("sync", "step", "attempt", "shards", "rows", "previous_sha256", "refused", "created_at")
 
@@ -65,6 +68,37 @@ def decode(data: bytes, name: str) -> SyncRecord:
     return record
 
 
+class Recording:
+    """What a fork that replays lives on: whatever had entered its parent's buffer by the same step arrives."""
+
+    def __init__(self, store: ForkedStore):
+        keys = [layout.sync(number) for number in range(store.newest_record + 1)]
+        found = zip(keys, store.parent.read_many(keys), strict=True)
+        self._records = [decode(data, f"{store.parent.url}/{key}") for key, data in found]
+        self._steps = {record.sync: record.step for record in self._records}
+        self._attempts = store.origin.attempts
+        parent = store.parent
+        self._older = Recording(parent) if isinstance(parent, ForkedStore) and parent.replays else None
+
+    def arrivals(self, step: int, admitted: Collection[str]) -> list[Shard]:
+        """By a step, but for the shards of these keys, in the order of a record."""
+        found = [shard for record in self._records if record.step <= step for shard in record.shards]
+        return sorted(
+            (shard for shard in found if shard.key not in admitted), key=lambda shard: (shard.searcher, shard.seq)
+        )
+
+    def step_of(self, version: Version) -> int | None:
+        """The step that a version of the parent, or of those before it, follows; None if it is not one of theirs."""
+        step = self._older.step_of(version) if self._older else None
+        return self._steps.get(version.number) if step is None and version.attempt <= self._attempts else step
+
+    def steps(self) -> dict[Version, int]:
+        """That each of those versions follows."""
+        attempts = range(1, self._attempts + 1)
+        own = {Version(sync, attempt): step for attempt in attempts for sync, step in self._steps.items()}
+        return {**own, **(self._older.steps() if self._older else {})}
+
+
 def read_record(run: Run, sync: int, *, previous_sha256: str | None) -> StoredRecord | None:
     """A record that continues the chain; None if it is not there, Damaged if it does not fit."""
     name = f"{run.url}/{layout.sync(sync)}"
@@ -72,9 +106,26 @@ def read_record(run: Run, sync: int, *, previous_sha256: str | None) -> StoredRe
         data = run.store.read(layout.sync(sync))
     except Missing:
         return None
+    record = _continuing(data, name, sync, previous_sha256)
+    return StoredRecord(record, sha256(data).hexdigest())
+
+
+def read_chain(run: Run) -> list[SyncRecord]:
+    """Every record up to the first that is not there; Damaged if one does not continue the one before."""
+    stored = {layout.parse_sync(entry.key) for entry in run.store.list(layout.SYNCS)}
+    keys = [layout.sync(number) for number in takewhile(stored.__contains__, count())]
+    found: list[SyncRecord] = []
+    previous: str | None = None
+    for sync, (key, data) in enumerate(zip(keys, run.store.read_many(keys), strict=True)):
+        found.append(_continuing(data, f"{run.url}/{key}", sync, previous))
+        previous = sha256(data).hexdigest()
+    return found
+
+
+def _continuing(data: bytes, name: str, sync: int, previous_sha256: str | None) -> SyncRecord:
     record = decode(data, name)
     if record.sync != sync:
         raise Damaged(f"{name} says it is record {record.sync}")
     if record.previous_sha256 != previous_sha256:
         raise Damaged(f"{name} does not continue record {sync - 1}: it was written after one with other content")
-    return StoredRecord(record, sha256(data).hexdigest())
+    return record

@@ -10,9 +10,10 @@ import pyarrow.parquet as pq
 
 from storage import layout, parquet, records
 from storage.attempts import Span, accepts, stands
+from storage.inheritance import ForkedStore
 from storage.mirror import Snapshot
 from storage.schema import TRAJECTORY_SCHEMA
-from storage.syncs import Shard, SyncRecord
+from storage.syncs import Recording, Shard, SyncRecord
 from storage.syncs import decode as decode_sync
 from tba.errors import Damaged
 from tba.types import Version
@@ -76,6 +77,7 @@ ATTEMPTS = pa.schema(
         "attempt": pa.int32(), "continues_sync": pa.int32(), "continues_attempt": pa.int32(), "created_at": _TIME,
     }
 )  # fmt: skip
+VERSION_STEPS = pa.schema({"version": pa.int32(), "attempt": pa.int32(), "step": pa.int32()})
 
 _KEYS = {field.name: field.type for field in STEPS if field.name not in (*METRICS, "abandoned")}
 """What every object of steps has, besides metrics."""
@@ -249,7 +251,7 @@ def decode_steps(data: bytes, name: str) -> pa.Table:
 # --- small records --------------------------------------------------------------------------------------------------
 
 
-def versions(snapshot: Snapshot, spans: Sequence[Span], steps_of: Mapping[int, int]) -> pa.Table:
+def versions(snapshot: Snapshot, spans: Sequence[Span], steps_of: Mapping[Version, int]) -> pa.Table:
     """Those that are kept, and those that a retention record has given up."""
     kept = {Version(row["version"], row["attempt"]): row for row in _published(snapshot)}
     removed = _given_up(snapshot)
@@ -257,7 +259,7 @@ def versions(snapshot: Snapshot, spans: Sequence[Span], steps_of: Mapping[int, i
         {
             "version": version.number,
             "attempt": version.attempt,
-            "step": steps_of.get(version.number),
+            "step": steps_of.get(version),
             **kept.get(version, {}),
             "state": "removed" if version in removed else "kept",
             "abandoned": not stands(spans, version),
@@ -286,14 +288,22 @@ def _folder(key: str) -> Version:
     return folder[0]
 
 
-def steps_of_versions(snapshot: Snapshot, synced: Sequence[SyncRecord]) -> dict[int, int]:
-    """The step that each version number follows: by the run's arithmetic, by sync records, and by manifests."""
-    config = snapshot.run.config
-    every, last = config.get("sync", {}).get("every"), config.get("training", {}).get("steps")
-    planned = {n: min(n * every, last) for n in range(-(-last // every) + 1)} if every and last else {}
-    recorded = {record.sync: record.step for record in synced}
-    published = {row["version"]: row["step"] for row in _published(snapshot)}
-    return {**planned, **recorded, **published}
+def steps_of_versions(snapshot: Snapshot, synced: Sequence[SyncRecord]) -> dict[Version, int]:
+    """The step that each version follows, also one that was never published: by sync records, and by manifests. In a
+    fork that replays, the parent's versions follow the parent's records."""
+    published = {Version(row["version"], row["attempt"]): row["step"] for row in _published(snapshot)}
+    numbers = (layout.parse_attempt(key) or 0 for key in snapshot.keys(layout.ATTEMPTS))
+    newest = max([1, *numbers, *(version.attempt for version in published)])
+    recorded = {0: 0, **{record.sync: record.step for record in synced}}
+    steps = {Version(sync, attempt): step for attempt in range(1, newest + 1) for sync, step in recorded.items()}
+    store = snapshot.run.store
+    replayed = Recording(store).steps() if isinstance(store, ForkedStore) and store.replays else {}
+    return {**steps, **published, **replayed}
+
+
+def version_steps(steps_of: Mapping[Version, int]) -> pa.Table:
+    rows = [{"version": it.number, "attempt": it.attempt, "step": step} for it, step in steps_of.items()]
+    return pa.Table.from_pylist(rows, VERSION_STEPS)
 
 
 def checkpoints(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:

@@ -16,9 +16,10 @@ class Versions:
         self.run = run
         self._steps: dict[Version, int] = {}
 
-    def publish(self, version: Version, *, step: int, folder: Path) -> None:
-        """Store a Hugging Face folder as this version. Done if it is stored already."""
-        extra = {"version": version.number, "attempt": version.attempt, "step": step}
+    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
+        extra = {
+            "version": version.number, "attempt": version.attempt, "step": step, "weights_sha256": weights_sha256
+        }  # fmt: skip
         folders.publish(self.run.store, layout.version(version), folder, extra)
 
     def complete(self) -> list[Version]:
@@ -40,15 +41,23 @@ class Versions:
             self._steps[version] = manifest["step"]
         return self._steps[version]
 
+    def weights_sha256(self, version: Version) -> str | None:
+        """Of the trainer's weights when it was published; None if that is not known."""
+        manifest = folders.read_manifest(self.run.store, layout.version(version))
+        return manifest.get("weights_sha256") if manifest else None
+
     def load(self, version: Version) -> Path:
         return folders.local_copy(self.run.store, layout.version(version))
 
     def prune(self, *, keep: int, every: int) -> list[Version]:
         """Give up what nothing needs: not the newest `keep`, not each `every`-th, which is evaluated, not one whose
         sync has a checkpoint, and, as 0 is a multiple of all, not the reference. Returns what was given up."""
-        found = folders.survey(self.run.store, layout.VERSIONS)
-        kept = {version for version in found.complete if version.number % every == 0}
-        kept.update(found.complete[-keep:], folders.complete(self.run.store, layout.CHECKPOINTS))
+        found = folders.survey(self.run.own, layout.VERSIONS)
+        every_th = {version for version in found.complete if version.number % every == 0}
+
+        def kept() -> set[Version]:
+            return {*every_th, *found.complete[-keep:], *folders.complete(self.run.store, layout.CHECKPOINTS)}
+
         why = f"versions beyond the newest {keep} and each {every}th"
         return retention.keep_only(self.run, layout.VERSIONS, found, kept, why=why)
 

@@ -79,9 +79,7 @@ def _small(
         "evaluations": tables.evaluations(snapshot, spans),
         "events": tables.events(snapshot),
         "attempts": tables.attempts(snapshot),
-        "version_steps": pa.table(
-            {"version": pa.array(steps_of.keys(), pa.int32()), "step": pa.array(steps_of.values(), pa.int32())}
-        ),
+        "version_steps": tables.version_steps(steps_of),
     }
 
 

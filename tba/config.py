@@ -197,6 +197,16 @@ class LimitsConfig:
 
 
 @settings
+class StartConfig:
+    """Where a run begins. `tba fork` sets it; a run that is no fork begins at the start."""
+
+    sync: Count = 0
+    """The last sync that a fork shares with its parent."""
+    step: Count = 0
+    """The step that sync follows: the fork's own first step is the next."""
+
+
+@settings
 class MetricsConfig:
     wandb: Literal["off", "offline", "online"] = "off"
     wandb_project: str = "tba"
@@ -217,10 +227,12 @@ class Config:
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    start: StartConfig = Field(default_factory=StartConfig)
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         search, training, sync, objective = self.search, self.training, self.sync, self.objective
+        to_take = training.steps - self.start.step
         schedule_ends = training.warmup_steps + training.peak_steps + training.decay_steps
         rules = [
             (
@@ -229,8 +241,13 @@ class Config:
                 f"{training.responses_per_prompt}), got {search.responses_per_prompt}",
             ),
             (
-                sync.every <= training.steps,
-                f"sync.every must be <= training.steps ({training.steps}), got {sync.every}",
+                to_take > 0,
+                f"training.steps must be > start.step ({self.start.step}), after which a fork goes on, "
+                f"got {training.steps}",
+            ),
+            (
+                sync.every <= to_take,
+                f"sync.every must be <= training.steps - start.step ({to_take}), got {sync.every}",
             ),
             (
                 training.groups_per_micro_batch <= training.prompts_per_step,
@@ -294,15 +311,17 @@ class Config:
 
     def sync_of_step(self, step: int) -> int:
         """The sync that closes a step."""
-        return math.ceil(step / self.sync.every)
+        return self.start.sync + math.ceil((step - self.start.step) / self.sync.every)
 
     def sync_before(self, step: int) -> int:
         """The newest sync before a step: its record is the last that the step draws from."""
-        return (step - 1) // self.sync.every
+        return self.start.sync + (step - 1 - self.start.step) // self.sync.every
 
     def step_of_sync(self, sync: int) -> int:
-        """The step that a sync follows; the last sync follows the last step, whatever the period."""
-        return min(sync * self.sync.every, self.training.steps)
+        """The step that a sync follows, from the start on; the last follows the last step, whatever the period."""
+        if sync < self.start.sync:
+            raise ValueError(f"sync {sync} lies before the start of this run, sync {self.start.sync}")
+        return min(self.start.step + (sync - self.start.sync) * self.sync.every, self.training.steps)
 
     @property
     def recent_ages(self) -> tuple[int, int, float]:

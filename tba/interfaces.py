@@ -89,6 +89,10 @@ class ReplayBuffer(Protocol):
         Returns the number of trajectories it admits."""
         ...
 
+    def replay(self, sync: int) -> None:
+        """Apply the stored records up to and including `sync`. Missing if one is not there."""
+        ...
+
     def recorded(self, sync: int) -> bool:
         """Whether record `sync` is stored."""
         ...
@@ -135,7 +139,10 @@ class CheckpointStore(Protocol):
 class VersionStore(Protocol):
     """Published policies, as Hugging Face folders."""
 
-    def publish(self, version: Version, *, step: int, folder: Path) -> None: ...
+    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
+        """Store a Hugging Face folder as this version; `weights_sha256` is of the weights in full precision, as in the
+        ledger. Done if it is stored already."""
+        ...
 
     def complete(self) -> Sequence[Version]:
         """Those that exist, oldest first."""

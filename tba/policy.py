@@ -4,6 +4,7 @@ import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ class Snapshot:
         stored.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
+    @cached_property
     def sha256(self) -> str:
         """Of the weights: their names in order, types, shapes and bytes."""
         digest = hashlib.sha256()

@@ -28,7 +28,8 @@ from tba.background import Background
 from tba.config import Config
 from tba.errors import Stopped, Superseded
 from tba.interfaces import CheckpointStore, Lease, Ledger, VersionStore
-from tba.policy import Policy, Snapshot
+from tba.learner import Learner
+from tba.policy import Snapshot
 from tba.timing import timed
 from tba.training_state import TrainingState, optimizer_tensors
 from tba.types import StepRecord, Version
@@ -86,8 +87,7 @@ class SyncWriter:
 
     def copy(
         self,
-        policy: Policy,
-        optimizer: torch.optim.Optimizer,
+        learner: Learner,
         *,
         sync: int,
         step: int,
@@ -106,9 +106,9 @@ class SyncWriter:
             return Copy(
                 sync=sync,
                 step=step,
-                snapshot=policy.snapshot(),
+                snapshot=learner.policy.snapshot(),
                 random=torch.get_rng_state(),
-                moments=optimizer_tensors(optimizer) if checkpoint else None,
+                moments=optimizer_tensors(learner.optimizer) if checkpoint else None,
                 publish=checkpoint or self.publishing.idle(),
             )
 
@@ -130,13 +130,18 @@ class SyncWriter:
     def publish(self, snapshot: Snapshot, sync: int) -> None:
         with TemporaryDirectory(dir=self.scratch) as name:
             self._save(snapshot, Path(name), dtype=self.config.model.publish_dtype)
-            self.versions.publish(Version(sync, self.attempt), step=self.config.step_of_sync(sync), folder=Path(name))
+            self.versions.publish(
+                Version(sync, self.attempt),
+                step=self.config.step_of_sync(sync),
+                folder=Path(name),
+                weights_sha256=snapshot.sha256,
+            )
 
     # --- in the three threads -------------------------------------------------------------------------------------
 
     def _write_ledger(self, copy: Copy, records: Sequence[StepRecord], admitted: Future[dict[str, Any]]) -> None:
         admitted.result()  # record n comes before ledger n
-        digest = copy.snapshot.sha256()
+        digest = copy.snapshot.sha256
         self._check_owner()
         self.ledger.write(copy.sync, records, weights_sha256=digest)
 

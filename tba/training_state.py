@@ -36,6 +36,12 @@ class TrainingState:
         (folder / _STATE).write_text(json.dumps(plain))
 
     @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer, *, step: int, sync: int, queues: dict[str, Any]) -> "TrainingState":
+        return cls(
+            step=step, sync=sync, queues=queues, optimizer=optimizer_tensors(optimizer), random=torch.get_rng_state()
+        )
+
+    @classmethod
     def load(cls, folder: Path) -> "TrainingState":
         """Damaged if the folder does not hold exactly this."""
         try:

@@ -6,9 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.run import Run
 from storage.schema import Rows
-from storage.syncs import StoredRecord, SyncRecord, read_record
 from tba.types import Prompt, Trajectory, Version
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 345678, tzinfo=UTC)
@@ -75,11 +73,3 @@ def make_shard(
 def from_table(table: pa.Table) -> list[Trajectory]:
     rows = Rows(table)
     return [rows[row] for row in range(len(rows))]
-
-
-def read_records(run: Run) -> list[SyncRecord]:
-    """Every record up to the first that is not there, each verified to continue the one before."""
-    found: list[StoredRecord] = []
-    while stored := read_record(run, len(found), previous_sha256=found[-1].sha256 if found else None):
-        found.append(stored)
-    return [stored.record for stored in found]

@@ -47,7 +47,7 @@ class Versions:
         self.seen: list[Version] = []
         self.loaded: list[Version] = []
 
-    def publish(self, version: Version, *, step: int, folder: Path) -> None:
+    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
         self.queue.append(version)
 
     def complete(self) -> list[Version]:

@@ -11,7 +11,7 @@ import flows
 import storage
 
 # Roles import torch when they work; wiring is the place where they are assembled.
-HEAVY = {"flows.wiring", "flows.role"}
+HEAVY = {"flows.wiring", "flows.past", "flows.role"}
 LIGHT = sorted(
     {m.name for package in (storage, flows) for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")}
     - HEAVY
@@ -37,7 +37,7 @@ def test_the_vocabulary_imports_with_the_standard_library_and_pydantic_alone():
     assert not brought & {"torch", "numpy", "pyarrow", "duckdb", "prefect", "fsspec"}
 
 
-@pytest.mark.parametrize("module", ["flows.wiring", "flows.role"])
+@pytest.mark.parametrize("module", ["flows.wiring", "flows.past", "flows.role"])
 def test_a_role_never_imports_prefect(module):
     assert "prefect" not in imported_by(module)
 

@@ -11,7 +11,8 @@ create view syncs as from stored.syncs;
 -- `step` is the step after which a trajectory entered; `age` is how many steps its version was old by then.
 create view trajectories as
 select t.*, v.step as version_step, t.step - v.step as age
-from stored.trajectories t left join stored.version_steps v on v.version = t.version_start;
+from stored.trajectories t
+left join stored.version_steps v on (v.version, v.attempt) = (t.version_start, t.version_start_attempt);
 
 -- The responses that one prompt got in one round of one searcher.
 create view groups as

@@ -92,11 +92,6 @@ def test_bad_usage_ends_with_2(arguments: tuple[str, ...], capsys: pytest.Captur
     assert "usage: tba" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["audit", "fork"])
-def test_what_comes_later_says_so(command: str, capsys: pytest.CaptureFixture[str]):
-    assert "not available yet" in refused(capsys, command, "first", "--step", "3")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [("sql", "nobody", "select 1"), ("check", "nobody"), ("watch", "nobody", "--once"), ("report", "nobody")],

@@ -252,7 +252,7 @@ def test_a_trainer_that_is_asked_to_stop_leaves_a_checkpoint_and_no_lost_step(fi
 def test_a_superseded_trainer_stops_without_writing_a_record(finished, tmp_path):
     run = broken_off(finished, tmp_path, after_checkpoint=2, keep_records=2)
     original = claim_attempt(run)
-    buffer = wiring._buffer(run, Config(), original.number, Events(run, "trainer", 9))
+    buffer = wiring.make_buffer(run, Config(), original.number, Events(run, "trainer", 9))
     for sync in range(3):
         buffer.sync(sync, step=sync * EVERY)
     claim_attempt(run)
@@ -306,7 +306,7 @@ def test_a_policy_on_s3_is_fetched_without_its_pickles_once_per_run(root, policy
     (error,) = live(run, "trainer", wiring.run_trainer)
     assert isinstance(error, DeadlinePassed)  # nobody searches
     published = Policy.load(Versions(run).load(Version(0, 1)), device="cpu")
-    assert published.snapshot().sha256() == Policy.load(policy, device="cpu").snapshot().sha256()
+    assert published.snapshot().sha256 == Policy.load(policy, device="cpu").snapshot().sha256
     (copy,) = cache_folder("start-policies").glob("[!.]*")
     assert not list(copy.glob("*.bin"))
     for name in ("config.json", "model.safetensors"):

@@ -153,20 +153,28 @@ class SyntheticRun:
             inv_temp=sampling.inv_temp,
             capacity=sampling.capacity,
             sampler_sql=self.run.sampler_sql,
-            step_of_version=lambda version: self.config.step_of_sync(version.number),
             attempt=attempt,
             events=Events(self.run, "trainer", attempt),
         )
 
-    def take_syncs(self, attempt: int, syncs: Sequence[int], buffer: DuckReplayBuffer) -> DuckReplayBuffer:
-        """Steps and syncs of one attempt, in the order in which a trainer stores them."""
+    def take_syncs(
+        self,
+        attempt: int,
+        syncs: Sequence[int],
+        buffer: DuckReplayBuffer,
+        *,
+        version: Version | None = None,
+    ) -> DuckReplayBuffer:
+        """Steps and syncs of one attempt, in the order in which a trainer stores them. Searchers have the newest
+        version of attempt 1, or 2 later on, unless it is said which."""
         ledger, checkpoints = ParquetLedger(self.run, attempt), Checkpoints(self.run)
         if syncs[0] == 1:
             buffer.sync(0, step=0)
         for sync in syncs:
             steps = range((sync - 1) * EVERY + 1, sync * EVERY + 1)
             records = [self.step(step, sync, buffer.draw(step), attempt) for step in steps]
-            self.search(version=sync - 1, attempt=1 if sync <= 3 else 2)
+            number, of = version or (sync - 1, 1 if sync <= 3 else 2)
+            self.search(version=number, attempt=of)
             buffer.sync(sync, step=sync * EVERY)
             self.queues[sync] = buffer.queues()
             ledger.write(sync, records, weights_sha256=f"{sync:064x}")
@@ -213,7 +221,9 @@ class SyntheticRun:
     def publish(self, version: Version) -> None:
         with tempfile.TemporaryDirectory() as folder:
             fill(folder, f"weights {version}")
-            Versions(self.run).publish(version, step=version.number * EVERY, folder=Path(folder))
+            Versions(self.run).publish(
+                version, step=version.number * EVERY, folder=Path(folder), weights_sha256=f"{version.number:064x}"
+            )
 
     def evaluate(self, version: Version, value: float) -> None:
         step = version.number * EVERY

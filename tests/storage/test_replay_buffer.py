@@ -20,10 +20,11 @@ from storage.run import Run
 from storage.sampler import default_sampler
 from storage.schema import encode, to_table
 from storage.store import Store
+from storage.syncs import read_chain
 from storage.trajectories import Trajectories
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
 from tba.types import Draw, Trajectory
-from tests.builders import make_shard, make_trajectory, read_records
+from tests.builders import make_shard, make_trajectory
 from tests.storage.indexes import oracle_rows
 from tests.storage.oracle import Oracle
 
@@ -37,7 +38,6 @@ SETTINGS: dict[str, Any] = {
 def make_buffer(run: Run, *, attempt: int = 1, **changes: Any) -> DuckReplayBuffer:
     others = {
         "sampler_sql": default_sampler(),
-        "step_of_version": lambda version: 2 * version.number,
         "attempt": attempt,
         "events": Events(run, "trainer", attempt),
     }
@@ -101,7 +101,7 @@ def test_what_searchers_appended_is_what_is_drawn_and_fetched(run: Run):
 @on_disk
 def test_a_record_says_what_it_admitted_and_continues_the_chain(run: Run):
     train(run, make_buffer(run), range(2))
-    first, second = read_records(run)
+    first, second = read_chain(run)
     assert [(shard.key, shard.rows) for shard in second.shards] == [(layout.shard(0, 1), 9), (layout.shard(1, 1), 9)]
     assert (first.sync, first.step, first.attempt, first.rows, first.refused) == (0, 0, 1, 18, [])
     assert (second.sync, second.step, second.previous_sha256) == (
@@ -129,7 +129,7 @@ def test_a_shard_that_arrives_before_an_earlier_one_is_admitted_and_so_is_the_ea
     for sync, round in enumerate((0, 2, 1, 3)):
         append(run, make_shard({"a": [0.0]}, round=round))
         assert buffer.sync(sync, step=2 * sync) == 1
-    assert [[shard.seq for shard in record.shards] for record in read_records(run)] == [[0], [2], [1], [3]]
+    assert [[shard.seq for shard in record.shards] for record in read_chain(run)] == [[0], [2], [1], [3]]
 
 
 @on_disk
@@ -315,7 +315,7 @@ def test_a_bad_shard_is_refused_with_an_event_and_training_goes_on(run: Run, fau
     assert len(buffer.draw(1)) == 6
 
     [event] = [event for event in read_events(run) if event["kind"] == "shard-refused"]
-    [refused] = read_records(run)[0].refused
+    [refused] = read_chain(run)[0].refused
     assert refused.key == key and refused.reason
     assert event["severity"] == "error"
     assert event["message"] == f"{key}: {refused.reason}"
@@ -349,7 +349,7 @@ def test_a_stray_name_is_refused_unread_and_training_goes_on(run: Run, stray: st
         assert buffer.sync(0, step=0) == 2
         assert buffer.sync(1, step=2) == 0
         assert len(buffer.draw(3)) == 6
-    first, second = read_records(run)
+    first, second = read_chain(run)
     [refused] = first.refused
     assert second.refused == []
     assert refused.key.isprintable() and refused.key[:24] == STRAY[stray][:24]
@@ -389,7 +389,7 @@ def test_a_shard_that_cannot_be_read_is_passed_over_and_admitted_when_it_can(run
     assert (event["data"]["key"], event["severity"]) == (key, "warning")
     buffer.run.store.keys = ()  # pyright: ignore[reportAttributeAccessIssue]
     assert buffer.sync(2, step=4) == 2
-    assert [record.refused for record in read_records(run)] == [[], [], []]
+    assert [record.refused for record in read_chain(run)] == [[], [], []]
 
 
 @on_disk
@@ -435,7 +435,7 @@ def test_a_shard_that_was_refused_once_is_never_looked_at_again(run: Run):
     resumed.sync(0, step=0)
     assert (buffer.waiting(), resumed.waiting()) == (0, 0)
     assert resumed.sync(1, step=2) == 0
-    assert [len(record.refused) for record in read_records(run)] == [1, 0]
+    assert [len(record.refused) for record in read_chain(run)] == [1, 0]
     assert kinds(run).count("shard-refused") == 1
 
 
@@ -446,7 +446,7 @@ def test_an_object_with_another_name_is_refused_by_name(run: Run):
     buffer = make_buffer(run)
     assert buffer.sync(0, step=0) == 2
     assert buffer.sync(1, step=2) == 0
-    assert [[refused.key for refused in record.refused] for record in read_records(run)] == [
+    assert [[refused.key for refused in record.refused] for record in read_chain(run)] == [
         ["trajectories/searcher=000/notes.txt"], []
     ]  # fmt: skip
 
@@ -469,7 +469,7 @@ def test_a_stored_record_is_adopted_even_if_more_has_arrived_since(run: Run):
     assert late.sync(0, step=0) == 2
     assert late.waiting() == 1
     assert late.sync(1, step=2) == 1
-    assert [record.attempt for record in read_records(run)] == [1, 2]
+    assert [record.attempt for record in read_chain(run)] == [1, 2]
 
 
 @on_disk
@@ -480,7 +480,7 @@ def test_an_attempt_that_was_superseded_writes_no_record(run: Run):
     claim_attempt(run)
     with pytest.raises(Superseded, match="attempt 2 of the trainer has taken over from attempt 1"):
         buffer.sync(1, step=2)
-    assert len(read_records(run)) == 1
+    assert len(read_chain(run)) == 1
 
 
 @on_disk
@@ -500,7 +500,7 @@ def test_losing_the_race_for_a_record_is_adoption_for_the_newest_attempt(run: Ru
     monkeypatch.setattr(new.arrivals, "look", look_too_long)
     assert new.sync(0, step=0) == 2
     monkeypatch.undo()
-    assert [record.attempt for record in read_records(run)] == [1]
+    assert [record.attempt for record in read_chain(run)] == [1]
     assert new.sync(1, step=2) == 1
 
 
@@ -519,7 +519,7 @@ def test_losing_the_race_for_a_record_is_the_end_for_a_superseded_attempt(run: R
     monkeypatch.setattr(run.store, "create", create_too_late)
     with pytest.raises(Superseded):
         old.sync(0, step=0)
-    assert [record.attempt for record in read_records(run)] == [2]
+    assert [record.attempt for record in read_chain(run)] == [2]
 
 
 def test_buffers_racing_for_a_record_hold_the_same_one(run: Run):
@@ -540,7 +540,7 @@ def test_buffers_racing_for_a_record_hold_the_same_one(run: Run):
     with ThreadPoolExecutor(4) as pool:
         first, *others = pool.map(race, range(4))
     assert others == [first] * 3
-    assert len(read_records(run)) == 3
+    assert len(read_chain(run)) == 3
 
 
 @on_disk

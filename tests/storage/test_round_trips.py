@@ -90,7 +90,6 @@ def make_buffer(run: Run) -> DuckReplayBuffer:
         inv_temp=1.0,
         capacity=100,
         sampler_sql=default_sampler(),
-        step_of_version=lambda version: version.number,
         attempt=1,
         events=Events(run, "trainer", 1),
     )

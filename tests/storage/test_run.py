@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.inheritance import Parent
 from storage.run import Run, default_root, resolve, run_urls
 from tba.errors import AlreadyExists, ConfigError, Damaged, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
@@ -18,14 +19,16 @@ def create(root: str, name: str, **changes) -> Run:
 
 
 def test_a_run_is_opened_as_it_was_created(root: str):
-    made = create(root, "first", parent={"run": "zero", "step": 4})
+    create(root, "zero")
+    parent = Parent(run="zero", step=4, sync=2, attempt=1, attempts=1, replays=5, rebuilt=False)
+    made = create(root, "first", parent=parent)
     found = Run.open(made.url)
     assert found.url == f"{made.root}/runs/first"
     for name in ("name", "root", "url", "config", "sampler_sql", "code_version", "created_at", "parent"):
         assert getattr(found, name) == getattr(made, name)
     assert found.config == {"seed": 3}
-    assert found.parent == {"run": "zero", "step": 4}
-    assert [entry.key for entry in found.store.list()] == ["run.json"]
+    assert found.parent == parent
+    assert [entry.key for entry in found.own.list()] == ["run.json"]
 
 
 def test_requests_keep_the_deadline_that_the_run_was_given(moto: Server, monkeypatch: pytest.MonkeyPatch):

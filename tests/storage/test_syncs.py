@@ -8,9 +8,8 @@ import pytest
 
 from storage import layout
 from storage.run import Run
-from storage.syncs import Refusal, Shard, SyncRecord, encode, read_record
+from storage.syncs import Refusal, Shard, SyncRecord, encode, read_chain, read_record
 from tba.errors import Damaged
-from tests.builders import read_records
 
 pytestmark = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -47,7 +46,7 @@ def overwrite(run: Run, key: str, changes: Mapping[str, Any]) -> None:
 
 def test_records_come_back_exactly(run: Run):
     records = store_chain(run, 3)
-    assert read_records(run) == records
+    assert read_chain(run) == records
 
 
 def test_a_record_that_is_not_there_is_none(run: Run):
@@ -66,7 +65,7 @@ def test_a_record_whose_predecessor_was_changed_is_damaged(run: Run):
     store_chain(run, 3)
     overwrite(run, layout.sync(1), {"created_at": "2027-01-01T00:00:00+00:00"})
     with pytest.raises(Damaged, match=r"syncs/000002\.json does not continue record 1"):
-        read_records(run)
+        read_chain(run)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,10 @@ class Buffer:
         self.journal.append(f"record {sync}")
         return 6
 
+    def replay(self, sync: int) -> None:
+        for number in range(sync + 1):
+            self.sync(number, step=0)
+
     def recorded(self, sync: int) -> bool:
         return False
 
@@ -125,7 +129,7 @@ class Store:
         self.records += records
         self.digests[sync] = weights_sha256
 
-    def publish(self, version: Version, *, step: int, folder: Path) -> None:
+    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
         assert step == min(version.number * EVERY, STEPS)
         self.dtypes[f"version {version.number}"] = {t.dtype for t in load_file(folder / "model.safetensors").values()}
         self.take("version", version.number)
@@ -152,8 +156,8 @@ class VersionsOf(fakes.Versions):
         super().__init__()
         self.store = store
 
-    def publish(self, version: Version, *, step: int, folder: Path) -> None:
-        self.store.publish(version, step=step, folder=folder)
+    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
+        self.store.publish(version, step=step, folder=folder, weights_sha256=weights_sha256)
 
     def prune(self, *, keep: int, every: int) -> None:
         self.store.journal.append("prune versions")
@@ -309,10 +313,10 @@ def test_steps_are_adamw_on_trajectory_balance_however_the_batch_is_cut(tmp_path
 def test_a_step_that_is_not_finite_ends_the_run_and_updates_nothing(tmp_path):
     policy = tiny_policy()
     trainer, _ = make(tmp_path, settings(), policy=policy, rewards={1: math.nan})
-    before = policy.snapshot().sha256()
+    before = policy.snapshot().sha256
     with pytest.raises(RunFailed, match="step 1: loss nan with gradient norm nan; nothing was updated"):
         trainer.run()
-    assert policy.snapshot().sha256() == before
+    assert policy.snapshot().sha256 == before
 
 
 def test_what_a_step_found_is_in_its_record(tmp_path):
@@ -384,7 +388,7 @@ def test_a_resumed_trainer_takes_the_steps_of_an_unbroken_one(tmp_path):
     half, store = make(tmp_path, settings(), lease=LeaseAt(Stopped("enough"), 5))
     with pytest.raises(Stopped):
         half.run()
-    rest, after = make(tmp_path, settings(), policy=half.policy)
+    rest, after = make(tmp_path, settings(), policy=half.learner.policy)
     rest.resume(store.states[3])
     rest.run()
     assert [record.step for record in after.records] == list(range(7, STEPS + 1))
@@ -409,7 +413,9 @@ def test_a_ledger_that_cannot_be_written_ends_the_run_before_any_later_sync(tmp_
 def test_trouble_beside_the_steps_is_noticed_at_the_next_step_not_at_the_next_sync(tmp_path, entry):
     config = settings(training__steps=90, sync__every=30, sync__checkpoint_every=1)
     trainer, store = make(tmp_path, config, broken={entry: StorageError("gone")})
-    trainer.syncs.versions.publish = lambda version, *, step, folder: store.take("version", version.number)
+    trainer.syncs.versions.publish = lambda version, *, step, folder, weights_sha256: store.take(
+        "version", version.number
+    )
     with pytest.raises(StorageError, match="gone"):
         trainer.run()
     assert 30 <= len(store.written) < 55  # the next sync would notice at 59
@@ -489,7 +495,9 @@ def run_counting(trainer: Trainer, store: Store, alive: Callable[[], int], *, pa
         store.written.append(metrics)
 
     trainer.metrics.write = write
-    trainer.syncs.versions.publish = lambda version, *, step, folder: store.take("version", version.number)
+    trainer.syncs.versions.publish = lambda version, *, step, folder, weights_sha256: store.take(
+        "version", version.number
+    )
     trainer.run()
     return max(counts)
 
@@ -539,7 +547,7 @@ class Lottery:
         self.versions: list[int] = []
         self.adopting = threading.Lock()
 
-    def publish(self, version: Version, *, step: int, folder: Path) -> None:
+    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
         with self.adopting:
             self.generator.adopt(folder, version)
 

@@ -1,0 +1,132 @@
+"""`tba fork`: a new run that goes on from a past step of another, and shares what that had stored by then."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flows import plan
+from flows.progress import bar
+from flows.role import use_threads
+from storage import layout
+from storage.attempts import Span, accepts, chain, newest_attempt
+from storage.checkpoints import Checkpoints
+from storage.control import change_state
+from storage.forks import register, unregister
+from storage.inheritance import Parent
+from storage.ledger import read_entries
+from storage.run import Run
+from storage.syncs import read_chain
+from tba.config import Config, parse
+from tba.errors import AlreadyExists, ConfigError, Damaged, TBAError
+from tba.types import Version
+
+if TYPE_CHECKING:
+    from flows.past import Past
+
+FIXED = ("task.", "model.path", "model.revision", "search.temperature", "start.")
+"""Settings that a fork shares with its parent: by them the trajectories it inherits were asked for, generated and
+scored."""
+
+
+def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str, replay: bool = False) -> Run:
+    """Make the run; nothing has been started. ConfigError says why it cannot be."""
+    layout.run_url(parent.root, name)  # it can be one
+    origin = _origin(parent, step, replay=replay)
+    config, sampler = _settings(parent, origin, changes)
+    past = _take_again(parent, origin) if origin.rebuilt else None
+    try:
+        register(parent, name, origin)
+    except AlreadyExists as error:
+        raise ConfigError(f"--name: {error}") from None
+    try:
+        run = _create(parent, origin, config, sampler, name)
+    except TBAError:
+        unregister(parent, name)
+        raise
+    if past:
+        past.save(run, origin.attempt)
+    change_state(run, desired="run", searchers=0 if replay else config.search.searchers, why="forked")
+    return run
+
+
+def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
+    """Where the fork leaves its parent: at a sync, since only there everything is stored."""
+    synced = read_chain(parent)
+    steps = {record.step: record.sync for record in synced}
+    spans = chain(parent)
+    newest = _newest_sync(parent, spans)
+    closed = {step: sync for step, sync in steps.items() if sync <= newest}
+    if step not in closed:
+        near = sorted(closed, key=lambda it: (abs(it - step), it))[:2]
+        known = f"; near it are steps {' and '.join(map(str, sorted(near)))}" if near else ""
+        raise ConfigError(f"--step: {parent.name} can be left at a sync whose ledger is stored, got {step}{known}")
+    sync = closed[step]
+    attempt = next(span.attempt for span in spans if span.covers(sync))
+    checkpoint = Version(sync, attempt)
+    return Parent(
+        run=parent.name,
+        step=step,
+        sync=sync,
+        attempt=attempt,
+        attempts=newest_attempt(parent),
+        replays=synced[-1].sync if replay else None,
+        rebuilt=bool(sync) and checkpoint not in Checkpoints(parent).complete(),
+    )
+
+
+def _newest_sync(run: Run, spans: list[Span]) -> int:
+    """The newest sync whose ledger is stored."""
+    names = [layout.parse_ledger(entry.key) for entry in run.store.list(layout.STEPS)]
+    return max((name.number for name in names if name and accepts(spans, name)), default=0)
+
+
+def _settings(parent: Run, origin: Parent, changes: Mapping[str, Any]) -> tuple[Config, str]:
+    """The parent's settings and sampler, with changes."""
+    for key in changes:
+        if key.startswith(FIXED):
+            raise ConfigError(f"--set: {key} is shared with the parent and cannot be changed in a fork")
+    start = {"start.sync": origin.sync, "start.step": origin.step}
+    config = plan.checked(parse(parent.config).replace({**changes, **start}))
+    return config, plan.read_sampler(config) if "sampling.sql" in changes else parent.sampler_sql
+
+
+def _create(parent: Run, origin: Parent, config: Config, sampler: str, name: str) -> Run:
+    try:
+        return Run.create(
+            parent.root,
+            name,
+            config=config.to_dict(),
+            sampler_sql=sampler,
+            code_version=plan.code_version(),
+            created_by="tba fork",
+            parent=origin,
+        )
+    except AlreadyExists:
+        raise ConfigError(f"--name: run {name!r} exists already beside {parent.name!r}") from None
+
+
+def _take_again(parent: Run, origin: Parent) -> "Past":
+    """The state at which the fork begins, where the parent keeps no checkpoint of it: from an older one, or from the
+    start."""
+    use_threads(parse(parent.config).model.threads)
+    from flows.past import load_past
+
+    past = load_past(parent, origin.step + 1)
+    with bar(f"taking the steps up to {origin.step} again") as tell:
+        for taken in past.retake(origin.step):
+            tell(taken.step, origin.step)
+    wanted = read_entries(parent, origin.sync, origin.attempt)[-1].step["weights_sha256"]
+    if past.repeatable and past.weights_sha256() != wanted:
+        raise Damaged(
+            f"{parent.name}: the weights after step {origin.step}, made again, have sha256 "
+            f"{past.weights_sha256()[:12]}…, not {wanted[:12]}… as its ledger says; on another kind of machine they "
+            "can differ in their last bits"
+        )
+    return past
+
+
+def default_name(parent: Run, step: int) -> str:
+    """The parent's name, the step, and a number where that is taken."""
+    base = f"{parent.name}-{step}"
+    taken = {entry.key for entry in parent.own.list(layout.FORKS)}
+    names = (base if n == 1 else f"{base}-{n}" for n in range(1, len(taken) + 2))
+    return next(name for name in names if layout.fork(name) not in taken)

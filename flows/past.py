@@ -1,0 +1,68 @@
+"""A run as it was after a step, loaded from what it keeps, to take steps again. Needs torch."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from flows import wiring
+from storage.attempts import accepts, chain
+from storage.checkpoints import Checkpoints
+from storage.events import Events
+from storage.replay_buffer import DuckReplayBuffer
+from storage.run import Run
+from tba.config import parse
+from tba.learner import Learner
+from tba.retake import Retaken, retake
+from tba.training_state import TrainingState
+
+
+class Past:
+    """What the trainer held after step `step`."""
+
+    def __init__(self, step: int, learner: Learner, buffer: DuckReplayBuffer):
+        self.step, self.learner, self.buffer = step, learner, buffer
+
+    @property
+    def device(self) -> str:
+        return self.learner.policy.device.type
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same step gives the same bits, on the same kind of machine."""
+        return self.device == "cpu"
+
+    def weights_sha256(self) -> str:
+        return self.learner.policy.snapshot().sha256
+
+    def retake(self, upto: int) -> Iterator[Retaken]:
+        """The steps up to this one, each as it is taken again."""
+        for taken in retake(self.learner, self.buffer, after=self.step, upto=upto):
+            self.step = taken.step
+            yield taken
+
+    def save(self, run: Run, attempt: int) -> None:
+        """As a checkpoint of a run; it stands at a sync."""
+        sync = self.learner.config.sync_of_step(self.step)
+        self.buffer.replay(sync)
+        state = TrainingState.of(self.learner.optimizer, step=self.step, sync=sync, queues=self.buffer.queues())
+        with tempfile.TemporaryDirectory(prefix="tba-") as folder:
+            self.learner.policy.snapshot().save(Path(folder))
+            state.save(Path(folder))
+            Checkpoints(run).save(sync, attempt, step=self.step, folder=Path(folder))
+
+
+def load_past(run: Run, before: int) -> Past:
+    """The newest state before a step that a run keeps: a checkpoint, or else the start. A fork starts from a checkpoint
+    that is always kept."""
+    config, spans = parse(run.config), chain(run)
+    kept = [it for it in Checkpoints(run).complete() if accepts(spans, it) and it.number >= config.start.sync]
+    usable = [it for it in kept if config.step_of_sync(it.number) < before]
+    buffer = wiring.make_buffer(run, config, spans[-1].attempt, Events(run, "past", 0))  # it will write nothing
+    if not usable:
+        return Past(0, Learner(config, wiring.load_start(run, config)), buffer)
+    policy, state = wiring.load_checkpoint(run, config, max(usable))
+    learner = Learner(config, policy)
+    learner.restore(state)
+    buffer.replay(state.sync)
+    buffer.restore(state.queues)
+    return Past(state.step, learner, buffer)

@@ -1,0 +1,172 @@
+"""The store of a fork: its own objects, and those of its parent as they were at the step where the fork leaves it.
+
+Whose an object is follows from its name and the parent's records, never from where it is found: what the parent wrote
+later under a name that the fork uses too is not the fork's. Everything that is written is the fork's own; nothing of
+the parent is changed. Retention records of the parent are seen in a folder of their own, as both runs number theirs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from storage import layout, records
+from storage.store import Entry, Store
+from tba.errors import AlreadyExists, Damaged, StorageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """Of a fork: which run it leaves, and where. A part of `run.json`."""
+
+    run: str  # its name; it lies beside the fork
+    step: int
+    sync: int  # that follows the step: the last one they share
+    attempt: int  # of the parent's trainer that wrote the ledger up to there
+    attempts: int  # the parent's newest by then: those of the fork come after
+    replays: int | None  # the newest of the parent's records that the fork draws on, if it has no searchers of its own
+    rebuilt: bool  # whether the fork keeps the checkpoint it starts from itself: the parent had given it up
+
+    def encode(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def decode(cls, record: Any, name: str) -> Self:
+        with records.reading(name):
+            parent = cls(**{field: record[field] for field in cls.__dataclass_fields__})
+        if parent.replays is not None and parent.replays < parent.sync:
+            raise Damaged(f"{name}: a fork from sync {parent.sync} cannot replay up to sync {parent.replays}")
+        return parent
+
+
+class ForkedStore:
+    """The `Store` of a fork. `parent` is the store of its parent, perhaps a fork itself."""
+
+    def __init__(self, own: Store, parent: Store, origin: Parent):
+        self.own, self.parent, self.origin = own, parent, origin
+        self.url = own.url
+
+    def __str__(self) -> str:
+        return str(self.own)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the fork draws on what its parent recorded, and has no searchers of its own."""
+        return self.origin.replays is not None
+
+    @property
+    def newest_record(self) -> int:
+        """Of the parent's: the last that the fork draws on."""
+        return self.origin.sync if self.origin.replays is None else self.origin.replays
+
+    def inherits(self, key: str) -> bool:
+        """Whether an object of this name is the parent's."""
+        origin = self.origin
+        if key.startswith(layout.TRAJECTORIES):
+            return key in self.inherited_shards
+        if key.startswith((layout.PROMPTS, layout.INHERITED)):
+            return True
+        if (sync := layout.parse_sync(key)) is not None:
+            return sync <= origin.sync
+        if (attempt := layout.parse_attempt(key)) is not None:
+            return attempt <= origin.attempts
+        name = layout.parse_ledger(key) or layout.parse_evaluation(key)
+        if folder := layout.parse_folder(key):
+            name = folder[0]
+        if name is None or name.attempt > origin.attempts:
+            return False
+        newest = origin.sync - (origin.rebuilt and key.startswith(layout.CHECKPOINTS))
+        return name.number <= newest
+
+    @cached_property
+    def inherited_shards(self) -> frozenset[str]:
+        """What the shared records admit, and of a fork that replays also the later ones up to its last."""
+        keys = [layout.sync(sync) for sync in range(self.newest_record + 1)]
+        found: set[str] = set()
+        for key, data in zip(keys, self.parent.read_many(keys), strict=True):
+            record = records.decode(data, f"{self.parent.url}/{key}", "shards")
+            with records.reading(f"{self.parent.url}/{key}"):
+                found.update(shard["key"] for shard in record["shards"])
+        return frozenset(found)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def read(self, key: str) -> bytes:
+        return self._of(key).read(_theirs(key))
+
+    def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
+        whose = [self.inherits(key) for key in keys]
+        parents = iter(self.parent.read_many([_theirs(key) for key, it in zip(keys, whose, strict=True) if it]))
+        own = iter(self.own.read_many([key for key, it in zip(keys, whose, strict=True) if not it]))
+        return [next(parents) if it else next(own) for it in whose]
+
+    def exists(self, key: str) -> bool:
+        return self._of(key).exists(_theirs(key))
+
+    def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
+        found = [entry for entry in self.own.list(prefix, after=after) if not self.inherits(entry.key)]
+        if not prefix or prefix.startswith(layout.SHARED):
+            found += [entry for entry in self.parent.list(prefix, after=after) if self.inherits(entry.key)]
+        if layout.INHERITED.startswith(prefix) or prefix.startswith(layout.INHERITED):
+            renamed = (Entry(_ours(entry.key), entry.size) for entry in self.parent.list(layout.RETENTION))
+            found += [entry for entry in renamed if entry.key.startswith(prefix) and entry.key > after]
+        return sorted(found)
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        names = set(self.own.folders(prefix))
+        if prefix == layout.TRAJECTORIES:
+            names.update(key.split("/")[1] for key in self.inherited_shards)
+        return sorted(names)
+
+    def download(self, key: str, path: Path) -> None:
+        self._of(key).download(_theirs(key), path)
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        return self._of(key).read_tagged(_theirs(key))
+
+    def local_path(self, key: str) -> Path | None:
+        whole_folder = layout.parse_folder(f"{key}/{layout.MANIFEST}")
+        return self._of(f"{key}/{layout.MANIFEST}" if whole_folder else key).local_path(_theirs(key))
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def create(self, key: str, data: bytes) -> None:
+        if self.inherits(key):
+            raise AlreadyExists(f"{self.url}/{key} is inherited from {self.parent.url}")
+        self.own.create(key, data)
+
+    def upload(self, path: Path, key: str) -> None:
+        self._refuse_inherited(key)
+        self.own.upload(path, key)
+
+    def delete(self, key: str) -> None:
+        self._refuse_inherited(key)
+        self.own.delete(key)
+
+    def replace(self, key: str, data: bytes, *, tag: str | None) -> str:
+        self._refuse_inherited(key)
+        return self.own.replace(key, data, tag=tag)
+
+    def unfinished(self, prefix: str = "") -> Sequence[str]:
+        return self.own.unfinished(prefix)
+
+    def discard(self, key: str) -> None:
+        self.own.discard(key)
+
+    def _of(self, key: str) -> Store:
+        return self.parent if self.inherits(key) else self.own
+
+    def _refuse_inherited(self, key: str) -> None:
+        if self.inherits(key):
+            raise StorageError(f"{self.url}/{key} is inherited from {self.parent.url} and cannot be changed here")
+
+
+def _ours(key: str) -> str:
+    """The name in a fork of a retention record of its parent."""
+    return layout.INHERITED + key.removeprefix(layout.RETENTION)
+
+
+def _theirs(key: str) -> str:
+    """The other way round; any other name is the same in both."""
+    return layout.RETENTION + key.removeprefix(layout.INHERITED) if key.startswith(layout.INHERITED) else key

@@ -1,0 +1,258 @@
+"""Exact resume, audit and forks: a run whose roles are killed at work, against runs that retake its steps unbroken."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import storage
+from flows import audit, cli, forks, plan, wiring
+from storage import layout, parquet
+from storage.check import check
+from storage.checkpoints import Checkpoints
+from storage.control import change_state, read_state
+from storage.retention import give_up
+from storage.run import Run
+from tba.errors import ConfigError, Damaged
+from tba.types import Version
+from tests.flows.roles import until
+from tests.flows.test_roles import live, settings
+from tests.tba.tiny import tiny_folder
+
+STEPS, EVERY = 24, 2
+
+LEDGER = "select step, sync, loss, grad_norm, lr, beta, weights_sha256 from steps order by step"
+DRAWS = """
+select step, slot, position, trajectory_id, prompt_id, branch, weight, age, residual, log_z, logp, ref_logp
+from draws order by step, slot, position
+"""
+
+
+def rows(run: Run, query: str) -> list[tuple]:
+    with storage.connect(run) as con:
+        return con.execute(query).fetchall()
+
+
+def role(run: Run, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "flows.role", *arguments, "--run", run.url]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def stored(run: Run, prefix: str) -> int:
+    return len(run.store.list(prefix))
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Run]:
+    """A finished run in real processes: its trainer was killed twice at work, its searcher once."""
+    config = settings(policy, **{"training.steps": STEPS, "sync.checkpoint_every": 3, "sync.keep_checkpoints": 2})
+    run = plan.start(config, str(tmp_path_factory.mktemp("root")), "whole")
+    searcher, trainer = role(run, "searcher"), role(run, "trainer")
+    try:
+        until(lambda: stored(run, layout.STEPS) >= 2, "two syncs")
+        kill(searcher)
+        kill(trainer)
+        searcher, trainer = role(run, "searcher"), role(run, "trainer")
+        until(lambda: stored(run, layout.SYNCS) >= 7, "seven records")
+        kill(trainer)
+        trainer = role(run, "trainer")
+        assert trainer.wait(120) == 0
+        change_state(run, desired="stop", why="finished")
+        assert searcher.wait(60) == 4
+    finally:
+        for process in (searcher, trainer):
+            if process.poll() is None:
+                kill(process)
+    yield run
+
+
+@pytest.fixture(scope="module")
+def unbroken(killed: Run) -> Run:
+    """A fork from the start that replays the killed run's records in one go."""
+    run = forks.fork(killed, 0, {}, name="unbroken", replay=True)
+    assert live(run, "trainer", wiring.run_trainer) == []
+    return run
+
+
+def test_a_killed_and_resumed_run_took_the_steps_of_an_unbroken_one_bit_by_bit(killed: Run, unbroken: Run):
+    assert max(attempt for (attempt,) in rows(killed, "select attempt from attempts")) == 3
+    assert rows(killed, LEDGER) == rows(unbroken, LEDGER)
+    assert rows(killed, DRAWS) == rows(unbroken, DRAWS)
+    assert len(rows(killed, LEDGER)) == STEPS
+    for run in (killed, unbroken):
+        assert check(run).problems == []
+
+
+def test_an_audit_finds_every_step_as_the_ledger_says(killed: Run, unbroken: Run):
+    for run, step in ((killed, 1), (killed, 9), (killed, STEPS), (unbroken, 20)):
+        found = audit.audit(run, step)
+        assert found.ok and found.tolerance == 0.0
+        assert [it.agrees for it in found.compared if it.what.startswith(("loss", "grad_norm", "sha256"))] == [True] * 3
+        assert found.began_after < step
+
+
+def altered(run: Run, folder: Path, key: str, change: Callable[[pa.Table], pa.Table]) -> Run:
+    """The run again, with another object in place of one."""
+    subprocess.run(["cp", "-r", run.url, str(folder / run.name)], check=True)
+    path = folder / run.name / key
+    path.write_bytes(parquet.encode(change(parquet.decode(path.read_bytes(), key))))
+    return Run.open(str(folder / run.name))
+
+
+def put(table: pa.Table, column: str, row: int, value: object) -> pa.Table:
+    place = table.column_names.index(column)
+    values = table[column].to_pylist()
+    values[row] = value
+    return table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("loss", 0.125, "loss"),
+        ("grad_norm", 1.0, "grad_norm"),
+        ("weights_sha256", "0" * 64, "sha256 of the weights after step 2"),
+        ("residual", 9.0, "slot 0, position 1: residual"),
+        ("age", 7, "slot 0, position 1: age"),
+        ("trajectory_id", "0/0/0", "slot 0, position 1: trajectory_id"),
+    ],
+)
+def test_an_audit_names_what_differs(killed: Run, tmp_path: Path, column: str, value: object, said: str):
+    attempt = rows(killed, "select attempt from steps where step = 1")[0][0]
+    is_draw = said.startswith("slot")
+    key = layout.draws(1, attempt) if is_draw else layout.steps(1, attempt)
+    row = 1 if is_draw or column == "weights_sha256" else 0
+    run = altered(killed, tmp_path, key, lambda table: put(table, column, row, value))
+    found = audit.audit(run, 1)
+    assert not found.ok
+    differing = {it.what: it.ledger for it in [*found.compared, *found.rows] if not it.agrees}
+    assert differing[said] == value
+    assert differing.keys() <= {said, "trajectories drawn"}
+
+
+def test_an_audit_on_other_hardware_accepts_what_it_is_told_to(killed: Run, tmp_path: Path):
+    attempt, loss = rows(killed, "select attempt, loss from steps where step = 1")[0]
+    run = altered(killed, tmp_path, layout.steps(1, attempt), lambda table: put(table, "loss", 0, loss * 1.001))
+    assert not audit.audit(run, 1).ok
+    assert audit.audit(run, 1, tolerance=0.01).ok
+    assert not audit.audit(run, 1, tolerance=0.0001).ok
+
+
+def test_a_fork_goes_on_from_a_checkpoint_with_searchers_of_its_own(killed: Run):
+    run = forks.fork(killed, 18, {"training.learning_rate": "5e-4", "training.steps": "28"}, name="further")
+    searcher = role(run, "searcher")
+    try:
+        assert live(run, "trainer", wiring.run_trainer) == []
+    finally:
+        kill(searcher)
+    assert check(run).problems == check(killed).problems == []
+    shared = f"select * from ({LEDGER}) where step <= 18"
+    assert rows(run, shared) == rows(killed, shared)
+    assert rows(run, "select step, attempt from steps where step > 18 order by step") == [
+        (step, 4) for step in range(19, 29)
+    ]
+    assert rows(run, "select distinct lr from steps where step > 18") != rows(killed, "select distinct lr from steps")
+    assert audit.audit(run, 25).ok
+    with pytest.raises(ConfigError, match=r"step 9 is one of whole's: `tba audit whole --step 9`"):
+        audit.audit(run, 9)
+
+
+def test_a_checkpoint_that_was_given_up_is_made_again(killed: Run):
+    assert Version(6, 2) not in Checkpoints(killed).complete()
+    run = forks.fork(killed, 6, {}, name="rebuilt", replay=True)
+    assert run.parent and run.parent.rebuilt
+    assert live(run, "trainer", wiring.run_trainer) == []
+    assert rows(run, LEDGER) == rows(killed, LEDGER)
+    assert check(run).problems == []
+
+
+def test_a_replay_with_another_sampler_and_another_k_needs_no_generation(killed: Run):
+    changes = {"sync.every": "3", "sampling.recent_share": "0", "objective.beta_end": "0.3"}
+    run = forks.fork(killed, 0, changes, name="ablation", replay=True)
+    assert read_state(run).searchers == 0
+    assert live(run, "trainer", wiring.run_trainer) == []
+    assert rows(run, "select distinct branch from draws") == [("prioritised",)]
+    assert rows(run, "select max(sync) from steps") == [(STEPS // 3,)]
+    trajectories = "select trajectory_id, reward from trajectories where step is not null and step <= 21 order by 1"
+    assert rows(run, trajectories) == rows(killed, trajectories)
+    assert stored(replace(run, store=run.own), layout.TRAJECTORIES) == 0
+    assert check(run).problems == []
+
+
+@pytest.mark.parametrize(
+    ("step", "changes", "name", "said"),
+    [
+        (5, {}, "x", r"--step: .* got 5; near it are steps 4 and 6"),
+        (999, {}, "x", r"--step: .* got 999"),
+        (6, {"task.rule": "other"}, "x", r"task.rule is shared with the parent"),
+        (6, {"search.temperature": "1"}, "x", r"search.temperature is shared with the parent"),
+        (6, {"start.step": "1"}, "x", r"start.step is shared with the parent"),
+        (6, {"training.steps": "6"}, "x", r"training.steps must be > start.step \(6\)"),
+        (6, {"training.stepz": "6"}, "x", r"unknown setting 'training.stepz'"),
+        (6, {}, "whole", r"run 'whole' exists already"),
+        (6, {}, "not a name", r"run: a name of letters"),
+    ],
+)
+def test_a_fork_that_cannot_be_is_refused_before_anything_is_made(
+    killed: Run, step: int, changes: dict[str, str], name: str, said: str
+):
+    before = {entry.key for entry in killed.store.list()}
+    with pytest.raises(ConfigError, match=said):
+        forks.fork(killed, step, changes, name=name)
+    assert {entry.key for entry in killed.store.list()} == before
+
+
+def test_a_start_policy_that_changed_is_noticed(killed: Run, tmp_path: Path):
+    """Where version 0 does not hold the full precision, the start is loaded again from where it was configured."""
+    policy = tiny_folder(tmp_path / "tiny")
+    config = settings(policy, **{"model.publish_dtype": "bfloat16"})
+    run = plan.start(config, str(tmp_path), "bf16")
+    searcher = role(run, "searcher")
+    try:
+        assert live(run, "trainer", wiring.run_trainer) == []
+    finally:
+        kill(searcher)
+    assert audit.audit(run, 1).ok
+    for checkpoint in Checkpoints(run).complete():
+        give_up(run, checkpoints=[checkpoint], why="a test")
+    tiny_folder(policy, seed=1)
+    with pytest.raises(ConfigError, match=r"model.path: what lies there is another policy than the one that version"):
+        audit.audit(run, 1)
+
+
+def test_the_commands_say_what_they_did(killed: Run, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["audit", killed.url, "--step", "3"]) == 0
+    assert "the step is what the ledger says: 32 rows" in capsys.readouterr().out
+    assert cli.main(["audit", killed.url, "--step", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"] is True
+    assert cli.main(["audit", killed.url, "--step", "0"]) == 2
+    assert "--step: between 1 and 24, got 0" in capsys.readouterr().err
+    assert cli.main(["fork", killed.url, "--step", "12", "--no-start", "--set", "sampling.recent_share=0.9"]) == 0
+    made = Run.open(capsys.readouterr().out.strip())
+    assert (made.name, made.config["sampling"]["recent_share"]) == ("whole-12", 0.9)
+    assert forks.default_name(killed, 12) == "whole-12-2"
+
+
+def test_a_damaged_past_is_not_retaken(killed: Run, tmp_path: Path):
+    attempt = rows(killed, "select attempt from steps where step = 6")[0][0]
+    run = altered(killed, tmp_path, layout.steps(3, attempt), lambda table: put(table, "weights_sha256", 1, "0" * 64))
+    with pytest.raises(Damaged, match=r"the weights after step 6, made again, have sha256"):
+        forks.fork(run, 6, {}, name="wrong")
+    assert not run.store.exists(layout.fork("wrong"))

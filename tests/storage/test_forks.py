@@ -1,0 +1,244 @@
+"""A fork shares what its parent had stored by a step, adds its own, and neither harms the other."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import storage
+from storage import layout, retention
+from storage.attempts import claim_attempt, newest_attempt
+from storage.check import check
+from storage.checkpoints import Checkpoints
+from storage.control import change_state, read_state
+from storage.forks import pinned_checkpoints, register
+from storage.inheritance import Parent
+from storage.retention import given_up
+from storage.run import Run
+from storage.syncs import read_chain
+from storage.trajectories import Trajectories
+from storage.versions import Versions
+from tba.errors import AlreadyExists, Damaged, Missing, StorageError
+from tba.types import Version
+from tests.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, make_run, prune_version
+
+local = pytest.mark.parametrize("root", ["local"], indirect=True)
+
+
+def fork(parent: Run, sync: int, name: str = "fork", *, replays: int | None = None) -> Run:
+    """The synthetic run's first attempt ends, for what comes after, with sync 2."""
+    origin = Parent(
+        run=parent.name, step=sync * EVERY, sync=sync, attempt=1 if sync <= 2 else 2, attempts=newest_attempt(parent),
+        replays=replays, rebuilt=sync % 2 == 1,
+    )  # fmt: skip
+    register(parent, name, origin)
+    run = Run.create(
+        parent.root, name, config=parent.config, sampler_sql=parent.sampler_sql, code_version="test", parent=origin
+    )
+    change_state(run, desired="run", searchers=2, why="forked")
+    return run
+
+
+def go_on(run: Run, sync: int) -> None:
+    """The fork's own life, from the checkpoint that it shares with its parent."""
+    made = SyntheticRun.of(run)
+    attempt = claim_attempt(run)
+    assert attempt.continues == (Version(sync, run.parent.attempt) if sync and run.parent else None)
+    made.publish(Version(sync, attempt.number))
+    buffer = made.buffer(attempt.number)
+    buffer.replay(sync)
+    version = Version(sync, attempt.number)
+    made.take_syncs(attempt.number, range(sync + 1, LAST_SYNC + 1), buffer, version=version)
+
+
+def names(run: Run) -> set[str]:
+    return {entry.key for entry in run.own.list()}
+
+
+def rows(run: Run, query: str) -> list[tuple]:
+    with storage.connect(run) as con:
+        return con.execute(query).fetchall()
+
+
+def test_a_fork_goes_on_from_what_its_parent_had_and_both_are_sound(root: str):
+    parent = make_run(root)
+    before = {key: parent.store.read(key) for key in names(parent)}
+    run = fork(parent, 2)
+    go_on(run, 2)
+    assert {key: parent.store.read(key) for key in before} == before
+    assert names(parent) - before.keys() == {layout.fork("fork")}
+    for each in (run, parent):
+        assert check(each).problems == []
+    shared = [record.sync for record in read_chain(run) if record in read_chain(parent)]
+    assert shared == [0, 1, 2]
+    assert rows(run, "select step, sync, attempt from steps order by step") == [
+        (step, (step + 1) // EVERY, 1 if step <= 4 else 3) for step in range(1, LAST_SYNC * EVERY + 1)
+    ]
+    assert not rows(run, "select trajectory_id from trajectories group by 1 having count(*) > 1")
+    shards = "select key, sha256 from shards where sync <= 2 order by key"
+    assert rows(run, shards) == rows(parent, shards)
+
+
+def test_nothing_is_copied(root: str):
+    parent = make_run(root)
+    run = fork(parent, 2)
+    assert names(run) == {layout.RUN, layout.STATE}
+    inherited = {entry.key for entry in run.store.list()} - names(run)
+    assert layout.prompts("train") in inherited
+    assert {layout.sync(n) for n in range(3)} <= inherited and layout.sync(3) not in inherited
+    assert {layout.steps(1, 1), layout.draws(2, 1)} <= inherited and layout.steps(3, 2) not in inherited
+    for key in inherited:
+        assert run.store.exists(key)
+        if not key.startswith(layout.INHERITED):
+            assert run.store.read(key) == parent.store.read(key)
+    assert run.store.read_many(sorted(inherited)) == [run.store.read(key) for key in sorted(inherited)]
+
+
+@local
+def test_what_the_parent_stores_later_is_not_the_forks(root: str):
+    parent = SyntheticRun(root, "first").begin()
+    parent.take_syncs(1, range(1, 3), parent.buffer(1))
+    run = fork(parent.run, 2)
+    seen = {entry.key for entry in run.store.list()}
+    parent.search(version=2)
+    claim_attempt(parent.run)
+    again = parent.buffer(2)
+    again.replay(2)
+    parent.take_syncs(2, range(3, 5), again)
+    # Another look at the run: what is inherited does not depend on when it is asked.
+    assert {entry.key for entry in Run.open(run.url).store.list()} == seen
+
+
+@local
+def test_inherited_names_are_taken_and_inherited_objects_cannot_be_changed(root: str, tmp_path: Path):
+    parent = make_run(root)
+    run = fork(parent, 2)
+    (tmp_path / "file").write_bytes(b"x")
+    for key in (layout.sync(1), layout.shard(0, 0), layout.steps(2, 1), layout.attempt(2), layout.prompts("train")):
+        with pytest.raises(AlreadyExists, match="inherited"):
+            run.store.create(key, b"mine")
+        for change in (
+            lambda key=key: run.store.delete(key),
+            lambda key=key: run.store.replace(key, b"mine", tag=None),
+            lambda key=key: run.store.upload(tmp_path / "file", key),
+        ):
+            with pytest.raises(StorageError, match="inherited"):
+                change()
+    assert check(parent).ok
+
+
+@local
+def test_searchers_of_a_fork_go_on_where_its_parent_was_and_never_under_a_name_it_shares(root: str):
+    parent = make_run(root)
+    run = fork(parent, 1)
+    admitted = {(shard.searcher, shard.seq) for record in read_chain(run) for shard in record.shards}
+    for searcher in range(2):
+        mine = {seq for owner, seq in admitted if owner == searcher}
+        assert Trajectories(run).next_round(searcher) == max(mine) + 1
+        assert Trajectories(parent).next_round(searcher) > max(mine) + 1
+
+
+def test_a_fork_of_a_fork(root: str):
+    parent = make_run(root)
+    first = fork(parent, 2, "first-fork")
+    go_on(first, 2)
+    origin = Parent(run=first.name, step=6, sync=3, attempt=3, attempts=3, replays=None, rebuilt=True)
+    second = Run.create(
+        first.root, "second-fork", config=first.config, sampler_sql=first.sampler_sql, code_version="x", parent=origin
+    )
+    assert [record.sync for record in read_chain(second)] == [0, 1, 2, 3]
+    assert {second.writer_of(layout.sync(n)) for n in range(5)} == {parent.name, first.name, second.name}
+    assert Checkpoints(second).complete() == [Version(2, 1)]  # that of sync 3 it keeps itself
+    assert second.store.exists(layout.steps(3, 3)) and not second.store.exists(layout.steps(4, 3))
+
+
+@local
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_a_fork_that_replays_has_at_every_step_what_its_parent_had(root: str, k: int):
+    parent = make_run(root)
+    run = fork(parent, 0, replays=LAST_SYNC)
+    buffer = SyntheticRun.of(run).buffer(claim_attempt(run).number)
+    for sync in range(LAST_SYNC * EVERY // k + 1):
+        buffer.sync(sync, step=sync * k)
+        entered = [record for record in read_chain(parent) if record.step <= sync * k]
+        assert {shard.key for shard in buffer.shards.values()} == {s.key for it in entered for s in it.shards}
+    buffer.sync(sync + 1, step=1000)
+    assert read_chain(run)[-1].rows == 0
+    ages = "select trajectory_id, version_step from trajectories where sync is not null order by 1"
+    assert rows(run, ages) == rows(parent, ages)
+    assert check(run).problems == []
+
+
+@local
+def test_the_checkpoint_that_a_fork_starts_from_is_not_pruned(root: str):
+    parent = make_run(root)
+    fork(parent, 2)
+    assert pinned_checkpoints(parent) == {Version(2, 1)}
+    assert Checkpoints(parent).prune(1) == []
+    assert Checkpoints(parent).complete() == [Version(2, 1), Version(4, 2)]
+    parent.store.delete(layout.fork("fork"))
+    assert Checkpoints(parent).prune(1) == [Version(2, 1)]
+
+
+@local
+@pytest.mark.parametrize("moment", ["before the record of it", "after the record of it"])
+def test_pruning_and_forking_at_once_leave_the_checkpoint_or_refuse_the_fork(
+    root: str, monkeypatch: pytest.MonkeyPatch, moment: str
+):
+    parent = make_run(root)
+    outcome: list[object] = []
+    give_up: Callable = retention.give_up
+
+    def meanwhile(*arguments, **named) -> int:
+        if moment.startswith("after"):
+            number = give_up(*arguments, **named)
+        try:
+            outcome.append(fork(parent, 2))
+        except Missing as error:
+            outcome.append(error)
+        return number if moment.startswith("after") else give_up(*arguments, **named)
+
+    monkeypatch.setattr(retention, "give_up", meanwhile)
+    Checkpoints(parent).prune(1)
+    if isinstance(outcome[0], Run):
+        assert Version(2, 1) in Checkpoints(parent).complete()
+        go_on(outcome[0], 2)
+    else:
+        assert not parent.store.exists(layout.fork("fork"))
+
+
+@local
+def test_a_fork_prunes_its_own_and_knows_what_its_parent_has_given_up(root: str):
+    parent = make_run(root)
+    prune_version(parent, Version(1, 1))
+    run = fork(parent, 2)
+    go_on(run, 2)
+    assert Version(1, 1) in given_up(run).versions
+    Versions(run).prune(keep=1, every=100)
+    assert {Version(0, 1), Version(2, 1)} <= set(Versions(run).complete())
+    assert Versions(run).newest() == Version(4, 3)
+    assert all(parent.store.exists(layout.version(v) + layout.MANIFEST) for v in (Version(0, 1), Version(2, 1)))
+    assert check(run).problems == check(parent).problems == []
+    assert rows(run, "select state from versions where version = 1") == [("removed",)]
+
+
+@local
+def test_a_fork_has_a_state_and_leases_of_its_own(root: str):
+    parent = make_run(root)
+    run = fork(parent, 2)
+    assert (read_state(run).desired, read_state(parent).desired) == ("run", "stop")
+    assert rows(run, "select count(*) from events") == [(0,)]
+
+
+@local
+def test_a_fork_whose_parent_is_gone_or_whose_record_makes_no_sense_says_so(root: str):
+    parent = make_run(root)
+    run = fork(parent, 2)
+    Path(parent.url, layout.RUN).rename(Path(parent.url, "gone.json"))
+    with pytest.raises(Missing, match="a fork of 'first', which is not beside it"):
+        Run.open(run.url)
+    Path(parent.url, "gone.json").rename(Path(parent.url, layout.RUN))
+    path = Path(run.url, layout.RUN)
+    path.write_text(path.read_text().replace('"attempts": 2', '"attempts_": 2'))
+    with pytest.raises(Damaged, match=r"run.json lacks 'attempts'"):
+        Run.open(run.url)
