@@ -17,7 +17,6 @@ import pyarrow as pa
 from storage import folders, layout, parquet, records, tables
 from storage.attempts import Attempt, Span, accepts, chain, read_attempt, stands
 from storage.consistency import Relations
-from storage.inheritance import ForkedStore
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
@@ -99,8 +98,8 @@ class _Check:
 
     def replayed(self) -> list[Version]:
         """Versions of its parent that a fork which replays may cite beyond those it shares."""
-        store = self.run.store
-        return folders.complete(store.parent, layout.VERSIONS) if isinstance(store, ForkedStore) else []
+        inherits = self.run.inherits
+        return folders.complete(inherits.parent, layout.VERSIONS) if inherits else []
 
     # --- what is found ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from storage.arrivals import Arrivals
 from storage.attempts import newest_attempt
 from storage.events import Events
 from storage.index import COLUMNS, Index
-from storage.inheritance import ForkedStore
 from storage.payloads import Payloads, read_admitted
 from storage.run import Run
 from storage.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
@@ -51,7 +50,7 @@ class DuckReplayBuffer:
         )
         self.payloads = Payloads(run, cache_bytes)
         self.arrivals = Arrivals(run, self.payloads, self.index.check)
-        self.recording = Recording(run.store) if isinstance(run.store, ForkedStore) and run.store.replays else None
+        self.recording = Recording(run.inherits) if run.inherits and run.inherits.replays else None
         self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq
         self.applied = -1
         self._steps = {0: 0}  # that each applied sync follows, and so the version of its number

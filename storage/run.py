@@ -29,6 +29,7 @@ class Run:
     created_at: str
     created_by: str  # who asked for it
     parent: Parent | None  # of a fork
+    inherits: ForkedStore | None = field(default=None, repr=False)  # a fork's store, which knows what is its parent's
 
     @classmethod
     def create(
@@ -84,29 +85,31 @@ class Run:
                 f"this code reads {SCHEMA_VERSION}"
             )
         parent = Parent.decode(record["parent"], f"{store.url}/{layout.RUN}") if record["parent"] else None
+        forked = ForkedStore(store, _store_of_parent(store, parent), parent) if parent else None
         return cls(
             name=record["run"],
             root=layout.root_of(store.url),
             url=store.url,
-            store=ForkedStore(store, _store_of_parent(store, parent), parent) if parent else store,
+            store=forked or store,
             config=record["config"],
             sampler_sql=record["sampler_sql"],
             code_version=record["code_version"],
             created_at=record["created_at"],
             created_by=record["created_by"],
             parent=parent,
+            inherits=forked,
         )
 
     @property
     def own(self) -> Store:
         """Without what a fork inherits."""
-        return self.store.own if isinstance(self.store, ForkedStore) else self.store
+        return self.inherits.own if self.inherits else self.store
 
     def writer_of(self, key: str) -> str:
         """The name of the run that wrote an object: this one, or one that it inherits from."""
-        name, store = self.name, self.store
-        while isinstance(store, ForkedStore) and store.inherits(key):
-            name, store = store.origin.run, store.parent
+        name, store = self.name, self.inherits
+        while store and store.inherits(key):
+            name, store = store.origin.run, store.parent if isinstance(store.parent, ForkedStore) else None
         return name
 
 

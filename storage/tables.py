@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 
 from storage import layout, parquet, records
 from storage.attempts import Span, accepts, stands
-from storage.inheritance import ForkedStore
 from storage.mirror import Snapshot
 from storage.schema import TRAJECTORY_SCHEMA
 from storage.syncs import Recording, Shard, SyncRecord
@@ -296,8 +295,8 @@ def steps_of_versions(snapshot: Snapshot, synced: Sequence[SyncRecord]) -> dict[
     newest = max([1, *numbers, *(version.attempt for version in published)])
     recorded = {0: 0, **{record.sync: record.step for record in synced}}
     steps = {Version(sync, attempt): step for attempt in range(1, newest + 1) for sync, step in recorded.items()}
-    store = snapshot.run.store
-    replayed = Recording(store).steps() if isinstance(store, ForkedStore) and store.replays else {}
+    inherits = snapshot.run.inherits
+    replayed = Recording(inherits).steps() if inherits and inherits.replays else {}
     return {**steps, **published, **replayed}
 
 

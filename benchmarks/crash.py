@@ -1,0 +1,363 @@
+"""SIGKILL at every named publish point and at random instants: is anything lost, doubled, or learned otherwise?
+
+    python -m benchmarks.crash [--kills 240] [--stores local s3] [--seed 0] [--out FOLDER]
+
+Runs of a tiny policy, their trainer and searcher in processes of their own, killed again and again and started again.
+A kill is planned for one of the writes in `POINTS`, before, after or in the middle of it, or for a random instant.
+After each kill `tba check` must find nothing wrong. When a run has finished, everything that a process had been told is
+stored must be there, byte by byte, and a fork that replays the run's records from the start, unbroken, must have drawn
+the same trajectories, found the same numbers for each of them and ended every sync with the same weights.
+
+`s3` is Ceph's gateway where it is installed, else a simulation of S3.
+"""
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import random
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from hashlib import sha256
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, cast
+
+import storage
+from flows import forks, plan
+from flows.role import live
+from storage import layout
+from storage.check import check
+from storage.control import change_state
+from storage.retention import given_up
+from storage.run import Run
+from storage.store import Store
+from tests import servers
+from tests.tba.tiny import tiny_folder
+
+POINTS = {
+    "shard": ("searcher", "create", r"trajectories/.*"),
+    "attempt": ("trainer", "create", r"attempts/.*"),
+    "part of a version": ("trainer", "upload", r"versions/.*"),
+    "manifest of a version": ("trainer", "create", r"versions/.*"),
+    "record": ("trainer", "create", r"syncs/.*"),
+    "draws": ("trainer", "create", r"draws/.*"),
+    "steps": ("trainer", "create", r"steps/.*"),
+    "part of a checkpoint": ("trainer", "upload", r"checkpoints/.*"),
+    "manifest of a checkpoint": ("trainer", "create", r"checkpoints/.*"),
+    "retention record": ("trainer", "create", r"retention/.*"),
+    "removal of a manifest": ("trainer", "delete", r".*/MANIFEST.json"),
+    "removal of a part": ("trainer", "delete", r".*(?<!MANIFEST.json)"),
+}
+"""Who writes, how, and what."""
+MOMENTS = ("before", "during", "after")
+RANDOM = "a random instant"
+
+SETTINGS = {
+    "training.steps": 200,
+    "training.prompts_per_step": 4,
+    "training.groups_per_micro_batch": 4,
+    "search.prompts_per_round": 8,
+    "search.initial_fill": 64,
+    "sync.every": 2,
+    "sync.checkpoint_every": 2,
+    "sync.keep_checkpoints": 2,
+    "sync.keep_versions": 2,
+    "evaluation.every": 10**6,
+    "limits.lease_every": 0.5,
+    "limits.silent_after": 20,
+    "limits.store_deadline": 20,
+}
+KILLS_PER_RUN = 30
+ROUND_EVERY = 0.15  # seconds: a searcher that is slowed down leaves time to look at what it stores
+LONGEST_LIFE = 120.0
+
+LEDGER = "select step, sync, loss, grad_norm, lr, beta, weights_sha256 from steps order by step"
+DRAWS = """
+select step, slot, position, trajectory_id, prompt_id, branch, weight, age, residual, log_z, logp, ref_logp
+from draws order by step, slot, position
+"""
+
+forkserver = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Of which role, when: at the n-th write of a point, or after so many seconds."""
+
+    role: str
+    point: str
+    moment: str = ""
+    nth: int = 1
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.moment} {self.point}".strip()
+
+
+@dataclass
+class Findings:
+    """What came of the runs on one store."""
+
+    store: str
+    runs: int = 0
+    kills: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    trajectories: int = 0
+    acknowledged: int = 0  # objects that a process had been told are stored
+    lost: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)  # problems that a check found
+    differing: list[str] = field(default_factory=list)  # runs that an unbroken one does not repeat bit by bit
+    seconds: float = 0.0
+
+
+# --- in the processes that are killed -------------------------------------------------------------------------------
+
+
+class Deadly:
+    """A store that kills its process at one of its writes, and notes every object that is known to be stored."""
+
+    def __init__(self, store: Store, kill: Kill | None, notes: Path, seed: int):
+        self.store, self.kill, self.notes, self.random = store, kill, notes, random.Random(seed)
+        self.left = kill.nth if kill else 0
+        self.lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.store, name)
+        return partial(self.write, name, method) if name in ("create", "upload", "delete") else method
+
+    def write(self, name: str, method: Any, *arguments: Any) -> None:
+        key = arguments[1] if name == "upload" else arguments[0]
+        moment = self.moment(name, key)
+        if moment == "before":
+            die()
+        if moment == "during":
+            threading.Thread(target=method, args=arguments, daemon=True).start()
+            time.sleep(self.random.uniform(0, 0.004))
+            die()
+        method(*arguments)
+        if moment == "after":
+            die()
+        if name == "create":
+            with self.notes.open("a") as file:
+                file.write(f"{sha256(arguments[1]).hexdigest()} {key}\n")
+            if key.startswith(layout.TRAJECTORIES):
+                time.sleep(ROUND_EVERY)
+
+    def moment(self, name: str, key: str) -> str:
+        """When to die, if this is the write."""
+        if not (self.kill and self.kill.point in POINTS):
+            return ""
+        _, operation, pattern = POINTS[self.kill.point]
+        if name != operation or not re.fullmatch(pattern, key):
+            return ""
+        with self.lock:
+            self.left -= 1
+            return self.kill.moment if self.left == 0 else ""
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def life(role: str, url: str, kill: Kill | None, notes: str, seed: int) -> None:
+    """One life of a role, in a process of its own."""
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    run = Run.open(url)
+    os._exit(live(role, 0, replace(run, store=cast(Store, Deadly(run.store, kill, Path(notes), seed)))))
+
+
+# --- in the process that kills --------------------------------------------------------------------------------------
+
+
+def planned(number: int, chance: random.Random) -> list[Kill]:
+    """Every named point at every moment, as often as there is room for, and as many random instants as points."""
+    named = [(point, moment) for point in POINTS for moment in MOMENTS]
+    kills = [
+        Kill(POINTS[point][0], point, moment, nth=chance.randint(1, 3)) for point, moment in named * (number // 72 + 1)
+    ]
+    instants = (Kill(chance.choice(("trainer", "trainer", "searcher")), RANDOM) for _ in range(number))
+    kills = kills[: number // 2] + [replace(kill, seconds=chance.uniform(0.1, 6.0)) for kill in instants][: number // 2]
+    chance.shuffle(kills)
+    return kills
+
+
+def start(role: str, run: Run, kill: Kill | None, notes: Path, seed: int) -> ForkServerProcess:
+    process = forkserver.Process(target=life, args=(role, run.url, kill, str(notes), seed))
+    process.start()
+    return process
+
+
+def end(process: ForkServerProcess) -> None:
+    process.kill()
+    process.join()
+
+
+def one_run(run: Run, kills: list[Kill], notes: Path, findings: Findings, chance: random.Random) -> None:
+    """Kill roles of a run until it has finished, or enough were killed; then let it finish."""
+    roles = {name: start(name, run, None, notes, 0) for name in ("searcher", "trainer")}
+    try:
+        for _ in range(KILLS_PER_RUN):
+            if not kills or roles["trainer"].exitcode == 0:
+                break
+            kill = kills.pop()
+            end(roles[kill.role])
+            roles[kill.role] = start(kill.role, run, kill, notes, chance.getrandbits(32))
+            if die_as_planned(roles[kill.role], kill, roles):
+                findings.kills[kill.name] += 1
+                look(run, findings, f"after a kill {kill.name}")
+            elif roles["trainer"].exitcode != 0:
+                findings.wrong.append(f"{run.name}: {kill.role} ended with {roles[kill.role].exitcode}: {kill.name}")
+            else:
+                kills.insert(0, kill)
+            if roles["trainer"].exitcode != 0:
+                end(roles[kill.role])
+                roles[kill.role] = start(kill.role, run, None, notes, 0)
+        roles["trainer"].join(5 * LONGEST_LIFE)
+        if roles["trainer"].exitcode != 0:
+            findings.wrong.append(f"{run.name}: the trainer ended with {roles['trainer'].exitcode}")
+    finally:
+        for process in roles.values():
+            end(process)
+
+
+def die_as_planned(process: ForkServerProcess, kill: Kill, roles: dict[str, ForkServerProcess]) -> bool:
+    """Whether it was killed; a trainer may finish its run before, and a searcher then waits for nothing."""
+    deadline = time.monotonic() + LONGEST_LIFE
+    if kill.point == RANDOM:
+        process.join(kill.seconds)
+        alive = process.is_alive()
+        process.kill()
+        process.join()
+        return alive
+    while process.is_alive() and time.monotonic() < deadline:
+        process.join(0.05)
+        if roles["trainer"].exitcode == 0:
+            end(process)
+    return process.exitcode == -signal.SIGKILL and roles["trainer"].exitcode != 0
+
+
+def look(run: Run, findings: Findings, when: str) -> None:
+    findings.wrong += [f"{run.name} {when}: {it.key}: {it.problem}" for it in check(run).problems]
+
+
+def finish(run: Run, notes: Path, findings: Findings) -> None:
+    """What a finished run has lost, and whether an unbroken one repeats it."""
+    look(run, findings, "at the end")
+    removed = given_up(run)
+    gone = {layout.version(it) for it in removed.versions} | {layout.checkpoint(it) for it in removed.checkpoints}
+    acknowledged = [line.split(" ", 1) for line in notes.read_text().splitlines()]
+    for digest, key in acknowledged:
+        if key.startswith("control/") or any(key.startswith(folder) for folder in gone):
+            continue
+        if not run.store.exists(key) or sha256(run.store.read(key)).hexdigest() != digest:
+            findings.lost.append(f"{run.name}: {key}")
+    unbroken = forks.fork(run, 0, {}, name=f"{run.name}-unbroken", replay=True)
+    trainer = start("trainer", unbroken, None, notes.with_suffix(".unbroken"), 0)
+    trainer.join(10 * LONGEST_LIFE)
+    look(unbroken, findings, "unbroken")
+    for what, query in (("steps", LEDGER), ("draws", DRAWS)):
+        with storage.connect(run) as ours, storage.connect(unbroken) as theirs:
+            if ours.execute(query).fetchall() != theirs.execute(query).fetchall():
+                findings.differing.append(f"{run.name}: {what}")
+    with storage.connect(run) as con:
+        counts = con.execute("select (select count(*) from steps), (select count(*) from trajectories)").fetchone()
+    steps, trajectories = counts or (0, 0)
+    if steps != SETTINGS["training.steps"]:
+        findings.lost.append(f"{run.name}: it has {steps} steps")
+    findings.steps += steps
+    findings.trajectories += trajectories
+    findings.acknowledged += len(acknowledged)
+
+
+def measure(store: str, root: str, policy: Path, kills: list[Kill], scratch: Path, seed: int) -> Findings:
+    findings, chance, began = Findings(store), random.Random(seed), time.monotonic()
+    while kills:
+        notes = scratch / f"{store}-{findings.runs}"
+        notes.touch()
+        config = plan.resolve("quickstart", {**SETTINGS, "model.path": str(policy), "seed": findings.runs})
+        run = plan.start(config, root, f"crash-{findings.runs}")
+        one_run(run, kills, notes, findings, chance)
+        change_state(run, desired="stop", why="finished")
+        finish(run, notes, findings)
+        findings.runs += 1
+        print(say(findings), file=sys.stderr)
+    findings.seconds = round(time.monotonic() - began, 1)
+    return findings
+
+
+def say(it: Findings) -> str:
+    return (
+        f"{it.store}: {sum(it.kills.values())} kills at {len(it.kills)} kinds of instants, {it.runs} runs, "
+        f"{it.steps} steps, {it.trajectories} trajectories, {it.acknowledged} acknowledged objects: "
+        f"{len(it.lost)} lost, {len(it.wrong)} problems, {len(it.differing)} differences from an unbroken run"
+    )
+
+
+@contextmanager
+def root_of(store: str, scratch: Path) -> Iterator[tuple[str, str]]:
+    """What the store is, and a root on it."""
+    if store == "local":
+        yield "local disk", str(scratch / "local")
+        return
+    with ExitStack() as stack:
+        is_real = not servers.lacking_for_ceph()
+        server = stack.enter_context((servers.ceph if is_real else servers.moto)(scratch))
+        os.environ.update(server.environment())
+        yield "S3 (Ceph)" if is_real else "S3 (simulated)", f"s3://{servers.BUCKET}/crash"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=240, help="in all, shared by the stores")
+    parser.add_argument("--stores", nargs="+", choices=["local", "s3"], default=["local", "s3"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder for the results as JSON")
+    options = parser.parse_args(arguments)
+    logging.disable(logging.WARNING)
+    forkserver.set_forkserver_preload(["benchmarks.crash", "flows.wiring"])
+    results: list[Findings] = []
+    with tempfile.TemporaryDirectory(prefix="tba-crash-") as name:
+        scratch = Path(name)
+        os.environ["TBA_CACHE"] = str(scratch / "cache")
+        policy = tiny_folder(scratch / "policy")
+        for store in options.stores:
+            with root_of(store, scratch) as (kind, root):
+                kills = planned(options.kills // len(options.stores), random.Random(options.seed))
+                results.append(measure(kind, root, policy, kills, scratch, options.seed))
+    for found in results:
+        print(say(found), f"({found.seconds:.0f} s)")
+        for problem in [*found.lost, *found.wrong, *found.differing][:20]:
+            print("  ", problem)
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        facts = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "seed": options.seed,
+            "settings": SETTINGS,
+            "results": [asdict(it) for it in results],
+        }
+        (options.out / "crash.json").write_text(json.dumps(facts, indent=1) + "\n")
+    return int(any(found.lost or found.wrong or found.differing for found in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
