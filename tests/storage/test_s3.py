@@ -114,13 +114,13 @@ def test_reads_listings_and_uploads_survive_faults(upstream: Server, monkeypatch
         (tmp_path / "file").write_bytes(os.urandom(17 << 20))
         proxy.plan = ["unanswered", "busy", "unheard"]
         store.upload(tmp_path / "file", "part")
-        proxy.method = "GET"
+        proxy.operations = ("get", "list")
         proxy.plan = ["busy", "unanswered"]
         store.download("part", tmp_path / "copy")
         assert (tmp_path / "copy").read_bytes() == (tmp_path / "file").read_bytes()
         proxy.plan = ["unheard", "busy"]
         assert store.list() == [Entry("part", 17 << 20)]
-        proxy.method = "POST"
+        proxy.operations = ("begin", "complete")
         proxy.plan = ["unanswered", "unanswered"]
         store.upload(tmp_path / "file", "again")
         assert store.read("again") == (tmp_path / "file").read_bytes()
