@@ -127,7 +127,7 @@ def left_behind(store: Store, prefix: str, found: Found) -> list[Version]:
 def sweep(store: Store, prefix: str) -> bool:
     """Remove what has no manifest. False if one has appeared meanwhile: then it is still to be removed."""
     stored = [entry.key for entry in store.list(prefix)]
-    if prefix + layout.MANIFEST in stored:
+    if prefix + layout.MANIFEST in stored or store.exists(prefix + layout.MANIFEST):  # the listing may be older
         return True  # it was being written, and is complete now
     for key in stored:
         store.delete(key)
@@ -138,7 +138,8 @@ def sweep(store: Store, prefix: str) -> bool:
 
 def _look_again(store: Store, prefix: str, files: Sequence[Mapping[str, Any]]) -> None:
     stored = {entry.key for entry in store.list(prefix)}
-    if any(prefix + file["name"] not in stored for file in files):
+    unlisted = [prefix + file["name"] for file in files if prefix + file["name"] not in stored]
+    if not all(store.exists(key) for key in unlisted):  # the listing may be older than they are
         remove(store, prefix)
         raise Superseded(f"{store.url}/{prefix} was swept up while it was written: a later attempt has taken over")
 

@@ -14,7 +14,8 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
@@ -40,9 +41,10 @@ _PART = 16 << 20  # bytes moved by one request
 _SIDE_BY_SIDE = 8  # parts of one file, so at most 128 MiB of it in memory
 _READS = 32
 _PAGE = 1000
+_PAUSE = 0.1, 5.0  # seconds between two tries, at first and at most
+_SILENCE = 30.0  # seconds without a sign of the server, of half a deadline where that is less
 _SETTINGS = {
     "connect_timeout": 5,
-    "read_timeout": 30,
     "max_pool_connections": 64,
     "retries": {"total_max_attempts": 1, "mode": "standard"},
     # Not every server knows the newer checksums; whatever is worth it carries a sha256 of ours.
@@ -57,8 +59,20 @@ _UNANSWERED = (
     aiohttp.ClientError,
     OSError,  # with it TimeoutError
 )
-_TRY_AGAIN = {408, 409, 429, 500, 502, 503, 504}
-_TRY_AGAIN_CODES = {"RequestTimeout", "SlowDown", "XAmzContentSHA256Mismatch"}
+_TRY_AGAIN = {408, 409, 429}  # and what begins with a 5, but for 501
+_TRY_AGAIN_CODES = {"RequestTimeout", "SlowDown", "XAmzContentSHA256Mismatch", "IncompleteBody", "BadDigest"}
+_ESSENTIAL = {
+    "put_object": "ETag",
+    "create_multipart_upload": "UploadId",
+    "upload_part": "ETag",
+    "complete_multipart_upload": "ETag",
+    "list_objects_v2": "IsTruncated",
+}
+"""What an answer has, unless something on its way has lost its body: an empty listing is not an empty answer."""
+
+
+class _Cut(OSError):
+    """An answer that is not all there, though the connection says so."""
 
 
 class _Refused(Exception):
@@ -81,7 +95,7 @@ class S3Store:
         self._prefix = f"{check_key(prefix)}/" if prefix else ""
         self._deadline = deadline
         with _connecting:
-            self._connection = _connect(_environment())
+            self._connection = _connect(_environment(), min(_SILENCE, deadline / 2))
         self.url = f"s3://{self._bucket}/{prefix}".rstrip("/")
 
     def __str__(self) -> str:
@@ -108,16 +122,13 @@ class S3Store:
         return sorted(self._run(self._entries, check_prefix(prefix), after))
 
     def upload(self, path: Path, key: str) -> None:
-        self._run(self._upload, path, check_key(key))
+        with self._naming(key, f"cannot be read from {path}"):
+            self._run(self._upload, path, check_key(key))
 
     def download(self, key: str, path: Path) -> None:
-        try:
+        with self._naming(key, f"cannot be written to {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._run(self._download, check_key(key), path)
-        except StorageError:
-            raise
-        except OSError as error:
-            raise StorageError(f"{self.url}/{key} cannot be written to {path}: {error.strerror or error}") from error
 
     def delete(self, key: str) -> None:
         self._run(self._delete, check_key(key))
@@ -138,6 +149,16 @@ class S3Store:
         check_key(key)
         return None
 
+    @contextmanager
+    def _naming(self, key: str, trouble: str) -> Iterator[None]:
+        """What this machine's disk refuses, as an error that names the key."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            raise StorageError(f"{self.url}/{key} {trouble}: {error.strerror or error}") from error
+
     def _run(self, work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
         """On the connection's own thread, for whichever thread asks."""
         return cast(T, fsspec.asyn.sync(self._connection.loop, work, *arguments))
@@ -156,7 +177,7 @@ class S3Store:
 
     async def _write(self, key: str, data: bytes, **condition: str) -> str | None:
         """The tag of what was written; None if the condition did not hold."""
-        token = _token()
+        token = _token(len(data))
         try:
             return _tag(await self._request("put_object", key, Body=data, Metadata=token, **condition))
         except _Refused as refused:
@@ -224,7 +245,8 @@ class S3Store:
         size = path.stat().st_size
         try:
             if size <= _PART:
-                await self._request("put_object", key, Body=await asyncio.to_thread(path.read_bytes))
+                data = await asyncio.to_thread(path.read_bytes)
+                await self._request("put_object", key, Body=data, Metadata=_token(len(data)))
             else:
                 await self._upload_parts(path, key, size)
         except _Refused as refused:
@@ -232,7 +254,7 @@ class S3Store:
 
     async def _upload_parts(self, path: Path, key: str, size: int) -> None:
         length = max(_PART, -(-size // 10_000))  # no upload has more than 10,000 parts
-        token = _token()
+        token = _token(size)
         begun = await self._request("create_multipart_upload", key, Metadata=token)
         upload = {"UploadId": begun["UploadId"]}
 
@@ -286,13 +308,16 @@ class S3Store:
 
         async def receive(start: int) -> None:
             answer = await self._request("get_object", key, Range=f"bytes={start}-{start + _PART - 1}")
-            await asyncio.to_thread(os.pwrite, file, answer["Body"], start)
+            await asyncio.to_thread(_write_part, file, start, answer["Body"])
 
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             await _side_by_side(_SIDE_BY_SIDE, receive, range(0, found["ContentLength"], _PART))
-        except _Refused as refused:
-            self._fail(key, refused)
+        except BaseException as error:
+            path.unlink(missing_ok=True)  # rather than a part of it
+            if isinstance(error, _Refused):
+                self._fail(key, error)
+            raise
         finally:
             os.close(file)
 
@@ -302,7 +327,7 @@ class S3Store:
         where = "Prefix" if operation.startswith("list_") else "Key"
         send = partial(self._send, operation, Bucket=self._bucket, **{where: self._prefix + key}, **parameters)
         ends = time.monotonic() + self._deadline
-        tries = 0
+        tries, trouble = 0, ""
         while True:
             try:
                 return await asyncio.wait_for(send(), ends - time.monotonic())
@@ -310,12 +335,13 @@ class S3Store:
                 refused = _refusal(error)
                 if refused:
                     raise refused from None
-                trouble = f"{self.url}/{key}: {_describe(error)}"
-            pause = min(0.1 * 2**tries, 5.0) * random.uniform(0.5, 1.0)
+                if not (trouble and isinstance(error, TimeoutError)):  # the last try may have had no time at all
+                    trouble = _describe(error)
+            pause = min(_PAUSE[0] * 2**tries, _PAUSE[1]) * random.uniform(0.5, 1.0)
             if time.monotonic() + pause >= ends:
-                raise StorageError(f"{trouble} (tried for {self._deadline:g} s)")
+                raise StorageError(f"{self.url}/{key}: {trouble} (tried for {self._deadline:g} s)")
             if tries == 0:
-                log.warning("%s; trying again for up to %g s", trouble, self._deadline)
+                log.warning("%s/%s: %s; trying again for up to %g s", self.url, key, trouble, self._deadline)
             await asyncio.sleep(pause)
             tries += 1
 
@@ -324,6 +350,11 @@ class S3Store:
         if operation == "get_object":
             async with answer["Body"] as body:
                 answer["Body"] = await body.read()
+            expected = _promised(answer)
+            if expected not in (None, len(answer["Body"])):
+                raise _Cut(f"only {len(answer['Body'])} of {expected} bytes were received")
+        if _ESSENTIAL.get(operation, "ResponseMetadata") not in answer:
+            raise _Cut(f"the answer came without its {_ESSENTIAL[operation]}")
         return answer
 
     def _fail(self, key: str, refused: _Refused) -> NoReturn:
@@ -338,26 +369,42 @@ class S3Store:
 
 
 def _refusal(error: Exception) -> _Refused | None:
-    """What the server said, if it is final; None if another try may do better."""
-    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
-    if isinstance(response, dict):
-        said = response.get("Error", {})
-        status, code = response["ResponseMetadata"]["HTTPStatusCode"], str(said.get("Code", ""))
-        if status in _TRY_AGAIN or code in _TRY_AGAIN_CODES:
-            return None
-        return _Refused(status, code or str(status), str(said.get("Message") or ""))
+    """What is final; None if another try may do better."""
+    said = _said(error)
+    if said:
+        again = (
+            said.status in _TRY_AGAIN or said.code in _TRY_AGAIN_CODES or (said.status >= 500 and said.status != 501)
+        )
+        return None if again else said
     if isinstance(error, _UNANSWERED) and not isinstance(error, botocore.exceptions.SSLError):
         return None
     return _Refused(0, type(error).__name__, _describe(error))
 
 
+def _said(error: Exception) -> _Refused | None:
+    """What the server said, if it said anything."""
+    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
+    if not isinstance(response, dict):
+        return None
+    status, said = response["ResponseMetadata"]["HTTPStatusCode"], response.get("Error", {})
+    return _Refused(status, str(said.get("Code") or status), str(said.get("Message") or ""))
+
+
 def _describe(error: Exception) -> str:
-    text = str(error) or type(error).__name__
+    text = str(_said(error) or error) or ("no answer" if isinstance(error, TimeoutError) else type(error).__name__)
     return re.sub(r"//[^/@\s]*@", "//", text)  # an endpoint may carry a password
 
 
-def _token() -> dict[str, str]:
-    return {"write": secrets.token_hex(16)}
+def _token(length: int) -> dict[str, str]:
+    return {"write": secrets.token_hex(16), "length": str(length)}
+
+
+def _promised(answer: dict[str, Any]) -> int | None:
+    """How many bytes belong into the body of an answer; None if nothing but its Content-Length says so."""
+    if part := re.fullmatch(r"bytes (\d+)-(\d+)/.*", answer.get("ContentRange", "")):
+        return int(part[2]) - int(part[1]) + 1
+    length = answer.get("Metadata", {}).get("length", "")
+    return int(length) if length.isdecimal() else None
 
 
 def _tag(answer: dict[str, Any]) -> str:
@@ -368,6 +415,14 @@ def _read_part(path: Path, start: int, length: int) -> bytes:
     with path.open("rb") as file:
         file.seek(start)
         return file.read(length)
+
+
+def _write_part(file: int, start: int, data: bytes) -> None:
+    """All of it: on a disk that is nearly full one call writes less than it was given, and only the next one fails."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(file, left, start)
+        left, start = left[written:], start + written
 
 
 async def _side_by_side(limit: int, work: Callable[[A], Coroutine[Any, Any, T]], items: Iterable[A]) -> list[T]:
@@ -393,9 +448,10 @@ def _environment() -> tuple[tuple[str, str], ...]:
 
 
 @lru_cache(maxsize=8)
-def _connect(environment: tuple[tuple[str, str], ...]) -> s3fs.S3FileSystem:
-    """One connection per process and environment, shared by its stores."""
-    connection = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False, config_kwargs=_SETTINGS)
+def _connect(environment: tuple[tuple[str, str], ...], silence: float) -> s3fs.S3FileSystem:
+    """One connection per process, environment and patience, shared by its stores."""
+    settings = {**_SETTINGS, "read_timeout": silence}
+    connection = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False, config_kwargs=settings)
     connection.retries = 1
     try:
         connection.connect()

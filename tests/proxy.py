@@ -64,6 +64,7 @@ class Proxy:
         self.seen = 0  # requests of these operations
         self.met: Counter[Fault] = Counter()
         self.lag = 20  # writes
+        self.is_away = False
         self._chance: tuple[int, float, Sequence[Fault]] | None = None
         self._asked: Counter[str] = Counter()
         self._born: dict[str, int] = {}  # how many objects had been created before, by key
@@ -75,15 +76,14 @@ class Proxy:
         order the requests of several threads come in."""
         self._chance = (seed, rate, faults)
 
-    @contextmanager
-    def away(self) -> Iterator[None]:
-        """While nobody listens."""
-        port = self._server.server_address[1]
+    def leave(self) -> None:
+        """Nobody listens, and who was connected already goes unheard."""
+        self.is_away = True
         self.close()
-        try:
-            yield
-        finally:
-            self._server = self._listen(port)
+
+    def come_back(self) -> None:
+        self._server = self._listen(self.port)
+        self.is_away = False
 
     @property
     def port(self) -> int:
@@ -100,6 +100,8 @@ class Proxy:
             return fault
 
     def _next_fault(self, operation: Operation, key: str) -> Fault:
+        if self.is_away:
+            return "unheard"
         if operation not in self.operations:
             return "pass"
         self.seen += 1

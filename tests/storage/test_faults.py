@@ -1,0 +1,301 @@
+"""What becomes of an operation, and of a whole job, when network and server fail: right in the end, or a clear error
+and nothing by halves."""
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+import pytest
+
+from storage.store import Entry, Store, open_store
+from tba.errors import AlreadyExists, Conflict, StorageError
+from tests.conftest import s3_root
+from tests.proxy import Fault, Operation, Proxy, faulty
+from tests.servers import Server
+from tests.storage.test_store import begin_upload
+
+FAULTS: tuple[Fault, ...] = tuple(fault for fault in get_args(Fault) if fault not in ("pass", "stale"))
+PART = 5 << 20  # the least that a server takes as a part
+
+
+class Faulty(NamedTuple):
+    """A store that is reached through a proxy, and what lies behind it."""
+
+    store: Store
+    proxy: Proxy
+    behind: Store
+    url: str
+    folder: Path  # on this machine
+
+    def impatient(self) -> Store:
+        return open_store(self.url, deadline=0.4)
+
+
+@pytest.fixture
+def bad(moto: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Faulty]:
+    monkeypatch.setattr("storage.s3._PART", PART)
+    monkeypatch.setattr("storage.s3._SILENCE", 0.25)
+    monkeypatch.setattr("storage.s3._PAUSE", (0.01, 5.0))
+    url = s3_root(moto, monkeypatch)
+    behind = open_store(url)
+    with faulty(moto) as (proxy, server):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        yield Faulty(open_store(url, deadline=20), proxy, behind, url, tmp_path)
+
+
+# --- one operation ----------------------------------------------------------------------------------------------------
+# Each does its work on a key that nobody else uses, and looks at what came of it.
+
+
+def create(bad: Faulty, key: str) -> None:
+    bad.store.create(key, b"content" * 100)
+    assert bad.behind.read(key) == b"content" * 100
+
+
+def read(bad: Faulty, key: str) -> None:
+    bad.behind.create(key, b"content" * 100)
+    assert bad.store.read(key) == b"content" * 100
+
+
+def read_many(bad: Faulty, key: str) -> None:
+    for n in range(3):
+        bad.behind.create(f"{key}/{n}", b"%d" % n * 100)
+    assert list(bad.store.read_many([f"{key}/{n}" for n in range(3)])) == [b"%d" % n * 100 for n in range(3)]
+
+
+def read_tagged(bad: Faulty, key: str) -> None:
+    tag = bad.behind.replace(key, b"content", tag=None)
+    assert bad.store.read_tagged(key) == (b"content", tag)
+
+
+def exists(bad: Faulty, key: str) -> None:
+    bad.behind.create(key, b"x")
+    assert bad.store.exists(key)
+
+
+def list_keys(bad: Faulty, key: str) -> None:
+    bad.behind.create(f"{key}/a", b"x")
+    assert bad.store.list(f"{key}/") == [Entry(f"{key}/a", 1)]
+
+
+def folders(bad: Faulty, key: str) -> None:
+    bad.behind.create(f"{key}/a/b", b"x")
+    assert bad.store.folders(f"{key}/") == ["a"]
+
+
+def replace(bad: Faulty, key: str) -> None:
+    tag = bad.store.replace(key, b"first", tag=bad.behind.replace(key, b"before", tag=None))
+    assert bad.behind.read_tagged(key) == (b"first", tag)
+    bad.behind.replace(key, b"second", tag=tag)
+
+
+def replace_nothing(bad: Faulty, key: str) -> None:
+    tag = bad.store.replace(key, b"first", tag=None)
+    assert bad.behind.read_tagged(key) == (b"first", tag)
+
+
+def upload(bad: Faulty, key: str, size: int = 1000) -> None:
+    (bad.folder / "source").write_bytes(content := random.Random(0).randbytes(size))
+    bad.store.upload(bad.folder / "source", key)
+    assert bad.behind.read(key) == content
+
+
+def download(bad: Faulty, key: str) -> None:
+    bad.behind.create(key, content := random.Random(0).randbytes(PART + 1000))
+    bad.store.download(key, bad.folder / "copy")
+    assert (bad.folder / "copy").read_bytes() == content
+
+
+def delete(bad: Faulty, key: str) -> None:
+    bad.behind.create(key, b"x")
+    bad.store.delete(key)
+    assert not bad.behind.exists(key)
+
+
+def unfinished(bad: Faulty, key: str) -> None:
+    begin_upload(bad.behind, key)
+    assert bad.store.unfinished(key) == [key]
+
+
+def discard(bad: Faulty, key: str) -> None:
+    begin_upload(bad.behind, key)
+    bad.store.discard(key)
+    assert bad.behind.unfinished(key) == []
+
+
+upload_parts = partial(upload, size=PART + 1000)
+
+OPERATIONS: list[tuple[Callable[[Faulty, str], None], Operation]] = [
+    (create, "put"),
+    (read, "get"),
+    (read_many, "get"),
+    (read_tagged, "get"),
+    (exists, "head"),
+    (list_keys, "list"),
+    (folders, "list"),
+    (replace, "put"),
+    (replace_nothing, "put"),
+    (upload, "put"),
+    (upload_parts, "begin"),
+    (upload_parts, "part"),
+    (upload_parts, "complete"),
+    (download, "head"),
+    (download, "get"),
+    (delete, "delete"),
+    (unfinished, "uploads"),
+    (discard, "uploads"),
+    (discard, "abort"),
+]
+NAMES = [f"{getattr(act, '__name__', 'upload_parts')}-{asks}" for act, asks in OPERATIONS]
+
+NEVER: dict[Operation, set[Fault]] = {"get": {"disguised"}, "head": {"disguised"}, "uploads": {"empty"}}
+"""Answers in which no server could be told from one that means it."""
+
+
+@pytest.mark.parametrize(("act", "asks"), OPERATIONS, ids=NAMES)
+def test_an_operation_that_meets_a_fault_is_done_again_and_right(
+    bad: Faulty, act: Callable[[Faulty, str], None], asks: Operation
+):
+    bad.proxy.operations = (asks,)
+    for fault in FAULTS:
+        if fault not in NEVER.get(asks, ()):
+            bad.proxy.plan = [fault]
+            act(bad, f"key/{fault}")
+            assert bad.proxy.plan == []
+            assert bad.proxy.met[fault] == 1, fault
+
+
+# --- an operation that is given up ------------------------------------------------------------------------------------
+
+WRITES: list[tuple[Callable[[Store, str, Path], object], Sequence[Operation]]] = [
+    (lambda store, key, source: store.create(key, source.read_bytes()), ["put"]),
+    (lambda store, key, source: store.replace(key, source.read_bytes(), tag=None), ["put"]),
+    (lambda store, key, source: store.upload(source, key), ["put"]),
+    (lambda store, key, source: store.upload(source, key), ["begin", "part", "complete"]),
+]
+
+
+@pytest.mark.parametrize("fault", ["busy", "cut", "unanswered", "failed", "late"])
+def test_a_write_that_is_given_up_names_the_key_and_leaves_all_or_nothing(bad: Faulty, fault: Fault):
+    store = bad.impatient()
+    for n, (write, requests) in enumerate(WRITES):
+        size = PART + 1000 if "part" in requests else 1000
+        (bad.folder / "source").write_bytes(os.urandom(size))
+        for asks in requests:
+            key = f"some/{n}-{asks}"
+            bad.proxy.operations, bad.proxy.plan = [asks], [fault] * 1000
+            with pytest.raises(StorageError, match=rf"{key}: .* \(tried for 0.4 s\)"):
+                write(store, key, bad.folder / "source")
+            bad.proxy.plan = []
+            stored = [entry.key for entry in bad.behind.list("some/")]
+            done = fault in ("unanswered", "failed", "late") and asks in ("put", "complete")
+            assert (key in stored) == done, key
+            if done:
+                assert bad.behind.read(key) == (bad.folder / "source").read_bytes()
+    begun_unheard = [f"some/{n}-begin" for n, (_, asks) in enumerate(WRITES) if "begin" in asks]
+    assert set(bad.behind.unfinished("some/")) <= set(begun_unheard)
+
+
+READS: list[tuple[Callable[[Store, str, Path], object], Operation]] = [
+    (lambda store, key, _: store.read(key), "get"),
+    (lambda store, key, _: store.read_many([key]), "get"),
+    (lambda store, key, _: store.read_tagged(key), "get"),
+    (lambda store, key, _: store.exists(key), "head"),
+    (lambda store, key, _: store.list(key), "list"),
+    (lambda store, key, _: store.folders(f"{key}/"), "list"),
+    (lambda store, key, copy: store.download(key, copy), "head"),
+    (lambda store, key, copy: store.download(key, copy), "get"),
+    (lambda store, key, _: store.delete(key), "delete"),
+]
+
+
+@pytest.mark.parametrize("fault", ["busy", "torn"])
+def test_whatever_else_is_given_up_names_the_key_too(bad: Faulty, fault: Fault):
+    store = bad.impatient()
+    bad.behind.create("some/key", b"content")
+    for look, asks in READS:
+        if fault == "torn" and asks in ("head", "delete"):
+            continue  # no body
+        bad.proxy.operations, bad.proxy.plan = [asks], [fault] * 1000
+        with pytest.raises(StorageError, match=r"some/key/?: .* \(tried for 0.4 s\)"):
+            look(store, "some/key", bad.folder / "copy")
+        assert not (bad.folder / "copy").exists()
+        assert bad.behind.read("some/key") == b"content"
+
+
+def test_a_body_that_never_comes_whole_is_an_error_and_no_content(bad: Faulty):
+    store = bad.impatient()
+    bad.behind.create("some/key", b"content")
+    bad.proxy.operations, bad.proxy.plan = ["get"], ["short"] * 1000
+    with pytest.raises(StorageError, match="some/key: only 3 of 7 bytes were received"):
+        store.read("some/key")
+    bad.proxy.operations, bad.proxy.plan = ["list"], ["empty"] * 1000
+    with pytest.raises(StorageError, match="some/: the answer came without its IsTruncated"):
+        store.list("some/")
+
+
+def test_what_a_server_said_first_is_not_hidden_by_its_silence_at_the_end(bad: Faulty):
+    bad.proxy.operations, bad.proxy.plan = ["get"], ["busy", *["silent"] * 1000]
+    with pytest.raises(StorageError, match=r"some/key: .*(SlowDown: busy|timeout)"):
+        bad.impatient().read("some/key")
+
+
+def test_a_server_that_is_away_for_a_while_is_waited_for(bad: Faulty, caplog: pytest.LogCaptureFixture):
+    bad.store.create("before", b"x")
+    bad.proxy.leave()
+    with pytest.raises(StorageError, match=r"before: .*[Cc]onnect"):
+        bad.impatient().read("before")
+    with ThreadPoolExecutor(1) as pool:
+        created = pool.submit(bad.store.create, "during", b"y")
+        while "during: " not in caplog.text and not created.done():
+            time.sleep(0.01)
+        assert not created.done()
+        bad.proxy.come_back()
+        created.result()
+    assert bad.store.read("during") == b"y"
+
+
+# --- two that want the same -------------------------------------------------------------------------------------------
+
+
+def compete(bad: Faulty, write: Callable[[str, bytes], object]) -> None:
+    """Two write at once, key after key: one of them has won, and each knows which."""
+    bad.proxy.operations = ("put", "head", "get")
+    together = threading.Barrier(2)
+
+    def contend(racer: int, key: str) -> bool:
+        together.wait()
+        try:
+            write(key, b"%d" % racer)
+        except (AlreadyExists, Conflict):
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        for n in range(15):
+            results = list(pool.map(partial(contend, key=f"race/{n}"), range(2)))
+            assert sorted(results) == [False, True]
+            assert bad.behind.read(f"race/{n}") == b"%d" % results.index(True)
+    assert all(bad.proxy.met[fault] for fault in UNCERTAIN)
+
+
+UNCERTAIN: Sequence[Fault] = ("unanswered", "failed", "torn", "busy", "unheard", "cut")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_of_two_creators_one_wins_and_both_know_whatever_is_lost(bad: Faulty, seed: int):
+    bad.proxy.at_random(seed, 0.5, UNCERTAIN)
+    compete(bad, bad.store.create)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_of_two_replacers_one_wins_and_both_know_whatever_is_lost(bad: Faulty, seed: int):
+    tags = {f"race/{n}": bad.behind.replace(f"race/{n}", b"before", tag=None) for n in range(15)}
+    bad.proxy.at_random(seed, 0.5, UNCERTAIN)
+    compete(bad, lambda key, data: bad.store.replace(key, data, tag=tags[key]))
