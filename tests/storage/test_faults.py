@@ -13,11 +13,20 @@ from typing import NamedTuple, get_args
 
 import pytest
 
+import storage
+from storage import folders, layout
+from storage.check import check
+from storage.checkpoints import Checkpoints
+from storage.leases import HeldLease, read_leases
+from storage.run import Run
 from storage.store import Entry, Store, open_store
+from storage.versions import Versions
 from tba.errors import AlreadyExists, Conflict, StorageError
+from tba.types import Version
 from tests.conftest import s3_root
 from tests.proxy import Fault, Operation, Proxy, faulty
 from tests.servers import Server
+from tests.storage.synthetic import SyntheticRun, fill
 from tests.storage.test_store import begin_upload
 
 FAULTS: tuple[Fault, ...] = tuple(fault for fault in get_args(Fault) if fault not in ("pass", "stale"))
@@ -84,7 +93,7 @@ def list_keys(bad: Faulty, key: str) -> None:
     assert bad.store.list(f"{key}/") == [Entry(f"{key}/a", 1)]
 
 
-def folders(bad: Faulty, key: str) -> None:
+def list_folders(bad: Faulty, key: str) -> None:
     bad.behind.create(f"{key}/a/b", b"x")
     assert bad.store.folders(f"{key}/") == ["a"]
 
@@ -138,7 +147,7 @@ OPERATIONS: list[tuple[Callable[[Faulty, str], None], Operation]] = [
     (read_tagged, "get"),
     (exists, "head"),
     (list_keys, "list"),
-    (folders, "list"),
+    (list_folders, "list"),
     (replace, "put"),
     (replace_nothing, "put"),
     (upload, "put"),
@@ -299,3 +308,93 @@ def test_of_two_replacers_one_wins_and_both_know_whatever_is_lost(bad: Faulty, s
     tags = {f"race/{n}": bad.behind.replace(f"race/{n}", b"before", tag=None) for n in range(15)}
     bad.proxy.at_random(seed, 0.5, UNCERTAIN)
     compete(bad, lambda key, data: bad.store.replace(key, data, tag=tags[key]))
+
+
+# --- listings as they were a while ago --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stale(bad: Faulty) -> Faulty:
+    """No listing shows what has just been created."""
+    bad.proxy.operations = ("list",)
+    bad.proxy.at_random(0, 1.0, ["stale"])
+    return bad
+
+
+def publish(store: Store, bad: Faulty, version: Version) -> None:
+    (bad.folder / "weights").mkdir(exist_ok=True)
+    fill(str(bad.folder / "weights"), str(version))
+    folders.publish(store, layout.version(version), bad.folder / "weights", {})
+
+
+def test_a_listing_may_be_older_than_what_was_created(stale: Faulty):
+    stale.proxy.lag = 1
+    stale.store.create("a/x", b"")
+    stale.store.create("b/y", b"")
+    assert [entry.key for entry in stale.store.list()] == ["a/x"]
+    assert stale.store.folders() == ["a"]
+
+
+def test_a_version_that_a_listing_does_not_show_yet_is_published_all_the_same(stale: Faulty):
+    publish(stale.store, stale, Version(1, 1))
+    assert folders.complete(stale.store, layout.VERSIONS) == []
+    assert folders.complete(stale.behind, layout.VERSIONS) == [Version(1, 1)]
+
+
+def test_a_version_whose_manifest_a_listing_does_not_show_yet_is_not_swept_up(stale: Faulty):
+    publish(stale.store, stale, Version(1, 2))
+    publish(stale.store, stale, Version(2, 1))
+    stale.proxy.lag = 1
+    found = folders.survey(stale.store, layout.VERSIONS)
+    assert found.unfinished == folders.left_behind(stale.store, layout.VERSIONS, found) == [Version(2, 1)]
+    assert folders.sweep(stale.store, layout.version(Version(2, 1)))
+    assert folders.fetch(stale.behind, layout.version(Version(2, 1)), stale.folder / "copy")
+
+
+# --- a whole job ------------------------------------------------------------------------------------------------------
+
+
+def outcome(run: Run) -> dict[str, list[tuple]]:
+    """What a job leaves, but for times."""
+    asked = {
+        "draws": "from draws_all select * exclude (residual, log_z, logp, ref_logp) order by all",
+        "trajectories": "select trajectory_id, content_hash, sync from trajectories order by all",
+        "versions": "select version, attempt, state, sha256 from versions order by all",
+        "checkpoints": "select sync, attempt, step from checkpoints order by all",
+        "evaluations": "select version, metric, value from evaluations order by all",
+    }
+    with storage.connect(run) as con:
+        return {what: con.sql(query).fetchall() for what, query in asked.items()}
+
+
+@pytest.fixture(scope="module")
+def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return do_job(str(tmp_path_factory.mktemp("unhurt")))
+
+
+def do_job(root: str) -> Run:
+    """Two searchers and two attempts of a trainer, all that they store, and what is given up."""
+    made = SyntheticRun(root, "first")
+    with HeldLease(made.run, "searcher-000", every=0.05) as searcher, HeldLease(made.run, "trainer", every=0.05):
+        made.finish()
+        searcher.tell("done")
+        Checkpoints(made.run).prune(1)
+        Versions(made.run).prune(keep=2, every=4)
+    return made.run
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_that_meets_faults_ends_as_one_that_does_not(
+    bad: Faulty, unhurt: Run, moto: Server, monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    monkeypatch.setenv("TBA_CACHE", str(bad.folder / "cache"))
+    bad.proxy.operations = get_args(Operation)
+    bad.proxy.at_random(seed, 0.15, [fault for fault in FAULTS if fault not in ("disguised", "empty")])
+    url = do_job(bad.url).url
+    assert bad.proxy.met.total() * 0.1 < bad.proxy.met.total() - bad.proxy.met["pass"]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto.endpoint)
+    run = Run.open(url)
+    assert check(run).problems == []
+    assert outcome(run) == outcome(unhurt)
+    statuses = {lease.role: lease.status for lease in read_leases(run)}
+    assert statuses == {"searcher-000": "stopped", "trainer": "stopped"}
