@@ -3,6 +3,7 @@ and nothing by halves."""
 
 import os
 import random
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,18 +16,24 @@ import pytest
 
 import storage
 from storage import folders, layout
+from storage.attempts import claim_attempt
 from storage.check import check
 from storage.checkpoints import Checkpoints
+from storage.events import Events
 from storage.leases import HeldLease, read_leases
+from storage.ledger import ParquetLedger
+from storage.prompts import write_prompts
 from storage.run import Run
 from storage.store import Entry, Store, open_store
+from storage.trajectories import Trajectories
 from storage.versions import Versions
 from tba.errors import AlreadyExists, Conflict, StorageError
 from tba.types import Version
+from tests.builders import make_prompt, make_shard
 from tests.conftest import s3_root
 from tests.proxy import Fault, Operation, Proxy, faulty
 from tests.servers import Server
-from tests.storage.synthetic import SyntheticRun, fill
+from tests.storage.synthetic import EVERY, PROMPTS, SyntheticRun, fill
 from tests.storage.test_store import begin_upload
 
 FAULTS: tuple[Fault, ...] = tuple(fault for fault in get_args(Fault) if fault not in ("pass", "stale"))
@@ -398,3 +405,78 @@ def test_a_job_that_meets_faults_ends_as_one_that_does_not(
     assert outcome(run) == outcome(unhurt)
     statuses = {lease.role: lease.status for lease in read_leases(run)}
     assert statuses == {"searcher-000": "stopped", "trainer": "stopped"}
+
+
+ROUNDS, SYNCS = 6, 4
+
+
+def search(run: Run, searcher: int) -> None:
+    for round in range(ROUNDS):
+        version = Versions(run).newest() or Version(0, 1)
+        rewards = {prompt_id: [0.0, 0.5, 1.0] for prompt_id in PROMPTS[searcher::2]}
+        shard = make_shard(rewards, searcher=searcher, round=round, version_start=version, version_end=version)
+        Trajectories(run).append(searcher, round, shard)
+
+
+def train(run: Run) -> None:
+    """Beside two searchers, from the first version to the last sync, and everything given up as early as can be."""
+    made, checkpoints, attempt = SyntheticRun.of(run), Checkpoints(run), claim_attempt(run).number
+    buffer, ledger = made.buffer(attempt), ParquetLedger(run, attempt)
+    made.publish(Version(0, attempt))
+    with ThreadPoolExecutor(2) as pool:
+        searching = [pool.submit(search, run, searcher) for searcher in range(2)]
+        while not buffer.waiting():
+            time.sleep(0.01)
+        buffer.sync(0, step=0)
+        for sync in range(1, SYNCS + 1):
+            steps = range((sync - 1) * EVERY + 1, sync * EVERY + 1)
+            records = [made.step(step, sync, buffer.draw(step), attempt) for step in steps]
+            for record in records:
+                assert [it.trajectory_id for it in buffer.fetch(record.draws)] == [
+                    draw.trajectory_id for draw in record.draws
+                ]
+            if sync == SYNCS:
+                _ = [searcher.result() for searcher in searching]
+                while buffer.waiting() and len(buffer.shards) + len(buffer.arrivals.found) < 2 * ROUNDS:
+                    Events(run, "searcher-000", 1).write("waiting", "a write, so that the listings get on")
+            buffer.sync(sync, step=sync * EVERY)
+            ledger.write(sync, records, weights_sha256=f"{sync:064x}")
+            made.publish(Version(sync, attempt))
+            with tempfile.TemporaryDirectory() as folder:
+                fill(folder, f"checkpoint {sync}")
+                checkpoints.save(sync, attempt, sync * EVERY, Path(folder))
+            checkpoints.prune(1)
+            Versions(run).prune(keep=2, every=SYNCS)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_job_whose_listings_are_behind_loses_and_doubles_nothing(
+    bad: Faulty, moto: Server, monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    monkeypatch.setenv("TBA_CACHE", str(bad.folder / "cache"))
+    made = SyntheticRun(bad.url, "first")
+    write_prompts(made.run, "train", [make_prompt(prompt_id) for prompt_id in PROMPTS])
+    bad.proxy.operations, bad.proxy.lag = get_args(Operation), 6
+    bad.proxy.at_random(seed, 0.5, ["stale", "stale", "stale", "unanswered", "busy"])
+    train(made.run)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto.endpoint)
+    run = Run.open(made.run.url)
+    assert check(run).problems == []
+    assert Checkpoints(run).newest() == Versions(run).newest() == Version(SYNCS, 1)
+    responses = 2 * ROUNDS * 3 * len(PROMPTS[::2])
+    with storage.connect(run) as con:
+        assert con.sql("select count(*), count(distinct trajectory_id), count(sync) from trajectories").fetchall() == [
+            (responses, responses, responses)
+        ]
+        drawn = con.sql("select step, slot, trajectory_id, branch, weight from draws order by step, slot, position")
+        ledger = drawn.fetchall()
+    again = SyntheticRun.of(run).buffer(1)
+    draws = []
+    for sync in range(SYNCS):
+        again.sync(sync, step=sync * EVERY)
+        draws += [draw for step in (1, 2) for draw in again.draw(sync * EVERY + step)]
+    assert ledger == [(it.step, it.slot, it.trajectory_id, it.branch, it.weight) for it in draws]
+    Checkpoints(run).prune(1)  # whose listing is not behind
+    assert Checkpoints(run).complete() == [Version(SYNCS, 1)]
+    Versions(run).prune(keep=2, every=SYNCS)
+    assert Versions(run).complete() == [Version(n, 1) for n in (0, SYNCS - 1, SYNCS)]
