@@ -15,7 +15,7 @@ from storage import layout
 from storage.cache import cache_folder
 from storage.run import Run
 from storage.store import Entry
-from tba.errors import Missing
+from tba.errors import Missing, StorageError
 
 Progress = Callable[[int, int], None]
 """Told how many of how many objects are here."""
@@ -129,10 +129,12 @@ def _size(path: Path) -> int:
 
 
 def _place(data: bytes, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(data)
         os.replace(temporary, path)
+    except OSError as error:
+        raise StorageError(f"the copy {path} cannot be written: {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -332,7 +332,7 @@ class S3Store:
             try:
                 return await asyncio.wait_for(send(), ends - time.monotonic())
             except (*_UNANSWERED, botocore.exceptions.BotoCoreError) as error:
-                refused = _refusal(error)
+                refused = _refusal(error, operation)
                 if refused:
                     raise refused from None
                 if not (trouble and isinstance(error, TimeoutError)):  # the last try may have had no time at all
@@ -368,14 +368,13 @@ class S3Store:
         raise StorageError(f"{self.url}/{key}: {refused}") from None
 
 
-def _refusal(error: Exception) -> _Refused | None:
+def _refusal(error: Exception, operation: str) -> _Refused | None:
     """What is final; None if another try may do better."""
-    said = _said(error)
-    if said:
-        again = (
-            said.status in _TRY_AGAIN or said.code in _TRY_AGAIN_CODES or (said.status >= 500 and said.status != 501)
-        )
-        return None if again else said
+    if said := _said(error):
+        busy = said.status in _TRY_AGAIN or (said.status >= 500 and said.status != 501)
+        # Which of object, bucket and upload there is not the body of a 404 says, but that of HEAD, which has none.
+        bare = said.status == 404 and said.code == "404" and operation != "head_object"
+        return None if busy or bare or said.code in _TRY_AGAIN_CODES else said
     if isinstance(error, _UNANSWERED) and not isinstance(error, botocore.exceptions.SSLError):
         return None
     return _Refused(0, type(error).__name__, _describe(error))

@@ -59,7 +59,9 @@ class Store(Protocol):
         overwrites."""
         ...
 
-    def download(self, key: str, path: Path) -> None: ...
+    def download(self, key: str, path: Path) -> None:
+        """To a file, whose folders are made. One that is not all there is removed."""
+        ...
 
     def delete(self, key: str) -> None:
         """Done if there was nothing."""
@@ -80,7 +82,8 @@ class Store(Protocol):
 
     def replace(self, key: str, data: bytes, *, tag: str | None) -> str:
         """Compare-and-swap: store if the object still has `tag` (None: if there is none). Returns the new tag;
-        Conflict if another writer was first."""
+        Conflict if another writer was first. Where an answer was lost that can also be one who has replaced this very
+        write since: whoever hears of a conflict reads again."""
         ...
 
     def local_path(self, key: str) -> Path | None:
@@ -178,8 +181,14 @@ class LocalStore:
     def download(self, key: str, path: Path) -> None:
         source = self._path(key)
         with self._naming(key), _folders_are_no_objects():
+            source.open("rb").close()  # what is wrong from here on is wrong with the copy
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                path.unlink()  # rather than a part of it
+            raise StorageError(f"{self.url}/{key} cannot be written to {path}: {error.strerror or error}") from error
 
     def delete(self, key: str) -> None:
         path = self._path(key)

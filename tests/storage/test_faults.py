@@ -27,7 +27,7 @@ from storage.run import Run
 from storage.store import Entry, Store, open_store
 from storage.trajectories import Trajectories
 from storage.versions import Versions
-from tba.errors import AlreadyExists, Conflict, StorageError
+from tba.errors import AlreadyExists, Conflict, Missing, StorageError
 from tba.types import Version
 from tests.builders import make_prompt, make_shard
 from tests.conftest import s3_root
@@ -145,6 +145,29 @@ def discard(bad: Faulty, key: str) -> None:
     assert bad.behind.unfinished(key) == []
 
 
+def read_missing(bad: Faulty, key: str) -> None:
+    with pytest.raises(Missing, match=key):
+        bad.store.read(key)
+
+
+def read_tagged_missing(bad: Faulty, key: str) -> None:
+    assert bad.store.read_tagged(key) is None
+
+
+def create_again(bad: Faulty, key: str) -> None:
+    bad.behind.create(key, b"content")
+    with pytest.raises(AlreadyExists, match=key):
+        bad.store.create(key, b"content")
+
+
+def replace_too_late(bad: Faulty, key: str) -> None:
+    tag = bad.behind.replace(key, b"before", tag=None)
+    bad.behind.replace(key, b"by another", tag=tag)
+    with pytest.raises(Conflict, match=key):
+        bad.store.replace(key, b"mine", tag=tag)
+    assert bad.behind.read(key) == b"by another"
+
+
 upload_parts = partial(upload, size=PART + 1000)
 
 OPERATIONS: list[tuple[Callable[[Faulty, str], None], Operation]] = [
@@ -167,6 +190,11 @@ OPERATIONS: list[tuple[Callable[[Faulty, str], None], Operation]] = [
     (unfinished, "uploads"),
     (discard, "uploads"),
     (discard, "abort"),
+    (read_missing, "get"),
+    (read_tagged_missing, "get"),
+    (create_again, "put"),
+    (create_again, "head"),
+    (replace_too_late, "put"),
 ]
 NAMES = [f"{getattr(act, '__name__', 'upload_parts')}-{asks}" for act, asks in OPERATIONS]
 

@@ -1,0 +1,327 @@
+"""A disk without room: a clear error that names the object, nothing by halves, and once there is room all goes on."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import layout
+from storage.attempts import claim_attempt, newest_attempt
+from storage.check import check
+from storage.checkpoints import Checkpoints
+from storage.control import change_state, read_state
+from storage.evaluations import Evaluations
+from storage.events import Events
+from storage.folders import local_copy
+from storage.leases import HeldLease, read_lease
+from storage.ledger import ParquetLedger
+from storage.mirror import take
+from storage.retention import give_up
+from storage.run import Run
+from storage.store import LocalStore, Store, open_store
+from storage.trajectories import Trajectories
+from storage.versions import Versions
+from tba.errors import StorageError
+from tba.types import Score, Version
+from tests.builders import make_shard
+from tests.conftest import s3_root
+from tests.servers import Server
+from tests.storage.synthetic import EVERY, SyntheticRun, fill
+
+PAGE = 4096
+
+
+class Disk:
+    """A small disk of its own. It is full when it has no room for another byte, or for another name."""
+
+    def __init__(self, folder: Path, lacks: str):
+        self.folder, self.lacks = folder, lacks
+        self.ballast, self.names = folder / "ballast", list[str]()
+
+    def fill(self, room: int = 0) -> None:
+        """But for so many pages, or names."""
+        self.ballast.mkdir(exist_ok=True)
+        with suppress(OSError):
+            while True:
+                with (self.ballast / str(len(self.names))).open("wb", buffering=0) as file:
+                    if self.lacks == "bytes":
+                        file.write(bytes(PAGE))
+                self.names.append(file.name)
+        for _ in range(room):
+            os.unlink(self.names.pop())
+
+    def free(self) -> None:
+        for path in self.ballast.iterdir():
+            path.unlink()
+        self.names.clear()
+
+    def files(self) -> dict[str, bytes]:
+        """All there are, hidden ones too."""
+        return {
+            path.relative_to(self.folder).as_posix(): path.read_bytes()
+            for path in self.folder.rglob("*")
+            if path.is_file() and path.parent != self.ballast and path.name != ".lock"
+        }
+
+
+@pytest.fixture(params=["bytes", "names"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    room = "size=2m" if request.param == "bytes" else "nr_inodes=400"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", room, "tmpfs", folder], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a small disk can only be mounted by root (or under `unshare -rm`): {mounted.stderr.strip()}")
+    try:
+        yield Disk(folder, request.param)
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def refused(action: Callable[[], Any], key: str) -> None:
+    with pytest.raises(StorageError, match="No space left on device") as caught:
+        action()
+    assert key in str(caught.value)
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", ["create", "replace", "replace again", "upload", "upload again"])
+def test_a_write_without_room_changes_nothing_and_succeeds_when_there_is_some(disk: Disk, tmp_path: Path, write: str):
+    store = LocalStore(disk.folder)
+    source = tmp_path / "source"
+    source.write_bytes(content := b"new" * 10_000)
+    tag = store.replace("a/key", b"old", tag=None) if write.endswith("again") else None
+    act = {
+        "create": lambda: store.create("a/key", content),
+        "replace": lambda: store.replace("a/key", content, tag=tag),
+        "upload": lambda: store.upload(source, "a/key"),
+    }[write.partition(" ")[0]]
+    before = disk.files()
+    for room in (0, 3) if disk.lacks == "bytes" else (0,):
+        disk.fill(room)
+        refused(act, "a/key")
+        assert disk.files() == before
+        assert store.unfinished() == []
+        if tag:
+            assert store.read_tagged("a/key") == (b"old", tag)
+        disk.free()
+    act()
+    assert store.read("a/key") == content
+
+
+def test_a_download_without_room_leaves_nothing_and_says_where(disk: Disk, tmp_path: Path):
+    store = LocalStore(tmp_path / "store")
+    store.create("a/key", b"content" * 10_000)
+    disk.fill(3 if disk.lacks == "bytes" else 0)
+    refused(lambda: store.download("a/key", disk.folder / "copy"), f"a/key cannot be written to {disk.folder}/copy")
+    assert disk.files() == {}
+    disk.free()
+    store.download("a/key", disk.folder / "copy")
+    assert disk.files() == {"copy": b"content" * 10_000}
+
+
+def test_a_file_larger_than_a_process_may_write_is_an_error_that_names_it(tmp_path: Path):
+    """For which nobody needs a disk of his own."""
+    script = (
+        "import resource, sys\n"
+        "from storage.store import LocalStore\n"
+        "from tba.errors import StorageError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+        "store = LocalStore(sys.argv[1])\n"
+        "store.create('small', b'x' * 10_000)\n"
+        "try: store.create('large', b'x' * 10_001)\n"
+        "except StorageError as error: print(error)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=True).stdout
+    assert said == f"{tmp_path}/large: File too large\n"
+    assert os.listdir(tmp_path) == ["small"]
+
+
+# --- what lies on top -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(disk: Disk) -> SyntheticRun:
+    """After its first sync."""
+    made = SyntheticRun(str(disk.folder), "first").begin()
+    made.buffer(1).sync(0, step=0)
+    return made
+
+
+def append(made: SyntheticRun, folder: Path) -> Callable[[], object]:
+    shard = make_shard({"train/0": [1.0] * 50}, round=1)
+    return lambda: Trajectories(made.run).append(0, 1, shard)
+
+
+def record(made: SyntheticRun, folder: Path) -> Callable[[], object]:
+    made.search(version=0)
+    buffer = made.buffer(1)
+    buffer.sync(0, step=0)
+    return lambda: buffer.sync(1, step=EVERY)
+
+
+def ledger(made: SyntheticRun, folder: Path) -> Callable[[], object]:
+    buffer = made.buffer(1)
+    buffer.sync(0, step=0)
+    steps = [made.step(step, 1, buffer.draw(step), 1) for step in (1, 2)]
+    buffer.sync(1, step=EVERY)
+    return lambda: ParquetLedger(made.run, 1).write(1, steps, weights_sha256="ab")
+
+
+def publish(made: SyntheticRun, folder: Path) -> Callable[[], object]:
+    fill(str(folder), "weights" * 100)
+    return lambda: Versions(made.run).publish(Version(0, 2), step=0, folder=folder)
+
+
+def checkpoint(made: SyntheticRun, folder: Path) -> Callable[[], object]:
+    fill(str(folder), "state" * 100)
+    return lambda: Checkpoints(made.run).save(0, 1, 0, folder)
+
+
+def attempt(made: SyntheticRun, folder: Path) -> Callable[[], object]:
+    return lambda: claim_attempt(made.run)
+
+
+def state(made: SyntheticRun, folder: Path) -> Callable[[], object]:
+    return lambda: change_state(made.run, searchers=1)
+
+
+def scores(made: SyntheticRun, folder: Path) -> Callable[[], object]:
+    made.publish(Version(0, 2))
+    score = Score(version=Version(0, 2), step=0, metric="greedy", value=0.5, n=1, seconds=1.0)
+    return lambda: Evaluations(made.run).write([score])
+
+
+def retention(made: SyntheticRun, folder: Path) -> Callable[[], object]:
+    return lambda: give_up(made.run, versions=[Version(0, 9)], why="a test")
+
+
+def lease(made: SyntheticRun, folder: Path) -> Callable[[], object]:
+    return lambda: HeldLease(made.run, "searcher-000", every=60).close()
+
+
+Layer = Callable[[SyntheticRun, Path], Callable[[], object]]
+
+LAYERS: list[tuple[Layer, str]] = [
+    (append, layout.shard(0, 1)),
+    (record, layout.sync(1)),
+    (ledger, "000001-a0001.parquet"),
+    (publish, layout.version(Version(0, 2))),
+    (checkpoint, layout.checkpoint(Version(0, 1))),
+    (attempt, ""),
+    (state, layout.STATE),
+    (scores, layout.evaluation(Version(0, 2))),
+    (retention, layout.retention(1)),
+    (lease, layout.lease("searcher-000")),
+]
+
+
+@pytest.mark.parametrize(("layer", "key"), LAYERS, ids=[layer.__name__ for layer, _ in LAYERS])
+def test_whatever_is_written_without_room_is_not_there_by_halves_and_can_be_written_again(
+    disk: Disk,
+    made: SyntheticRun,
+    tmp_path: Path,
+    layer: Callable[[SyntheticRun, Path], Callable[[], object]],
+    key: str,
+):
+    """With ever more room, so that ever later writes of it fail."""
+    (tmp_path / "source").mkdir()
+    act = layer(made, tmp_path / "source")
+    stored = what_is_complete(made.run)
+    room = 0
+    while True:
+        disk.fill(room)
+        try:
+            act()
+        except StorageError as error:
+            assert key in str(error) and "No space left on device" in str(error)
+        else:
+            break
+        assert what_is_complete(made.run) == stored
+        assert made.run.store.unfinished() == []
+        room += 1
+    assert room > 0
+    disk.free()
+    assert what_is_complete(made.run) != stored
+    assert check(made.run).problems == []
+
+
+def what_is_complete(run: Run) -> Any:
+    """Whatever counts: versions and checkpoints once they have a manifest, a ledger by its steps, records by name."""
+    names = [entry.key for entry in run.store.list()]
+    parts = (layout.VERSIONS, layout.CHECKPOINTS, layout.DRAWS, layout.EVENTS, "control/probe/")
+    whole = [name for name in names if not name.startswith(parts) or name.endswith(layout.MANIFEST)]
+    lease = read_lease(run, "searcher-000")
+    return whole, newest_attempt(run), read_state(run), lease and lease.counter
+
+
+def test_a_role_whose_lease_cannot_be_renewed_goes_on_and_renews_it_once_there_is_room(disk: Disk, made: SyntheticRun):
+    with HeldLease(made.run, "trainer", every=0.01) as held:
+        disk.fill()
+        refused(lambda: made.run.store.create("control/other", b"x" * PAGE), "control/other")
+        before = read_lease(made.run, "trainer")
+        held.tell("turn 2")
+        held.check()
+        disk.free()
+        while True:
+            now = read_lease(made.run, "trainer")
+            if now and now.status == "turn 2":
+                break
+            held.check()
+    assert before and now.counter > before.counter and now.life == before.life
+
+
+def test_an_event_without_room_is_logged_and_stops_nobody(
+    disk: Disk, made: SyntheticRun, caplog: pytest.LogCaptureFixture
+):
+    disk.fill()
+    Events(made.run, "trainer", 1).write("started", "it lives")
+    assert "event started was not stored" in caplog.text and "No space left on device" in caplog.text
+
+
+# --- copies of what is remote -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def remote(disk: Disk, moto: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """With the cache on the small disk."""
+    monkeypatch.setenv("TBA_CACHE", str(disk.folder / "cache"))
+    return open_store(s3_root(moto, monkeypatch), deadline=20)
+
+
+def test_a_download_that_fits_only_in_part_is_an_error_and_leaves_nothing(
+    disk: Disk, remote: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("storage.s3._PART", 10 * PAGE + 100)
+    remote.create("a/key", content := os.urandom(25 * PAGE))
+    for room in (0, 1, 5, 12, 24) if disk.lacks == "bytes" else (0,):
+        disk.fill(room)
+        refused(lambda: remote.download("a/key", disk.folder / "copy"), f"a/key cannot be written to {disk.folder}")
+        assert disk.files() == {}
+        disk.free()
+    remote.download("a/key", disk.folder / "copy")
+    assert disk.files() == {"copy": content}
+
+
+def test_a_cache_without_room_is_an_error_that_names_what_did_not_fit(disk: Disk, remote: Store, tmp_path: Path):
+    made = SyntheticRun(remote.url, "first").begin()
+    Path(tmp_path, "weights").mkdir()
+    Path(tmp_path, "weights", "model.safetensors").write_bytes(os.urandom(25 * PAGE))
+    Versions(made.run).publish(Version(1, 1), step=EVERY, folder=tmp_path / "weights")
+    prefix = layout.version(Version(1, 1))
+    (disk.folder / "cache").mkdir()
+    disk.fill(12 if disk.lacks == "bytes" else 0)
+    refused(lambda: local_copy(made.run.store, prefix), str(disk.folder / "cache"))
+    disk.fill()
+    refused(lambda: take(made.run), str(disk.folder / "cache"))
+    assert not [name for name in disk.files() if "safetensors" in name or name.endswith(".part")]
+    disk.free()
+    assert (local_copy(made.run.store, prefix) / "model.safetensors").stat().st_size == 25 * PAGE
+    assert layout.shard(0, 0) in take(made.run).files
