@@ -62,13 +62,15 @@ _UNANSWERED = (
 _TRY_AGAIN = {408, 409, 429}  # and what begins with a 5, but for 501
 _TRY_AGAIN_CODES = {"RequestTimeout", "SlowDown", "XAmzContentSHA256Mismatch", "IncompleteBody", "BadDigest"}
 _ESSENTIAL = {
+    "get_object": "ETag",
+    "head_object": "ETag",
     "put_object": "ETag",
     "create_multipart_upload": "UploadId",
     "upload_part": "ETag",
     "complete_multipart_upload": "ETag",
     "list_objects_v2": "IsTruncated",
 }
-"""What an answer has, unless something on its way has lost its body: an empty listing is not an empty answer."""
+"""What an answer has, unless something on its way has put another in its place: an empty listing is no empty answer."""
 
 
 class _Cut(OSError):

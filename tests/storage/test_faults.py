@@ -123,7 +123,7 @@ def upload(bad: Faulty, key: str, size: int = 1000) -> None:
 
 
 def download(bad: Faulty, key: str) -> None:
-    bad.behind.create(key, content := random.Random(0).randbytes(PART + 1000))
+    bad.behind.create(key, content := random.Random(0).randbytes(1000))
     bad.store.download(key, bad.folder / "copy")
     assert (bad.folder / "copy").read_bytes() == content
 
@@ -198,8 +198,8 @@ OPERATIONS: list[tuple[Callable[[Faulty, str], None], Operation]] = [
 ]
 NAMES = [f"{getattr(act, '__name__', 'upload_parts')}-{asks}" for act, asks in OPERATIONS]
 
-NEVER: dict[Operation, set[Fault]] = {"get": {"disguised"}, "head": {"disguised"}, "uploads": {"empty"}}
-"""Answers in which no server could be told from one that means it."""
+FLAWLESS: set[tuple[Operation, Fault]] = {("uploads", "empty")}
+"""Where not every server's own answer could be told from that."""
 
 
 @pytest.mark.parametrize(("act", "asks"), OPERATIONS, ids=NAMES)
@@ -208,7 +208,7 @@ def test_an_operation_that_meets_a_fault_is_done_again_and_right(
 ):
     bad.proxy.operations = (asks,)
     for fault in FAULTS:
-        if fault not in NEVER.get(asks, ()):
+        if (asks, fault) not in FLAWLESS:
             bad.proxy.plan = [fault]
             act(bad, f"key/{fault}")
             assert bad.proxy.plan == []
@@ -418,13 +418,13 @@ def do_job(root: str) -> Run:
     return made.run
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_job_that_meets_faults_ends_as_one_that_does_not(
     bad: Faulty, unhurt: Run, moto: Server, monkeypatch: pytest.MonkeyPatch, seed: int
 ):
     monkeypatch.setenv("TBA_CACHE", str(bad.folder / "cache"))
     bad.proxy.operations = get_args(Operation)
-    bad.proxy.at_random(seed, 0.15, [fault for fault in FAULTS if fault not in ("disguised", "empty")])
+    bad.proxy.at_random(seed, 0.15, FAULTS)
     url = do_job(bad.url).url
     assert bad.proxy.met.total() * 0.1 < bad.proxy.met.total() - bad.proxy.met["pass"]
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto.endpoint)
