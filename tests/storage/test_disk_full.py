@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +69,23 @@ class Disk:
         }
 
 
-@pytest.fixture(params=["bytes", "names"])
-def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    folder = tmp_path / "disk"
+@contextmanager
+def small_disk(folder: Path, room: str, lacks: str = "bytes") -> Iterator[Disk]:
     folder.mkdir()
-    room = "size=2m" if request.param == "bytes" else "nr_inodes=400"
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", room, "tmpfs", folder], capture_output=True, text=True)
     if mounted.returncode:
         pytest.skip(f"a small disk can only be mounted by root (or under `unshare -rm`): {mounted.stderr.strip()}")
     try:
-        yield Disk(folder, request.param)
+        yield Disk(folder, lacks)
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture(params=["bytes", "names"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    room = {"bytes": "size=2m", "names": "nr_inodes=400"}[request.param]
+    with small_disk(tmp_path / "disk", room, request.param) as disk:
+        yield disk
 
 
 def refused(action: Callable[[], Any], key: str) -> None:

@@ -1,0 +1,91 @@
+"""Roles as processes, on a store that fails and on a disk that is full."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import storage
+from flows import plan
+from storage.attempts import newest_attempt
+from storage.check import check
+from storage.control import change_state
+from storage.run import Run
+from tests.conftest import s3_root
+from tests.flows.roles import TINY
+from tests.proxy import Fault, Operation, faulty
+from tests.servers import Server
+from tests.storage.test_disk_full import small_disk
+from tests.tba.tiny import tiny_folder
+
+STEPS = 6
+FAULTS: list[Fault] = [fault for fault in get_args(Fault) if fault not in ("pass", "silent", "late")]  # for hasty tests
+
+pytestmark = pytest.mark.slow
+
+
+def start(root: str, folder: Path, **changes: Any) -> Run:
+    settings = {**TINY, "model.path": str(tiny_folder(folder / "policy")), "training.steps": STEPS, **changes}
+    return plan.start(plan.resolve("quickstart", settings), root, "r")
+
+
+class Life:
+    """One life of a role as a process."""
+
+    def __init__(self, run: Run, role: str, log: Path):
+        self.log = log.with_name(f"{role}-{len(list(log.parent.glob('*.log')))}.log")
+        with self.log.open("wb") as output:
+            command = [sys.executable, "-m", "flows.role", role, "--run", run.url]
+            self.process = subprocess.Popen(command, stdout=output, stderr=output)
+
+    def end(self) -> int:
+        """Its exit code."""
+        return self.process.wait(120)
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+def assert_whole(run: Run) -> None:
+    assert check(run).problems == []
+    with storage.connect(run) as con:
+        assert con.sql("select step from steps order by step").fetchall() == [(n + 1,) for n in range(STEPS)]
+        drawn = con.sql("select count(*), count(distinct (step, slot, position)) from draws").fetchall()
+        doubled = con.sql("select count(*) - count(distinct trajectory_id) from trajectories").fetchall()
+    each = run.config["training"]["prompts_per_step"] * run.config["training"]["responses_per_prompt"]
+    assert (drawn, doubled) == ([(STEPS * each, STEPS * each)], [(0,)])
+
+
+def test_roles_on_a_store_that_fails_now_and_then_end_as_they_should(
+    moto: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    root = s3_root(moto, monkeypatch)
+    run = start(root, tmp_path)
+    with faulty(moto) as (proxy, server):
+        proxy.operations, proxy.lag = get_args(Operation), 5
+        proxy.at_random(0, 0.15, FAULTS)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        trainer, searcher = (Life(run, role, tmp_path / "log") for role in ("trainer", "searcher"))
+        assert trainer.end() == 0, trainer.said()
+        change_state(run, desired="stop", why="enough")
+        assert searcher.end() == 4, searcher.said()
+        assert proxy.met["pass"] < 0.95 * proxy.met.total()
+    assert_whole(run)
+
+
+def test_roles_that_hit_a_full_disk_say_so_and_go_on_once_there_is_room(tmp_path: Path):
+    with small_disk(tmp_path / "disk", "size=16m") as disk:
+        run = start(str(disk.folder), tmp_path)
+        disk.fill(room=250)  # for the first version and little more
+        for role in [Life(run, role, tmp_path / "log") for role in ("trainer", "searcher")]:
+            assert role.end() == 1, role.said()
+            assert "StorageError" in role.said().splitlines()[-1] and "No space left on device" in role.said()
+        assert check(run).problems == []
+        disk.free()
+        trainer = Life(run, "trainer", tmp_path / "log")  # alone: what was found before is enough
+        assert trainer.end() == 0, trainer.said()
+        assert newest_attempt(run) == 2
+        assert_whole(run)
