@@ -78,8 +78,8 @@ def test_roles_on_a_store_that_fails_now_and_then_end_as_they_should(
 
 def test_roles_that_hit_a_full_disk_say_so_and_go_on_once_there_is_room(tmp_path: Path):
     with small_disk(tmp_path / "disk", "size=16m") as disk:
-        run = start(str(disk.folder), tmp_path)
-        disk.fill(room=250)  # for the first version and little more
+        run = start(str(disk.folder), tmp_path, **{"sync.checkpoint_every": 1})
+        disk.fill(room=160)  # for the first version and a few rounds; each sync takes about 100
         for role in [Life(run, role, tmp_path / "log") for role in ("trainer", "searcher")]:
             assert role.end() == 1, role.said()
             assert "StorageError" in role.said().splitlines()[-1] and "No space left on device" in role.said()
