@@ -374,7 +374,7 @@ def _refusal(error: Exception, operation: str) -> _Refused | None:
     """What is final; None if another try may do better."""
     if said := _said(error):
         busy = said.status in _TRY_AGAIN or (said.status >= 500 and said.status != 501)
-        # Which of object, bucket and upload there is not the body of a 404 says, but that of HEAD, which has none.
+        # The body of a 404 says what there is not: object, bucket or upload. Only the answer to HEAD has no body.
         bare = said.status == 404 and said.code == "404" and operation != "head_object"
         return None if busy or bare or said.code in _TRY_AGAIN_CODES else said
     if isinstance(error, _UNANSWERED) and not isinstance(error, botocore.exceptions.SSLError):
