@@ -153,9 +153,18 @@ class HeldLease:
             try:
                 self._tag = self.run.store.replace(self._key, _encode(lease), tag=self._tag)
             except Conflict:
-                self._verdict = Superseded(f"another {self.role} has taken over {self.run.url}")
+                self._look_who_was_first()
             else:
                 self._lease = lease
+
+    def _look_who_was_first(self) -> None:
+        """Another life, or this one: a renewal that was given up at the deadline may have arrived all the same."""
+        found = self.run.store.read_tagged(self._key)
+        lease = _decode(self.run, self._key, found[0]) if found else None
+        if found and lease and lease.life == self.life:
+            self._lease, self._tag = lease, found[1]
+        else:
+            self._verdict = Superseded(f"another {self.role} has taken over {self.run.url}")
 
     def _listen(self) -> None:
         """Hear what is wanted: the run's state, then whether anybody still supervises."""

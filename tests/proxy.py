@@ -76,6 +76,10 @@ class Proxy:
         order the requests of several threads come in."""
         self._chance = (seed, rate, faults)
 
+    def recover(self) -> None:
+        """Nothing goes wrong any more."""
+        self.plan, self._chance = [], None
+
     def leave(self) -> None:
         """Nobody listens, and who was connected already goes unheard."""
         self.is_away = True

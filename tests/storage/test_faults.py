@@ -20,14 +20,14 @@ from storage.attempts import claim_attempt
 from storage.check import check
 from storage.checkpoints import Checkpoints
 from storage.events import Events
-from storage.leases import HeldLease, read_leases
+from storage.leases import HeldLease, read_lease, read_leases
 from storage.ledger import ParquetLedger
 from storage.prompts import write_prompts
 from storage.run import Run
 from storage.store import Entry, Store, open_store
 from storage.trajectories import Trajectories
 from storage.versions import Versions
-from tba.errors import AlreadyExists, Conflict, Missing, StorageError
+from tba.errors import AlreadyExists, Conflict, Missing, StorageError, Superseded
 from tba.types import Version
 from tests.builders import make_prompt, make_shard
 from tests.conftest import s3_root
@@ -50,7 +50,7 @@ class Faulty(NamedTuple):
     folder: Path  # on this machine
 
     def impatient(self) -> Store:
-        return open_store(self.url, deadline=0.4)
+        return open_store(self.url, deadline=0.8)
 
 
 @pytest.fixture
@@ -225,7 +225,7 @@ WRITES: list[tuple[Callable[[Store, str, Path], object], Sequence[Operation]]] =
 ]
 
 
-@pytest.mark.parametrize("fault", ["busy", "cut", "unanswered", "failed", "late"])
+@pytest.mark.parametrize("fault", ["cut", "unanswered", "late"])
 def test_a_write_that_is_given_up_names_the_key_and_leaves_all_or_nothing(bad: Faulty, fault: Fault):
     store = bad.impatient()
     for n, (write, requests) in enumerate(WRITES):
@@ -234,14 +234,15 @@ def test_a_write_that_is_given_up_names_the_key_and_leaves_all_or_nothing(bad: F
         for asks in requests:
             key = f"some/{n}-{asks}"
             bad.proxy.operations, bad.proxy.plan = [asks], [fault] * 1000
-            with pytest.raises(StorageError, match=rf"{key}: .* \(tried for 0.4 s\)"):
+            with pytest.raises(StorageError, match=rf"{key}: .* \(tried for 0.8 s\)"):
                 write(store, key, bad.folder / "source")
             bad.proxy.plan = []
-            stored = [entry.key for entry in bad.behind.list("some/")]
-            done = fault in ("unanswered", "failed", "late") and asks in ("put", "complete")
-            assert (key in stored) == done, key
-            if done:
+            if fault != "cut" and asks in ("put", "complete"):  # it was done, or will be in a moment
+                while not bad.behind.exists(key):
+                    time.sleep(0.01)
                 assert bad.behind.read(key) == (bad.folder / "source").read_bytes()
+            else:
+                assert bad.behind.list(key) == []
     begun_unheard = [f"some/{n}-begin" for n, (_, asks) in enumerate(WRITES) if "begin" in asks]
     assert set(bad.behind.unfinished("some/")) <= set(begun_unheard)
 
@@ -264,13 +265,14 @@ def test_whatever_else_is_given_up_names_the_key_too(bad: Faulty, fault: Fault):
     store = bad.impatient()
     bad.behind.create("some/key", b"content")
     for look, asks in READS:
-        if fault == "torn" and asks in ("head", "delete"):
-            continue  # no body
+        if fault == "torn" and asks != "get":
+            continue
         bad.proxy.operations, bad.proxy.plan = [asks], [fault] * 1000
-        with pytest.raises(StorageError, match=r"some/key/?: .* \(tried for 0.4 s\)"):
+        with pytest.raises(StorageError, match=r"some/key/?: .* \(tried for 0.8 s\)"):
             look(store, "some/key", bad.folder / "copy")
         assert not (bad.folder / "copy").exists()
-        assert bad.behind.read("some/key") == b"content"
+        if asks != "delete":
+            assert bad.behind.read("some/key") == b"content"
 
 
 def test_a_body_that_never_comes_whole_is_an_error_and_no_content(bad: Faulty):
@@ -344,6 +346,25 @@ def test_of_two_replacers_one_wins_and_both_know_whatever_is_lost(bad: Faulty, s
     tags = {f"race/{n}": bad.behind.replace(f"race/{n}", b"before", tag=None) for n in range(15)}
     bad.proxy.at_random(seed, 0.5, UNCERTAIN)
     compete(bad, lambda key, data: bad.store.replace(key, data, tag=tags[key]))
+
+
+def test_a_lease_whose_renewal_was_given_up_and_arrived_all_the_same_is_still_held(
+    bad: Faulty, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    run = SyntheticRun(bad.url, "first").run
+    with HeldLease(run, "trainer", every=0.02) as held:
+        bad.proxy.at_random(0, 1.0, ["unanswered"])
+        with monkeypatch.context() as impatient:
+            impatient.setattr(run.store, "_deadline", 0.4)
+            while "(tried for 0.4 s)" not in caplog.text:
+                time.sleep(0.01)
+        arrived = read_lease(run, "trainer")
+        bad.proxy.recover()
+        while (now := read_lease(run, "trainer")) and arrived and now.counter <= arrived.counter:
+            held.check()
+        with HeldLease(run, "trainer", every=60), pytest.raises(Superseded, match="another trainer"):
+            while True:
+                held.check()
 
 
 # --- listings as they were a while ago --------------------------------------------------------------------------------
