@@ -190,7 +190,8 @@ def planned(number: int, chance: random.Random) -> list[Kill]:
     """Every named point at every moment, as often as there is room for, and as many random instants as points."""
     named = [(point, moment) for point in POINTS for moment in MOMENTS]
     kills = [
-        Kill(POINTS[point][0], point, moment, nth=chance.randint(1, 3)) for point, moment in named * (number // 72 + 1)
+        Kill(POINTS[point][0], point, moment, nth=1 if point == "attempt" else chance.randint(1, 3))
+        for point, moment in named * (number // 72 + 1)
     ]
     instants = (Kill(chance.choice(("trainer", "trainer", "searcher")), RANDOM) for _ in range(number))
     kills = kills[: number // 2] + [replace(kill, seconds=chance.uniform(0.1, 6.0)) for kill in instants][: number // 2]

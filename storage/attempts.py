@@ -78,7 +78,10 @@ def read_attempt(run: Run, number: int) -> Attempt:
 def newest_attempt(run: Run) -> int:
     """0 if there is none."""
     numbers = (layout.parse_attempt(entry.key) for entry in run.store.list(layout.ATTEMPTS))
-    return max((number for number in numbers if number), default=0)
+    newest = max((number for number in numbers if number), default=0)
+    while run.store.exists(layout.attempt(newest + 1)):  # the listing may be behind
+        newest += 1
+    return newest
 
 
 def chain(run: Run, attempt: int | None = None) -> list[Span]:

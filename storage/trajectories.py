@@ -39,7 +39,8 @@ class Trajectories:
     def next_round(self, searcher: int) -> int:
         entries = self.run.store.list(layout.searcher_folder(searcher))
         stored = {name[1] for entry in entries if (name := layout.parse_shard(entry.key))}
-        return next(round for round in count() if round not in stored)
+        free = (round for round in count() if round not in stored)
+        return next(round for round in free if not self.run.store.exists(layout.shard(searcher, round)))
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
         """As the protocol says. What the buffer would refuse is not stored: DataError says why."""

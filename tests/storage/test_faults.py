@@ -16,7 +16,7 @@ import pytest
 
 import storage
 from storage import folders, layout
-from storage.attempts import claim_attempt
+from storage.attempts import claim_attempt, newest_attempt
 from storage.check import check
 from storage.checkpoints import Checkpoints
 from storage.events import Events
@@ -406,6 +406,36 @@ def test_a_version_whose_manifest_a_listing_does_not_show_yet_is_not_swept_up(st
     assert found.unfinished == folders.left_behind(stale.store, layout.VERSIONS, found) == [Version(2, 1)]
     assert folders.sweep(stale.store, layout.version(Version(2, 1)))
     assert folders.fetch(stale.behind, layout.version(Version(2, 1)), stale.folder / "copy")
+
+
+def test_an_attempt_that_a_listing_does_not_show_yet_is_the_newest_all_the_same(stale: Faulty):
+    run = SyntheticRun(stale.url, "first").run
+    stale.proxy.lag = 1000
+    assert [claim_attempt(run).number for _ in range(3)] == [1, 2, 3]
+    assert newest_attempt(run) == 3
+
+
+def test_a_checkpoint_of_an_attempt_that_a_listing_does_not_show_yet_is_not_given_up(bad: Faulty):
+    run = SyntheticRun(bad.url, "first").run
+    (bad.folder / "weights").mkdir()
+    fill(str(bad.folder / "weights"), "a checkpoint")
+    bad.proxy.operations, bad.proxy.lag = ("list",), 1000
+    assert claim_attempt(run).number == 1
+    Checkpoints(run).save(0, 1, 0, bad.folder / "weights")
+    assert claim_attempt(run).number == 2
+    for key in (layout.draws(1, 2), layout.steps(1, 2)):
+        run.store.create(key, b"what it needs")
+    Checkpoints(run).save(1, 2, EVERY, bad.folder / "weights")
+    bad.proxy.plan = ["stale", *["pass"] * 20]  # that of attempts
+    Checkpoints(run).prune(1)
+    assert Checkpoints(run).complete() == [Version(1, 2)]
+
+
+def test_a_round_that_a_listing_does_not_show_yet_is_not_taken_again(stale: Faulty):
+    log = Trajectories(SyntheticRun(stale.url, "first").run)
+    for round in range(3):
+        assert log.next_round(0) == round
+        log.append(0, round, make_shard({"train/0": [1.0]}, round=round))
 
 
 # --- a whole job ------------------------------------------------------------------------------------------------------
