@@ -5,14 +5,16 @@ is, so an object that was moved or copied from elsewhere is recognised. Columns 
 """
 
 import hashlib
-from collections.abc import Sequence
-from itertools import pairwise
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tba.errors import DataError
 from tba.types import Trajectory, Version
 
 SCHEMA_VERSION = 1
@@ -58,18 +60,18 @@ _AS_THEY_ARE = (
     "trajectory_id", "searcher", "round", "slot", "prompt_id", "group_id", "prompt", "response", "reward", "finished",
     "temperature", "top_p", "seed", "created_at", "generate_seconds",
 )  # fmt: skip
-_LISTS = ("prompt_tokens", "response_tokens", "behaviour_logps", "ref_logps")
+_LISTS = {"prompt_tokens": "i", "response_tokens": "i", "behaviour_logps": "f", "ref_logps": "f"}
+"""Columns of lists, each with what `struct` calls their elements."""
 VERSIONS = ("version_start", "version_end", "reference_version")
 """Each with its attempt in a column of its own."""
 _FLOATS = ["behaviour_logps.list.element", "ref_logps.list.element"]
-_REPETITIVE = [
-    "group_id", "prompt_id", "prompt", "prompt_tokens.list.element", "response_tokens.list.element",
-    "reward_parts.key_value.key",
-]  # fmt: skip
+_REPETITIVE = ["group_id", "prompt_id", "prompt", "reward_parts.key_value.key"]
+_SCALARS = [field.name for field in TRAJECTORY_SCHEMA if pa.types.is_primitive(field.type)] + ["prompt_id"]
+"""What queries choose rows by; statistics of text and lists only make a shard longer."""
 
 
-def trajectory_id(searcher: int, seq: int, row: int) -> str:
-    return f"{searcher}/{seq}/{row}"
+def trajectory_ids(searcher: int, seq: int, rows: int) -> list[str]:
+    return [f"{searcher}/{seq}/{row}" for row in range(rows)]
 
 
 def content_hash(prompt_id: str, response_tokens: Sequence[int]) -> str:
@@ -82,28 +84,46 @@ def _content_hash(prompt_id: str, tokens_T: np.ndarray) -> str:
     return hashlib.md5(prompt_id.encode() + b"\n" + tokens_T.tobytes(), usedforsecurity=False).hexdigest()
 
 
-def content_hashes(table: pa.Table) -> list[str]:
+def content_hashes(columns: pa.Table | Mapping[str, pa.Array]) -> list[str]:
     """The content hash of every row, computed anew."""
-    tokens_N, starts_B = flat(table["response_tokens"])
+    tokens_N, starts_B = flat(columns["response_tokens"])
     tokens_N = np.asarray(tokens_N, dtype="<i4")
-    spans = zip(table["prompt_id"].to_pylist(), pairwise(starts_B), strict=True)
+    spans = zip(columns["prompt_id"].to_pylist(), pairwise(starts_B), strict=True)
     return [_content_hash(prompt_id, tokens_N[start:end]) for prompt_id, (start, end) in spans]
 
 
 def to_table(trajectories: Sequence[Trajectory], *, run: str, searcher: int, seq: int) -> pa.Table:
-    """A shard's table. Rows are numbered after sorting; whatever `trajectory_id` they carried is replaced."""
+    """A shard's table. Rows are numbered after sorting; whatever `trajectory_id` they carried is replaced. DataError
+    names a column that cannot hold its values."""
     ordered = sorted(trajectories, key=lambda t: (t.prompt_id, t.slot))
     columns: dict[str, Any] = {name: [getattr(t, name) for t in ordered] for name in (*_AS_THEY_ARE, *_LISTS)}
     for name in VERSIONS:
         columns[name] = [getattr(t, name).number for t in ordered]
         columns[f"{name}_attempt"] = [getattr(t, name).attempt for t in ordered]
-    columns["trajectory_id"] = [trajectory_id(searcher, seq, row) for row in range(len(ordered))]
+    columns["trajectory_id"] = trajectory_ids(searcher, seq, len(ordered))
     columns["length"] = [t.length for t in ordered]
     columns["reward_parts"] = [list(t.reward_parts.items()) for t in ordered]
-    columns["content_hash"] = [content_hash(t.prompt_id, t.response_tokens) for t in ordered]
     columns["schema_version"] = [SCHEMA_VERSION] * len(ordered)
-    arrays = [pa.array(columns[field.name], field.type) for field in TRAJECTORY_SCHEMA]
-    return pa.Table.from_arrays(arrays, schema=TRAJECTORY_SCHEMA.with_metadata(_metadata(run, searcher, seq)))
+    arrays = {name: _column(TRAJECTORY_SCHEMA.field(name), values) for name, values in columns.items()}
+    arrays["content_hash"] = pa.array(content_hashes(arrays))
+    schema = TRAJECTORY_SCHEMA.with_metadata(_metadata(run, searcher, seq))
+    return pa.Table.from_arrays([arrays[name] for name in schema.names], schema=schema)
+
+
+def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+    try:
+        return _lists(field, values) if field.name in _LISTS else pa.array(values, field.type)
+    except (pa.ArrowException, struct.error, OverflowError, TypeError, ValueError) as error:
+        raise DataError(f"column {field.name!r} cannot hold its values ({str(error).splitlines()[0]})") from None
+
+
+def _lists(field: pa.Field, values: Sequence[Sequence[float]]) -> pa.Array:
+    """As `pa.array` would make it of numbers, in a third of the time."""
+    ends_B = np.cumsum([len(value) for value in values], dtype="<i4")
+    elements = struct.pack(f"<{ends_B[-1]}{_LISTS[field.name]}", *chain.from_iterable(values))
+    starts = pa.py_buffer(np.concatenate([np.zeros(1, "<i4"), ends_B]))
+    numbers = pa.Array.from_buffers(field.type.value_type, int(ends_B[-1]), [None, pa.py_buffer(elements)])
+    return pa.Array.from_buffers(field.type, len(values), [None, starts], children=[numbers])
 
 
 class Rows:
@@ -128,19 +148,23 @@ class Rows:
         return Trajectory(**fields)
 
 
+ENCODING: dict[str, Any] = {
+    "row_group_size": 256,  # smaller ones are read faster one by one, and make the object larger and slower to write
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": _REPETITIVE,
+    # Of floats only: DuckDB reads no other such column.
+    "column_encoding": dict.fromkeys(_FLOATS, "BYTE_STREAM_SPLIT"),
+    "write_statistics": _SCALARS,
+    "write_page_checksum": True,
+}
+"""How pyarrow is asked to write a shard."""
+
+
 def encode(table: pa.Table) -> bytes:
     """A shard's bytes; the same table gives the same bytes."""
     sink = pa.BufferOutputStream()
-    pq.write_table(
-        table,
-        sink,
-        row_group_size=1024,
-        compression="zstd",
-        compression_level=1,
-        use_dictionary=_REPETITIVE,  # pyright: ignore[reportArgumentType]  # it takes names of columns too
-        column_encoding=dict.fromkeys(_FLOATS, "BYTE_STREAM_SPLIT"),
-        write_page_checksum=True,
-    )
+    pq.write_table(table, sink, **ENCODING)
     return sink.getvalue().to_pybytes()
 
 
@@ -162,11 +186,10 @@ def expected_metadata(run: str, searcher: int, seq: int) -> dict[bytes, bytes]:
     return {key.encode(): value.encode() for key, value in _metadata(run, searcher, seq).items()}
 
 
-def flat(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+def flat(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """A column of lists as all its elements, and where each row starts and, last, where the last one ends."""
-    lengths_B = np.concatenate([chunk.value_lengths().to_numpy() for chunk in column.chunks] or [np.zeros(0, int)])
-    elements_N = np.concatenate([chunk.flatten().to_numpy() for chunk in column.chunks] or [np.zeros(0)])
-    return elements_N, np.concatenate([[0], np.cumsum(lengths_B)]).astype(int)
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return whole.flatten().to_numpy(), np.concatenate([[0], np.cumsum(whole.value_lengths().to_numpy())]).astype(int)
 
 
 def _parts(column: pa.ChunkedArray) -> tuple[np.ndarray, list[int]]:

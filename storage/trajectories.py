@@ -1,6 +1,9 @@
 """The replay log: a searcher appends shards, and whoever reads one learns whether it can be trusted."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import datetime
 from itertools import count
 
 import numpy as np
@@ -12,14 +15,13 @@ from storage.schema import (
     SCHEMA_VERSION,
     TRAJECTORY_SCHEMA,
     VERSIONS,
-    Rows,
     content_hashes,
     decode,
     encode,
     expected_metadata,
     flat,
     to_table,
-    trajectory_id,
+    trajectory_ids,
 )
 from tba.errors import AlreadyExists, Damaged, DataError, Superseded
 from tba.types import Trajectory
@@ -28,6 +30,9 @@ LARGEST_REWARD = 1e100
 """In size. Far beyond it, inverse temperature times reward is no longer a number."""
 
 _NUMBERED = ("round", "slot", *(f"{name}{of}" for name in VERSIONS for of in ("", "_attempt")))
+
+
+_CALENDAR = tuple(pa.scalar(day, pa.timestamp("us")).value for day in (datetime.min, datetime.max))
 
 
 class Trajectories:
@@ -50,9 +55,7 @@ class Trajectories:
         if strangers:
             raise ValueError(f"searcher {searcher} cannot append trajectories of searcher {strangers.pop()}")
         key = layout.shard(searcher, seq)
-        table = to_table(trajectories, run=self.run.name, searcher=searcher, seq=seq)
-        data = encode(table)
-        self._check(key, data)
+        table, data = self._encoded(key, trajectories)
         try:
             self.run.store.create(key, data)
         except AlreadyExists:
@@ -62,12 +65,19 @@ class Trajectories:
                 ) from None
         return key
 
-    def _check(self, key: str, data: bytes) -> None:
+    def _encoded(self, key: str, trajectories: Sequence[Trajectory]) -> tuple[pa.Table, bytes]:
         """Better that the searcher stops than that every round of it is refused where nobody waits for it."""
+        searcher, seq = _name(key)
         try:
-            read_shard(self.run.name, key, data)
-        except Damaged as error:
-            raise DataError(f"{self.run.url}/{error}; it was not stored, the replay buffer would refuse it") from None
+            table = to_table(trajectories, run=self.run.name, searcher=searcher, seq=seq)
+            with ThreadPoolExecutor(1) as pool:  # pyarrow leaves the interpreter free for the check
+                data = pool.submit(encode, table)
+                _check_values(table)
+                return table, data.result()
+        except (DataError, _Fault) as fault:
+            raise DataError(
+                f"{self.run.url}/{key}: {fault}; it was not stored, the replay buffer would refuse it"
+            ) from None
 
     def _holds(self, key: str, table: pa.Table, data: bytes) -> bool:
         stored = self.run.store.read(key)
@@ -81,9 +91,12 @@ class Trajectories:
 
 def read_shard(run: str, key: str, data: bytes) -> pa.Table:
     """The table of a shard that is whole, sane, and of this run and schema; Damaged, naming key and fault, if not.
-    All that the buffer and its draws make of the rows has been made of them once."""
+    Whatever the buffer and its draws make of the rows can be made of them."""
     try:
-        return _read(run, key, data)
+        name = _name(key)
+        table = _decoded(data)
+        _check(table, run, *name)
+        return table
     except _Fault as fault:
         raise Damaged(f"{key}: {fault}") from None
 
@@ -95,24 +108,44 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, ArithmeticEr
 """What pyarrow and Python raise over bytes that are not what they say."""
 
 
-def _read(run: str, key: str, data: bytes) -> pa.Table:
+def _name(key: str) -> tuple[int, int]:
     name = layout.parse_shard(key)
     if name is None:
         raise _Fault("not the name of a shard")
+    return name
+
+
+def _decoded(data: bytes) -> pa.Table:
     try:
         table = decode(data)
         table.validate(full=True)
+        return table
     except _UNREADABLE as error:
         raise _Fault(f"not a readable Parquet object ({_first_line(error)})") from None
-    _check_metadata(table, run, *name)
-    try:
-        _check_schema(table)
-        _check_rows(table, *name)
+
+
+def _check(table: pa.Table, run: str, searcher: int, seq: int) -> None:
+    _check_metadata(table, run, searcher, seq)
+    _check_schema(table)
+    _check_values(table)
+    with _naming_nonsense():
+        _check_rows(table, searcher, seq)
+
+
+def _check_values(table: pa.Table) -> None:
+    """What `to_table` leaves open."""
+    with _naming_nonsense():
+        _check_nulls(table)
+        _check_lengths(table)
         _check_numbers(table)
-        Rows(table)
+
+
+@contextmanager
+def _naming_nonsense() -> Iterator[None]:
+    try:
+        yield
     except _UNREADABLE as error:
         raise _Fault(f"it has values that are none ({_first_line(error)})") from None
-    return table
 
 
 def _first_line(error: Exception) -> str:
@@ -137,27 +170,35 @@ def _check_schema(table: pa.Table) -> None:
         found = table.schema.field(field.name).type
         if found != field.type:
             raise _Fault(f"column {field.name!r} is {found}, not {field.type}")
-        column = table[field.name]
-        inner = column.combine_chunks().flatten() if pa.types.is_list(field.type) else column
-        if column.null_count or inner.null_count:
-            raise _Fault(f"column {field.name!r} has missing values")
+    if not len(table):
+        raise _Fault("it has no rows")
 
 
 def _check_rows(table: pa.Table, searcher: int, seq: int) -> None:
-    if not len(table):
-        raise _Fault("it has no rows")
-    if table["trajectory_id"].to_pylist() != [trajectory_id(searcher, seq, row) for row in range(len(table))]:
-        raise _Fault(f"its trajectories are not numbered {trajectory_id(searcher, seq, 0)} and on")
+    expected_ids = trajectory_ids(searcher, seq, len(table))
+    if table["trajectory_id"].to_pylist() != expected_ids:
+        raise _Fault(f"its trajectories are not numbered {expected_ids[0]} and on")
     for column, expected in (("searcher", searcher), ("schema_version", SCHEMA_VERSION)):
         if set(table[column].to_pylist()) != {expected}:
             raise _Fault(f"column {column!r} is not {expected} throughout")
+    if content_hashes(table) != table["content_hash"].to_pylist():
+        raise _Fault("column 'content_hash' disagrees with the tokens")
+
+
+def _check_nulls(table: pa.Table) -> None:
+    for column in TRAJECTORY_SCHEMA.names:
+        array = table[column].combine_chunks()
+        if array.null_count or (pa.types.is_list(array.type) and array.flatten().null_count):
+            raise _Fault(f"column {column!r} has missing values")
+
+
+def _check_lengths(table: pa.Table) -> None:
+    length_B = table["length"].to_numpy()
     for column in ("response_tokens", "behaviour_logps", "ref_logps"):
-        if not np.array_equal(_lengths(table, column), table["length"].to_numpy()):
+        if not np.array_equal(_lengths(table, column), length_B):
             raise _Fault(f"the lengths of {column!r} disagree with column 'length'")
     if not _lengths(table, "prompt_tokens").all():
         raise _Fault("a prompt has no tokens")
-    if content_hashes(table) != table["content_hash"].to_pylist():
-        raise _Fault("column 'content_hash' disagrees with the tokens")
 
 
 def _check_numbers(table: pa.Table) -> None:
@@ -167,6 +208,9 @@ def _check_numbers(table: pa.Table) -> None:
             raise _Fault(f"column {column!r} has a number that is not finite")
     if np.abs(table["reward"].to_numpy()).max() > LARGEST_REWARD:
         raise _Fault(f"a reward is beyond {LARGEST_REWARD:g}")
+    microseconds_B = table["created_at"].cast(pa.int64()).to_numpy()
+    if ((microseconds_B < _CALENDAR[0]) | (microseconds_B > _CALENDAR[1])).any():
+        raise _Fault("column 'created_at' has a time beyond all calendars")
     for column in _NUMBERED:
         if (table[column].to_numpy() < 0).any():
             raise _Fault(f"column {column!r} has a number below 0")
@@ -176,7 +220,7 @@ def _check_numbers(table: pa.Table) -> None:
 
 
 def _lengths(table: pa.Table, column: str) -> np.ndarray:
-    return np.diff(flat(table[column])[1])
+    return table[column].combine_chunks().value_lengths().to_numpy()
 
 
 def _floats(array: pa.Array) -> np.ndarray | None:

@@ -3,10 +3,13 @@ from datetime import UTC, datetime, timedelta, timezone
 from hashlib import md5
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.schema import TRAJECTORY_SCHEMA, Rows, content_hash, decode, encode, to_table
+from tba.errors import DataError
 from tba.types import Trajectory, Version
 from tests.builders import from_table, make_shard, make_trajectory
 
@@ -94,6 +97,20 @@ def test_rows_can_be_taken_from_any_place_of_any_table():
     tables = [to_table(shard, run="r", searcher=0, seq=seq) for seq, shard in enumerate((first, second))]
     rows = Rows(pa.concat_tables(tables).slice(1, 3))
     assert [replace(rows[row], trajectory_id="") for row in range(len(rows))] == [*first[1:], second[0]]
+
+
+def test_a_column_that_cannot_hold_its_values_is_named():
+    for name, values in (("response_tokens", (2**31,)), ("ref_logps", (None,)), ("slot", 2**31), ("prompt", "\ud800")):
+        with pytest.raises(DataError, match=f"column '{name}' cannot hold"):
+            to_table([make_trajectory(**{name: values})], run="r", searcher=0, seq=0)
+
+
+def test_shards_of_one_row_group_and_of_several_are_the_same_to_a_reader():
+    table = to_table(make_shard({f"p{n}": [0.0] * 20 for n in range(30)}), run="r", searcher=0, seq=0)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=1024, compression="zstd", write_page_checksum=True)
+    assert pq.ParquetFile(pa.BufferReader(encode(table))).num_row_groups > 1
+    assert decode(encode(table)) == decode(sink.getvalue().to_pybytes()) == table
 
 
 def test_some_columns_can_be_read_alone():

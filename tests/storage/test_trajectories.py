@@ -80,7 +80,7 @@ FAULTS: dict[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a prompt's name that is no text": (lambda: no_text("prompt_id"), "Invalid UTF8"),
     "a response that is no text": (lambda: no_text("response"), "Invalid UTF8"),
-    "a time beyond all calendars": (lambda: with_column("created_at", [2**62] * 3), "values that are none"),
+    "a time beyond all calendars": (lambda: with_column("created_at", [2**62] * 3), "beyond all calendars"),
     "a version below 0": (lambda: with_column("version_start", [0, -1, 0]), "'version_start' has a number below 0"),
     "other content than its hash": (
         lambda: with_column("content_hash", [""] * 3),
