@@ -111,6 +111,9 @@ class S3Store:
     def read(self, key: str) -> bytes:
         return self._run(self._read, check_key(key))
 
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        return self._run(self._read_range, check_key(key), start, length)
+
     def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
         return self._run(_side_by_side, _READS, self._read, [check_key(key) for key in keys])
 
@@ -193,6 +196,15 @@ class S3Store:
             return (await self._request("get_object", key))["Body"]
         except _Refused as refused:
             self._fail(key, refused)
+
+    async def _read_range(self, key: str, start: int, length: int) -> bytes:
+        try:
+            answer = await self._request("get_object", key, Range=f"bytes={start}-{start + length - 1}")
+            return answer["Body"]
+        except _Refused as refused:
+            if refused.status != 416:  # the object ends before
+                self._fail(key, refused)
+            return b""
 
     async def _look(self, key: str) -> dict[str, Any] | None:
         """Size, tag and metadata of an object, if there is one."""

@@ -39,6 +39,10 @@ class Store(Protocol):
         """Missing if there is no such object."""
         ...
 
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        """A part of an object, 1 byte or more: fewer than `length` where it ends before. Missing if it is not there."""
+        ...
+
     def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
         """Several objects, side by side where that is faster."""
         ...
@@ -152,6 +156,11 @@ class LocalStore:
         path = self._path(key)
         with self._naming(key), _folders_are_no_objects():
             return path.read_bytes()
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        path = self._path(key)
+        with self._naming(key), _folders_are_no_objects(), path.open("rb") as file:
+            return os.pread(file.fileno(), length, start)
 
     def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
         return [self.read(key) for key in keys]

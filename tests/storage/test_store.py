@@ -178,6 +178,7 @@ def test_a_missing_object_is_named(store: Store, tmp_path: Path):
     for look in (
         lambda: store.read("no/such"),
         lambda: store.read_many(["no/such"]),
+        lambda: store.read_range("no/such", 0, 1),
         lambda: store.download("no/such", tmp_path / "x"),
     ):
         with pytest.raises(Missing, match="no/such"):
@@ -209,6 +210,14 @@ def test_listing_is_sorted_complete_and_knows_where_to_go_on(store: Store):
         for after in ("", "a", "a/", "a/1", "a/b/c", "a0", "b=1/x", "b=2", "z"):
             expected = sorted(name for name in names if name.startswith(prefix) and name > after)
             assert [entry.key for entry in store.list(prefix, after=after)] == expected, (prefix, after)
+
+
+def test_a_part_of_an_object_is_what_lies_there(store: Store):
+    store.create("ten", b"0123456789")
+    parts = [(0, 10), (0, 1), (3, 4), (9, 1), (8, 5), (10, 3), (12, 1)]
+    assert [store.read_range("ten", start, length) for start, length in parts] == [
+        b"0123456789", b"0", b"3456", b"9", b"89", b"", b""
+    ]  # fmt: skip
 
 
 def test_many_objects_are_read_in_the_order_asked_for(store: Store):
@@ -283,6 +292,7 @@ def test_a_key_that_could_lead_elsewhere_is_refused_everywhere(store: Store, key
         lambda: store.create(key, b""),
         lambda: store.read(key),
         lambda: store.read_many([key]),
+        lambda: store.read_range(key, 0, 1),
         lambda: store.exists(key),
         lambda: store.upload(tmp_path, key),
         lambda: store.download(key, tmp_path / "x"),
