@@ -121,4 +121,4 @@ class Arrivals:
             sha256=sha256(data).hexdigest(),
         )
         self.found[key] = Arrival(shard, table.select(COLUMNS))
-        self.payloads.keep(key, table)
+        self.payloads.keep(shard, table, data)

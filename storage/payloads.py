@@ -1,60 +1,239 @@
-"""Whole shards, tokens and all: read with their checksum, the last used ones kept in memory."""
+"""The rows of admitted shards: where they lie, how they are read and verified, the last used ones kept in memory.
 
+Up to `WHOLE` bytes an object is read at once and compared with the sha256 of the record that admits it: one request to
+a remote store costs less than several small ones, and the checksum less than making rows of the bytes. Of a larger
+object, and of any on this machine's disk where only light columns are wanted, just the row groups and columns that are
+needed are read. Then the number of rows and whose they are must be as the record says, and every page as its checksum.
+So damage is found either way, and so is another shard in the place of one; a forgery that has its name, its rows and
+its size is found where it is read whole, which is before its rows are learned from unless it is larger than `WHOLE`,
+and by `tba check`.
+"""
+
+import io
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property, partial
 from hashlib import sha256
+from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from storage.copies import Copies
 from storage.run import Run
-from storage.schema import TRAJECTORY_SCHEMA, Rows, decode
+from storage.schema import NEEDED, TRAJECTORY_SCHEMA, UNREADABLE, Rows, expected_metadata
+from storage.store import Store
 from storage.syncs import Shard
-from tba.errors import Damaged
+from tba.errors import Damaged, Missing, StorageError, TBAError
+from tba.types import Trajectory
+
+T = TypeVar("T")
 
 SIDE_BY_SIDE = 32
-"""Shards asked for at once."""
+"""Shards asked for at once of a remote store."""
+
+WHOLE = 4 << 20
+"""Bytes up to which an object is read whole: about what arrives in the time of one more request."""
+
+_SCHEMA = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in NEEDED])
+_LOCAL_THREADS = 4  # reading from a disk, more of them wait for each other
 
 
-def read_admitted(
-    run: Run, shards: Iterable[Shard], columns: Sequence[str] = tuple(TRAJECTORY_SCHEMA.names)
-) -> Iterator[tuple[Shard, pa.Table]]:
-    """Some columns of shards that a record admits, as it found them. Missing or Damaged names one that is not so."""
-    wanted = list(shards)
-    for start in range(0, len(wanted), SIDE_BY_SIDE):
-        batch = wanted[start : start + SIDE_BY_SIDE]
-        for shard, data in zip(batch, run.store.read_many([shard.key for shard in batch]), strict=True):
-            if sha256(data).hexdigest() != shard.sha256:
-                raise Damaged(f"{run.url}/{shard.key} is not what the record that admits it found: its sha256 differs")
-            yield shard, decode(data, columns)
+class Piece(NamedTuple):
+    """Some rows of a shard, from `start` on."""
+
+    start: int
+    rows: pa.RecordBatch
+
+    def holds(self, row: int) -> bool:
+        return self.start <= row < self.start + len(self.rows)
+
+
+class ShardReader:
+    """Where the rows of an admitted shard lie and how they are read; nobody else knows. Missing or Damaged names a
+    shard that is not as its record says. Copies of what a remote store gave are kept, `disk_bytes` of them."""
+
+    def __init__(self, run: Run, *, disk_bytes: int):
+        self.run = run
+        self.copies = Copies("shards", disk_bytes)
+
+    @cached_property
+    def remote(self) -> bool:
+        return self.run.store.local_path("trajectories") is None
+
+    def light(self, shards: Iterable[Shard], columns: Sequence[str]) -> Iterator[tuple[Shard, pa.Table]]:
+        """Some columns of shards, in their order."""
+        wanted = list(shards)
+        return zip(wanted, self._side_by_side(partial(self._light, columns=columns), wanted), strict=True)
+
+    def pieces(self, wanted: Iterable[tuple[Shard, Collection[int]]]) -> Iterator[list[Piece]]:
+        """For each shard the row groups that hold the rows asked for."""
+        return self._side_by_side(lambda pair: self._pieces(*pair), wanted)
+
+    def _side_by_side(self, work: Callable[..., T], items: Iterable) -> Iterator[T]:
+        with ThreadPoolExecutor(SIDE_BY_SIDE if self.remote else _LOCAL_THREADS) as pool:
+            yield from pool.map(work, items)
+
+    def _light(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
+        with self._naming(shard), self._opened(shard, in_part=not self.remote) as file:
+            return _read(file, range(file.num_row_groups), columns)
+
+    def _pieces(self, shard: Shard, rows: Collection[int]) -> list[Piece]:
+        pieces, start = [], 0
+        with self._naming(shard), self._opened(shard) as file:
+            for group in range(file.num_row_groups):
+                end = start + file.metadata.row_group(group).num_rows
+                if any(start <= row < end for row in rows):
+                    pieces.append(Piece(start, _batch(_read(file, [group], NEEDED))))
+                start = end
+        return pieces
+
+    def _opened(self, shard: Shard, *, in_part: bool = False) -> pq.ParquetFile:
+        if not in_part and shard.bytes <= WHOLE:
+            return pq.ParquetFile(pa.BufferReader(self._whole(shard)))
+        file = pq.ParquetFile(self._source(shard), pre_buffer=self.remote, page_checksum_verification=True)
+        expected = expected_metadata(self.run.name, shard.searcher, shard.seq)
+        found = file.metadata.metadata or {}
+        if file.metadata.num_rows != shard.rows or any(found.get(key) != value for key, value in expected.items()):
+            raise Damaged(f"{self.run.url}/{shard.key} is not what the record that admits it found: it is another's")
+        return file
+
+    def _whole(self, shard: Shard) -> bytes:
+        data = self.copies.read(shard.sha256) if self.remote else None
+        if data is not None:
+            return data
+        data = self.run.store.read(shard.key)
+        if sha256(data).hexdigest() != shard.sha256:
+            raise Damaged(f"{self.run.url}/{shard.key} is not what the record that admits it found: its sha256 differs")
+        self.copy(shard, data)
+        return data
+
+    def copy(self, shard: Shard, data: bytes) -> None:
+        """What is written here need not be asked for again."""
+        if self.remote and shard.bytes <= WHOLE:
+            self.copies.keep(shard.sha256, data)
+
+    def _source(self, shard: Shard) -> Any:
+        path = self.run.store.local_path(shard.key)
+        if path is None:
+            return pa.PythonFile(_Object(self.run.store, shard.key, shard.bytes), "r")
+        if (size := path.stat().st_size) != shard.bytes:
+            raise Damaged(f"{self.run.url}/{shard.key} has {size} bytes, its record says {shard.bytes}")
+        return str(path)
+
+    @contextmanager
+    def _naming(self, shard: Shard) -> Iterator[None]:
+        """What goes wrong while a shard is read, as an error that names it."""
+        name = f"{self.run.url}/{shard.key}"
+        try:
+            yield
+        except TBAError:
+            raise
+        except FileNotFoundError:
+            raise Missing(f"{name} does not exist") from None
+        except UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno:  # of the disk; pyarrow's own have no number
+                raise StorageError(f"{name}: {error.strerror}") from error
+            why = (str(error) or type(error).__name__).splitlines()[0][:200]
+            raise Damaged(f"{name} is not what the record that admits it found: {why}") from None
+
+
+def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
+    """Checksums cover pages, not what is said about them."""
+    table = file.read_row_groups(groups, list(columns), use_threads=False)
+    if len(table) != (said := sum(file.metadata.row_group(group).num_rows for group in groups)):
+        raise ValueError(f"row groups have {len(table)} rows and say {said}")
+    for name in columns:
+        if table[name].type != TRAJECTORY_SCHEMA.field(name).type:
+            raise ValueError(f"column {name!r} is {table[name].type}")
+    return table
+
+
+class _Object(io.RawIOBase):
+    """A remote object as a file, of which only what is read is asked for."""
+
+    def __init__(self, store: Store, key: str, size: int):
+        self._store, self._key, self._size, self._place = store, key, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        self._place = start + offset
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        length = self._size - self._place if size < 0 else min(size, self._size - self._place)
+        data = self._store.read_range(self._key, self._place, length) if length > 0 else b""
+        self._place += len(data)
+        return data
 
 
 class Payloads:
-    """Rows of shards by key, up to `limit` bytes of them and at least those of the shard used last."""
+    """Trajectories of admitted shards. The row groups that were used last stay in memory as Arrow keeps them, up to
+    `memory_bytes`, and for as long as a fetch lasts those that it uses."""
 
-    def __init__(self, run: Run, limit: int):
-        self.run, self.limit = run, limit
+    def __init__(self, run: Run, *, memory_bytes: int, disk_bytes: int):
+        self.run, self.limit = run, memory_bytes
+        self.reader = ShardReader(run, disk_bytes=disk_bytes)
         self.nbytes = 0
-        self._kept: OrderedDict[str, Rows] = OrderedDict()
+        self._kept: OrderedDict[str, list[Piece]] = OrderedDict()  # by key of the shard, the one used last at the end
 
-    def keep(self, key: str, table: pa.Table) -> Rows:
-        rows = Rows(table)
-        self._drop(key)
-        self._kept[key] = rows
-        self.nbytes += rows.nbytes
-        while self.nbytes > self.limit and len(self._kept) > 1:
-            self._drop(next(iter(self._kept)))
-        return rows
+    def keep(self, shard: Shard, table: pa.Table, data: bytes) -> None:
+        """A shard that has just been read, and judged good."""
+        self.reader.copy(shard, data)
+        self._keep(shard.key, [Piece(0, _batch(table))])
 
-    def rows(self, shards: Iterable[Shard]) -> dict[str, Rows]:
-        """The rows of these shards, by key; what is not in memory is read."""
-        wanted = {shard.key: shard for shard in shards}
-        found = {key: self._kept[key] for key in wanted if key in self._kept}
-        for key in found:
-            self._kept.move_to_end(key)
-        for shard, table in read_admitted(self.run, [wanted[key] for key in wanted if key not in found]):
-            found[shard.key] = self.keep(shard.key, table)
+    def fetch(self, places: Sequence[tuple[Shard, int]]) -> list[Trajectory]:
+        """The trajectories at these rows of these shards; what is not in memory is read."""
+        used = {shard.key: self._used(shard.key) for shard, _ in places}
+        missing: dict[str, tuple[Shard, set[int]]] = {}
+        for shard, row in places:
+            if _row(used[shard.key], row) is None:
+                missing.setdefault(shard.key, (shard, set()))[1].add(row)
+        for key, pieces in zip(missing, self.reader.pieces(missing.values()), strict=True):
+            used[key] = used[key] + pieces
+            self._keep(key, used[key])
+        found = [self._found(used[shard.key], shard, row) for shard, row in places]
+        rows = Rows(pa.Table.from_batches([pa.concat_batches(found)] if found else [], _SCHEMA))
+        return [rows[place] for place in range(len(places))]
+
+    def _found(self, pieces: Sequence[Piece], shard: Shard, row: int) -> pa.RecordBatch:
+        found = _row(pieces, row)
+        if found is None:
+            raise Missing(f"{self.run.url}/{shard.key} has {shard.rows} rows, none at {row}")
         return found
 
-    def _drop(self, key: str) -> None:
+    def _used(self, key: str) -> list[Piece]:
         if key in self._kept:
-            self.nbytes -= self._kept.pop(key).nbytes
+            self._kept.move_to_end(key)
+        return self._kept.get(key, [])
+
+    def _keep(self, key: str, pieces: list[Piece]) -> None:
+        self.nbytes += _nbytes(pieces) - _nbytes(self._kept.pop(key, []))
+        self._kept[key] = pieces
+        while self.nbytes > self.limit:
+            self.nbytes -= _nbytes(self._kept.popitem(last=False)[1])
+
+
+def _batch(table: pa.Table) -> pa.RecordBatch:
+    """The whole table in one piece."""
+    columns = [table[name].combine_chunks() for name in NEEDED]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def _row(pieces: Sequence[Piece], row: int) -> pa.RecordBatch | None:
+    return next((it.rows.slice(row - it.start, 1) for it in pieces if it.holds(row)), None)
+
+
+def _nbytes(pieces: Sequence[Piece]) -> int:
+    return sum(piece.rows.nbytes for piece in pieces)

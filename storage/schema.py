@@ -64,6 +64,8 @@ _LISTS = {"prompt_tokens": "i", "response_tokens": "i", "behaviour_logps": "f", 
 """Columns of lists, each with what `struct` calls their elements."""
 VERSIONS = ("version_start", "version_end", "reference_version")
 """Each with its attempt in a column of its own."""
+NEEDED = (*_AS_THEY_ARE, *_LISTS, *VERSIONS, *(f"{name}_attempt" for name in VERSIONS), "reward_parts")
+"""Columns that trajectories are made of."""
 _FLOATS = ["behaviour_logps.list.element", "ref_logps.list.element"]
 _REPETITIVE = ["group_id", "prompt_id", "prompt", "reward_parts.key_value.key"]
 _SCALARS = [field.name for field in TRAJECTORY_SCHEMA if pa.types.is_primitive(field.type)] + ["prompt_id"]
@@ -127,7 +129,7 @@ def _lists(field: pa.Field, values: Sequence[Sequence[float]]) -> pa.Array:
 
 
 class Rows:
-    """The rows of a table, each made a trajectory when it is asked for: a draw takes few of a shard's."""
+    """The rows of a table that has at least the columns `NEEDED`, each made a trajectory when it is asked for."""
 
     def __init__(self, table: pa.Table):
         self._columns: dict[str, list[Any]] = {name: table[name].to_pylist() for name in _AS_THEY_ARE}
@@ -136,7 +138,6 @@ class Rows:
             pairs = zip(table[name].to_pylist(), table[f"{name}_attempt"].to_pylist(), strict=True)
             self._columns[name] = [Version(number, attempt) for number, attempt in pairs]
         self._lists = {name: _parts(table[name]) for name in _LISTS}
-        self.nbytes = table.nbytes
 
     def __len__(self) -> int:
         return len(self._columns["trajectory_id"])
@@ -168,8 +169,12 @@ def encode(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, ArithmeticError, TypeError)
+"""What pyarrow and Python raise over bytes that are not what they say."""
+
+
 def decode(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """The table in a shard's bytes, or some of its columns; an error of pyarrow or ValueError where there is none."""
+    """The table in a shard's bytes, or some of its columns; one of `UNREADABLE` where there is none."""
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
     table = file.read(list(columns) if columns else None, use_threads=False)
     if len(table) != file.metadata.num_rows:  # checksums cover pages, not what is said about them

@@ -14,6 +14,7 @@ from storage.run import Run
 from storage.schema import (
     SCHEMA_VERSION,
     TRAJECTORY_SCHEMA,
+    UNREADABLE,
     VERSIONS,
     content_hashes,
     decode,
@@ -104,10 +105,6 @@ def read_shard(run: str, key: str, data: bytes) -> pa.Table:
 class _Fault(Exception): ...
 
 
-_UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, ArithmeticError, TypeError)
-"""What pyarrow and Python raise over bytes that are not what they say."""
-
-
 def _name(key: str) -> tuple[int, int]:
     name = layout.parse_shard(key)
     if name is None:
@@ -120,7 +117,7 @@ def _decoded(data: bytes) -> pa.Table:
         table = decode(data)
         table.validate(full=True)
         return table
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _Fault(f"not a readable Parquet object ({_first_line(error)})") from None
 
 
@@ -144,7 +141,7 @@ def _check_values(table: pa.Table) -> None:
 def _naming_nonsense() -> Iterator[None]:
     try:
         yield
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _Fault(f"it has values that are none ({_first_line(error)})") from None
 
 

@@ -143,7 +143,7 @@ def test_searchers_may_join_and_leave(run: Run):
 
 @on_disk
 def test_shards_that_do_not_fit_in_memory_are_read_again(run: Run):
-    ample, tight = make_buffer(run), make_buffer(run, cache_bytes=1)
+    ample, tight = make_buffer(run), make_buffer(run, memory_bytes=1)
     draws = train(run, ample, range(4))
     assert train(run, tight, range(4)) == draws
     assert [tight.fetch(it) for it in draws] == [ample.fetch(it) for it in draws]
@@ -546,7 +546,7 @@ def test_buffers_racing_for_a_record_hold_the_same_one(run: Run):
 @on_disk
 def test_a_shard_that_changed_since_it_was_admitted_is_damage(run: Run):
     key = append(run, make_shard({"a": [0.0, 1.0]}))
-    buffer = make_buffer(run, cache_bytes=1)
+    buffer = make_buffer(run, memory_bytes=1)
     buffer.sync(0, step=0)
     append(run, make_shard({"b": [0.0]}, round=1))
     buffer.sync(1, step=2)

@@ -1,6 +1,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from hashlib import md5
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -100,9 +101,10 @@ def test_rows_can_be_taken_from_any_place_of_any_table():
 
 
 def test_a_column_that_cannot_hold_its_values_is_named():
-    for name, values in (("response_tokens", (2**31,)), ("ref_logps", (None,)), ("slot", 2**31), ("prompt", "\ud800")):
+    wrong: dict[str, Any] = {"response_tokens": (2**31,), "ref_logps": (None,), "slot": 2**31, "prompt": "\ud800"}
+    for name, value in wrong.items():
         with pytest.raises(DataError, match=f"column '{name}' cannot hold"):
-            to_table([make_trajectory(**{name: values})], run="r", searcher=0, seq=0)
+            to_table([replace(make_trajectory(), **{name: value})], run="r", searcher=0, seq=0)
 
 
 def test_shards_of_one_row_group_and_of_several_are_the_same_to_a_reader():

@@ -1,0 +1,81 @@
+"""Copies of a remote store's objects as files on this machine, named by their content, within a budget of bytes.
+
+Processes and runs share them. A copy that another process has removed, or that something has changed, is not there.
+"""
+
+import logging
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import sha256
+from threading import Lock
+
+from storage.cache import cache_folder
+
+log = logging.getLogger(__name__)
+
+_SPARED = 0.9  # of the budget: what stays when it is exceeded, so that not every new copy removes an old one
+
+
+class Copies:
+    """Of one kind, up to `limit` bytes, those that were used last; 0 keeps none. Safe to use from several threads."""
+
+    def __init__(self, kind: str, limit: int):
+        self.kind, self.limit = kind, limit
+        self._nbytes: int | None = None  # of the copies that are there, as far as this process knows
+        self._counting = Lock()
+
+    def read(self, digest: str) -> bytes | None:
+        """The content of this sha256, if there is a copy."""
+        if not self.limit:
+            return None
+        path = cache_folder(self.kind) / digest
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except OSError:
+            return None
+        return data if sha256(data).hexdigest() == digest else None
+
+    def keep(self, digest: str, data: bytes) -> None:
+        """A disk that is full is no reason to stop: then there is no copy."""
+        if len(data) > self.limit:
+            return
+        path = cache_folder(self.kind) / digest
+        unfinished = path.with_name(f".{digest}.{secrets.token_hex(6)}")
+        try:
+            unfinished.write_bytes(data)
+            os.replace(unfinished, path)
+        except OSError as error:
+            log.warning("no copy is kept at %s: %s", path, error.strerror or error)
+            return
+        finally:
+            unfinished.unlink(missing_ok=True)
+        with self._counting:
+            self._nbytes = self._counted() if self._nbytes is None else self._nbytes + len(data)
+            if self._nbytes > self.limit:
+                self._nbytes = self._forget()
+
+    def _counted(self) -> int:
+        return sum(size for _, size, _ in self._all())
+
+    def _forget(self) -> int:
+        """Those that were used longest ago. How many bytes stay."""
+        found = sorted(self._all())
+        nbytes = sum(size for _, size, _ in found)
+        for _, size, path in found:
+            if nbytes <= _SPARED * self.limit:
+                break
+            with suppress(FileNotFoundError):  # another process has just removed it
+                os.unlink(path)
+            nbytes -= size
+        return nbytes
+
+    def _all(self) -> Iterator[tuple[float, int, str]]:
+        """When each was used last, its size and where it lies; also what a process that was killed left unfinished."""
+        with os.scandir(cache_folder(self.kind)) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    found = entry.stat()
+                    yield found.st_mtime, found.st_size, entry.path
