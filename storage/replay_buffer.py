@@ -9,7 +9,7 @@ from storage.arrivals import Arrivals
 from storage.attempts import newest_attempt
 from storage.events import Events
 from storage.index import COLUMNS, Index
-from storage.payloads import Payloads, read_admitted
+from storage.payloads import Payloads
 from storage.run import Run
 from storage.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
 from tba.errors import AlreadyExists, Damaged, Missing, Superseded
@@ -18,7 +18,8 @@ from tba.types import Draw, Trajectory, Version
 
 class DuckReplayBuffer:
     """The `ReplayBuffer` of one attempt. A draw follows from seed, sampler and records: the run's name, how often
-    arrivals were looked for, and whether the buffer was rebuilt in between have no part in it."""
+    arrivals were looked for, and whether the buffer was rebuilt in between have no part in it. Of the payloads
+    `memory_bytes` stay in memory; of a remote run's shards copies of `disk_bytes` stay on this machine's disk."""
 
     def __init__(
         self,
@@ -33,7 +34,8 @@ class DuckReplayBuffer:
         sampler_sql: str,
         attempt: int,
         events: Events,
-        cache_bytes: int = 2 << 30,
+        memory_bytes: int = 2 << 30,
+        disk_bytes: int = 32 << 30,
         threads: int = 1,
     ):
         self.run, self.attempt, self.events = run, attempt, events
@@ -48,7 +50,7 @@ class DuckReplayBuffer:
             step_of_version=self._step_of_version,
             threads=threads,
         )
-        self.payloads = Payloads(run, cache_bytes)
+        self.payloads = Payloads(run, memory_bytes=memory_bytes, disk_bytes=disk_bytes)
         self.arrivals = Arrivals(run, self.payloads, self.index.check)
         self.recording = Recording(run.inherits) if run.inherits and run.inherits.replays else None
         self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq
@@ -170,7 +172,7 @@ class DuckReplayBuffer:
         shards = sorted(record.shards, key=lambda shard: (shard.searcher, shard.seq))
         light = {shard.key: self.arrivals.take(shard) for shard in shards}
         unseen = [shard for shard in shards if light[shard.key] is None]
-        light.update({shard.key: table for shard, table in read_admitted(self.run, unseen, COLUMNS)})
+        light.update({shard.key: table for shard, table in self.payloads.reader.light(unseen, COLUMNS)})
         named = {f"{shard.searcher}/{shard.seq}": shard for shard in shards}
         self.index.extend(record.sync, [(name, light[shard.key]) for name, shard in named.items()])
         self.shards.update(named)
@@ -190,9 +192,7 @@ class DuckReplayBuffer:
 
     def fetch(self, draws: Sequence[Draw]) -> list[Trajectory]:
         places = [draw.trajectory_id.rpartition("/") for draw in draws]
-        named = {shard: self._admitted(shard) for shard, _, _ in places}
-        rows = self.payloads.rows(named.values())
-        return [rows[named[shard].key][int(row)] for shard, _, row in places]
+        return self.payloads.fetch([(self._admitted(shard), int(row)) for shard, _, row in places])
 
     def _admitted(self, name: str) -> Shard:
         if name not in self.shards:
