@@ -2,8 +2,14 @@
 
 A name that is not a shard's, and an object that is not a good shard, are refused, for good. One that is listed and
 cannot be read is neither: it is passed over, and asked for again at the next look.
+
+What a look costs depends on what is new, not on what is stored. Each look asks what follows a searcher's last settled
+shard. A name before it that no record speaks of is the exception, since searchers number their shards one by one; it
+is found by listing the searcher's folder, which is done at every look while that is small, and then at every second,
+third, … for each further `SMALL` shards in it.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +26,55 @@ from storage.syncs import Refusal, Shard
 from storage.trajectories import read_shard
 from tba.errors import Damaged, StorageError
 
+SMALL = 1000
+"""Shards in a folder that is listed at every look: as many names as one answer of S3 has."""
+
+_LARGEST = 2**31 - 1  # a seq is a column of 32 bits
+
 
 class Arrival(NamedTuple):
     shard: Shard
     light: pa.Table  # the columns of the index
+
+
+class Seqs:
+    """A set of seqs, as spans without a gap: as small as there are few gaps in it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._starts: list[int] = []  # in order, no two spans touch
+        self._ends: list[int] = []  # each after the last seq of its span
+
+    def __contains__(self, seq: int) -> bool:
+        place = bisect_right(self._starts, seq) - 1
+        return place >= 0 and seq < self._ends[place]
+
+    @property
+    def first_missing(self) -> int:
+        return self._ends[0] if self._starts[:1] == [0] else 0
+
+    @property
+    def end(self) -> int:
+        """After the last one."""
+        return self._ends[-1] if self._ends else 0
+
+    def add(self, seq: int) -> None:
+        if seq in self:
+            return
+        self.count += 1
+        place = bisect_right(self._starts, seq)  # of the first span after it
+        follows = place > 0 and self._ends[place - 1] == seq
+        precedes = place < len(self._starts) and self._starts[place] == seq + 1
+        if follows and precedes:
+            self._ends[place - 1] = self._ends.pop(place)
+            self._starts.pop(place)
+        elif follows:
+            self._ends[place - 1] += 1
+        elif precedes:
+            self._starts[place] = seq
+        else:
+            self._starts.insert(place, seq)
+            self._ends.insert(place, seq + 1)
 
 
 class Arrivals:
@@ -35,12 +86,14 @@ class Arrivals:
         self.found: dict[str, Arrival] = {}
         self.refused: dict[str, Refusal] = {}
         self.unread: dict[str, str] = {}  # why, of each that could not be read at the last look
-        self._settled: set[str] = set()
-        self._next: defaultdict[int, int] = defaultdict(int)  # by searcher: all before this seq are settled
+        self._settled: defaultdict[int, Seqs] = defaultdict(Seqs)  # by searcher
+        self._strangers: set[str] = set()  # settled names that are not a shard's
+        self._pause: defaultdict[int, int] = defaultdict(int)  # by searcher: looks until its folder is listed again
 
     def look(self) -> None:
+        keys = dict.fromkeys([*self.unread, *self._listed()])
         self.unread.clear()
-        for key, data in self._read([key for key in self._listed() if not self._known(key)]):
+        for key, data in self._read([key for key in keys if not self._known(key)]):
             self._judge(key, data)
 
     def rows(self) -> int:
@@ -53,28 +106,43 @@ class Arrivals:
 
     def settle(self, keys: Iterable[str]) -> None:
         for key in keys:
-            self._settled.add(key)
             self.found.pop(key, None)
             self.refused.pop(key, None)
+            self.unread.pop(key, None)
             if name := layout.parse_shard(key):
-                searcher = name[0]
-                while layout.shard(searcher, self._next[searcher]) in self._settled:
-                    self._next[searcher] += 1
+                self._settled[name[0]].add(name[1])
+            else:
+                self._strangers.add(key)
 
     def _listed(self) -> Iterator[str]:
-        """Searcher by searcher, each from its first shard that is not settled: what is stored is not listed again."""
         for folder in self.run.store.folders(layout.TRAJECTORIES):
             searcher = layout.parse_searcher(folder)
             if searcher is None:
                 self._refuse(f"{layout.TRAJECTORIES}{folder}/", "not the folder of a searcher")
-                continue
-            settled = self._next[searcher]
-            after = layout.shard(searcher, settled - 1) if settled else ""
-            for entry in self.run.store.list(layout.searcher_folder(searcher), after=after):
-                if layout.parse_shard(entry.key) is None:
-                    self._refuse(entry.key, "not the name of a shard")
-                else:
-                    yield entry.key
+            elif self._pause[searcher] > 0:
+                self._pause[searcher] -= 1
+                yield from self._following(searcher, self._settled[searcher].end)
+            else:
+                self._pause[searcher] = self._settled[searcher].count // SMALL
+                yield from self._from(searcher, self._settled[searcher].first_missing)
+
+    def _following(self, searcher: int, seq: int) -> Iterator[str]:
+        """A folder on a disk cannot be listed from a name on, but it knows at once whether a name is there."""
+        if self.run.store.local_path(layout.TRAJECTORIES[:-1]) is None:
+            yield from self._from(searcher, seq)
+            return
+        for following in range(seq, _LARGEST + 1):
+            if not self.run.store.exists(key := layout.shard(searcher, following)):
+                return
+            yield key
+
+    def _from(self, searcher: int, seq: int) -> Iterator[str]:
+        after = layout.shard(searcher, seq - 1) if seq else ""
+        for entry in self.run.store.list(layout.searcher_folder(searcher), after=after):
+            if layout.parse_shard(entry.key) is None:
+                self._refuse(entry.key, "not the name of a shard")
+            else:
+                yield entry.key
 
     def _read(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """Objects with their keys, some side by side. Where one fails, each is asked for by itself."""
@@ -97,7 +165,9 @@ class Arrivals:
             return None
 
     def _known(self, key: str) -> bool:
-        return key in self._settled or key in self.found or key in self.refused
+        name = layout.parse_shard(key)
+        settled = name[1] in self._settled[name[0]] if name else key in self._strangers
+        return settled or key in self.found or key in self.refused
 
     def _refuse(self, name: str, reason: str) -> None:
         key = name.encode(errors="backslashreplace").decode()  # on a disk a name may be no text
