@@ -1,0 +1,450 @@
+"""Shards at growing numbers of them: what it costs to append one, to find what has arrived, to fetch and to resume.
+
+    python -m benchmarks.shards [--sizes 100 1000 10000 100000] [--out FOLDER] [--work FOLDER]
+
+`append`: a round of 512 trajectories of about 90 + 230 tokens, made durable by `Trajectories.append`, beside
+`pyarrow.parquet.write_table` and fsync of the same rows: with Parquet's usual encodings and our compression, and with
+all of our settings. `growth`: runs of small shards, of 100 trajectories of 16 tokens each, by eight searchers.
+`fetch`: 140 responses from as many shards out of 10,000 of 100 usual trajectories, on a disk; out of 1,000 on S3, which
+is Ceph on loopback where that is installed and moto where it is not, in either case without a network's latency.
+`memory`: what a process grows by that fetches more than its budget. All need 6 GB in the folder to work in.
+
+What is compared runs in turn, in alternating order, in one process. Medians, with the quartiles beside them.
+"""
+
+import argparse
+import gc
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage import layout, trajectories
+from storage.arrivals import Arrivals
+from storage.index import COLUMNS
+from storage.payloads import Payloads, ShardReader
+from storage.run import Run
+from storage.schema import ENCODING, encode, expected_metadata, to_table, trajectory_ids
+from storage.syncs import Shard
+from storage.trajectories import Trajectories
+from tba.types import Trajectory, Version
+
+PLAIN = {"compression": "zstd", "compression_level": 1}
+SEARCHERS = 8
+REPEATS = 40
+FETCHED = 140
+ON_DISK, ON_S3 = 10_000, 1_000
+BUDGET = 256 << 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10**2, 10**3, 10**4, 10**5])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--work", type=Path, help="where the shards are made; of the system's choice if not given")
+    parser.add_argument("--memory", type=Path, help="measure memory here, on the run in this folder; prints JSON")
+    options = parser.parse_args()
+    if options.memory:
+        print(json.dumps(resident_growth(options.memory)))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.work) as work:
+        result = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), **measure(Path(work), options.sizes)}
+    (options.out / "shards.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(markdown(result))
+
+
+def measure(work: Path, sizes: Sequence[int]) -> dict[str, Any]:
+    result: dict[str, Any] = {"append": append(work), "growth": [growth(work, size) for size in sizes]}
+    run, shards = filled(work, "usual", make_round(prompts=5, responses=20), ON_DISK)
+    result["fetch"] = {"disk": fetch_from_disk(run, shards), **fetch_from_s3(work, shards[:ON_S3], run)}
+    result["memory"] = in_a_fresh_process(run)
+    shutil.rmtree(run.url)
+    return result
+
+
+# --- append -----------------------------------------------------------------------------------------------------------
+
+
+def append(work: Path) -> dict[str, Any]:
+    """Two comparisons: from the list of trajectories on, and from their table on."""
+    rows = make_round()
+    run = make_run(work, "append")
+    table, log = to_table(rows, run=run.name, searcher=0, seq=0), Trajectories(run)
+    folder, numbers = work / "raw", count()
+    folder.mkdir()
+
+    def ours(made: pa.Table | None) -> None:
+        made_once = patch.object(trajectories, "to_table", lambda *_, **__: made) if made else ExitStack()
+        with made_once:
+            log.append(0, next(numbers), rows)
+
+    def raw(made: pa.Table | None, settings: Mapping[str, Any]) -> None:
+        path = folder / f"{next(numbers)}.parquet"
+        pq.write_table(made or to_table(rows, run=run.name, searcher=0, seq=0), path, **settings)
+        flush(path)
+
+    result: dict[str, Any] = {"rows": len(rows), "bytes": len(encode(table)), "to_table": spread(in_turn(
+        {"to_table": lambda: to_table(rows, run=run.name, searcher=0, seq=0)})["to_table"])}  # fmt: skip
+    for begun, made in (("trajectories", None), ("table", table)):
+        seconds = in_turn({
+            "ours": lambda made=made: ours(made),
+            "usual encodings": lambda made=made: raw(made, PLAIN),
+            "our settings": lambda made=made: raw(made, ENCODING),
+        })  # fmt: skip
+        result[f"from {begun}"] = {
+            **{name: spread(times) for name, times in seconds.items()},
+            "rate / usual encodings": ratio(seconds["usual encodings"], seconds["ours"]),
+            "rate / our settings": ratio(seconds["our settings"], seconds["ours"]),
+        }
+    shutil.rmtree(run.url)
+    return result
+
+
+def flush(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+# --- growth -----------------------------------------------------------------------------------------------------------
+
+
+def growth(work: Path, size: int) -> dict[str, Any]:
+    """What grows with the number of shards that are stored and admitted, and what should not."""
+    run, shards = filled(work, f"growth-{size}", make_round(prompts=5, responses=20, tokens=16), size)
+    log, rows = Trajectories(run), make_round(searcher=0)
+    settled = settled_arrivals(run, shards)
+    appends, looks, folders, names = [], [], [], count(-(-size // SEARCHERS))
+    for _ in range(REPEATS):
+        seq = next(names)
+        appends.append(seconds_of(lambda seq=seq: log.append(0, seq, rows)))
+        looks.append(seconds_of(settled.look))
+        folders.append(seconds_of(lambda: run.store.folders(layout.TRAJECTORIES)))
+        settled.settle(list(settled.found))
+    result = {
+        "shards": size,
+        "append": spread(appends),
+        "look": spread(looks),
+        "look_mean": round(statistics.fmean(looks), 5),
+        "of which naming folders": spread(folders),
+        "bytes in memory per shard": bytes_in_memory(run, shards),
+        "resume": resume(run, shards),
+    }
+    shutil.rmtree(run.url)
+    return result
+
+
+def settled_arrivals(run: Run, shards: Sequence[Shard]) -> Arrivals:
+    arrivals = Arrivals(run, Payloads(run, memory_bytes=0, disk_bytes=0), lambda table: None)
+    arrivals.settle(shard.key for shard in shards)
+    return arrivals
+
+
+def bytes_in_memory(run: Run, shards: Sequence[Shard]) -> dict[str, float]:
+    """Of what is kept of each: where it is, by the buffer; that it is settled, by the arrivals."""
+    tracemalloc.start()
+    copies = {f"{it.searcher}/{it.seq}": Shard(**json.loads(json.dumps(vars(it)))) for it in shards}
+    named = tracemalloc.get_traced_memory()[0]
+    arrivals = settled_arrivals(run, shards)
+    settled = tracemalloc.get_traced_memory()[0] - named
+    tracemalloc.stop()
+    del arrivals
+    return {"buffer": round(named / len(copies), 1), "arrivals": round(settled / len(copies), 1)}
+
+
+def resume(run: Run, shards: Sequence[Shard]) -> dict[str, float]:
+    """The light columns of every shard, its files not in the system's memory."""
+    forget_files(run, shards)
+    reader, rows = ShardReader(run, disk_bytes=0), 0
+    before, began = bytes_read(), time.perf_counter()
+    for _, table in reader.light(shards, COLUMNS):
+        rows += len(table)
+    seconds = time.perf_counter() - began
+    return {
+        "seconds": round(seconds, 3),
+        "milliseconds_per_shard": round(1e3 * seconds / len(shards), 3),
+        "rows": rows,
+        "bytes_read_per_shard": round((bytes_read() - before) / len(shards)),
+        "bytes_per_shard": shards[0].bytes,
+    }
+
+
+# --- fetch ------------------------------------------------------------------------------------------------------------
+
+
+def fetch_from_disk(run: Run, shards: Sequence[Shard]) -> dict[str, Any]:
+    def cold(places: Sequence[tuple[Shard, int]]) -> float:
+        forget_files(run, [shard for shard, _ in places])
+        return seconds_of(lambda: no_memory().fetch(places))
+
+    def no_memory() -> Payloads:
+        return Payloads(run, memory_bytes=0, disk_bytes=0)
+
+    warm = Payloads(run, memory_bytes=1 << 30, disk_bytes=0)
+    seconds: dict[str, list[float]] = {"cold": [], "files in the system's memory": [], "warm": []}
+    for places in batches(shards, REPEATS):
+        seconds["cold"].append(cold(places))
+        seconds["files in the system's memory"].append(seconds_of(lambda places=places: no_memory().fetch(places)))
+        warm.fetch(places)
+        seconds["warm"].append(seconds_of(lambda places=places: warm.fetch(places)))
+    return {"shards": len(shards), "bytes": shards[0].bytes, **{name: spread(it) for name, it in seconds.items()}}
+
+
+def fetch_from_s3(work: Path, shards: Sequence[Shard], source: Run) -> dict[str, Any]:
+    """The same objects, copied: each fetched from the server, from the copy on the disk, and from memory."""
+    with s3(work) as (kind, root):
+        run = Run.create(root, source.name, config={}, sampler_sql="", code_version="benchmark")
+        for shard in shards:
+            run.store.create(shard.key, source.store.read(shard.key))
+        seconds: dict[str, list[float]] = {"cold": [], "from copies on disk": [], "warm": []}
+        for places in batches(shards, REPEATS // 4):
+            shutil.rmtree(work / "copies", ignore_errors=True)
+            first, second = (Payloads(run, memory_bytes=1 << 30, disk_bytes=1 << 30) for _ in range(2))
+            seconds["cold"].append(seconds_of(lambda places=places, it=first: it.fetch(places)))
+            seconds["from copies on disk"].append(seconds_of(lambda places=places, it=second: it.fetch(places)))
+            seconds["warm"].append(seconds_of(lambda places=places, it=second: it.fetch(places)))
+        reader = ShardReader(run, disk_bytes=0)
+        whole = seconds_of(lambda: list(reader.light(shards, COLUMNS)))
+        result = {name: spread(it) for name, it in seconds.items()}
+        return {kind: {"shards": len(shards), **result, "resume_milliseconds_per_shard": 1e3 * whole / len(shards)}}
+
+
+@contextmanager
+def s3(work: Path) -> Iterator[tuple[str, str]]:
+    """A server and a root on it; the environment leads there."""
+    from tests import servers
+
+    kind = "moto" if servers.lacking_for_ceph() else "ceph"
+    with ExitStack() as stack:
+        server = stack.enter_context(getattr(servers, kind)(work))
+        stack.enter_context(patch.dict(os.environ, {**server.environment(), "TBA_CACHE": str(work / "copies")}))
+        yield f"S3 ({kind})", f"s3://{servers.BUCKET}/benchmark"
+
+
+def batches(shards: Sequence[Shard], number: int) -> Iterator[list[tuple[Shard, int]]]:
+    """Rows of as many shards."""
+    random = np.random.default_rng(1)
+    for _ in range(number):
+        chosen = random.choice(len(shards), FETCHED, replace=False)
+        yield [(shards[place], int(random.integers(shards[place].rows))) for place in chosen]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def in_a_fresh_process(run: Run) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.shards", "--memory", run.url]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+
+
+def resident_growth(folder: Path) -> dict[str, Any]:
+    run = Run.open(str(folder))
+    shards = json.loads((folder / "shards.json").read_text())
+    shards = [Shard(**shard) for shard in shards]
+    Payloads(run, memory_bytes=0, disk_bytes=0).fetch(next(batches(shards, 1)))  # so that libraries are loaded
+    before, payloads, peak = resident(), Payloads(run, memory_bytes=BUDGET, disk_bytes=0), 0
+    for places in batches(shards, 30):
+        payloads.fetch(places)
+        peak = max(peak, resident())
+    gc.collect()
+    return {
+        "budget": BUDGET,
+        "counted": payloads.nbytes,
+        "arrow": pa.total_allocated_bytes(),
+        "resident_growth": resident() - before,
+        "resident_growth_at_most": peak - before,
+    }
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- rows, runs and clocks --------------------------------------------------------------------------------------------
+
+
+def make_round(*, prompts: int = 32, responses: int = 16, tokens: int = 230, searcher: int = 0) -> list[Trajectory]:
+    """Tokens as frequent as words are, responses between half and one and a half times as long as `tokens` says."""
+    random, now = np.random.default_rng(searcher), datetime.now(UTC)
+    made: list[Trajectory] = []
+    for prompt in range(prompts):
+        asked = words(random, 90)
+        for slot in range(prompt * responses, (prompt + 1) * responses):
+            answered = words(random, int(random.integers(tokens // 2, tokens * 3 // 2)))
+            logps = -random.exponential(0.5, len(answered)).astype(np.float32)
+            ref_logps = logps + random.normal(0, 0.05, len(answered)).astype(np.float32)
+            made.append(
+                Trajectory(
+                    searcher=searcher, round=0, slot=slot, version_start=Version(3, 1), version_end=Version(3, 1),
+                    prompt_id=f"train/{prompt}", group_id=f"{searcher}/0/train/{prompt}",
+                    prompt=text(asked), response=text(answered), prompt_tokens=asked, response_tokens=answered,
+                    behaviour_logps=tuple(logps.tolist()), ref_logps=tuple(ref_logps.tolist()),
+                    reference_version=Version(0, 1), reward=float(random.random() < 0.5),
+                    reward_parts={"correct": 1.0}, finished=True, temperature=0.7, top_p=1.0,
+                    seed=int(random.integers(2**62)), created_at=now, generate_seconds=0.01,
+                )
+            )  # fmt: skip
+    return made
+
+
+def words(random: np.random.Generator, number: int) -> tuple[int, ...]:
+    return tuple(random.zipf(1.3, number).clip(1, 31_999).tolist())
+
+
+def text(tokens: Sequence[int]) -> str:
+    return " ".join(f"w{token % 5000}" for token in tokens)
+
+
+def make_run(work: Path, name: str) -> Run:
+    return Run.create(str(work), name, config={}, sampler_sql="", code_version="benchmark")
+
+
+def filled(work: Path, name: str, rows: Sequence[Trajectory], size: int) -> tuple[Run, list[Shard]]:
+    """A run with so many shards, all of the same trajectories under names of their own; not flushed one by one."""
+    run, shards = make_run(work, name), []
+    table = to_table(rows, run=run.name, searcher=0, seq=0)
+    for number in range(size):
+        searcher, seq = number % SEARCHERS, number // SEARCHERS
+        key, data = layout.shard(searcher, seq), encode(renamed(table, run.name, searcher, seq))
+        path = Path(run.url) / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        digest = sha256(data).hexdigest()
+        shards.append(Shard(key=key, searcher=searcher, seq=seq, rows=len(table), bytes=len(data), sha256=digest))
+    (Path(run.url) / "shards.json").write_text(json.dumps([vars(shard) for shard in shards]))
+    os.sync()
+    return run, shards
+
+
+def renamed(table: pa.Table, run: str, searcher: int, seq: int) -> pa.Table:
+    ids, searchers = trajectory_ids(searcher, seq, len(table)), [searcher] * len(table)
+    named = table.set_column(0, "trajectory_id", pa.array(ids)).set_column(
+        1, "searcher", pa.array(searchers, pa.int32())
+    )
+    return named.replace_schema_metadata(expected_metadata(run, searcher, seq))
+
+
+def forget_files(run: Run, shards: Sequence[Shard]) -> None:
+    """So that they come from the disk again."""
+    for shard in shards:
+        descriptor = os.open(Path(run.url) / shard.key, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def bytes_read() -> int:
+    """From the disk, by this process."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def in_turn(works: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(REPEATS):
+        for name in list(works)[:: 1 if turn % 2 else -1]:
+            seconds[name].append(seconds_of(works[name]))
+    return seconds
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    low, median, high = statistics.quantiles(seconds, n=4)
+    return {"median": round(median, 5), "quartiles": [round(low, 5), round(high, 5)]}  # pyright: ignore[reportReturnType]
+
+
+def ratio(others: Sequence[float], ours: Sequence[float]) -> dict[str, Any]:
+    return spread([other / our for other, our in zip(others, ours, strict=True)])
+
+
+def hardware() -> dict[str, Any]:
+    cpu = platform.processor()
+    if os.path.exists("/proc/cpuinfo"):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    return {"cpu": cpu, "cores": os.cpu_count(), "pyarrow": pa.__version__}
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    return "\n\n".join(
+        [append_table(result["append"]), growth_table(result["growth"]), fetch_table(result), memory_line(result)]
+    )
+
+
+def append_table(found: Mapping[str, Any]) -> str:
+    lines = [
+        "| append of 512, ms | ours | raw, usual encodings | raw, our settings | our rate to these |",
+        "|---|---|---|---|---|",
+    ]
+    for begun in ("from trajectories", "from table"):
+        it = found[begun]
+        rates = f"{it['rate / usual encodings']['median']:.2f}, {it['rate / our settings']['median']:.2f}"
+        cells = " | ".join(milliseconds(it[name]) for name in ("ours", "usual encodings", "our settings"))
+        lines.append(f"| {begun} | {cells} | {rates} |")
+    return "\n".join(lines)
+
+
+def growth_table(found: Sequence[Mapping[str, Any]]) -> str:
+    lines = [
+        "| shards stored | append, ms | look, ms | (mean) | naming folders, ms | bytes in memory per shard "
+        "| resume, s | ms per shard |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for it in found:
+        kept, resumed = it["bytes in memory per shard"], it["resume"]
+        lines.append(
+            f"| {it['shards']:,} | {milliseconds(it['append'])} | {milliseconds(it['look'])} "
+            f"| {1e3 * it['look_mean']:.1f} | {milliseconds(it['of which naming folders'])} "
+            f"| {kept['buffer']:.0f} + {kept['arrivals']:.1f} "
+            f"| {resumed['seconds']:.2f} | {resumed['milliseconds_per_shard']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def fetch_table(result: Mapping[str, Any]) -> str:
+    lines = ["| 140 responses, ms | from | |", "|---|---|---|"]
+    for place, found in result["fetch"].items():
+        lines += [f"| {place} | {name} | {milliseconds(it)} |" for name, it in found.items() if isinstance(it, dict)]
+    return "\n".join(lines)
+
+
+def memory_line(result: Mapping[str, Any]) -> str:
+    it = {name: f"{value / 2**20:.0f} MiB" for name, value in result["memory"].items()}
+    return (
+        f"Budget {it['budget']}: counted {it['counted']}, Arrow says {it['arrow']}, the process grew by "
+        f"{it['resident_growth']}, at most by {it['resident_growth_at_most']}."
+    )
+
+
+def milliseconds(it: Mapping[str, Any]) -> str:
+    low, high = it["quartiles"]
+    return f"{1e3 * it['median']:.1f} ({1e3 * low:.1f}-{1e3 * high:.1f})"
+
+
+if __name__ == "__main__":
+    main()
