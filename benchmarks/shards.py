@@ -384,7 +384,7 @@ def hardware() -> dict[str, Any]:
     if os.path.exists("/proc/cpuinfo"):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    return {"cpu": cpu, "cores": os.cpu_count(), "pyarrow": pa.__version__}
+    return {"cpu": cpu, "cores": os.cpu_count(), "load": os.getloadavg(), "pyarrow": pa.__version__}
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The replay log: a searcher appends shards, and whoever reads one learns whether it can be trusted."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import count
@@ -71,10 +70,8 @@ class Trajectories:
         searcher, seq = _name(key)
         try:
             table = to_table(trajectories, run=self.run.name, searcher=searcher, seq=seq)
-            with ThreadPoolExecutor(1) as pool:  # pyarrow leaves the interpreter free for the check
-                data = pool.submit(encode, table)
-                _check_values(table)
-                return table, data.result()
+            _check_values(table)
+            return table, encode(table)
         except (DataError, _Fault) as fault:
             raise DataError(
                 f"{self.run.url}/{key}: {fault}; it was not stored, the replay buffer would refuse it"
