@@ -101,6 +101,9 @@ class ForkedStore:
         own = iter(self.own.read_many([key for key, it in zip(keys, whose, strict=True) if not it]))
         return [next(parents) if it else next(own) for it in whose]
 
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        return self._of(key).read_range(_theirs(key), start, length)
+
     def exists(self, key: str) -> bool:
         return self._of(key).exists(_theirs(key))
 

@@ -94,7 +94,7 @@ class ShardReader:
         if not in_part and shard.bytes <= WHOLE:
             return pq.ParquetFile(pa.BufferReader(self._whole(shard)))
         file = pq.ParquetFile(self._source(shard), pre_buffer=self.remote, page_checksum_verification=True)
-        expected = expected_metadata(self.run.name, shard.searcher, shard.seq)
+        expected = expected_metadata(self.run.writer_of(shard.key), shard.searcher, shard.seq)
         found = file.metadata.metadata or {}
         if file.metadata.num_rows != shard.rows or any(found.get(key) != value for key, value in expected.items()):
             raise Damaged(f"{self.run.url}/{shard.key} is not what the record that admits it found: it is another's")

@@ -179,7 +179,7 @@ class LocalStore:
         check_prefix(prefix)
         with self._naming(prefix):
             names = [entry.name for entry in self._scan(prefix) if entry.is_dir()]
-            return sorted(name for name in names if any(self._walk(f"{prefix}{name}/")))
+            return sorted(name for name in names if self._holds(self.folder / prefix / name))
 
     def upload(self, path: Path, key: str) -> None:
         final = self._path(key)
@@ -295,6 +295,13 @@ class LocalStore:
             elif key.startswith(prefix) and key > after:
                 with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                     yield Entry(key, entry.stat().st_size)
+
+    def _holds(self, folder: Path) -> bool:
+        """Whether there is an object in it, without looking at all of them."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            shown = (entry for entry in entries if not entry.name.startswith("."))
+            return any(not entry.is_dir() or self._holds(Path(entry.path)) for entry in shown)
+        return False
 
     def _scan(self, folder: str) -> Sequence[os.DirEntry[str]]:
         try:
