@@ -1,7 +1,7 @@
 """The small records of a run as tables: one row per shard, sync, step, version, score, event and attempt."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -71,6 +71,7 @@ EVENTS = pa.schema(
         "severity": pa.string(), "message": pa.string(), "data": pa.string(),
     }
 )  # fmt: skip
+SETTINGS = pa.schema({"name": pa.string(), "value": pa.string()})
 ATTEMPTS = pa.schema(
     {
         "attempt": pa.int32(), "continues_sync": pa.int32(), "continues_attempt": pa.int32(), "created_at": _TIME,
@@ -329,6 +330,19 @@ def events(snapshot: Snapshot) -> pa.Table:
 def attempts(snapshot: Snapshot) -> pa.Table:
     rows = _rows(snapshot, layout.ATTEMPTS, ATTEMPTS, lambda _, record: [attempt_row(record)])
     return pa.Table.from_pylist(rows, ATTEMPTS)
+
+
+def settings(snapshot: Snapshot) -> pa.Table:
+    """The run's settings by their dotted names, each value as JSON."""
+    return pa.Table.from_pylist(list(_flat(snapshot.run.config)), SETTINGS)
+
+
+def _flat(config: Record, prefix: str = "") -> Iterator[Row]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield {"name": f"{prefix}{name}", "value": json.dumps(value)}
 
 
 def naive(schema: pa.Schema) -> pa.Schema:

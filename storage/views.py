@@ -26,7 +26,7 @@ from storage.run import Run, resolve
 from storage.schema import TRAJECTORY_SCHEMA
 from storage.syncs import SyncRecord
 
-VIEWS_SQL = files("storage").joinpath("sql/views.sql").read_text()
+_SQL = [files("storage").joinpath(f"sql/{name}.sql").read_text() for name in ("views", "macros", "comments")]
 
 _PARQUET = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
@@ -60,10 +60,21 @@ def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckD
     for name, relation in _large(snapshot, spans, shards).items():
         con.from_arrow(relation).create_view(name)
     con.execute("use main")
-    con.execute(VIEWS_SQL)
+    for script in _SQL:
+        con.execute(script)
+    _comment_as("draws", "draws_all", con)
+    _comment_as("steps", "steps_all", con)
     for setting in _LOCKED:
         con.execute(setting)
     return con
+
+
+def _comment_as(view: str, wider: str, con: duckdb.DuckDBPyConnection) -> None:
+    """What is said of a view's columns is said of the same columns of a wider one."""
+    said = "select column_name, comment from duckdb_columns() where table_name = ? and schema_name = 'main'"
+    for column, comment in con.execute(said, [view]).fetchall():
+        if comment is not None:
+            con.execute(f'comment on column "{wider}"."{column}" is $${comment}$$')
 
 
 def _small(
@@ -79,6 +90,7 @@ def _small(
         "evaluations": tables.evaluations(snapshot, spans),
         "events": tables.events(snapshot),
         "attempts": tables.attempts(snapshot),
+        "settings": tables.settings(snapshot),
         "version_steps": tables.version_steps(steps_of),
     }
 

@@ -55,3 +55,40 @@ create view events as select * replace (data::json as data) from stored.events;
 create view attempts as from stored.attempts;
 
 create view checkpoints as from stored.checkpoints;
+
+create view settings as select name, value::json as value from stored.settings;
+
+-- Views of `stored` find what lies there first: they say `main` where they mean a view from above.
+
+-- Light columns, and the place in the order (sync, searcher, seq, row) of what has entered.
+create view stored.light as
+select
+    trajectory_id, prompt_id, searcher, version_start, sync, step, age, reward, length, finished,
+    try_cast(content_hash as uuid) as content,
+    (sync::hugeint << 93) + (searcher::hugeint << 62) + (seq::hugeint << 31)
+        + split_part(trajectory_id, '/', 3)::integer as place
+from main.trajectories;
+
+create view stored.capacity as
+select coalesce(max(value::bigint), 9223372036854775807) as responses from main.settings where name = 'sampling.capacity';
+
+-- What was still in the replay buffer once the sync at which it entered was over.
+create view stored.survivors as
+with copies as (
+    select prompt_id, sync, max(place) as place from stored.light where sync is not null
+    group by prompt_id, sync, content
+)
+select place from copies
+qualify row_number() over (partition by prompt_id, sync order by place desc) <= (from stored.capacity);
+
+create view stored.drawn as
+select trajectory_id, count(*) as draws, min(step) as first_step, max(step) as last_step, avg(age) as age_drawn
+from main.draws group by trajectory_id;
+
+-- Which trajectories could be drawn, and which were: those of use to somebody who asks whether the choice is biased.
+create view selection as
+select
+    trajectory_id, prompt_id, searcher, version_start, sync, step, age, reward, length, finished,
+    coalesce(step < (select max(step) from steps) and place in (from stored.survivors), false) as eligible,
+    coalesce(draws, 0) as draws, first_step, last_step, age_drawn
+from stored.light left join stored.drawn using (trajectory_id);

@@ -1,17 +1,15 @@
-"""docs/storage.md describes what there is: every view with every column and its type, and every folder."""
+"""The pages describe what there is: every view and macro, every column with its type, and every folder."""
 
-import re
 from pathlib import Path
 
 import duckdb
 import pytest
 
 import storage
+from docs import build
 from storage import layout
 from tests.storage.synthetic import make_run
-
-PAGE = (Path(__file__).parents[2] / "docs" / "storage.md").read_text()
-TYPES = {"VARCHAR": "text", "MAP(VARCHAR, DOUBLE)": "map(text, double)"}
+from tests.storage.test_views import MACROS, VIEWS
 
 
 @pytest.fixture(scope="module")
@@ -19,30 +17,38 @@ def con(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
     return storage.connect(make_run(str(tmp_path_factory.mktemp("root"))))
 
 
-def documented() -> dict[str, dict[str, str]]:
-    """Columns and their types by view: a paragraph that begins with the view's name, then a table of columns."""
-    found: dict[str, dict[str, str]] = {}
-    for name, table in re.findall(r"^\*\*(\w+)\*\*:.*?\n\n(\| column .*?)\n\n", PAGE, re.M | re.S):
-        rows = [row.split("|")[1:3] for row in table.splitlines()[2:]]
-        columns = [(column.strip(), kind.strip()) for columns, kind in rows for column in columns.split(",")]
-        assert len(dict(columns)) == len(columns), f"{name}: a column twice"
-        found[name] = dict(columns)
-    for name in re.findall(r"\*\*(\w+)_all\*\* also has those\s+of abandoned attempts, and a column `abandoned`", PAGE):
-        found[f"{name}_all"] = {**found[name], "abandoned": "boolean"}
-    return found
+def described(con: duckdb.DuckDBPyConnection, source: str) -> list[str]:
+    return [row[0] for row in con.execute(f"describe from {source}").fetchall()]
 
 
-def test_the_page_describes_every_view_and_every_column(con: duckdb.DuckDBPyConnection):
-    views = [name for (name,) in con.execute("show tables").fetchall()]
-    offered = {}
-    for view in views:
-        columns = [row[:2] for row in con.execute(f"describe {view}").fetchall()]
-        offered[view] = {name: TYPES.get(kind, kind.lower()) for name, kind in columns}
-    assert documented() == offered
+def told(con: duckdb.DuckDBPyConnection, name: str, kind: str) -> list[str]:
+    query = "select name from help(?) where if(? = 'view', type not in ('view', 'macro'), type = ?)"
+    return [row[0] for row in con.execute(query, [name, kind, kind]).fetchall()]
 
 
-def test_the_page_lists_every_folder():
-    listing = PAGE.split("```")[1]
+def test_the_page_says_of_every_view_and_macro_what_the_database_says(con: duckdb.DuckDBPyConnection):
+    assert build.SQL.read_text().partition(build.MARK)[2] == build.reference(con)
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_column_of_a_view_has_a_meaning(view: str, con: duckdb.DuckDBPyConnection):
+    assert told(con, view, "view") == described(con, view)
+    assert con.execute("select count(*) from help(?) where coalesce(meaning, '') = ''", [view]).fetchone() == (0,)
+
+
+@pytest.mark.parametrize("macro", MACROS)
+def test_what_is_said_of_a_macro_fits_it(macro: str, con: duckdb.DuckDBPyConnection):
+    """Of each parameter something; of columns nothing that is not there."""
+    name = macro.partition("(")[0]
+    query = "select parameters from duckdb_functions() where function_name = ? and function_type = 'table_macro'"
+    parameters = con.execute(query, [name]).fetchone()
+    assert parameters == (told(con, name, "parameter"),)
+    columns = described(con, macro)
+    assert [column for column in told(con, name, "column") if column not in columns] == []
+
+
+def test_the_page_of_the_format_lists_every_folder():
+    listing = Path(build.HERE / "storage.md").read_text().split("```")[1]
     for constant, name in vars(layout).items():
         if constant.isupper() and not constant.startswith("_") and isinstance(name, str):
             assert name in listing

@@ -43,8 +43,14 @@ from tests.storage.synthetic import (
 )
 
 VIEWS = (
-    "attempts", "checkpoints", "draws", "draws_all", "evaluations", "events", "groups", "prompts", "shards", "steps",
-    "steps_all", "syncs", "trajectories", "versions",
+    "attempts", "checkpoints", "draws", "draws_all", "evaluations", "events", "groups", "prompts", "selection",
+    "settings", "shards", "steps", "steps_all", "syncs", "trajectories", "versions",
+)  # fmt: skip
+
+MACROS = (
+    "compare_selection()", "compare_versions()", "cost_per_solved()", "drift()", "duplicates()", "eligible_at(2)",
+    "group_of('0/0/0')", "help()", "learned_from(1)", "pass_at(2)", "prompts_by_set()", "reward_by_age()",
+    "selection_by('length')", "stale(2)", "trajectory('0/0/0')", "unsolved()",
 )  # fmt: skip
 
 
@@ -87,7 +93,7 @@ def path_of(run: Run, key: str) -> Path:
 
 
 def columns(con: duckdb.DuckDBPyConnection, view: str) -> list[str]:
-    return [row[0] for row in rows(con, f"describe {view}")]
+    return [row[0] for row in rows(con, f"describe from {view}")]
 
 
 # --- what the views say -----------------------------------------------------------------------------------------------
@@ -97,16 +103,30 @@ def test_every_view_is_listed_and_nothing_else(con: duckdb.DuckDBPyConnection):
     assert tuple(name for (name,) in rows(con, "show tables")) == VIEWS
 
 
+def test_every_macro_is_listed_and_nothing_else(con: duckdb.DuckDBPyConnection):
+    offered = rows(con, "select name from help() where type = 'macro' order by name")
+    assert [name.partition("(")[0] for (name,) in offered] == [macro.partition("(")[0] for macro in MACROS]
+
+
 def test_a_run_without_anything_has_the_same_views_and_columns(tmp_path: Path, con: duckdb.DuckDBPyConnection):
     empty = storage.connect(Run.create(str(tmp_path), "empty", config={}, sampler_sql="", code_version=""))
     for view in VIEWS:
         assert columns(empty, view) == columns(con, view)
         assert rows(empty, f"from {view}") == []
+    for macro in MACROS:
+        assert columns(empty, macro) == columns(con, macro)
+        assert rows(empty, f"from {macro}") == [] or macro == "help()"
 
 
 def test_every_column_can_be_named_without_quotes(con: duckdb.DuckDBPyConnection):
-    for view in VIEWS:
+    for view in (*VIEWS, *MACROS):
         rows(con, f"select {', '.join(columns(con, view))} from {view}")
+
+
+def test_a_setting_is_found_by_its_dotted_name(finished: Run, con: duckdb.DuckDBPyConnection):
+    found = dict(rows(con, "select name, value from settings"))
+    assert json.loads(found["sync.every"]) == EVERY
+    assert json.loads(found["task.name"]) == finished.config["task"]["name"]
 
 
 def test_a_trajectory_knows_when_it_entered_and_how_old_its_version_was(con: duckdb.DuckDBPyConnection):

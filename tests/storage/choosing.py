@@ -1,0 +1,102 @@
+"""Runs made to ask what was chosen: many responses of all lengths, real draws, as much of the ledger as views read."""
+
+import random
+from collections.abc import Callable
+
+from storage.attempts import claim_attempt
+from storage.events import Events
+from storage.ledger import ParquetLedger
+from storage.prompts import write_prompts
+from storage.replay_buffer import DuckReplayBuffer
+from storage.run import Run
+from storage.sampler import default_sampler
+from storage.trajectories import Trajectories
+from tba.types import Draw, Outcome, StepRecord, Trajectory, Version
+from tests.builders import make_prompt, make_trajectory
+
+PROMPTS = [f"train/{n:03d}" for n in range(48)]
+SYNCS, EVERY, SLOTS, RESPONSES = 12, 2, 8, 4
+PROMPTS_A_ROUND, RESPONSES_A_PROMPT, LONGEST = 16, 8, 20
+
+ONLY_SHORT = default_sampler().replace(
+    "where branch = 'prioritised' or sync = $newest",
+    f"where length <= {LONGEST // 2} and (branch = 'prioritised' or sync = $newest)",
+)
+"""Never draws a long response."""
+
+Respond = Callable[[random.Random, int], tuple[list[int], float]]
+"""The tokens and the reward of the n-th response to a prompt."""
+
+
+def any_length(chance: random.Random, n: int) -> tuple[list[int], float]:
+    """All different; half of the responses to a prompt are short. The reward has nothing to do with the length."""
+    half = LONGEST // 2
+    length = chance.randrange(3, half + 1) if n % 2 else chance.randrange(half + 1, LONGEST + 1)
+    return [chance.randrange(1 << 30) for _ in range(length)], float(chance.random() < 0.5)
+
+
+def few_contents(chance: random.Random, n: int) -> tuple[list[int], float]:
+    """Often the same ones."""
+    return [chance.randrange(5)], 0.0
+
+
+def make_choosing_run(
+    root: str,
+    *,
+    seed: int = 0,
+    sampler_sql: str = "",
+    capacity: int = 100,
+    respond: Respond = any_length,
+    after: Callable[[int, DuckReplayBuffer], None] = lambda sync, buffer: None,
+) -> Run:
+    """Syncs 0 … `SYNCS`, every step of them taken; `after` each sync it is told of."""
+    config = {"seed": seed, "sampling": {"capacity": capacity}}
+    run = Run.create(root, f"chosen-{seed}", config=config, sampler_sql="", code_version="")
+    write_prompts(run, "train", [make_prompt(prompt_id) for prompt_id in PROMPTS])
+    attempt = claim_attempt(run).number
+    buffer, ledger, chance = _buffer(run, seed, sampler_sql, capacity, attempt), ParquetLedger(run, attempt), None
+    chance = random.Random(seed)
+    for sync in range(SYNCS + 1):
+        _search(run, chance, sync, respond)
+        steps = range((sync - 1) * EVERY + 1, sync * EVERY + 1) if sync else ()
+        records = [_step(step, sync, buffer.draw(step), attempt) for step in steps]
+        buffer.sync(sync, step=sync * EVERY)
+        after(sync, buffer)
+        if records:
+            ledger.write(sync, records, weights_sha256="")
+    return run
+
+
+def _search(run: Run, chance: random.Random, round: int, respond: Respond) -> None:
+    for searcher in range(2):
+        asked = chance.sample(PROMPTS, PROMPTS_A_ROUND)
+        trajectories: list[Trajectory] = []
+        for prompt_id in asked:
+            for n in range(RESPONSES_A_PROMPT):
+                tokens, reward = respond(chance, n)
+                place = {"searcher": searcher, "round": round, "slot": len(trajectories), "version": max(0, round - 1)}
+                trajectories.append(make_trajectory(prompt_id, tokens=tokens, reward=reward, **place))
+        Trajectories(run).append(searcher, round, trajectories)
+
+
+def _buffer(run: Run, seed: int, sampler_sql: str, capacity: int, attempt: int) -> DuckReplayBuffer:
+    return DuckReplayBuffer(
+        run,
+        seed=seed,
+        slots=SLOTS,
+        responses=RESPONSES,
+        recent_share=0.5,
+        inv_temp=0.0,
+        capacity=capacity,
+        sampler_sql=sampler_sql or default_sampler(),
+        attempt=attempt,
+        events=Events(run, "trainer", attempt),
+    )
+
+
+def _step(step: int, sync: int, draws: list[Draw], attempt: int) -> StepRecord:
+    zero = {"residual": 0.0, "log_z": 0.0, "logp": 0.0, "ref_logp": 0.0}
+    outcomes = [Outcome(slot=draw.slot, position=draw.position, **zero) for draw in draws]
+    return StepRecord(
+        step=step, sync=sync, version=Version(sync - 1, attempt), draws=draws, outcomes=outcomes, metrics={}
+    )
