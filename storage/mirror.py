@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from storage import layout
 from storage.cache import cache_folder
@@ -83,8 +84,9 @@ def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> dict[str, P
     identity = sha256(run.url.encode() + b"\0" + run.store.read(layout.RUN)).hexdigest()[:16]
     folder = cache_folder("runs") / f"{run.name}-{identity}"
     _use(folder)
-    copies = _copies(folder)
-    missing = [entry for entry in entries if entry.key not in copies or _size(copies[entry.key]) != entry.size]
+    found = _copies(folder)
+    missing = [entry for entry in entries if entry.key not in found or found[entry.key].size != entry.size]
+    copies = {key: copy.path for key, copy in found.items()}
 
     def copy(entry: Entry) -> None:
         try:
@@ -111,21 +113,28 @@ def _use(folder: Path) -> None:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-def _copies(folder: Path) -> dict[str, Path]:
-    """What has been copied, by key."""
-    paths = (path for path in folder.rglob("[!.]*") if path.is_file())
-    return {path.relative_to(folder).as_posix().rpartition(".")[0]: path for path in paths}
+class _Found(NamedTuple):
+    path: Path
+    size: int
+
+
+def _copies(folder: Path, prefix: str = "") -> dict[str, _Found]:
+    """What has been copied, by key. Names and sizes come from listings: there may be a hundred thousand."""
+    found: dict[str, _Found] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                found.update(_copies(folder / entry.name, f"{prefix}{entry.name}/"))
+            else:
+                key = f"{prefix}{entry.name}".rpartition(".")[0]
+                found[key] = _Found(folder / entry.name, entry.stat().st_size)
+    return found
 
 
 def _suffix(data: bytes) -> str:
     return f".{sha256(data).hexdigest()[:16]}"
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return -1
 
 
 def _place(data: bytes, path: Path) -> None:

@@ -72,23 +72,24 @@ from main.trajectories;
 create view stored.capacity as
 select coalesce(max(value::bigint), 9223372036854775807) as responses from main.settings where name = 'sampling.capacity';
 
--- What was still in the replay buffer once the sync at which it entered was over.
-create view stored.survivors as
-with copies as (
-    select prompt_id, sync, max(place) as place from stored.light where sync is not null
-    group by prompt_id, sync, content
-)
-select place from copies
-qualify row_number() over (partition by prompt_id, sync order by place desc) <= (from stored.capacity);
-
 create view stored.drawn as
 select trajectory_id, count(*) as draws, min(step) as first_step, max(step) as last_step, avg(age) as age_drawn
 from main.draws group by trajectory_id;
 
--- Which trajectories could be drawn, and which were: those of use to somebody who asks whether the choice is biased.
+-- Which trajectories could be drawn, and which were. Eligible is what was still in the replay buffer once the sync at
+-- which it entered was over, the newest copies of equal content and the newest of a prompt, if a step followed.
 create view selection as
+with
+  light as materialized (from stored.light),
+  copies as (
+    select prompt_id, sync, max(place) as place from light where sync is not null group by prompt_id, sync, content
+  ),
+  survivors as (
+    select place from copies
+    qualify row_number() over (partition by prompt_id, sync order by place desc) <= (from stored.capacity)
+  )
 select
     trajectory_id, prompt_id, searcher, version_start, sync, step, age, reward, length, finished,
-    coalesce(step < (select max(step) from steps) and place in (from stored.survivors), false) as eligible,
+    coalesce(step < (select max(step) from steps) and place in (from survivors), false) as eligible,
     coalesce(draws, 0) as draws, first_step, last_step, age_drawn
-from stored.light left join stored.drawn using (trajectory_id);
+from light left join stored.drawn using (trajectory_id);
