@@ -12,11 +12,13 @@ _POINTS = 240  # along a line; more are drawn as the mean of their neighbours, w
 
 @dataclass(frozen=True)
 class Series:
-    """A named line. `marked` also shows each point, with its value on hovering."""
+    """A named line. `marked` also shows each point, with its value on hovering; `errors` makes a band around the
+    points, so far to either side."""
 
     name: str
     points: Sequence[tuple[float, float]] = field(repr=False)
     marked: bool = False
+    errors: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,27 @@ class _Thinned:
     high: float
 
 
-def line_chart(title: str, series: Sequence[Series], *, x_name: str = "step", note: str = "") -> str:
-    """A figure; empty text if no series has a point."""
-    drawn = [Series(it.name, _finite(it.points), it.marked) for it in series]
+def line_chart(
+    title: str,
+    series: Sequence[Series],
+    *,
+    x_name: str = "step",
+    note: str = "",
+    level: float | None = None,
+    room: float = 0.0,
+) -> str:
+    """A figure; empty text if no series has a point. At `level` a line goes across it, with at least so much `room`
+    above and below."""
+    drawn = [Series(it.name, _finite(it.points), it.marked, it.errors) for it in series]
     drawn = [it for it in drawn if it.points]
     if not drawn:
         return ""
-    scale = _Scale([point for it in drawn for point in it.points])
+    edges = [edge for it in drawn if it.errors for edge in (*_shifted(it, 1), *_shifted(it, -1))]
+    if level is not None:
+        edges += [(drawn[0].points[0][0], level + side * room) for side in (-1, 1)]
+    scale = _Scale([point for it in drawn for point in it.points] + edges)
     lines = "".join(_line(it, number, scale) for number, it in enumerate(drawn))
+    lines = (scale.across(level) if level is not None else "") + lines
     legend = "".join(f'<span class="key k{n}">{escape(it.name)}</span>' for n, it in enumerate(drawn))
     caption = f"<figcaption><b>{escape(title)}</b>{legend if len(drawn) > 1 else ''}</figcaption>"
     small = f'<p class="note">{escape(note)}</p>' if note else ""
@@ -75,6 +90,9 @@ class _Scale:
         low, high = self.y_range
         return round(HEIGHT - _BOTTOM - (value - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM), 1)
 
+    def across(self, level: float) -> str:
+        return f'<line class="level" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{self.y(level)}" y2="{self.y(level)}"/>'
+
     def axes(self, x_name: str) -> str:
         right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
         rows = [
@@ -100,6 +118,9 @@ def _line(series: Series, number_of_line: int, scale: _Scale) -> str:
         upper = [f"{scale.x(p.x)},{scale.y(p.high)}" for p in points]
         lower = [f"{scale.x(p.x)},{scale.y(p.low)}" for p in reversed(points)]
         parts.insert(0, f'<polygon class="band b{number_of_line}" points="{" ".join(upper + lower)}"/>')
+    if series.errors:
+        around = [f"{scale.x(x)},{scale.y(y)}" for x, y in (*_shifted(series, 1), *reversed(_shifted(series, -1)))]
+        parts.insert(0, f'<polygon class="band b{number_of_line}" points="{" ".join(around)}"/>')
     if series.marked or len(points) == 1:
         parts += [
             f'<circle class="dot d{number_of_line}" cx="{scale.x(p.x)}" cy="{scale.y(p.mean)}" r="3">'
@@ -107,6 +128,10 @@ def _line(series: Series, number_of_line: int, scale: _Scale) -> str:
             for p in points
         ]
     return "".join(parts)
+
+
+def _shifted(series: Series, side: int) -> list[tuple[float, float]]:
+    return [(x, y + side * error) for (x, y), error in zip(series.points, series.errors, strict=True)]
 
 
 def _thin(points: Sequence[tuple[float, float]]) -> list[_Thinned]:

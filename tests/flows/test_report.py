@@ -11,6 +11,7 @@ from flows.charts import Series, line_chart, number
 from flows.report import write
 from storage.run import Run
 from tba.errors import ConfigError
+from tests.storage.choosing import ONLY_SHORT, make_choosing_run
 from tests.storage.synthetic import copy_run, make_live_run, make_run
 
 
@@ -61,7 +62,7 @@ def test_the_page_is_whole_and_fetches_nothing(page: str):
 
 def test_the_page_has_every_section(page: str):
     assert Page(page).headings == [
-        "Curves", "Time", "Searchers", "Evaluations", "Versions", "Attempts", "Events", "Settings",
+        "Curves", "Time", "Selection", "Searchers", "Evaluations", "Versions", "Attempts", "Events", "Settings",
     ]  # fmt: skip
 
 
@@ -85,6 +86,22 @@ def test_the_page_says_what_storage_says(page: str):
         "sampling.recent_share",
     ):
         assert text in page
+
+
+@pytest.mark.parametrize(
+    ("sampler_sql", "marked"), [("", set()), (ONLY_SHORT, {("length", "trained"), ("length", "drawn")})]
+)
+def test_a_biased_choice_is_marked_and_a_fair_one_is_not(
+    sampler_sql: str, marked: set[tuple[str, str]], tmp_path: Path
+):
+    page = write(make_choosing_run(str(tmp_path), sampler_sql=sampler_sql)).read_text()
+    part = page.split("<h2>Selection</h2>")[1].split("<h2>")[0]
+    rows = re.findall(r"<tr class='warning'><td>(\w+)</td><td>(\w+)</td>", part)
+    assert set(rows) == marked
+    assert ("Marked differences are" if marked else "No difference is") in part
+    assert re.findall(r"<b>(How often, by \w+)</b>", part) == [
+        f"How often, by {it}" for it in ("length", "reward", "age")
+    ]
 
 
 def test_light_and_dark_are_both_styled(page: str):
@@ -147,6 +164,23 @@ def test_long_lines_are_thinned_to_means_within_a_band():
     heights = [float(point.split(",")[1]) for point in drawn]
     assert max(heights) - min(heights) < 10  # of 184: the values jump between bottom and top, their means do not
     assert "<polygon" in chart
+
+
+def test_a_band_lies_around_its_points_and_a_level_goes_across():
+    chart = line_chart("Rate", [Series("rate", [(0, 1.0), (1, 1.2)], errors=[0.5, 0.1])], level=1.0, room=1.0)
+    svg = ElementTree.fromstring(re.findall(r"<svg.*</svg>", chart)[0])
+    line, band = (
+        [tuple(map(float, it.split(","))) for it in svg.findall(tag)[0].attrib["points"].split()]
+        for tag in ("polyline", "polygon")
+    )
+    level = float(next(it for it in svg.findall("line") if it.attrib["class"] == "level").attrib["y1"])
+    (left, at), (right, above) = line
+    unit = (at - above) / 0.2  # of the picture, for one of the values
+    assert [x for x, _ in band] == [left, right, right, left]
+    heights = [at - unit / 2, above - unit / 10, above + unit / 10, at + unit / 2]
+    assert [y for _, y in band] == pytest.approx(heights, abs=0.5)
+    assert level == at
+    assert unit * 2 < 220
 
 
 @pytest.mark.parametrize(

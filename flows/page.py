@@ -1,0 +1,131 @@
+"""What a page is made of: its style, and tables that are answers to queries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+from typing import Any
+
+import duckdb
+
+from flows.charts import number
+
+_MOST_ROWS = 400  # of a table; then its first and last half of them
+
+STYLE = """
+:root { color-scheme: light dark; --page: #fbfaf8; --card: #ffffff; --ink: #1f2328; --faint: #6a717a; --rule: #e2e0db;
+  --c0: #2563a8; --c1: #bd5415; --c2: #2c7d54; --c3: #79489c; --c4: #9a7500; }
+@media (prefers-color-scheme: dark) { :root { --page: #15171a; --card: #1d2024; --ink: #e4e6e9; --faint: #99a1aa;
+  --rule: #32363c; --c0: #6ea9e6; --c1: #ef9657; --c2: #62c294; --c3: #b795d8; --c4: #d9b44a; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 1080px; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
+h1 { margin: 0; font-size: 1.7rem; letter-spacing: -0.01em; }
+h2 { margin: 2.4rem 0 0.8rem; font-size: 1.1rem; }
+h3 { margin: 1.4rem 0 0.6rem; font-size: 0.95rem; }
+p.lead, p.note, footer { color: var(--faint); margin: 0.2rem 0 0; }
+p.note, footer { font-size: 0.85rem; }
+code { font: 0.88em ui-monospace, SFMono-Regular, Menlo, monospace; }
+dl.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 0.7rem;
+  margin: 1.4rem 0 0; }
+dl.tiles div { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 0.6rem 0.8rem; }
+dl.tiles dt { color: var(--faint); font-size: 0.8rem; }
+dl.tiles dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+.grid-of-charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 0.9rem;
+  margin-top: 0.9rem; }
+figure { margin: 0; background: var(--card); border: 1px solid var(--rule); border-radius: 8px;
+  padding: 0.7rem 0.8rem; }
+figcaption { display: flex; flex-wrap: wrap; gap: 0.2rem 0.9rem; align-items: baseline; }
+svg { width: 100%; height: auto; display: block; }
+.grid { stroke: var(--rule); stroke-width: 1; } .axis { stroke: var(--faint); stroke-width: 1; }
+.level { stroke: var(--faint); stroke-width: 1; stroke-dasharray: 4 4; }
+.tick { fill: var(--faint); font-size: 11px; font-variant-numeric: tabular-nums; }
+.line { fill: none; stroke-width: 1.8; stroke-linejoin: round; } .band { opacity: 0.16; }
+.key { font-size: 0.85rem; color: var(--faint); }
+.key::before { content: ""; display: inline-block; width: 0.9em; height: 0.2em; margin-right: 0.35em;
+  border-radius: 1px; vertical-align: middle; background: currentColor; }
+.l0 { stroke: var(--c0); } .l1 { stroke: var(--c1); } .l2 { stroke: var(--c2); } .l3 { stroke: var(--c3); }
+.l4 { stroke: var(--c4); }
+.b0, .d0 { fill: var(--c0); } .b1, .d1 { fill: var(--c1); } .b2, .d2 { fill: var(--c2); } .b3, .d3 { fill: var(--c3); }
+.b4, .d4 { fill: var(--c4); }
+.k0::before { color: var(--c0); } .k1::before { color: var(--c1); } .k2::before { color: var(--c2); }
+.k3::before { color: var(--c3); } .k4::before { color: var(--c4); }
+.scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
+table { border-collapse: collapse; width: 100%; font-size: 0.88rem; font-variant-numeric: tabular-nums; }
+th, td { padding: 0.32rem 0.75rem; text-align: left; border-bottom: 1px solid var(--rule); vertical-align: top; }
+th { color: var(--faint); font-weight: 600; white-space: nowrap; } tr:last-child td { border-bottom: 0; }
+td.n, th.n { text-align: right; white-space: nowrap; }
+td.share { width: 40%; } .fill { height: 0.75em; border-radius: 2px; background: var(--c0); }
+details { margin-top: 0.6rem; } summary { cursor: pointer; padding: 0.2rem 0; }
+tr.warning td { color: var(--c1); } tr.error td { color: var(--c1); font-weight: 600; }
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """An answer: names and rows."""
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+
+    def column(self, name: str) -> list[Any]:
+        """The values of a column; nulls where this run has none of that name."""
+        if name not in self.columns:
+            return [None] * len(self.rows)
+        place = self.columns.index(name)
+        return [row[place] for row in self.rows]
+
+    def points(self, name: str, *, x: str = "step") -> list[tuple[Any, Any]]:
+        return list(zip(self.column(x), self.column(name), strict=True))
+
+
+def ask(con: duckdb.DuckDBPyConnection, query: str) -> Table:
+    found = con.execute(query)
+    columns = [column[0] for column in found.description or ()]
+    return Table(columns, found.fetchall())
+
+
+def table_of(table: Table, classes: Sequence[str] = ()) -> str:
+    rows = list(zip(table.rows, classes or [""] * len(table.rows), strict=True))
+    left_out = max(0, len(rows) - _MOST_ROWS)
+    numeric = [any(isinstance(row[i], int | float) for row in table.rows) for i in range(len(table.columns))]
+    head = "".join(
+        f"<th{_n(is_number)}>{escape(name)}</th>" for name, is_number in zip(table.columns, numeric, strict=True)
+    )
+    if left_out:
+        half = _MOST_ROWS // 2
+        gap = f"<tr><td colspan='{len(table.columns)}'>… {left_out:,} rows are left out …</td></tr>"
+        body = _rows(rows[:half], numeric) + gap + _rows(rows[-half:], numeric)
+    else:
+        body = _rows(rows, numeric)
+    return f"<div class='scroll'><table><tr>{head}</tr>{body}</table></div>"
+
+
+def _rows(rows: Sequence[tuple[tuple[Any, ...], str]], numeric: Sequence[bool]) -> str:
+    return "".join(
+        f"<tr{f' class={css!r}' if css else ''}>"
+        + "".join(f"<td{_n(is_number)}>{_cell(value)}</td>" for value, is_number in zip(row, numeric, strict=True))
+        + "</tr>"
+        for row, css in rows
+    )
+
+
+def _n(is_number: bool) -> str:
+    return " class='n'" if is_number else ""
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return escape(number(value) if isinstance(value, float) else str(value))
+
+
+def section(title: str, table: Table) -> str:
+    """A heading and a table; empty text if it has no rows."""
+    return f"<h2>{escape(title)}</h2>{table_of(table)}" if table.rows else ""
