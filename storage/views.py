@@ -32,7 +32,10 @@ _PARQUET = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
 _COMPUTED = ("version_step", "age")  # by the view of trajectories
+_SHARE_OF_MEMORY = 0.5  # that a query may take; the roles of a run may need the rest
+_DUCKDBS_SHARE = 0.8  # that DuckDB would take of its own accord
 _LOCKED = (
+    "create macro pandas_scan(pointer) as table select error('there is nothing to scan')",  # null ends the process
     "set enable_external_access = false",  # neither files nor the variables of the program
     "set disabled_filesystems = 'LocalFileSystem'",  # without it a log to a file is refused by an abort of the process
     "set autoload_known_extensions = false",
@@ -64,9 +67,17 @@ def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckD
         con.execute(script)
     _comment_as("draws", "draws_all", con)
     _comment_as("steps", "steps_all", con)
-    for setting in _LOCKED:
-        con.execute(setting)
+    con.execute(f"set memory_limit = '{_memory_limit(con)}'")
+    for statement in _LOCKED:
+        con.execute(statement)
     return con
+
+
+def _memory_limit(con: duckdb.DuckDBPyConnection) -> str:
+    """DuckDB knows what a container allows."""
+    [(default,)] = con.execute("select current_setting('memory_limit')").fetchall()
+    size, unit = default.split()
+    return f"{float(size) * _SHARE_OF_MEMORY / _DUCKDBS_SHARE:.4f} {unit}"
 
 
 def _comment_as(view: str, wider: str, con: duckdb.DuckDBPyConnection) -> None:
