@@ -3,11 +3,10 @@
 import csv as csv_files
 import json as json_texts
 import math
-import os
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,15 +14,12 @@ from typing import Any
 
 import duckdb
 
-from flows.progress import bar, was_interrupted
+from flows.progress import bar
 from storage.run import Run
 from storage.views import connect
-from tba.errors import ConfigError, TBAError
+from tba.errors import ConfigError
 
 _ROWS = 100  # of a table on the screen
-_GREETING = """\
-{url}
-End a query with ';'. `show tables;` lists the views, `describe steps;` the columns of one, Ctrl-D leaves."""
 
 
 def answer(
@@ -41,11 +37,15 @@ def answer(
         raise ConfigError(f"--parquet: {parquet} exists already")
     query = query if query is not None else _read(file)
     if query is None:
+        from flows.prompt import prompt
+
         return prompt(run)
     with bar("copying what is new") as tell:
         con = connect(run, progress=tell)
-    with naming_errors():
-        rows = _last(con, query)
+    with naming_errors(), stopping(con):
+        rows = last(con, query)
+        if rows is None:
+            raise ConfigError("the last statement has no rows to show")
         if csv:
             _print_csv(rows)
         elif json:
@@ -53,7 +53,7 @@ def answer(
         elif target:
             _write_parquet(rows, target)
         else:
-            _print_table(rows)
+            print_table(rows)
     return 0
 
 
@@ -79,29 +79,36 @@ def naming_errors() -> Iterator[None]:
         raise ConfigError(explain(error)) from error
 
 
+@contextmanager
+def stopping(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """After a Ctrl-C, DuckDB's threads may go on with the query: whoever uses the connection next would wait for it."""
+    try:
+        yield
+    except (KeyboardInterrupt, RuntimeError):
+        con.interrupt()
+        raise
+
+
 def explain(error: duckdb.Error) -> str:
     """The message without the excerpt of the query below it."""
     message = str(error).split("\nLINE ")[0]
     return " ".join(line.strip() for line in message.splitlines() if line.strip())
 
 
-def _last(con: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation:
-    """Run all statements; the rows of the last one."""
+def last(con: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation | None:
+    """Run all statements; the rows of the last one, None if it is of a kind that has none."""
     statements = con.extract_statements(query)
     if not statements:
         raise ConfigError("there is no query")
     for statement in statements[:-1]:
         con.execute(statement).fetchall()
-    rows = con.sql(statements[-1])
-    if rows is None:
-        raise ConfigError("the last statement has no rows to show")
-    return rows
+    return con.sql(statements[-1])
 
 
 # --- forms of an answer ---------------------------------------------------------------------------------------------
 
 
-def _print_table(rows: duckdb.DuckDBPyRelation) -> None:
+def print_table(rows: duckdb.DuckDBPyRelation) -> None:
     if rows.columns in (["explain_key", "explain_value"], ["analyzed_plan"]):
         print("\n".join(text for _, text in rows.fetchall()))
     else:
@@ -158,70 +165,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value)
-
-
-# --- the prompt -----------------------------------------------------------------------------------------------------
-
-
-def prompt(run: Run) -> int:
-    """Questions until there are no more; each is answered from what is stored by then."""
-    history = _remember()
-    print(_GREETING.format(url=run.url))
-    while (query := _ask()) is not None:
-        try:
-            with bar("copying what is new") as tell:
-                con = connect(run, progress=tell)
-            _print_table(_last(con, query))
-        except duckdb.Error as error:
-            print(f"error: {error}", file=sys.stderr)
-        except TBAError as error:
-            print(f"error: {error}", file=sys.stderr)
-        except (KeyboardInterrupt, RuntimeError) as error:
-            if not was_interrupted(error):
-                raise
-            print("interrupted", file=sys.stderr)
-    if history:
-        history()
-    return 0
-
-
-def _ask() -> str | None:
-    """The next query, of as many lines as it takes; None when there is no more. Ctrl-C forgets a line."""
-    lines: list[str] = []
-    while True:
-        try:
-            line = input("tba> " if not lines else "...> ")
-        except EOFError:
-            print()
-            return None
-        except KeyboardInterrupt:
-            print()
-            lines = []
-            continue
-        if not lines and line.strip().lower().rstrip(";") in ("exit", "quit", ".exit", ".quit", r"\q"):
-            return None
-        if line.strip():
-            lines.append(line)
-        if lines and line.rstrip().endswith(";"):
-            return "\n".join(lines)
-
-
-def _remember() -> Any:
-    """Keep what was asked for the next time, where the terminal can."""
-    try:
-        import readline
-    except ImportError:
-        return None
-    from storage.cache import cache_folder
-
-    path = cache_folder("prompt") / "history"
-    with suppress(OSError):
-        readline.read_history_file(path)
-
-    def save() -> None:
-        readline.set_history_length(1000)
-        with suppress(OSError):
-            readline.write_history_file(path)
-            os.chmod(path, 0o600)
-
-    return save

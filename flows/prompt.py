@@ -1,0 +1,181 @@
+"""`tba sql` without a query: a prompt with completion and a history."""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import duckdb
+from rich.markup import escape
+
+from flows import sql
+from flows.progress import bar, was_interrupted
+from storage.cache import cache_folder
+from storage.run import Run
+from storage.views import connect
+from tba.errors import ConfigError, TBAError
+
+try:
+    import readline
+except ImportError:  # where Python was built without it, lines are typed as they are
+    readline = None
+
+_GREETING = """\
+{url}
+A query may take several lines and ends with ';'. Tab completes, Ctrl-C forgets a line or stops a query, Ctrl-D leaves.
+.help lists views and macros, .help NAME explains one, .refresh looks at the run again."""
+_COMMANDS = ("exit", "help", "quit", "refresh")
+_LINES_KEPT = 1000  # of the history
+
+_NAMES = r"""
+select regexp_replace(name, '\(.*', '(') from help()
+union select column_name from duckdb_columns() where not internal
+union select function_name || '(' from duckdb_functions()
+  where function_type <> 'table_macro' and regexp_matches(function_name, '^[a-z]\w+$')
+union select keyword_name from duckdb_keywords()
+"""
+
+
+def prompt(run: Run) -> int:
+    """Questions until there are no more. All see the run as it was when the prompt began or last looked: answers fit
+    each other, and what a query makes, such as a temporary table, is there for the next."""
+    asking = _Asking(run)
+    print(_GREETING.format(url=run.url))
+    history = _History(cache_folder("prompt") / "history")
+    while True:
+        try:
+            query = _ask(history)
+            if query is None:
+                return 0
+            asking.answer(query)
+        except (duckdb.Error, TBAError) as error:
+            print(f"error: {error}", file=sys.stderr)
+        except (KeyboardInterrupt, RuntimeError) as error:
+            if not was_interrupted(error):
+                raise
+            print("interrupted", file=sys.stderr)
+
+
+class _Asking:
+    def __init__(self, run: Run):
+        self.run = run
+        self.refresh()
+
+    def refresh(self) -> None:
+        with bar("copying what is new") as tell:
+            self.con = connect(self.run, progress=tell)
+        if readline:
+            names = [name for (name,) in self.con.execute(_NAMES).fetchall()]
+            _complete_with(Completer(names))
+
+    def answer(self, query: str) -> None:
+        if query.startswith("."):
+            command, _, about = query[1:].rstrip("; ").partition(" ")
+            self.obey(command, about.strip())
+            return
+        with sql.stopping(self.con):
+            rows = sql.last(self.con, query)
+            if rows is not None:
+                sql.print_table(rows)
+
+    def obey(self, command: str, about: str) -> None:
+        if command == "refresh":
+            self.refresh()
+            print("{} steps, {} trajectories".format(*self._sizes()))
+        elif command == "help":
+            _explain(self.con.execute("from help(?)", [about or None]).fetchall())
+        else:
+            raise ConfigError(f".{command} is no command: {', '.join(f'.{it}' for it in _COMMANDS)}")
+
+    def _sizes(self) -> tuple[int, int]:
+        [sizes] = self.con.execute("select (select count(*) from steps), (select sum(rows) from shards)").fetchall()
+        return sizes[0], sizes[1] or 0
+
+
+def _ask(history: "_History") -> str | None:
+    """The next query, of as many lines as it takes; None when there is no more. Ctrl-C forgets what was typed."""
+    lines: list[str] = []
+    while True:
+        try:
+            line = input("tba> " if not lines else "...> ")
+        except EOFError:
+            print()
+            return None
+        except KeyboardInterrupt:
+            print()
+            lines = []
+            continue
+        if not lines and line.strip().lower().rstrip(";") in ("exit", "quit", ".exit", ".quit", r"\q"):
+            return None
+        if line.strip():
+            lines.append(line)
+        if lines and (line.rstrip().endswith(";") or lines[0].startswith(".")):
+            history.add(lines)
+            return "\n".join(lines)
+
+
+def _explain(rows: Sequence[tuple[str, str, str]]) -> None:
+    """What `help` says, with room for its sentences."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "type", "meaning", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console(highlight=False).print(table if rows else "there is no view or macro of this name; .help lists them")
+
+
+class Completer:
+    """What a word may become: names of the run and words of SQL; after a dot at the start of a line, commands."""
+
+    def __init__(self, names: Sequence[str]):
+        self.names = sorted(names)
+
+    def candidates(self, line: str, word: str) -> list[str]:
+        if re.fullmatch(r"\.\w*", line):
+            return [name for name in _COMMANDS if name.startswith(word)]
+        found = [name for name in self.names if name.startswith(word.lower())]
+        if line.startswith(".help"):
+            return [name.rstrip("(") for name in found]
+        return [name.upper() for name in found] if len(word) > 1 and word.isupper() else found
+
+
+def _complete_with(completer: Completer) -> None:
+    assert readline is not None
+    typed, end = readline.get_line_buffer, readline.get_endidx
+
+    def complete(word: str, state: int) -> str | None:
+        found = completer.candidates(typed()[: end()], word) if word else []
+        return found[state] if state < len(found) else None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims(" \t\n.,;:()[]{}=<>!+-*/%|'\"")
+    readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
+
+
+class _History:
+    """What was asked, also by earlier prompts, where the terminal can."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        if readline:
+            readline.set_history_length(_LINES_KEPT)
+            with suppress(OSError):
+                readline.read_history_file(path)
+
+    def add(self, lines: Sequence[str]) -> None:
+        """A query is one entry, as one line unless a comment ends one of its lines, and is kept from now on."""
+        if not readline:
+            return
+        length = readline.get_current_history_length()
+        typed = [readline.get_history_item(length - len(lines) + n + 1) for n in range(len(lines))]
+        if len(lines) > 1 and typed == list(lines) and not any("--" in line for line in lines):
+            for _ in lines:
+                length -= 1
+                readline.remove_history_item(length)
+            readline.add_history(" ".join(line.strip() for line in lines))
+        with suppress(OSError):
+            readline.write_history_file(self.path)
+            os.chmod(self.path, 0o600)
