@@ -1,5 +1,6 @@
 """The pages describe what there is: every view and macro, every column with its type, and every folder."""
 
+import re
 from pathlib import Path
 
 import duckdb
@@ -45,6 +46,32 @@ def test_what_is_said_of_a_macro_fits_it(macro: str, con: duckdb.DuckDBPyConnect
     assert parameters == (told(con, name, "parameter"),)
     columns = described(con, macro)
     assert [column for column in told(con, name, "column") if column not in columns] == []
+
+
+QUERIES = build.QUERIES.read_text()
+
+
+@pytest.mark.parametrize("query", build.queries(QUERIES))
+def test_every_query_of_the_page_works_and_has_the_columns_that_are_shown(query: str, con: duckdb.DuckDBPyConnection):
+    answer = QUERIES.split(f"```sql\n{query}```\n\n```\n")[1].split("```")[0]
+    shown = [name.strip() for name in answer.splitlines()[1].strip("│").split("│")]
+    columns = con.sql(query).columns
+    assert shown == columns
+    assert "…" not in answer
+    con.sql(query).fetchall()
+
+
+def test_there_are_twenty_questions_each_with_a_query():
+    numbers = re.findall(r"^\*\*(\d+)\. ", QUERIES, flags=re.M)
+    assert numbers == [str(n) for n in range(1, 21)]
+    assert len(build.queries(QUERIES)) == len(numbers)
+
+
+def test_answers_are_written_below_their_queries_once(con: duckdb.DuckDBPyConnection):
+    page = "One\n\n```sql\nselect 1 as a\n```\n\nTwo\n\n```sql\nselect 2 as b\n```\n\nand so on\n"
+    once = build.answered(page, lambda query: build.shown(con, query))
+    assert once.index("select 1") < once.index("│     1 │") < once.index("Two") < once.index("│     2 │")
+    assert build.answered(once, lambda query: build.shown(con, query)) == once
 
 
 def test_the_page_of_the_format_lists_every_folder():
