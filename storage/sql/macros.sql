@@ -275,7 +275,7 @@ with
     union all
     select 2, name, signature, 'macro', lines[1], 0 from macros
     union all
-    select 3, table_name, column_name, lower(data_type), comment, column_index
+    select 3, table_name, column_name, lower(data_type), coalesce(comment, ''), column_index  -- a task's own has none
     from duckdb_columns() where schema_name = 'main' and not internal
     union all
     select

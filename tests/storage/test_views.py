@@ -170,6 +170,7 @@ def test_columns_that_a_task_adds_are_kept(whole: Run):
     assert rows(con, "select seq, count(difficulty) from trajectories group by 1 having count(difficulty) > 0") == [
         (6, len(table))
     ]
+    assert rows(con, "from help('trajectories') where name = 'difficulty'") == [("difficulty", "integer", "")]
 
 
 def test_a_column_that_a_task_adds_under_a_name_of_the_view_or_in_two_kinds_is_left_out(whole: Run):
