@@ -1,4 +1,4 @@
-"""The index of a replay buffer: light columns of what can be drawn, in DuckDB's memory.
+"""The index of a replay buffer: light columns of what can be drawn, in memory, and the SQL that draws from them.
 
 It is extended record by record, and only the prompts that a record brings are touched. In the order (sync, searcher,
 seq, row) the newest copy of equal content survives, then the newest `capacity` rows of each prompt; the log keeps
@@ -6,66 +6,21 @@ everything. What the index holds follows from the records alone, however they ca
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from hashlib import md5
+from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 
-from storage.sampler import BRANCHES, Row, Sampler, connect
+from storage import queues
+from storage.pool import Arriving, Pool
+from storage.queues import Queue
+from storage.sampler import BRANCHES, Row, Sampler, connect, lay
 from tba.errors import ConfigError, Damaged, RunFailed
-from tba.types import Draw, Version
+from tba.types import Branch, Draw, Version
 
-COLUMNS = (
-    "trajectory_id", "prompt_id", "content_hash", "reward", "length", "finished", "version_start",
-    "version_start_attempt",
-)  # fmt: skip
+COLUMNS = ("prompt_id", "content_hash", "reward", "length", "finished", "version_start", "version_start_attempt")
 """Of a shard, what the index is made from."""
-
-_INSERT = """
-insert into pool by name
-select
-  trajectory_id,
-  split_part(trajectory_id, '/', 1)::integer as searcher,
-  split_part(trajectory_id, '/', 2)::integer as seq,
-  split_part(trajectory_id, '/', 3)::integer as row,
-  content_hash::uuid as content,
-  $sync as sync,
-  ord, prompt, prompt_id, reward, length, finished, version_start, version_start_attempt, version_step
-from arriving
-"""
-
-_REMOVE = """
-with
-  touched as (select ord, prompt, content from pool where prompt in (select prompt from arriving)),
-  newest_copies as (select prompt, max(ord) as ord from touched group by prompt, content),
-  surviving as (
-    select ord from newest_copies qualify row_number() over (partition by prompt order by ord desc) <= $capacity
-  )
-delete from pool where ord in (select ord from touched where ord not in (select ord from surviving))
-"""
-
-_QUEUE_NEW = """
-insert into queue by name
-select 'prioritised' as branch, any_value(prompt_id) as prompt_id, prompt, false as used
-from arriving where prompt >= $known group by prompt
-"""
-
-_QUEUE_RECENT = """
-delete from queue where branch = 'recent';
-insert into queue by name
-select 'recent' as branch, any_value(prompt_id) as prompt_id, prompt, false as used from arriving group by prompt
-"""
-
-_USE = "update queue set used = true where branch = $branch and prompt in (select unnest($prompts))"
-_REFILL = "update queue set used = prompt in (select unnest($prompts)) where branch = $branch"
-
-
-class _Rows(NamedTuple):
-    """Of one shard, what a drawn row is checked against and completed with."""
-
-    prompt_B: np.ndarray
-    version_step_B: np.ndarray
 
 
 class Index:
@@ -84,7 +39,7 @@ class Index:
     ):
         self.con = connect(threads)
         self.sampler = Sampler(self.con, sampler_sql)
-        self.capacity, self.step_of_version = capacity, step_of_version
+        self.seed, self.slots, self.step_of_version = seed, slots, step_of_version
         self.parameters: dict[str, float] = {
             "seed": seed,
             "slots": slots,
@@ -93,123 +48,170 @@ class Index:
             "inv_temp": inv_temp,
         }
         self.newest: int | None = None  # the newest record that admitted anything
-        self.admitted = 0
-        self.numbers: dict[str, int] = {}  # of prompts, in the order in which they appeared
-        self.rows: dict[str, _Rows] = {}  # by searcher/seq
-        self.used: dict[str, set[str]] = {branch: set() for branch in BRANCHES}
+        self.pool = Pool(capacity)
+        self.prompts: dict[str, int] = {}  # their numbers, in the order in which they appeared
+        self.versions: dict[Version, int] = {}
+        self.shards: dict[str, range] = {}  # by searcher/seq: where their rows lie in the pool
+        self.branches: dict[Branch, Queue] = {branch: Queue() for branch in BRANCHES}
 
     # --- records in -----------------------------------------------------------------------------------------------
 
     def check(self, table: pa.Table) -> None:
-        """Prove that the rows of a shard can be admitted, by doing so and undoing it. Damaged says why not: no record
-        may admit what an index cannot hold, since it would be in the way of every later attempt."""
-        self.con.begin()
+        """Prove that the rows of a shard can be admitted. Damaged says why not: no record may admit what an index
+        cannot hold, since it would be in the way of every later attempt."""
         try:
-            self._insert(0, self._completed(table.select(COLUMNS), {}))
-        except (duckdb.Error, pa.ArrowException, ValueError, ArithmeticError) as error:
+            _light(table)
+            for version in _versions(table)[0]:
+                np.array([self.step_of_version(version)], np.int32)
+        except (pa.ArrowException, ValueError, ArithmeticError) as error:
             raise Damaged(f"it does not fit the index ({str(error).splitlines()[0]})") from None
-        finally:
-            self.con.rollback()
 
     def extend(self, sync: int, shards: Sequence[tuple[str, pa.Table]]) -> None:
         """Admit the shards of a record, each named searcher/seq and given with at least `COLUMNS`, in order."""
         if not shards:
             return
-        known = len(self.numbers)
-        arriving = self._completed(pa.concat_tables([table.select(COLUMNS) for _, table in shards]), self.numbers)
-        start = 0
-        for name, table in shards:
-            part = arriving.slice(start, len(table))
-            self.rows[name] = _Rows(part["prompt"].to_numpy(), part["version_step"].to_numpy())
-            start += len(table)
-        self._store(sync, arriving, known)
-        self.newest, self.used["recent"] = sync, set()
-        self.admitted += len(arriving)
+        arriving = [self._arriving(name, table) for name, table in shards]
+        self.shards.update(zip((name for name, _ in shards), self.pool.extend(sync, arriving), strict=True))
+        self.newest = sync
+        self.branches["prioritised"].add(np.arange(len(self.branches["prioritised"].prompts_P), len(self.prompts)))
+        self.branches["recent"] = Queue()
+        self.branches["recent"].add(np.unique(np.concatenate([it.prompts for it in arriving])))
 
-    def _completed(self, table: pa.Table, known: dict[str, int]) -> pa.Table:
-        """With its place in the order of all rows, the number of its prompt, and the step of its version. Prompts
-        that have no number yet get one in `known`."""
-        numbers = [known.setdefault(it, len(known)) for it in table["prompt_id"].to_pylist()]
-        versions = zip(table["version_start"].to_pylist(), table["version_start_attempt"].to_pylist(), strict=True)
-        versions_B = [Version(*version) for version in versions]
-        steps = {version: self.step_of_version(version) for version in set(versions_B)}
-        return (
-            table.append_column("ord", pa.array(range(self.admitted, self.admitted + len(table)), pa.int64()))
-            .append_column("prompt", pa.array(numbers, pa.int32()))
-            .append_column("version_step", pa.array([steps[version] for version in versions_B], pa.int32()))
+    def _arriving(self, name: str, table: pa.Table) -> Arriving:
+        """With the numbers of its prompts and versions. Those that have none yet get one."""
+        searcher, seq = map(int, name.split("/"))
+        versions, which_N = _versions(table)
+        for version in versions:
+            if version not in self.versions:
+                self.pool.add_version(version, self.step_of_version(version))
+                self.versions[version] = len(self.versions)
+        prompt_ids = table["prompt_id"].to_pylist()
+        for prompt_id in dict.fromkeys(prompt_ids):
+            if prompt_id not in self.prompts:
+                self.pool.prompt_ids.append(prompt_id)
+                self.prompts[prompt_id] = len(self.prompts)
+        return Arriving(
+            searcher,
+            seq,
+            prompts=np.array([self.prompts[prompt_id] for prompt_id in prompt_ids], np.int32),
+            versions=np.array([self.versions[version] for version in versions], np.int32)[which_N],
+            columns=_light(table),
         )
-
-    def _store(self, sync: int, arriving: pa.Table, known: int) -> None:
-        self._insert(sync, arriving)
-        self.con.register("arriving", arriving)
-        self.con.execute(_REMOVE, {"capacity": self.capacity})
-        self.con.execute(_QUEUE_NEW, {"known": known})
-        self.con.execute(_QUEUE_RECENT)
-        self.con.unregister("arriving")
-
-    def _insert(self, sync: int, arriving: pa.Table) -> None:
-        self.con.register("arriving", arriving)
-        self.con.execute(_INSERT, {"sync": sync})
-        self.con.unregister("arriving")
 
     # --- draws out ------------------------------------------------------------------------------------------------
 
     def draw(self, step: int) -> list[Draw]:
         if self.newest is None:
             raise RunFailed(f"step {step}: there is nothing to draw, no record has admitted a trajectory")
+        self._lay(step)
         rows = self.sampler.rows({**self.parameters, "step": step, "newest": self.newest})
-        draws = [self._completed_draw(step, row) for row in rows]
-        self._mark(draws)
+        draws = self._completed(step, rows)
+        for branch, queue in self.branches.items():
+            drawn = (draw.prompt_id for draw in draws if draw.position == 0 and draw.branch == branch)
+            queue.take([self.prompts[prompt_id] for prompt_id in drawn])
         return draws
 
-    def _completed_draw(self, step: int, row: Row) -> Draw:
-        """With its age. A row that was never admitted, or of another prompt, is the sampler's mistake."""
-        shard, _, place = row.trajectory_id.rpartition("/")
-        rows = self.rows.get(shard)
-        if rows is None or not place.isdecimal() or int(place) >= len(rows.prompt_B):
-            raise ConfigError(f"sampler SQL: step {step}: no trajectory {row.trajectory_id!r} was admitted")
-        if self.numbers.get(row.prompt_id) != rows.prompt_B[int(place)]:
-            raise ConfigError(
-                f"sampler SQL: step {step}: trajectory {row.trajectory_id!r} is not of prompt {row.prompt_id!r}"
-            )
-        return Draw(
-            step=step,
-            slot=row.slot,
-            position=row.position,
-            trajectory_id=row.trajectory_id,
-            prompt_id=row.prompt_id,
-            branch=row.branch,
-            weight=row.weight,
-            age=step - 1 - int(rows.version_step_B[int(place)]),  # of the weights that the step starts from
+    def _lay(self, step: int) -> None:
+        """What the sampler reads, as it is at this step."""
+        turns: dict[Branch, list[int]] = {branch: self._turns(step, branch) for branch in BRANCHES}
+        tables = {
+            "turns": lambda: self._turns_table(turns),
+            "front": lambda: self.pool.table_of(sorted({*turns["recent"], *turns["prioritised"]})),
+            "queue": self._queue_table,
+            "pool": self.pool.table,
+        }
+        for name in self.sampler.reads:
+            lay(self.con, name, tables[name]())
+
+    def _turns(self, step: int, branch: Branch) -> list[int]:
+        def uniform(turn: int) -> float:
+            digits = md5(f"{self.seed}:prompt:{step}:{branch}:{turn}".encode(), usedforsecurity=False).hexdigest()[:13]
+            return (int(digits, 16) + 0.5) / 2**52
+
+        return self.branches[branch].turns(self.slots, uniform)
+
+    def _turns_table(self, turns: Mapping[Branch, Sequence[int]]) -> pa.Table:
+        rows = [(branch, turn, prompt) for branch in BRANCHES for turn, prompt in enumerate(turns[branch])]
+        return pa.table(
+            {
+                "branch": [branch for branch, _, _ in rows],
+                "turn": [turn for _, turn, _ in rows],
+                "prompt_id": [self.pool.prompt_ids[prompt] for _, _, prompt in rows],
+                "prompt": [prompt for _, _, prompt in rows],
+            }
         )
 
-    def _mark(self, draws: Sequence[Draw]) -> None:
-        """The drawn prompts leave their queues. One that had left already shows that its queue was refilled."""
-        for branch in BRANCHES:
-            used, refilled = self.used[branch], False
-            drawn = [draw.prompt_id for draw in draws if draw.position == 0 and draw.branch == branch]
-            for prompt_id in drawn:
-                if prompt_id in used:
-                    used.clear()
-                    refilled = True
-                used.add(prompt_id)
-            self._set_used(branch, used if refilled else drawn, _REFILL if refilled else _USE)
+    def _queue_table(self) -> pa.Table:
+        names = pa.array(self.pool.prompt_ids, pa.string())
+        return pa.concat_tables(
+            pa.table(
+                {
+                    "branch": pa.array([branch]).take(pa.array(np.zeros(len(queue.prompts_P), np.int32))),
+                    "prompt_id": names.take(pa.array(queue.prompts_P)),
+                    "prompt": queue.prompts_P,
+                    "used": queue.used_P,
+                }
+            )
+            for branch, queue in self.branches.items()
+        )
 
-    def queues(self) -> dict[str, list[str]]:
-        """The prompts that have been drawn since each queue was last refilled."""
-        return {branch: sorted(used) for branch, used in self.used.items()}
+    def _completed(self, step: int, rows: Sequence[Row]) -> list[Draw]:
+        """With their ages. A row that was never admitted, or of another prompt, is the sampler's mistake."""
+        places_N = np.array([self._place(step, row) for row in rows], np.int64)
+        found = self.pool.rows.take(places_N, ["prompt", "version"])
+        steps = self.pool.versions.take(found["version"], ["step"])["step"].tolist()
+        for row, prompt in zip(rows, found["prompt"].tolist(), strict=True):
+            if self.prompts.get(row.prompt_id) != prompt:
+                raise ConfigError(
+                    f"sampler SQL: step {step}: trajectory {row.trajectory_id!r} is not of prompt {row.prompt_id!r}"
+                )
+        return [
+            Draw(
+                step=step,
+                slot=row.slot,
+                position=row.position,
+                trajectory_id=row.trajectory_id,
+                prompt_id=row.prompt_id,
+                branch=row.branch,
+                weight=row.weight,
+                age=step - 1 - version_step,  # of the weights that the step starts from
+            )
+            for row, version_step in zip(rows, steps, strict=True)
+        ]
 
-    def restore(self, queues: Mapping[str, Sequence[str]]) -> None:
-        """The queues as `queues` once gave them."""
-        for branch in BRANCHES:
-            used = set(queues.get(branch, ()))
-            unknown = used - self.numbers.keys()
-            if unknown:
-                raise Damaged(f"queue {branch!r} names prompt {min(unknown)!r}, which no record admits")
-            self.used[branch] = used
-            self._set_used(branch, used, _REFILL)
+    def _place(self, step: int, row: Row) -> int:
+        """Where a trajectory lies in the pool."""
+        name, _, number = row.trajectory_id.rpartition("/")
+        places = self.shards.get(name, range(0))
+        if not number.isdecimal() or int(number) >= len(places):
+            raise ConfigError(f"sampler SQL: step {step}: no trajectory {row.trajectory_id!r} was admitted")
+        return places[int(number)]
 
-    def _set_used(self, branch: str, prompt_ids: Sequence[str] | set[str], statement: str) -> None:
-        numbers = [self.numbers[prompt_id] for prompt_id in prompt_ids]
-        if numbers or statement == _REFILL:
-            self.con.execute(statement, {"branch": branch, "prompts": numbers})
+    def queues(self) -> dict[str, Any]:
+        """Which prompts have been drawn since each queue was last refilled."""
+        return {branch: queue.state() for branch, queue in self.branches.items()}
+
+    def restore(self, states: Mapping[str, Any]) -> None:
+        """The queues as `queues` once gave them after the same records."""
+        queues.restore(self.branches, states)
+
+
+def _versions(table: pa.Table) -> tuple[list[Version], np.ndarray]:
+    """The distinct versions of the rows, and which of them each row has."""
+    both_N = [table[name].to_numpy().astype(np.int64) for name in ("version_start", "version_start_attempt")]
+    distinct, which_N = np.unique((both_N[0] << 32) + both_N[1], return_inverse=True)
+    return [Version(int(it) >> 32, int(it) & 0xFFFFFFFF) for it in distinct], which_N
+
+
+def _light(table: pa.Table) -> dict[str, np.ndarray]:
+    """What the pool keeps of the rows, but for numbers of what they refer to."""
+    hashes = table["content_hash"].to_pylist()
+    content = bytes.fromhex("".join(hashes))  # which passes over spaces
+    if {*map(len, hashes)} != {32} or len(content) != 16 * len(table):
+        raise ValueError("a content_hash is not an md5 in hexadecimal")
+    return {
+        "reward": table["reward"].to_numpy(),
+        "length": table["length"].to_numpy(),
+        "finished": table["finished"].to_numpy(),
+        "content": np.frombuffer(content, "V16"),
+    }

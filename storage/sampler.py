@@ -8,23 +8,46 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import duckdb
+import pyarrow as pa
 
 from tba.errors import ConfigError
 from tba.types import Branch
 
-TABLES = """
-create table pool (
-  trajectory_id varchar, searcher integer, seq integer, row integer, prompt_id varchar, prompt integer, content uuid,
-  ord bigint, sync integer, reward double, length integer, finished boolean,
-  version_start integer, version_start_attempt integer, version_step integer
-);
-create table queue (branch varchar, prompt_id varchar, prompt integer, used boolean);
-create macro uniform(text) as (('0x' || left(md5(text), 13))::bigint + 0.5::double) / 4503599627370496::double;
+_CHANCE = """
+create macro uniform(text) as (('0x' || left(md5(text), 13))::bigint + 0.5::double) / 4503599627370496::double
 """
-"""What a sampler reads. `uniform` takes the first 52 bits of the digest, so it is never 0 and never 1."""
+"""It takes the first 52 bits of the digest, so it is never 0 and never 1."""
+
+_ROWS = """
+create or replace view {name} as
+select
+  concat_ws('/', searcher, seq, row) as trajectory_id,
+  searcher::integer as searcher, seq::integer as seq, row::integer as row,
+  prompt_id::varchar as prompt_id, prompt::integer as prompt, content::uuid as content,
+  ord::bigint as ord, sync::integer as sync,
+  reward::double as reward, length::integer as length, finished::boolean as finished,
+  version_start::integer as version_start, version_start_attempt::integer as version_start_attempt,
+  version_step::integer as version_step
+from {name}_laid where drawable = 1
+"""
+_TABLES = {
+    "pool": _ROWS,
+    "front": _ROWS,
+    "queue": """
+create or replace view {name} as
+select branch::varchar as branch, prompt_id::varchar as prompt_id, prompt::integer as prompt, used::boolean as used
+from {name}_laid
+""",
+    "turns": """
+create or replace view {name} as
+select branch::varchar as branch, turn::integer as turn, prompt_id::varchar as prompt_id, prompt::integer as prompt
+from {name}_laid
+""",
+}
+"""What a sampler reads, as views of what is laid under them: trajectory_id is made only where it is read."""
 
 PARAMETERS = ("seed", "step", "slots", "responses", "recent_share", "inv_temp", "newest")
-BRANCHES = ("recent", "prioritised")
+BRANCHES: tuple[Branch, ...] = ("recent", "prioritised")
 
 _CLOSED = ("autoinstall_known_extensions", "autoload_known_extensions", "enable_external_access")
 
@@ -42,24 +65,30 @@ except select 'error'
 """What DuckDB itself says of its functions, and what it does not: those that look at the clock or at settings, and
 those of which another version may make something else."""
 
-_EXAMPLE = """
-insert into pool by name
+_EXAMPLES_ROWS = """
 select
-  concat_ws('/', ord // 48, ord // 12, ord % 12) as trajectory_id, ord // 48 as searcher, ord // 12 as seq,
-  ord % 12 as row, concat('train/', ord % 6) as prompt_id, ord % 6 as prompt, md5(ord::varchar)::uuid as content,
-  ord, ord // 24 as sync, ord % 4 // 2 as reward, 5 as length, true as finished,
-  ord // 24 as version_start, 1 as version_start_attempt, ord // 12 as version_step
-from range(96) as t(ord) order by ord * $direction;
-insert into queue by name
-select branch, concat('train/', prompt) as prompt_id, prompt, false as used
-from (values ('recent'), ('prioritised')) as b(branch), range(6) as t(prompt) order by prompt * $direction;
+  ord // 48 as searcher, ord // 12 as seq, ord % 12 as row, concat('train/', ord % 6) as prompt_id, ord % 6 as prompt,
+  md5(ord::varchar)::uuid as content, ord, ord // 24 as sync, ord % 4 // 2 as reward, 5 as length, true as finished,
+  ord // 24 as version_start, 1 as version_start_attempt, ord // 12 as version_step, 1 as drawable
+from range(96) as t(ord) order by ord * {direction}
 """
+_EXAMPLE = {
+    "pool": _EXAMPLES_ROWS,
+    "front": _EXAMPLES_ROWS,
+    "queue": """
+select branch, concat('train/', prompt) as prompt_id, prompt, false as used
+from (values ('recent'), ('prioritised')) as b(branch), range(6) as t(prompt) order by prompt * {direction}
+""",
+    "turns": """
+select branch, turn, concat('train/', turn + first) as prompt_id, turn + first as prompt
+from (values ('recent', 0), ('prioritised', 3)) as b(branch, first), range(3) as t(turn) order by turn * {direction}
+""",
+}
 _EXAMPLES_PARAMETERS = {
     "seed": 0, "step": 9, "slots": 3, "responses": 2, "recent_share": 0.5, "inv_temp": 1.0, "newest": 3,
 }  # fmt: skip
 
 _CLOCKS = ("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp")
-_SOURCES = ("pool", "queue")
 _GENERATORS = ("range", "generate_series", "unnest")
 
 
@@ -94,10 +123,7 @@ def check_sampler(sql: str) -> None:
 def _try(sampler: "Sampler", direction: int) -> list[tuple[Any, ...]] | None:
     """What is drawn, but for the weights, from an example whose rows lie in one order or in the other. A sampler may
     make nothing of the example; then there is nothing to compare."""
-    sampler.con.execute("truncate pool")
-    sampler.con.execute("truncate queue")
-    for statement in sampler.con.extract_statements(_EXAMPLE):
-        sampler.con.execute(statement, {"direction": direction})
+    _lay_example(sampler.con, direction)
     try:
         return sorted(row[:5] for row in sampler.rows(_EXAMPLES_PARAMETERS))
     except ConfigError:
@@ -109,8 +135,22 @@ def connect(threads: int = 1) -> duckdb.DuckDBPyConnection:
     con = duckdb.connect(":memory:", config={"threads": threads, "temp_directory": ""})
     for setting in _CLOSED:
         con.execute(f"set {setting} = false")
-    con.execute(TABLES)
+    con.execute(_CHANCE)
+    _lay_example(con, rows=0)
+    for name, view in _TABLES.items():
+        con.execute(view.format(name=name))
     return con
+
+
+def lay(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
+    """Have a sampler's table show these rows, and no others."""
+    con.register(f"{name}_laid", rows)
+
+
+def _lay_example(con: duckdb.DuckDBPyConnection, direction: int = 1, rows: int = -1) -> None:
+    for name, query in _EXAMPLE.items():
+        table = con.sql(query.format(direction=direction)).to_arrow_table()
+        lay(con, name, table if rows < 0 else table.slice(0, rows))
 
 
 class Sampler:
@@ -118,7 +158,7 @@ class Sampler:
 
     def __init__(self, con: duckdb.DuckDBPyConnection, sql: str):
         self.con, self.sql = con, sql
-        self.parameters = _check_statement(con, sql)
+        self.parameters, self.reads = _check_statement(con, sql)
         self._run(dict.fromkeys(PARAMETERS, 1))  # of an empty index: finds unknown names, wrong types and columns
 
     def rows(self, parameters: Mapping[str, float]) -> list[Row]:
@@ -163,8 +203,8 @@ class Sampler:
         return [tuple(row[place] for place in places) for row in rows]
 
 
-def _check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> Sequence[str]:
-    """The names of its parameters, if it is one SELECT whose result could be had again."""
+def _check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> tuple[Sequence[str], set[str]]:
+    """The names of its parameters and of the tables it reads, if it is one SELECT whose result could be had again."""
     try:
         statements = con.extract_statements(sql)
     except duckdb.Error as error:
@@ -182,7 +222,8 @@ def _check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> Sequence[str]:
     nodes = list(_nodes(parsed))
     _check_functions(con, nodes)
     _check_sources(nodes)
-    return sorted(statements[0].named_parameters)
+    read = {str(node["table_name"]).lower() for node in nodes if node.get("type") == "BASE_TABLE"}
+    return sorted(statements[0].named_parameters), read & _TABLES.keys()
 
 
 def _check_functions(con: duckdb.DuckDBPyConnection, nodes: Sequence[Mapping[str, Any]]) -> None:
@@ -204,13 +245,13 @@ def _check_sources(nodes: Sequence[Mapping[str, Any]]) -> None:
     own = {entry["key"].lower() for node in nodes for entry in (node.get("cte_map") or {}).get("map", ())}
     for node in nodes:
         kind = node.get("type")
-        if kind == "BASE_TABLE" and (node["schema_name"] or node["table_name"].lower() not in {*_SOURCES, *own}):
+        if kind == "BASE_TABLE" and (node["schema_name"] or node["table_name"].lower() not in {*_TABLES, *own}):
             name = ".".join(filter(None, (node["schema_name"], node["table_name"])))
-            raise _error(f"it can read {' and '.join(_SOURCES)}, not {name}")
+            raise _error(f"it can read {', '.join(_TABLES)}, not {name}")
         if kind == "TABLE_FUNCTION" and node["function"]["function_name"].lower() not in _GENERATORS:
-            raise _error(f"it can read {' and '.join(_SOURCES)}, not {node['function']['function_name']}(…)")
+            raise _error(f"it can read {', '.join(_TABLES)}, not {node['function']['function_name']}(…)")
         if kind == "SHOW_REF":
-            raise _error(f"it can read {' and '.join(_SOURCES)}, not what SHOW and DESCRIBE tell")
+            raise _error(f"it can read {', '.join(_TABLES)}, not what SHOW and DESCRIBE tell")
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -2,14 +2,18 @@
 --
 -- A sampler is one SELECT that returns, for every slot 0 … $slots - 1 and position 0 … $responses - 1, one row
 --     slot, position, trajectory_id, prompt_id, branch ('recent' or 'prioritised'), weight (of the trajectory, 0 … 1)
--- with the rows of one slot of one prompt and one branch. It reads two tables:
---     pool    the trajectories that can be drawn: trajectory_id (which is searcher/seq/row), searcher, seq, row,
+-- with the rows of one slot of one prompt and one branch. It reads any of four tables:
+--     turns   branch, turn, prompt_id, prompt: the prompts that the slots of a branch take one after the other at this
+--             step, turn 0 … $slots - 1: at random, each once before any of the branch is taken again
+--     front   the trajectories of the prompts in turns; columns as of pool
+--     pool    all trajectories that can be drawn: trajectory_id (which is searcher/seq/row), searcher, seq, row,
 --             prompt_id, prompt, content (hash of prompt and response), ord (the order in which they entered), sync,
 --             reward, length, finished, version_start, version_start_attempt, version_step (the step that version
 --             follows: $step - 1 - version_step is the age, 0 for what the step's own starting weights generated)
 --     queue   the prompts that each branch can take: branch, prompt_id, prompt, used (since the queue was last
 --             refilled). 'recent' has those of the newest record that admitted anything, 'prioritised' all
--- `prompt` is a number for prompt_id: join by it, but never draw by it. Reading text columns of all of `pool` is slow.
+-- What turns and front cost does not depend on how much is stored; pool and queue are read from end to end.
+-- `prompt` is a number for prompt_id: join by it, but never draw by it.
 -- Parameters: $seed, $step, $slots (B), $responses (K), $recent_share (m), $inv_temp, and $newest, the newest record
 -- that admitted anything: the rows that entered then have sync = $newest. uniform(text) is md5 as a number between 0
 -- and 1 and the only source of chance: what is drawn must follow from the tables and the parameters alone, not from the
@@ -23,52 +27,13 @@ with
       if(uniform(concat_ws(':', $seed, 'branch', $step, slot)) < $recent_share, 'recent', 'prioritised') as branch
     from range($slots) as s(slot)
   ),
-
-  -- The slots of a branch take prompts in turn: first those still unused (pass 0), in an order drawn anew at every
-  -- step; when there are no more, the queue is refilled with all of them in another order (pass 1, 2, …).
-  sizes as (
-    select branch, count(*) as prompts, count(*) filter (not used) as unused from queue group by branch
-  ),
-  turns as (
-    select slot, branch, row_number() over (partition by branch order by slot) - 1 as turn, prompts, unused
-    from slots join sizes using (branch)
-  ),
-  places as (
-    select
-      slot,
-      branch,
-      if(turn < unused, 0, 1 + (turn - unused) // prompts) as pass,
-      if(turn < unused, turn, (turn - unused) % prompts) as place
-    from turns
-  ),
-  orders as (
-    select
-      branch,
-      pass,
-      min_by(
-        {'number': prompt, 'id': prompt_id},
-        md5(concat_ws(':', $seed, 'prompt', $step, branch, pass, prompt_id)),
-        $slots
-      ) as prompts
-    from queue join (select distinct branch, pass from places) using (branch)
-    where pass > 0 or not used
-    group by branch, pass
-  ),
-  chosen as (
-    select slot, branch, prompts[place + 1].number as prompt, prompts[place + 1].id as prompt_id
-    from places join orders using (branch, pass)
-  ),
+  places as (select slot, branch, row_number() over (partition by branch order by slot) - 1 as turn from slots),
 
   -- Recent slots draw from the rows that entered then, uniformly; the others from all of the prompt's rows, with
   -- probability proportional to exp(inv_temp x reward).
   candidates as (
-    select
-      slot,
-      branch,
-      chosen.prompt_id,
-      concat_ws('/', searcher, seq, row) as trajectory_id,
-      if(branch = 'recent', 0.0, $inv_temp * reward) as log_weight
-    from chosen join pool using (prompt)
+    select slot, branch, front.prompt_id, trajectory_id, if(branch = 'recent', 0.0, $inv_temp * reward) as log_weight
+    from places join turns using (branch, turn) join front using (prompt)
     where branch = 'prioritised' or sync = $newest
   ),
   weights as (

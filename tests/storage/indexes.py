@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from storage.index import Index
-from storage.sampler import default_sampler
+from storage.sampler import default_sampler, lay
 from storage.schema import to_table
 from tba.types import Draw, Trajectory, Version
 from tests.storage.oracle import Row
@@ -55,7 +55,16 @@ def oracle_rows(shard: Sequence[Trajectory]) -> list[Row]:
 
 def drawable(index: Index) -> list[str]:
     """Ids of what can be drawn, oldest first."""
+    lay(index.con, "pool", index.pool.table())
     return [row[0] for row in index.con.execute("select trajectory_id from pool order by ord").fetchall()]
+
+
+def used(index: Index) -> dict[str, set[str]]:
+    """By branch, the prompts that have been drawn since its queue was last refilled."""
+    return {
+        branch: {index.pool.prompt_ids[prompt] for prompt in queue.prompts_P[queue.used_P]}
+        for branch, queue in index.branches.items()
+    }
 
 
 def prompts(draws: Sequence[Draw]) -> list[str]:

@@ -66,23 +66,33 @@ class Oracle:
         return list(found.values())[: self.capacity]
 
     def draw(self, step: int) -> list[Drawn]:
-        passes = {"recent": 0, "prioritised": 0}
+        shares = [u(self.seed, "branch", step, slot) for slot in range(self.slots)]
+        branches = ["recent" if share < self.recent_share else "prioritised" for share in shares]
         drawn = []
-        for slot in range(self.slots):
-            branch = "recent" if u(self.seed, "branch", step, slot) < self.recent_share else "prioritised"
-            prompt_id = self.take_prompt(step, branch, passes)
+        for slot, (branch, prompt_id) in enumerate(zip(branches, self.take_prompts(step, branches), strict=True)):
             drawn += self.take_responses(step, slot, branch, prompt_id)
         return drawn
 
-    def take_prompt(self, step: int, branch: str, passes: dict[str, int]) -> str:
-        eligible = {row.prompt_id for sync, row in self.entered if branch == "prioritised" or sync == self.newest}
-        if not eligible - self.used[branch]:
-            self.used[branch] = set()
-            passes[branch] += 1
-        unused = eligible - self.used[branch]
-        prompt_id = min(unused, key=lambda it: digest(self.seed, "prompt", step, branch, passes[branch], it))
-        self.used[branch].add(prompt_id)
-        return prompt_id
+    def take_prompts(self, step: int, branches: Sequence[str]) -> list[str]:
+        """The prompt of each slot. A branch picks among those of its prompts that it has not used since it last had
+        none left; they stand in the order in which they first entered, and the last one takes the place of the picked
+        one."""
+        taken, turns, unused = [], {"recent": 0, "prioritised": 0}, {}
+        for branch in branches:
+            eligible = [row.prompt_id for sync, row in self.entered if branch == "prioritised" or sync == self.newest]
+            in_order = [it for it in dict.fromkeys(row.prompt_id for _, row in self.entered) if it in eligible]
+            if branch not in unused:
+                unused[branch] = [it for it in in_order if it not in self.used[branch]]
+            if not unused[branch]:
+                unused[branch] = in_order
+                self.used[branch] = set()
+            place = int(u(self.seed, "prompt", step, branch, turns[branch]) * len(unused[branch]))
+            taken.append(unused[branch][place])
+            self.used[branch].add(taken[-1])
+            unused[branch][place] = unused[branch][-1]
+            unused[branch].pop()
+            turns[branch] += 1
+        return taken
 
     def take_responses(self, step: int, slot: int, branch: str, prompt_id: str) -> list[Drawn]:
         stored = self.surviving(prompt_id)

@@ -15,7 +15,7 @@ from tba.errors import Damaged, RunFailed
 from tba.types import Draw, Version
 from tests.builders import make_shard, make_trajectory
 from tests.storage.chance import agree
-from tests.storage.indexes import admit, drawable, make_index, oracle_rows, prompts
+from tests.storage.indexes import admit, drawable, make_index, oracle_rows, prompts, used
 from tests.storage.oracle import Drawn, Oracle
 
 # --- equal to the oracle ----------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_draws_are_those_of_the_oracle(records: Sequence[Any], **settings: Any):
         for _ in range(2 if oracle.entered else 0):
             step += 1
             assert_same(index.draw(step), oracle.draw(step), step)
-            assert index.queues() == {branch: sorted(used) for branch, used in oracle.used.items()}
+            assert used(index) == oracle.used
 
 
 def assert_same(draws: Sequence[Draw], expected: Sequence[Drawn], step: int) -> None:
@@ -136,11 +136,26 @@ def test_restored_queues_continue_the_same_draws():
     assert [index.draw(step) for step in (3, 4)] == ahead
 
 
-def test_queues_of_another_run_are_refused():
+GOOD = {"prompts": 3, "used": "a0"}
+OTHERS = {
+    "of more prompts": ({"prompts": 4, "used": "a0"}, "it is of 4 prompts, the records have 3"),
+    "of fewer bits": ({"prompts": 3, "used": ""}, "it is of 3 prompts, the records have 3"),
+    "of no bits": ({"prompts": 3, "used": "yes"}, "non-hexadecimal"),
+    "of another shape": (["a"], "list indices"),
+    "missing": (None, "NoneType"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("branch", ["recent", "prioritised"])
+def test_queues_of_another_run_are_refused(branch: str, kind: str):
+    state, why = OTHERS[kind]
     index = make_index()
-    admit(index, 0, make_shard({"a": [0.0]}))
-    with pytest.raises(Damaged, match="'zebra'"):
-        index.restore({"recent": ["a"], "prioritised": ["zebra"]})
+    admit(index, 0, make_shard({"a": [0.0], "b": [0.0], "c": [0.0]}))
+    index.restore({"recent": GOOD, "prioritised": GOOD})
+    assert used(index) == {"recent": {"a", "c"}, "prioritised": {"a", "c"}}
+    with pytest.raises(Damaged, match=f"queue '{branch}' cannot be restored: .*{why}"):
+        index.restore({"recent": GOOD, "prioritised": GOOD, branch: state})
 
 
 def test_nothing_can_be_drawn_from_nothing():

@@ -1,13 +1,14 @@
+import math
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 import pytest
 
-from storage.sampler import Sampler, check_sampler, connect, default_sampler
+from storage.sampler import check_sampler, default_sampler
 from tba.errors import ConfigError
 from tests.builders import make_shard
-from tests.storage.indexes import admit, make_index
+from tests.storage.indexes import admit, make_index, used
 from tests.storage.oracle import u
 
 NEWEST_FIRST = """
@@ -23,6 +24,8 @@ qualify position < $responses;
 """
 
 ROW = "0 as slot, 0 as position, '0/0/0' as trajectory_id, 'a' as prompt_id, 'recent' as branch, 1.0 as weight"
+
+READS = "it can read pool, front, queue, turns"
 
 REFUSED = {
     "": "it must be one SELECT, got nothing",
@@ -49,12 +52,12 @@ REFUSED = {
     f"select {ROW} where getvariable('x') is null": "getvariable() is not repeatable",
     f"select {ROW} where (select approx_quantile(ord, 0.5) from pool) > 0": "approx_quantile() is not repeatable",
     f"select {ROW} where (select reservoir_quantile(ord, 0.5) from pool) > 0": "reservoir_quantile() is not repeatable",
-    f"select {ROW} from read_csv('/etc/passwd')": "it can read pool and queue, not read_csv(…)",
-    f"select {ROW} from '/etc/passwd'": "it can read pool and queue, not /etc/passwd",
-    f"select {ROW} from query('select random() as r') where r < 2": "it can read pool and queue, not query(…)",
-    f"select {ROW} from query_table('pool')": "it can read pool and queue, not query_table(…)",
-    f"select {ROW}, (select count(*) from duckdb_memory()) as n": "it can read pool and queue, not duckdb_memory(…)",
-    f"select {ROW} from information_schema.tables": "it can read pool and queue, not information_schema.tables",
+    f"select {ROW} from read_csv('/etc/passwd')": f"{READS}, not read_csv(…)",
+    f"select {ROW} from '/etc/passwd'": f"{READS}, not /etc/passwd",
+    f"select {ROW} from query('select random() as r') where r < 2": f"{READS}, not query(…)",
+    f"select {ROW} from query_table('pool')": f"{READS}, not query_table(…)",
+    f"select {ROW}, (select count(*) from duckdb_memory()) as n": f"{READS}, not duckdb_memory(…)",
+    f"select {ROW} from information_schema.tables": f"{READS}, not information_schema.tables",
     f"with tables as (select 1) select {ROW} from information_schema.tables": "not information_schema.tables",
     f"select {ROW} from (show tables)": "not what SHOW and DESCRIBE tell",
     "pivot pool on reward using count(*)": "it must be one SELECT, got",
@@ -92,25 +95,31 @@ def test_a_sampler_that_draws_what_happens_to_lie_first_is_refused(order: str, a
         check_sampler(NEWEST_FIRST.replace(order, ambiguous))
 
 
-ONE_PROMPT = """
-insert into pool by name
-select
-  concat_ws('/', 0, 0, ord) as trajectory_id, 0 as searcher, 0 as seq, ord as row, 'a' as prompt_id, 0 as prompt,
-  md5(ord::varchar)::uuid as content, ord, 0 as sync, sqrt(ord) / 100 as reward, 5 as length, true as finished,
-  0 as version_start, 1 as version_start_attempt, 0 as version_step
-from range(250_000) as t(ord);
-insert into queue values ('recent', 'a', 0, false), ('prioritised', 'a', 0, false);
-"""
+ROWS = 250_000
+ONE_PROMPT = pa.table(
+    {
+        "prompt_id": ["a"] * ROWS,
+        "content_hash": [f"{row:032x}" for row in range(ROWS)],
+        "reward": [math.sqrt(row) / 100 for row in range(ROWS)],
+        "length": [5] * ROWS,
+        "finished": [True] * ROWS,
+        "version_start": [0] * ROWS,
+        "version_start_attempt": [1] * ROWS,
+    }
+)
 """More rows than one thread takes at a time, with rewards whose sum depends on the order in which they are added."""
 
 
-def test_draws_and_their_weights_do_not_depend_on_the_number_of_threads():
-    parameters = {"seed": 0, "step": 9, "slots": 1, "responses": 8, "recent_share": 0.0, "inv_temp": 1.0, "newest": 0}
+@pytest.mark.parametrize("table", ["front", "pool"])
+def test_draws_and_their_weights_do_not_depend_on_the_number_of_threads(table: str):
     drawn = []
     for threads in (1, 2, 4, 8):
-        con = connect(threads)
-        con.execute(ONE_PROMPT)
-        drawn.append(Sampler(con, default_sampler()).rows(parameters))
+        sql = default_sampler().replace("join front", f"join {table} as front")
+        index = make_index(
+            slots=1, responses=8, recent_share=0.0, inv_temp=1.0, capacity=ROWS, threads=threads, sampler_sql=sql
+        )
+        index.extend(0, [("0/0", ONE_PROMPT)])
+        drawn.append(index.draw(9))
     assert drawn == drawn[:1] * 4
 
 
@@ -121,7 +130,7 @@ def test_a_users_sampler_replaces_ours():
     assert [(d.slot, d.position, d.trajectory_id, d.prompt_id) for d in draws] == [
         (0, 0, "0/0/4", "b"), (0, 1, "0/0/3", "b"), (1, 0, "0/0/7", "c"), (1, 1, "0/0/6", "c"),
     ]  # fmt: skip
-    assert index.queues() == {"recent": [], "prioritised": ["b", "c"]}
+    assert used(index) == {"recent": set(), "prioritised": {"b", "c"}}
 
 
 def values(*rows: tuple[object, ...]) -> str:

@@ -1,0 +1,218 @@
+"""The rows of the index: of every admitted trajectory its light columns, and of every prompt which rows can be drawn.
+
+Rows lie in the order in which they entered, in pieces that are never moved; a list per prompt says where its rows are.
+So what a record brings costs what its prompts hold, and what a draw takes costs what it takes, however much is stored.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tba.types import Version
+
+PIECE = 1 << 20  # rows; memory that nothing was written to is not taken
+
+_ROW = {
+    "prompt": "i4", "shard": "i4", "row": "i4", "version": "i4", "length": "i4", "finished": "u1", "drawable": "u1",
+    "reward": "f8", "content": "V16",
+}  # fmt: skip
+_SHARD = {"searcher": "i4", "seq": "i4", "sync": "i4"}
+_VERSION = {"number": "i4", "attempt": "i4", "step": "i4"}
+
+Columns = dict[str, np.ndarray]
+
+
+class Growing:
+    """Columns of numbers that grow at their end."""
+
+    def __init__(self, types: Mapping[str, str], piece: int = PIECE):
+        self.types, self.piece = types, piece
+        self.pieces: list[Columns] = []
+        self.rows = 0
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def append(self, columns: Columns) -> None:
+        rows = len(next(iter(columns.values())))
+        done = 0
+        while done < rows:
+            if self.rows == len(self.pieces) * self.piece:
+                self.pieces.append({name: np.empty(self.piece, type) for name, type in self.types.items()})
+            start = self.rows % self.piece
+            n = min(rows - done, self.piece - start)
+            for name, values in self.pieces[-1].items():
+                values[start : start + n] = columns[name][done : done + n]
+            done += n
+            self.rows += n
+
+    def take(self, places_N: np.ndarray, names: Sequence[str] = ()) -> Columns:
+        """Some rows of some columns, or of all."""
+        piece_N, within_N = np.divmod(places_N, self.piece)
+        taken = {name: np.empty(len(places_N), self.types[name]) for name in names or self.types}
+        for piece in np.unique(piece_N).tolist():
+            at = np.flatnonzero(piece_N == piece)
+            for name, values in taken.items():
+                values[at] = self.pieces[piece][name][within_N[at]]
+        return taken
+
+    def set(self, name: str, places_N: np.ndarray, value: int) -> None:
+        for piece in np.unique(places_N // self.piece).tolist():
+            self.pieces[piece][name][places_N[places_N // self.piece == piece] % self.piece] = value
+
+    def filled(self) -> Iterator[Columns]:
+        """What there is, piece by piece; not copied."""
+        for number, piece in enumerate(self.pieces):
+            yield {name: values[: self.rows - number * self.piece] for name, values in piece.items()}
+
+
+class Arriving(NamedTuple):
+    """A shard's rows, in order."""
+
+    searcher: int
+    seq: int
+    prompts: np.ndarray  # their numbers
+    versions: np.ndarray  # their numbers
+    columns: Columns  # reward, length, finished, content
+
+
+class Pool:
+    """In the order in which rows entered, the newest copy of equal content of a prompt can be drawn, if it is among the
+    prompt's newest `capacity` of such."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.rows, self.shards, self.versions = Growing(_ROW), Growing(_SHARD, 1 << 14), Growing(_VERSION, 1 << 10)
+        self.prompt_ids: list[str] = []
+        self.drawable: list[bytes] = []  # by prompt: the places of its rows that can be drawn, int32, oldest first
+
+    def add_version(self, version: Version, step: int) -> None:
+        self.versions.append(_one({"number": version.number, "attempt": version.attempt, "step": step}))
+
+    def extend(self, sync: int, shards: Sequence[Arriving]) -> list[range]:
+        """Admit a record's shards; new prompts and versions have been appended before. Returns where each one's rows
+        lie."""
+        first, places = len(self.rows), []
+        for it in shards:
+            n = len(it.prompts)
+            places.append(range(len(self.rows), len(self.rows) + n))
+            self.rows.append(
+                {
+                    **it.columns,
+                    "prompt": it.prompts,
+                    "version": it.versions,
+                    "shard": np.full(n, len(self.shards)),
+                    "row": np.arange(n),
+                    "drawable": np.ones(n),
+                }
+            )
+            self.shards.append(_one({"searcher": it.searcher, "seq": it.seq, "sync": sync}))
+        self.drawable += [b""] * (len(self.prompt_ids) - len(self.drawable))
+        self._choose(first, np.concatenate([it.prompts for it in shards]))
+        return places
+
+    def _choose(self, first: int, arrived_N: np.ndarray) -> None:
+        """Which rows can be drawn of the prompts of those that lie from `first` on."""
+        prompts = np.unique(arrived_N).tolist()
+        old_N, counts = self.places(prompts)
+        new_N = np.arange(first, len(self.rows), dtype=np.int32)
+        places_N = np.concatenate([old_N, new_N])
+        prompt_N = np.concatenate([np.repeat(np.array(prompts, np.int32), counts), arrived_N])
+        chosen_N = self._newest_copies(places_N, prompt_N, len(old_N))
+        by_prompt_N = np.argsort(prompt_N, kind="stable")  # each prompt's oldest first
+        by_prompt_N = by_prompt_N[chosen_N[by_prompt_N]]
+        ends = np.cumsum(np.unique(prompt_N[by_prompt_N], return_counts=True)[1]).tolist()
+        for prompt, (start, end) in zip(prompts, pairwise([0, *ends]), strict=True):
+            oldest = max(start, end - self.capacity)
+            chosen_N[by_prompt_N[start:oldest]] = False
+            self.drawable[prompt] = places_N[by_prompt_N[oldest:end]].tobytes()
+        self.rows.set("drawable", places_N[~chosen_N], 0)
+
+    def _newest_copies(self, places_N: np.ndarray, prompt_N: np.ndarray, old: int) -> np.ndarray:
+        """Whether each row is the last of its prompt and content. Old rows are no copies of each other."""
+        content_N = self.rows.take(places_N, ["content"])["content"]
+        half_N = np.ascontiguousarray(content_N).view(np.uint64)[::2]
+        arrived = np.sort(half_N[old:])
+        suspects = half_N[:old] == arrived[np.minimum(np.searchsorted(arrived, half_N[:old]), len(arrived) - 1)]
+        looked_at = np.concatenate([np.flatnonzero(suspects), np.arange(old, len(places_N))])
+        keys = zip(prompt_N[looked_at].tolist(), content_N[looked_at].tolist(), strict=True)
+        last = dict(zip(keys, looked_at.tolist(), strict=True))
+        chosen_N = np.ones(len(places_N), bool)
+        chosen_N[looked_at] = False
+        chosen_N[list(last.values())] = True
+        return chosen_N
+
+    def places(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+        """Of the rows of these prompts that can be drawn, one prompt after the other; and how many each has."""
+        lists = [self.drawable[prompt] for prompt in prompts]
+        return np.frombuffer(b"".join(lists), np.int32), [len(it) // 4 for it in lists]
+
+    # --- as tables ------------------------------------------------------------------------------------------------
+
+    def table_of(self, prompts: Sequence[int]) -> pa.Table:
+        """The rows of these prompts that can be drawn."""
+        places_N, _ = self.places(prompts)
+        rows = self.rows.take(places_N)
+        prompts_U, named_N = np.unique(rows["prompt"], return_inverse=True)
+        shards_U, rows["shard"] = np.unique(rows["shard"], return_inverse=True)
+        versions_U, rows["version"] = np.unique(rows["version"], return_inverse=True)
+        names = pa.array([self.prompt_ids[prompt] for prompt in prompts_U.tolist()], pa.string())
+        shared = _Shared(names, self.shards.take(shards_U), self.versions.take(versions_U))
+        return pa.Table.from_batches([_batch(rows, places_N, named_N, shared)])
+
+    def table(self) -> pa.Table:
+        """All rows, also those that cannot be drawn; most columns are not copied."""
+        shared = _Shared(
+            pa.array(self.prompt_ids, pa.string()),
+            self.shards.take(np.arange(len(self.shards))),
+            self.versions.take(np.arange(len(self.versions))),
+        )
+        first, batches = 0, []
+        for rows in self.rows.filled():
+            places_N = np.arange(first, first + len(rows["prompt"]))
+            batches.append(_batch(rows, places_N, rows["prompt"], shared))
+            first += len(places_N)
+        return pa.Table.from_batches(batches)
+
+
+class _Shared(NamedTuple):
+    """What many rows have in common, there once."""
+
+    prompt_ids: pa.Array
+    shards: Columns
+    versions: Columns
+
+
+def _batch(rows: Columns, places_N: np.ndarray, named_N: np.ndarray, shared: _Shared) -> pa.RecordBatch:
+    """Rows as `storage.sampler` lays them out; `named_N` says where each row's prompt is among the `prompt_ids`."""
+    content = pa.py_buffer(np.ascontiguousarray(rows["content"]).view(np.uint8))
+    content_N = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(places_N), [None, content])
+    columns = {
+        "searcher": _placed(rows["shard"], shared.shards["searcher"]),
+        "seq": _placed(rows["shard"], shared.shards["seq"]),
+        "row": rows["row"],
+        "prompt_id": _placed(named_N, shared.prompt_ids),
+        "prompt": rows["prompt"],
+        "content": pa.ExtensionArray.from_storage(pa.uuid(), content_N),
+        "ord": places_N.astype(np.int64),
+        "sync": _placed(rows["shard"], shared.shards["sync"]),
+        "reward": rows["reward"],
+        "length": rows["length"],
+        "finished": rows["finished"],
+        "version_start": _placed(rows["version"], shared.versions["number"]),
+        "version_start_attempt": _placed(rows["version"], shared.versions["attempt"]),
+        "version_step": _placed(rows["version"], shared.versions["step"]),
+        "drawable": rows["drawable"],
+    }
+    return pa.record_batch(list(map(pa.array, columns.values())), list(columns))
+
+
+def _one(row: Mapping[str, int]) -> Columns:
+    return {name: np.array([number], np.int32) for name, number in row.items()}
+
+
+def _placed(places_N: np.ndarray, values: np.ndarray | pa.Array) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(places_N.astype(np.int32, copy=False)), pa.array(values), safe=False)
