@@ -28,7 +28,7 @@ Columns = dict[str, np.ndarray]
 class Growing:
     """Columns of numbers that grow at their end."""
 
-    def __init__(self, types: Mapping[str, str], piece: int = PIECE):
+    def __init__(self, types: Mapping[str, str], piece: int):
         self.types, self.piece = types, piece
         self.pieces: list[Columns] = []
         self.rows = 0
@@ -85,7 +85,11 @@ class Pool:
 
     def __init__(self, capacity: int):
         self.capacity = capacity
-        self.rows, self.shards, self.versions = Growing(_ROW), Growing(_SHARD, 1 << 14), Growing(_VERSION, 1 << 10)
+        self.rows, self.shards, self.versions = (
+            Growing(_ROW, PIECE),
+            Growing(_SHARD, 1 << 14),
+            Growing(_VERSION, 1 << 10),
+        )
         self.prompt_ids: list[str] = []
         self.drawable: list[bytes] = []  # by prompt: the places of its rows that can be drawn, int32, oldest first
 

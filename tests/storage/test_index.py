@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage import pool
+from storage.sampler import default_sampler
 from storage.schema import to_table
 from tba.errors import Damaged, RunFailed
 from tba.types import Draw, Version
@@ -60,6 +62,39 @@ def test_draws_are_those_of_the_oracle(records: Sequence[Any], **settings: Any):
             step += 1
             assert_same(index.draw(step), oracle.draw(step), step)
             assert used(index) == oracle.used
+
+
+def test_draws_are_those_of_the_oracle_wherever_the_rows_lie(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pool, "PIECE", 4)
+    index, oracle = make_index(capacity=3, inv_temp=1.0), Oracle(slots=4, responses=2, recent_share=0.5, capacity=3)
+    oracle.inv_temp = 1.0
+    for sync in range(6):
+        shard = [
+            make_trajectory(f"p{n % 5}", tokens=((n * sync) % 7,), reward=n / 9, slot=n, round=sync) for n in range(10)
+        ]
+        admit(index, sync, shard)
+        oracle.admit(sync, oracle_rows(shard))
+        for step in (2 * sync + 1, 2 * sync + 2):
+            assert_same(index.draw(step), oracle.draw(step), step)
+
+
+def test_what_is_in_front_are_the_rows_of_the_prompts_whose_turn_it_is():
+    general = default_sampler().replace("join front", "join pool as front")
+    assert general != default_sampler()
+    indexes = [make_index(inv_temp=1.0, capacity=3, sampler_sql=sql) for sql in (default_sampler(), general)]
+    for sync in range(4):
+        shard = make_shard({f"p{(3 * sync + n) % 11}": [0.0, n / 2] for n in range(5)}, round=sync)
+        for index in indexes:
+            admit(index, sync, shard)
+        for step in (2 * sync + 1, 2 * sync + 2):
+            drawn, by_pool = (index.draw(step) for index in indexes)
+            assert drawn == by_pool
+    [(rows, others)] = (
+        indexes[0]
+        .con.execute("select count(*), count(*) filter (prompt not in (select prompt from turns)) from front")
+        .fetchall()
+    )
+    assert (others, rows > 0) == (0, True)
 
 
 def assert_same(draws: Sequence[Draw], expected: Sequence[Drawn], step: int) -> None:
@@ -201,6 +236,15 @@ def test_an_epoch_begins_with_any_prompt_alike():
     assert agree(Counter(drawn[1::5]), dict.fromkeys(names, 1 / 5))
 
 
+def test_an_epoch_takes_any_order_alike():
+    index = make_index(slots=4 * 1500, recent_share=0.0, responses=1)
+    names = [f"p{n}" for n in range(4)]
+    admit(index, 0, make_shard({name: [0.0] for name in names}))
+    drawn = prompts(index.draw(1))
+    orders = Counter(tuple(drawn[start : start + 4]) for start in range(0, len(drawn), 4))
+    assert agree(orders, dict.fromkeys(permutations(names), 1 / 24))
+
+
 def test_a_prompt_that_joins_is_drawn_within_the_epoch():
     index = make_index(slots=2, recent_share=0.0)
     admit(index, 0, make_shard({f"p{n}": [0.0, 1.0] for n in range(6)}))
@@ -304,6 +348,13 @@ def test_equal_content_is_there_once_as_its_newest_copy():
     assert {draw.trajectory_id for draw in index.draw(1)} == {"1/0/0"}
 
 
+def test_content_that_was_put_out_is_new_when_it_comes_again():
+    index = make_index(capacity=2)
+    for round, token in enumerate((1, 2, 3, 1)):
+        admit(index, round, [make_trajectory("a", tokens=(token,), round=round)])
+    assert drawable(index) == ["0/2/0", "0/3/0"]
+
+
 def test_content_repeated_within_a_sync_counts_once_among_the_recent():
     index = make_index(slots=1, responses=3, recent_share=1.0)
     admit(index, 0, make_shard({"a": [0.0] * 3}))
@@ -363,3 +414,33 @@ def test_age_is_counted_from_the_version_a_response_began_with():
     index = make_index(slots=1, recent_share=1.0, step_of_version=lambda version: 10 * version.number + version.attempt)
     admit(index, 0, make_shard({"a": [0.0]}, version_start=Version(2, 3), version_end=Version(4, 3)))
     assert {draw.age for draw in index.draw(31)} == {7}
+
+
+# --- what can be admitted ---------------------------------------------------------------------------------------------
+
+
+def test_a_version_that_follows_no_step_an_index_can_hold_is_refused():
+    table = to_table(make_shard({"a": [0.0]}), run="r", searcher=0, seq=0)
+    make_index(step_of_version=lambda version: 2**31 - 1).check(table)
+    with pytest.raises(Damaged, match="it does not fit the index"):
+        make_index(step_of_version=lambda version: 2**31).check(table)
+
+
+def test_a_version_that_nobody_published_is_refused_in_the_words_of_who_knows():
+    def step_of_version(version: Version) -> int:
+        raise Damaged(f"no record speaks of version {version}")
+
+    table = to_table(make_shard({"a": [0.0]}, version_start=Version(7, 2)), run="r", searcher=0, seq=0)
+    index = make_index(step_of_version=step_of_version)
+    with pytest.raises(Damaged, match=r"^no record speaks of version 000007-a0002$"):
+        index.check(table)
+
+
+def test_checking_admits_nothing():
+    index, other = make_index(), make_index()
+    for it in (index, other):
+        admit(it, 0, make_shard({"a": [0.0, 1.0], "b": [0.0, 1.0]}))
+    index.check(to_table(make_shard({"c": [0.0]}, round=1), run="r", searcher=0, seq=1))
+    assert drawable(index) == drawable(other)
+    assert index.queues() == other.queues()
+    assert [index.draw(step) for step in (1, 2)] == [other.draw(step) for step in (1, 2)]

@@ -1,13 +1,16 @@
 import math
 from pathlib import Path
+from uuid import UUID
 
 import duckdb
 import pyarrow as pa
 import pytest
 
 from storage.sampler import check_sampler, default_sampler
+from storage.schema import content_hash
 from tba.errors import ConfigError
-from tests.builders import make_shard
+from tba.types import Version
+from tests.builders import make_shard, make_trajectory
 from tests.storage.indexes import admit, make_index, used
 from tests.storage.oracle import u
 
@@ -169,6 +172,41 @@ def test_a_draw_that_is_not_a_batch_is_refused_by_step_and_fault(fault: str):
         index.draw(7)
     assert "sampler SQL: step 7" in str(refused.value)
     assert message in str(refused.value)
+
+
+ROW_TYPES = {
+    "trajectory_id": "VARCHAR", "searcher": "INTEGER", "seq": "INTEGER", "row": "INTEGER", "prompt_id": "VARCHAR",
+    "prompt": "INTEGER", "content": "UUID", "ord": "BIGINT", "sync": "INTEGER", "reward": "DOUBLE",
+    "length": "INTEGER", "finished": "BOOLEAN", "version_start": "INTEGER", "version_start_attempt": "INTEGER",
+    "version_step": "INTEGER",
+}  # fmt: skip
+PROMPT_TYPES = {"branch": "VARCHAR", "prompt_id": "VARCHAR", "prompt": "INTEGER"}
+TYPES = {
+    "pool": ROW_TYPES,
+    "front": ROW_TYPES,
+    "queue": {**PROMPT_TYPES, "used": "BOOLEAN"},
+    "turns": {**PROMPT_TYPES, "turn": "INTEGER"},
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_what_a_sampler_reads_of_a_trajectory_is_what_was_admitted(name: str):
+    reading = f"with sampler as ({default_sampler()}), rest as (select * from {name}) select * from sampler"
+    index = make_index(slots=2, sampler_sql=reading, step_of_version=lambda version: 5 * version.number)
+    a = make_trajectory("a", tokens=(7, 2), reward=0.5, searcher=3, round=4, version_start=Version(6, 2))
+    admit(index, 1, [a, make_trajectory("b", searcher=3, round=4, slot=1)])
+    index.draw(40)
+    found = index.con.sql(f"select * from {name} where prompt_id = 'a' order by all")
+    assert dict(zip(found.columns, map(str, found.types), strict=True)) == TYPES[name]
+    row = dict(zip(found.columns, found.fetchall()[-1], strict=True))
+    known = {
+        "trajectory_id": "3/4/0", "searcher": 3, "seq": 4, "row": 0, "prompt_id": "a", "prompt": 0, "ord": 0, "sync": 1,
+        "content": UUID(content_hash("a", (7, 2))), "reward": 0.5, "length": 2, "finished": True, "version_start": 6,
+        "version_start_attempt": 2, "version_step": 30, "branch": "recent", "used": False,
+    }  # fmt: skip
+    assert {column: value for column, value in row.items() if column != "turn"} == {
+        column: known[column] for column in TYPES[name] if column != "turn"
+    }
 
 
 def test_uniform_is_the_oracles_and_never_an_end_of_the_interval():
