@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage import queues
-from storage.pool import Arriving, Pool
+from storage.pool import Arrival, Pool
 from storage.queues import Queue
 from storage.sampler import BRANCHES, Row, Sampler, connect, lay
 from tba.errors import ConfigError, Damaged, RunFailed
@@ -70,33 +70,33 @@ class Index:
         """Admit the shards of a record, each named searcher/seq and given with at least `COLUMNS`, in order."""
         if not shards:
             return
-        arriving = [self._arriving(name, table) for name, table in shards]
-        self.shards.update(zip((name for name, _ in shards), self.pool.extend(sync, arriving), strict=True))
+        table = pa.concat_tables([table.select(COLUMNS) for _, table in shards])
+        versions_N, prompts_N = self._version_numbers(table), self._prompt_numbers(table)
+        arrivals = [_arrival(name, table) for name, table in shards]
+        places = self.pool.extend(sync, arrivals, {**_light(table), "prompt": prompts_N, "version": versions_N})
+        self.shards.update(zip((name for name, _ in shards), places, strict=True))
         self.newest = sync
         self.branches["prioritised"].add(np.arange(len(self.branches["prioritised"].prompts_P), len(self.prompts)))
         self.branches["recent"] = Queue()
-        self.branches["recent"].add(np.unique(np.concatenate([it.prompts for it in arriving])))
+        self.branches["recent"].add(np.unique(prompts_N))
 
-    def _arriving(self, name: str, table: pa.Table) -> Arriving:
-        """With the numbers of its prompts and versions. Those that have none yet get one."""
-        searcher, seq = map(int, name.split("/"))
+    def _version_numbers(self, table: pa.Table) -> np.ndarray:
+        """Of the rows; versions that have none yet get one."""
         versions, which_N = _versions(table)
         for version in versions:
             if version not in self.versions:
                 self.pool.add_version(version, self.step_of_version(version))
                 self.versions[version] = len(self.versions)
+        return np.array([self.versions[version] for version in versions], np.int32)[which_N]
+
+    def _prompt_numbers(self, table: pa.Table) -> np.ndarray:
+        """Of the rows; prompts that have none yet get one."""
         prompt_ids = table["prompt_id"].to_pylist()
         for prompt_id in dict.fromkeys(prompt_ids):
             if prompt_id not in self.prompts:
                 self.pool.prompt_ids.append(prompt_id)
                 self.prompts[prompt_id] = len(self.prompts)
-        return Arriving(
-            searcher,
-            seq,
-            prompts=np.array([self.prompts[prompt_id] for prompt_id in prompt_ids], np.int32),
-            versions=np.array([self.versions[version] for version in versions], np.int32)[which_N],
-            columns=_light(table),
-        )
+        return np.array([self.prompts[prompt_id] for prompt_id in prompt_ids], np.int32)
 
     # --- draws out ------------------------------------------------------------------------------------------------
 
@@ -194,6 +194,11 @@ class Index:
     def restore(self, states: Mapping[str, Any]) -> None:
         """The queues as `queues` once gave them after the same records."""
         queues.restore(self.branches, states)
+
+
+def _arrival(name: str, table: pa.Table) -> Arrival:
+    searcher, seq = map(int, name.split("/"))
+    return Arrival(searcher, seq, rows=len(table))
 
 
 def _versions(table: pa.Table) -> tuple[list[Version], np.ndarray]:

@@ -69,14 +69,12 @@ class Growing:
             yield {name: values[: self.rows - number * self.piece] for name, values in piece.items()}
 
 
-class Arriving(NamedTuple):
-    """A shard's rows, in order."""
+class Arrival(NamedTuple):
+    """A shard that a record admits."""
 
     searcher: int
     seq: int
-    prompts: np.ndarray  # their numbers
-    versions: np.ndarray  # their numbers
-    columns: Columns  # reward, length, finished, content
+    rows: int
 
 
 class Pool:
@@ -94,29 +92,27 @@ class Pool:
         self.drawable: list[bytes] = []  # by prompt: the places of its rows that can be drawn, int32, oldest first
 
     def add_version(self, version: Version, step: int) -> None:
-        self.versions.append(_one({"number": version.number, "attempt": version.attempt, "step": step}))
+        numbers = {"number": version.number, "attempt": version.attempt, "step": step}
+        self.versions.append({name: np.array([number]) for name, number in numbers.items()})
 
-    def extend(self, sync: int, shards: Sequence[Arriving]) -> list[range]:
-        """Admit a record's shards; new prompts and versions have been appended before. Returns where each one's rows
-        lie."""
-        first, places = len(self.rows), []
-        for it in shards:
-            n = len(it.prompts)
-            places.append(range(len(self.rows), len(self.rows) + n))
-            self.rows.append(
-                {
-                    **it.columns,
-                    "prompt": it.prompts,
-                    "version": it.versions,
-                    "shard": np.full(n, len(self.shards)),
-                    "row": np.arange(n),
-                    "drawable": np.ones(n),
-                }
-            )
-            self.shards.append(_one({"searcher": it.searcher, "seq": it.seq, "sync": sync}))
+    def extend(self, sync: int, shards: Sequence[Arrival], columns: Columns) -> list[range]:
+        """Admit a record's shards, given with all their rows in order: prompt, version, length, finished, reward,
+        content. New prompts and versions have been added before. Returns where each shard's rows lie."""
+        first, known = len(self.rows), len(self.shards)
+        searchers, seqs, rows = np.array(shards).T
+        starts = np.cumsum(rows) - rows
+        self.shards.append({"searcher": searchers, "seq": seqs, "sync": np.full(len(shards), sync)})
+        self.rows.append(
+            {
+                **columns,
+                "shard": np.repeat(np.arange(known, known + len(shards)), rows),
+                "row": np.arange(rows.sum()) - np.repeat(starts, rows),
+                "drawable": np.ones(rows.sum()),
+            }
+        )
         self.drawable += [b""] * (len(self.prompt_ids) - len(self.drawable))
-        self._choose(first, np.concatenate([it.prompts for it in shards]))
-        return places
+        self._choose(first, columns["prompt"])
+        return [range(start, start + n) for start, n in zip((first + starts).tolist(), rows.tolist(), strict=True)]
 
     def _choose(self, first: int, arrived_N: np.ndarray) -> None:
         """Which rows can be drawn of the prompts of those that lie from `first` on."""
@@ -212,10 +208,6 @@ def _batch(rows: Columns, places_N: np.ndarray, named_N: np.ndarray, shared: _Sh
         "drawable": rows["drawable"],
     }
     return pa.record_batch(list(map(pa.array, columns.values())), list(columns))
-
-
-def _one(row: Mapping[str, int]) -> Columns:
-    return {name: np.array([number], np.int32) for name, number in row.items()}
 
 
 def _placed(places_N: np.ndarray, values: np.ndarray | pa.Array) -> pa.DictionaryArray:
