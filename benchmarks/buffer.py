@@ -33,7 +33,7 @@ import torch
 
 from flows.charts import Series, line_chart
 from storage.index import Index
-from storage.sampler import default_sampler, lay
+from storage.sampler import default_sampler
 
 SLOTS, RESPONSES, PER_PROMPT = 7, 20, 100
 SHARDS, SYNC_PROMPTS, SEARCH_RESPONSES = 20, 100, 20
@@ -144,15 +144,18 @@ class Filled:
         return {**setting, "draw_ms": spread(drawing), "admit_ms": spread(admitting)}
 
     def beside(self, k: int) -> dict[str, Any]:
-        """What a step of pure torch work loses to a reader that draws beside it and admits every k steps: how much less
-        gets done while it reads than in as long a time just before, as a share of a step."""
+        """What a step of pure torch work loses to a reader that draws beside it, on another core, and admits every k
+        steps: how much less gets done while it reads than in as long a time just before, as a share of a step."""
         self.index.parameters.update(recent_share=0.5, inv_temp=1.0)
         self.arriving = [self.sync(self.some_prompts()) for _ in range(0, DRAWS, k)]
         reads: list[tuple[float, float]] = []
         reader = threading.Thread(target=partial(self.read, k, reads))
+        cores = os.sched_getaffinity(0)
         reader.start()
+        os.sched_setaffinity(0, {min(cores)})
         done = torch_work(while_alive=reader)
         reader.join()
+        os.sched_setaffinity(0, cores)
         during = sum(done_between(done, start, end) for start, end in reads)
         before = sum(done_between(done, 2 * start - end, start) for start, end in reads)
         seconds = statistics.mean(end - start for start, end in reads)
@@ -165,6 +168,7 @@ class Filled:
 
     def read(self, k: int, reads: list[tuple[float, float]]) -> None:
         """Start and end of reading for each step, with as much rest between them as they take, and more."""
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         for n in range(DRAWS):
             time.sleep(PAUSE_SECONDS)
             start = time.perf_counter()
@@ -175,8 +179,8 @@ class Filled:
 
     def scans(self) -> dict[str, Any]:
         """The same draws from the index, from a plain table of the same rows, and from `pool`, in turn."""
-        con, by_pool = self.index.con, self.over_pool()
-        lay(con, "pool", self.index.pool.table())
+        con, by_pool = self.index.tables.con, self.over_pool()
+        self.index.tables.lay("pool", self.index.pool.table())
         con.execute(PLAIN)
         plain = default_sampler().replace("join front", "join named as front")
         ways: dict[str, Callable[[dict[str, float]], Any]] = {

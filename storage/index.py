@@ -15,7 +15,7 @@ import pyarrow as pa
 from storage import queues
 from storage.pool import Arrival, Pool
 from storage.queues import Queue
-from storage.sampler import BRANCHES, Row, Sampler, connect, lay
+from storage.sampler import BRANCHES, Row, Sampler, Tables
 from tba.errors import ConfigError, Damaged, RunFailed
 from tba.types import Branch, Draw, Version
 
@@ -37,8 +37,8 @@ class Index:
         step_of_version: Callable[[Version], int],
         threads: int = 1,
     ):
-        self.con = connect(threads)
-        self.sampler = Sampler(self.con, sampler_sql)
+        self.tables = Tables(threads)
+        self.sampler = Sampler(self.tables, sampler_sql)
         self.seed, self.slots, self.step_of_version = seed, slots, step_of_version
         self.parameters: dict[str, float] = {
             "seed": seed,
@@ -121,7 +121,7 @@ class Index:
             "pool": self.pool.table,
         }
         for name in self.sampler.reads:
-            lay(self.con, name, tables[name]())
+            self.tables.lay(name, tables[name]())
 
     def _turns(self, step: int, branch: Branch) -> list[int]:
         def uniform(turn: int) -> float:

@@ -110,9 +110,8 @@ def default_sampler() -> str:
 def check_sampler(sql: str) -> None:
     """Refuse, with a ConfigError, a sampler that cannot work, or whose draws could not be had again: before anything
     starts."""
-    with connect() as con:
-        sampler = Sampler(con, sql)
-        forwards, backwards = (_try(sampler, direction) for direction in (1, -1))
+    sampler = Sampler(Tables(), sql)
+    forwards, backwards = (_try(sampler, direction) for direction in (1, -1))
     if forwards != backwards:
         raise _error(
             "what it draws depends on the order in which rows happen to lie: limit, row_number() and the like need an "
@@ -123,42 +122,57 @@ def check_sampler(sql: str) -> None:
 def _try(sampler: "Sampler", direction: int) -> list[tuple[Any, ...]] | None:
     """What is drawn, but for the weights, from an example whose rows lie in one order or in the other. A sampler may
     make nothing of the example; then there is nothing to compare."""
-    _lay_example(sampler.con, direction)
+    sampler.tables.lay_example(direction)
     try:
         return sorted(row[:5] for row in sampler.rows(_EXAMPLES_PARAMETERS))
     except ConfigError:
         return None
 
 
-def connect(threads: int = 1) -> duckdb.DuckDBPyConnection:
-    """An index with nothing in it. It cannot reach files, other objects of the program or the network."""
-    con = duckdb.connect(":memory:", config={"threads": threads, "temp_directory": ""})
-    for setting in _CLOSED:
-        con.execute(f"set {setting} = false")
-    con.execute(_CHANCE)
-    _lay_example(con, rows=0)
-    for name, view in _TABLES.items():
-        con.execute(view.format(name=name))
-    return con
+class Tables:
+    """What samplers read, empty at first. They cannot reach files, other objects of the program or the network."""
+
+    def __init__(self, threads: int = 1):
+        self.con = duckdb.connect(":memory:", config={"threads": threads, "temp_directory": ""})
+        self._laid: dict[str, _Laid] = {}
+        for setting in _CLOSED:
+            self.con.execute(f"set {setting} = false")
+        self.con.execute(_CHANCE)
+        self.lay_example(rows=0)
+        for name, view in _TABLES.items():
+            self.con.execute(view.format(name=name))
+
+    def lay(self, name: str, rows: pa.Table) -> None:
+        """Have a table show these rows, and no others."""
+        laid = self._laid.get(name)
+        if laid and laid.rows.schema.equals(rows.schema):
+            laid.rows = rows
+        else:
+            self._laid[name] = _Laid(rows)
+            self.con.register(f"{name}_laid", self._laid[name])
+
+    def lay_example(self, direction: int = 1, rows: int | None = None) -> None:
+        for name, query in _EXAMPLE.items():
+            self.lay(name, self.con.sql(query.format(direction=direction)).to_arrow_table().slice(0, rows))
 
 
-def lay(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
-    """Have a sampler's table show these rows, and no others."""
-    con.register(f"{name}_laid", rows)
+class _Laid:
+    """Rows that are replaced without a word to DuckDB: it asks for them whenever it reads. To register others takes
+    longer, and a trainer's thread waits meanwhile."""
 
+    def __init__(self, rows: pa.Table):
+        self.rows = rows
 
-def _lay_example(con: duckdb.DuckDBPyConnection, direction: int = 1, rows: int = -1) -> None:
-    for name, query in _EXAMPLE.items():
-        table = con.sql(query.format(direction=direction)).to_arrow_table()
-        lay(con, name, table if rows < 0 else table.slice(0, rows))
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.rows.__arrow_c_stream__(requested_schema)
 
 
 class Sampler:
     """A checked sampler on an index. `rows` runs it and checks what it returns."""
 
-    def __init__(self, con: duckdb.DuckDBPyConnection, sql: str):
-        self.con, self.sql = con, sql
-        self.parameters, self.reads = _check_statement(con, sql)
+    def __init__(self, tables: Tables, sql: str):
+        self.tables, self.sql = tables, sql
+        self.parameters, self.reads = _check_statement(tables.con, sql)
         self._execute(f"prepare sampler as {sql}")
         self._run(dict.fromkeys(PARAMETERS, 1))  # of an empty index: finds unknown names, wrong types and columns
 
@@ -202,7 +216,7 @@ class Sampler:
     def _execute(self, statement: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Names of columns, and rows."""
         try:
-            result = self.con.execute(statement)
+            result = self.tables.con.execute(statement)
             return [column[0] for column in result.description or []], result.fetchall()
         except duckdb.Error as error:
             raise _error(str(error)) from None

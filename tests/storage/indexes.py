@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from storage.index import Index
-from storage.sampler import default_sampler, lay
+from storage.sampler import default_sampler
 from storage.schema import to_table
 from tba.types import Draw, Trajectory, Version
 from tests.storage.oracle import Row
@@ -55,8 +55,8 @@ def oracle_rows(shard: Sequence[Trajectory]) -> list[Row]:
 
 def drawable(index: Index) -> list[str]:
     """Ids of what can be drawn, oldest first."""
-    lay(index.con, "pool", index.pool.table())
-    return [row[0] for row in index.con.execute("select trajectory_id from pool order by ord").fetchall()]
+    index.tables.lay("pool", index.pool.table())
+    return [row[0] for row in index.tables.con.execute("select trajectory_id from pool order by ord").fetchall()]
 
 
 def used(index: Index) -> dict[str, set[str]]:

@@ -89,11 +89,9 @@ def test_what_is_in_front_are_the_rows_of_the_prompts_whose_turn_it_is():
         for step in (2 * sync + 1, 2 * sync + 2):
             drawn, by_pool = (index.draw(step) for index in indexes)
             assert drawn == by_pool
-    [(rows, others)] = (
-        indexes[0]
-        .con.execute("select count(*), count(*) filter (prompt not in (select prompt from turns)) from front")
-        .fetchall()
-    )
+    con = indexes[0].tables.con
+    counting = "select count(*), count(*) filter (prompt not in (select prompt from turns)) from front"
+    [(rows, others)] = con.execute(counting).fetchall()
     assert (others, rows > 0) == (0, True)
 
 

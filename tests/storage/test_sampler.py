@@ -196,7 +196,7 @@ def test_what_a_sampler_reads_of_a_trajectory_is_what_was_admitted(name: str):
     a = make_trajectory("a", tokens=(7, 2), reward=0.5, searcher=3, round=4, version_start=Version(6, 2))
     admit(index, 1, [a, make_trajectory("b", searcher=3, round=4, slot=1)])
     index.draw(40)
-    found = index.con.sql(f"select * from {name} where prompt_id = 'a' order by all")
+    found = index.tables.con.sql(f"select * from {name} where prompt_id = 'a' order by all")
     assert dict(zip(found.columns, map(str, found.types), strict=True)) == TYPES[name]
     row = dict(zip(found.columns, found.fetchall()[-1], strict=True))
     known = {
@@ -212,7 +212,7 @@ def test_what_a_sampler_reads_of_a_trajectory_is_what_was_admitted(name: str):
 def test_uniform_is_the_oracles_and_never_an_end_of_the_interval():
     index = make_index()
     texts = [f"0:response:{step}" for step in range(200)]
-    found = [index.con.execute("select uniform($text)", {"text": text}).fetchall()[0][0] for text in texts]
+    found = [index.tables.con.execute("select uniform($text)", {"text": text}).fetchall()[0][0] for text in texts]
     assert found == [u(text) for text in texts]
     assert all(0 < it < 1 for it in found)
     assert (2**52 - 1 + 0.5) / 2**52 < 1  # the greatest there can be
@@ -230,6 +230,6 @@ def test_the_index_reaches_nothing_outside_itself(sql: str, tmp_path: Path):
     if sql == "from oracle":
         assert duckdb.connect().execute(sql).fetchall() == [(1,)]
     with pytest.raises(duckdb.Error, match=r"Permission|Catalog|disabled|not exist"):
-        make_index().con.execute(sql)
+        make_index().tables.con.execute(sql)
     assert len(oracle) == 1
     assert file.read_text() == "a\n1\n"
