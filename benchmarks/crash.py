@@ -332,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="folder for the results as JSON")
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
-    forkserver.set_forkserver_preload(["benchmarks.crash", "flows.wiring"])
+    forkserver.set_forkserver_preload(["flows.wiring"])
     results: list[Findings] = []
     with tempfile.TemporaryDirectory(prefix="tba-crash-") as name:
         scratch = Path(name)
