@@ -55,13 +55,13 @@ ON_DISK, ON_S3 = 10_000, 1_000
 BUDGET = 256 << 20
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**2, 10**3, 10**4, 10**5])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--work", type=Path, help="where the shards are made; of the system's choice if not given")
     parser.add_argument("--memory", type=Path, help="measure memory here, on the run in this folder; prints JSON")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.memory:
         print(json.dumps(resident_growth(options.memory)))
         return

@@ -164,10 +164,9 @@ def _add_sql(commands: Any) -> None:
         "sql",
         sql_command,
         "Query a run with SQL, also while it is running.",
-        "The views are trajectories, groups, prompts, shards, syncs, draws, steps, versions, evaluations, events,\n"
-        "attempts and checkpoints, and draws_all and steps_all, which also show attempts that were given up after a\n"
-        "crash. `show tables` lists them, `describe steps` the columns of one. The dialect is DuckDB's. Queries can\n"
-        "only read, and only this run. Without QUERY there is a prompt.",
+        "`from help()` lists the views, such as trajectories, steps and draws, and the macros for common questions;\n"
+        "`from help('draws')` explains one. The dialect is DuckDB's. Queries can only read, and only this run. Without\n"
+        "QUERY there is a prompt.",
         "examples:\n"
         '  tba sql first "select version_start, avg(reward) from trajectories group by 1 order by 1"\n'
         '  tba sql first "select * from evaluations" --csv\n'

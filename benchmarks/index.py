@@ -1,0 +1,375 @@
+"""The index of the replay buffer at growing sizes: what a draw, an admission and a trajectory cost.
+
+    python -m benchmarks.index [--sizes 10000 100000 1000000 10000000] [--out FOLDER]
+
+Made-up rows: 100 trajectories that can be drawn per prompt, a sync of 20 shards of 100 (20 responses to each of 5
+prompts), so that from the first sync measured every row that enters puts an older one out. A draw is 7 prompts x 20
+responses. One thread, a fresh process per size. Beside it, alternating: the same SQL over a plain DuckDB table of the
+same rows, over the sampler's table `pool`, and, where TorchRL is installed, samples of 140 rows from its buffers, which
+know no prompts. The largest size needs 6 GB.
+"""
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import torch
+
+from flows.charts import Series, line_chart
+from storage.index import Index
+from storage.sampler import default_sampler
+
+SLOTS, RESPONSES, PER_PROMPT = 7, 20, 100
+SHARDS, SYNC_PROMPTS, SEARCH_RESPONSES = 20, 100, 20
+DRAWS, SCANS = 100, 20
+STEP_SECONDS, PAUSE_SECONDS = 0.5, 0.1
+SETTINGS = [(share, inv_temp) for share in (0.5, 0.0) for inv_temp in (0.0, 1.0)]
+PERIODS = (2, 10)  # steps per sync
+
+PLAIN = """
+create table plain as select * exclude (trajectory_id) from pool;
+create view named as select concat_ws('/', searcher, seq, row) as trajectory_id, * from plain;
+"""
+CANDIDATES = """
+select turn, prompt_id, searcher, seq, row, reward, sync
+from turns join plain using (prompt, prompt_id) where branch = 'prioritised'
+"""
+
+
+class Seconds(NamedTuple):
+    wall: float
+    cpu: float
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--one", type=int, help="measure this size here, and print what is found as JSON")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    if options.one:
+        print(json.dumps(measure(options.one)))
+        return
+    options.out.mkdir(parents=True, exist_ok=True)
+    results = []
+    for size in options.sizes:
+        results.append(in_a_fresh_process(size))
+        record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
+        (options.out / "index.json").write_text(json.dumps(record, indent=1) + "\n")
+        (options.out / "index.svg").write_text(chart(results))
+    print(markdown(results))
+
+
+def in_a_fresh_process(size: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.index", "--one", str(size)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+
+
+def measure(size: int) -> dict[str, Any]:
+    made = Filled(size)
+    return {
+        "size": size,
+        **made.filled,
+        "draws": [made.draws(share, inv_temp, k) for k in PERIODS for share, inv_temp in SETTINGS],
+        "beside": [made.beside(k) for k in PERIODS],
+        "scans": made.scans(),
+        "torchrl": torchrl(size),
+    }
+
+
+# --- an index of many rows --------------------------------------------------------------------------------------------
+
+
+class Filled:
+    """An index in which `size` trajectories can be drawn."""
+
+    def __init__(self, size: int):
+        self.prompts = max(size // PER_PROMPT, SYNC_PROMPTS)
+        self.random, self.syncs, self.steps = np.random.default_rng(0), count(), count(1)
+        self.index = make_index()
+        self.index.extend(*self.sync(range(SYNC_PROMPTS)))  # so that libraries are loaded
+        self.index.draw(next(self.steps))
+        gc.collect()
+        before, seconds = resident(), list[float]()
+        for _ in range(PER_PROMPT // SEARCH_RESPONSES):
+            order = self.random.permutation(self.prompts)
+            for start in range(0, self.prompts, SYNC_PROMPTS):
+                seconds.append(self.admit(order[start : start + SYNC_PROMPTS].tolist()).wall)
+        gc.collect()
+        self.filled = {
+            "prompts": self.prompts,
+            "rebuild_seconds": round(sum(seconds), 2),
+            "bytes_per_trajectory": round((resident() - before) / size, 1),
+        }
+
+    def sync(self, prompts: Sequence[int]) -> tuple[int, list[tuple[str, pa.Table]]]:
+        sync = next(self.syncs)
+        each = len(prompts) // SHARDS
+        parts = [prompts[start : start + each] for start in range(0, len(prompts), each)]
+        return sync, [(f"{place}/{sync}", shard(self.random, part)) for place, part in enumerate(parts)]
+
+    def admit(self, prompts: Sequence[int]) -> Seconds:
+        sync, shards = self.sync(prompts)
+        return seconds_of(lambda: self.index.extend(sync, shards))
+
+    def some_prompts(self) -> list[int]:
+        return self.random.choice(self.prompts, SYNC_PROMPTS, replace=False).tolist()
+
+    def draws(self, share: float, inv_temp: float, k: int) -> dict[str, Any]:
+        """Draws with the syncs between them."""
+        self.index.parameters.update(recent_share=share, inv_temp=inv_temp)
+        drawing, admitting = [], []
+        for n in range(DRAWS):
+            if n % k == 0:
+                admitting.append(self.admit(self.some_prompts()))
+            drawing.append(seconds_of(lambda: self.index.draw(next(self.steps))))
+        setting = {"recent_share": share, "inv_temp": inv_temp, "steps_per_sync": k}
+        return {**setting, "draw_ms": spread(drawing), "admit_ms": spread(admitting)}
+
+    def beside(self, k: int) -> dict[str, Any]:
+        """What a step of pure torch work loses to a reader that draws beside it, on another core, and admits every k
+        steps: how much less gets done while it reads than in as long a time just before, as a share of a step."""
+        self.index.parameters.update(recent_share=0.5, inv_temp=1.0)
+        self.arriving = [self.sync(self.some_prompts()) for _ in range(0, DRAWS, k)]
+        reads: list[tuple[float, float]] = []
+        reader = threading.Thread(target=partial(self.read, k, reads))
+        cores = os.sched_getaffinity(0)
+        reader.start()
+        os.sched_setaffinity(0, {min(cores)})
+        done = torch_work(while_alive=reader)
+        reader.join()
+        os.sched_setaffinity(0, cores)
+        during = sum(done_between(done, start, end) for start, end in reads)
+        before = sum(done_between(done, 2 * start - end, start) for start, end in reads)
+        seconds = statistics.mean(end - start for start, end in reads)
+        return {
+            "steps_per_sync": k,
+            "reading_ms": round(1e3 * seconds, 2),
+            "work_done_meanwhile": round(during / before, 3),
+            "loss_percent": round(100 * seconds * (1 - during / before) / STEP_SECONDS, 2),
+        }
+
+    def read(self, k: int, reads: list[tuple[float, float]]) -> None:
+        """Start and end of reading for each step, with as much rest between them as they take, and more."""
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+        for n in range(DRAWS):
+            time.sleep(PAUSE_SECONDS)
+            start = time.perf_counter()
+            if n % k == 0:
+                self.index.extend(*self.arriving[n // k])
+            self.index.draw(next(self.steps))
+            reads.append((start, time.perf_counter()))
+
+    def scans(self) -> dict[str, Any]:
+        """The same draws from the index, from a plain table of the same rows, and from `pool`, in turn."""
+        con, by_pool = self.index.tables.con, self.over_pool()
+        self.index.tables.lay("pool", self.index.pool.table())
+        con.execute(PLAIN)
+        plain = default_sampler().replace("join front", "join named as front")
+        ways: dict[str, Callable[[dict[str, float]], Any]] = {
+            "draw": lambda parameters: self.index.draw(int(parameters["step"])),
+            "plain": lambda parameters: con.execute(plain, parameters).fetchall(),
+            "candidates": lambda _: con.execute(CANDIDATES).fetchall(),
+            "pool": lambda parameters: by_pool.draw(int(parameters["step"])),
+        }
+        seconds: dict[str, list[Seconds]] = {name: [] for name in ways}
+        for index in (self.index, by_pool):
+            index.parameters.update(recent_share=0.0, inv_temp=1.0)
+        for n in range(SCANS):
+            parameters = {**self.index.parameters, "step": next(self.steps), "newest": self.index.newest or 0}
+            self.index.draw(int(parameters["step"]))  # lays the turns that the plain scans read
+            for name in sorted(ways, reverse=n % 2 == 0):
+                seconds[name].append(seconds_of(partial(ways[name], parameters)))
+        return {f"{name}_ms": spread(it) for name, it in seconds.items()}
+
+    def over_pool(self) -> Index:
+        """The same index under a sampler that reads all of `pool`."""
+        other = make_index(default_sampler().replace("join front", "join pool as front"))
+        for name in ("pool", "prompts", "versions", "shards", "branches", "newest"):
+            setattr(other, name, getattr(self.index, name))
+        return other
+
+
+def make_index(sampler_sql: str = "") -> Index:
+    return Index(
+        sampler_sql or default_sampler(),
+        seed=0,
+        slots=SLOTS,
+        responses=RESPONSES,
+        recent_share=0.5,
+        inv_temp=1.0,
+        capacity=PER_PROMPT,
+        step_of_version=lambda version: version.number,
+    )
+
+
+def shard(random: np.random.Generator, prompts: Sequence[int]) -> pa.Table:
+    rows = len(prompts) * SEARCH_RESPONSES
+    hashes = random.bytes(16 * rows).hex()
+    return pa.table(
+        {
+            "prompt_id": [f"train/{prompt}" for prompt in prompts for _ in range(SEARCH_RESPONSES)],
+            "content_hash": [hashes[start : start + 32] for start in range(0, 32 * rows, 32)],
+            "reward": random.random(rows),
+            "length": random.integers(1, 400, rows, dtype=np.int32),
+            "finished": random.random(rows) < 0.9,
+            "version_start": np.zeros(rows, np.int32),
+            "version_start_attempt": np.ones(rows, np.int32),
+        }
+    )
+
+
+# --- what it is compared with -----------------------------------------------------------------------------------------
+
+
+def torch_work(while_alive: threading.Thread) -> np.ndarray:
+    """When each of a trainer's matrix products was done, in a loop of Python as its layers are."""
+    a, done = torch.rand(256, 256), []
+    while while_alive.is_alive():
+        torch.mm(a, a)
+        done.append(time.perf_counter())
+    return np.array(done)
+
+
+def done_between(done: np.ndarray, start: float, end: float) -> int:
+    return int(np.searchsorted(done, end) - np.searchsorted(done, start))
+
+
+def torchrl(size: int) -> dict[str, Any]:
+    """Samples of as many rows from TorchRL's buffers, of the same light columns."""
+    try:
+        from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
+        from torchrl.data import (  # pyright: ignore[reportMissingImports]
+            LazyTensorStorage,
+            PrioritizedSampler,
+            RandomSampler,
+            ReplayBuffer,
+        )
+
+        samplers = {"uniform": RandomSampler(), "prioritized": PrioritizedSampler(size, alpha=1.0, beta=1.0)}
+    except (ImportError, RuntimeError) as error:
+        print(f"TorchRL is left out: {error}", file=sys.stderr)
+        return {"left_out": str(error)}
+    numbers = {name: torch.zeros(size, dtype=torch.int32) for name in ("prompt", "shard", "row", "version", "length")}
+    rows = TensorDict({**numbers, "reward": torch.rand(size)}, [size])
+    found = {}
+    for name, sampler in samplers.items():
+        buffer = ReplayBuffer(storage=LazyTensorStorage(size), sampler=sampler, batch_size=SLOTS * RESPONSES)
+        buffer.extend(rows)
+        found[f"{name}_ms"] = spread([seconds_of(buffer.sample) for _ in range(DRAWS)])
+        arriving = rows[: SYNC_PROMPTS * SEARCH_RESPONSES]
+        found[f"{name}_extend_ms"] = spread([seconds_of(partial(buffer.extend, arriving)) for _ in range(SCANS)])
+    return found
+
+
+def seconds_of(work: Callable[[], Any]) -> Seconds:
+    began, before = time.perf_counter(), time.process_time()
+    work()
+    return Seconds(time.perf_counter() - began, time.process_time() - before)
+
+
+def spread(seconds: Sequence[Seconds]) -> dict[str, float]:
+    """In milliseconds; `cpu` is the median of what the process computed, which other processes disturb less."""
+    wall = sorted(it.wall for it in seconds)
+    numbers = {
+        "median": statistics.median(wall),
+        "p95": wall[int(0.95 * (len(wall) - 1))],
+        "max": wall[-1],
+        "cpu": statistics.median(it.cpu for it in seconds),
+    }
+    return {name: round(1e3 * it, 2) for name, it in numbers.items()}
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# --- what is said of it -----------------------------------------------------------------------------------------------
+
+
+def markdown(results: Sequence[dict[str, Any]]) -> str:
+    """Of draws with m = 0.5 and inv_temp = 1, a sync every 2 steps."""
+    header = [
+        "trajectories", "draw", "p95", "worst", "CPU", "admit 2000", "worst", "CPU", "scan, same SQL, CPU",
+        "scan of candidates, CPU", "draw over `pool`, CPU", "0.5 s step loses, k = 2", "k = 10", "bytes each",
+        "rebuilt in", "TorchRL uniform", "prioritized",
+    ]  # fmt: skip
+    lines = [header, ["---:"] * len(header)]
+    for it in results:
+        draw, admit, rl = it["draws"][1]["draw_ms"], it["draws"][1]["admit_ms"], it["torchrl"]
+        lines.append(
+            [
+                f"{it['size']:,}",
+                *(f"{draw[name]} ms" for name in ("median", "p95", "max", "cpu")),
+                *(f"{admit[name]} ms" for name in ("median", "max", "cpu")),
+                *(f"{it['scans'][name]['cpu']} ms" for name in ("plain_ms", "candidates_ms", "pool_ms")),
+                *(f"{beside['loss_percent']} %" for beside in it["beside"]),
+                f"{it['bytes_per_trajectory']}",
+                f"{it['rebuild_seconds']} s",
+                *(f"{rl[name]['median']} ms" if name in rl else "-" for name in ("uniform_ms", "prioritized_ms")),
+            ]
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def chart(results: Sequence[dict[str, Any]]) -> str:
+    """Milliseconds of CPU time against size, as a picture of its own."""
+    lines: dict[str, Callable[[dict[str, Any]], float]] = {
+        "draw": lambda it: it["draws"][1]["draw_ms"]["cpu"],
+        "admission of 2000": lambda it: it["draws"][1]["admit_ms"]["cpu"],
+        "plain scan of the candidates": lambda it: it["scans"]["candidates_ms"]["cpu"],
+    }
+    points = {name: [(float(np.log10(it["size"])), value(it)) for it in results] for name, value in lines.items()}
+    figure = line_chart(
+        "milliseconds of CPU time", [Series(name, it, True) for name, it in points.items()], x_name="log10 rows"
+    )
+    svg = figure[figure.index("<svg") : figure.index("</svg>")].replace(
+        "<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1
+    )
+    colours = ("#2563eb", "#059669", "#dc2626")
+    style = "text{font:10px sans-serif}.grid{stroke:#ddd}.axis{stroke:#333}.line{fill:none;stroke-width:2}" + "".join(
+        f".l{n}{{stroke:{colour}}}.d{n},.k{n}{{fill:{colour}}}" for n, colour in enumerate(colours)
+    )
+    legend = "".join(
+        f'<text class="k{n}" x="70" y="{24 + 14 * n}">{name}, ms of CPU time</text>' for n, name in enumerate(lines)
+    )
+    return f"{svg}<style>{style}</style>{legend}</svg>\n"
+
+
+def hardware() -> dict[str, Any]:
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": 1,
+        "duckdb": duckdb.__version__,
+        "pyarrow": pa.__version__,
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+    }
+
+
+if __name__ == "__main__":
+    main()
