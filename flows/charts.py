@@ -9,6 +9,12 @@ WIDTH, HEIGHT = 460, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 26  # room around the plot for the numbers on the axes
 _POINTS = 240  # along a line; more are drawn as the mean of their neighbours, with a band from least to greatest
 
+_COLOURS = ("#2563a8", "#bd5415", "#2c7d54", "#79489c", "#9a7500")
+_ALONE = (
+    "text{font:11px system-ui,sans-serif;fill:#555}.title{font-weight:600;font-size:13px;fill:#222}"
+    ".grid{stroke:#e2e0db}.axis{stroke:#777}.line{fill:none;stroke-width:1.8;stroke-linejoin:round}.band{opacity:.16}"
+)
+
 
 @dataclass(frozen=True)
 class Series:
@@ -57,6 +63,24 @@ def line_chart(
     return (
         f'<figure>{caption}<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
         f"{scale.axes(x_name)}{lines}</svg>{small}</figure>"
+    )
+
+
+def picture(title: str, series: Sequence[Series], *, x_name: str) -> str:
+    """The same chart as an SVG file of its own, on white, with the names of its lines above it."""
+    figure = line_chart(title, series, x_name=x_name)
+    inside = figure[figure.index(">", figure.index("<svg")) + 1 : figure.index("</svg>")]
+    above = 20 + 15 * len(series)
+    names = "".join(
+        f'<text class="name d{n}" x="{_LEFT}" y="{35 + 15 * n - above}">{escape(it.name)}</text>'
+        for n, it in enumerate(series)
+    )
+    colours = "".join(f".l{n}{{stroke:{c}}}.d{n},.b{n}{{fill:{c}}}" for n, c in enumerate(_COLOURS))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 {-above} {WIDTH} {HEIGHT + above}" width="720">'
+        f"<style>{_ALONE}{colours}</style>"
+        f'<rect x="0" y="{-above}" width="{WIDTH}" height="{HEIGHT + above}" fill="#fff"/>'
+        f'<text class="title" x="{_LEFT}" y="{16 - above}">{escape(title)}</text>{names}{inside}</svg>\n'
     )
 
 

@@ -165,8 +165,8 @@ def _add_sql(commands: Any) -> None:
         sql_command,
         "Query a run with SQL, also while it is running.",
         "`from help()` lists the views, such as trajectories, steps and draws, and the macros for common questions;\n"
-        "`from help('draws')` explains one. The dialect is DuckDB's. Queries can only read, and only this run. Without\n"
-        "QUERY there is a prompt.",
+        "`from help('draws')` explains one. The dialect is DuckDB's. Queries can only read, and only this run.\n"
+        "Without QUERY there is a prompt.",
         "examples:\n"
         '  tba sql first "select version_start, avg(reward) from trajectories group by 1 order by 1"\n'
         '  tba sql first "select * from evaluations" --csv\n'
