@@ -339,7 +339,7 @@ def chart(results: Sequence[dict[str, Any]]) -> str:
     }
     points = {name: [(float(np.log10(it["size"])), value(it)) for it in results] for name, value in lines.items()}
     series = [Series(name, line, marked=True) for name, line in points.items()]
-    return picture("milliseconds of CPU time", series, x_name="log10 of the number of trajectories")
+    return picture("milliseconds of CPU time", series, x_name="log10 trajectories")
 
 
 def hardware() -> dict[str, Any]:
