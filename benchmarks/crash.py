@@ -174,8 +174,9 @@ def die() -> None:
     time.sleep(60)
 
 
-def life(role: str, url: str, kill: Kill | None, notes: str, seed: int) -> None:
-    """One life of a role, in a process of its own."""
+def life(role: str, url: str, kill: Kill | None, notes: str, seed: int, environment: dict[str, str]) -> None:
+    """One life of a role, in a process of its own. Its environment is that of whoever started it."""
+    os.environ.update(environment)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
@@ -200,7 +201,7 @@ def planned(number: int, chance: random.Random) -> list[Kill]:
 
 
 def start(role: str, run: Run, kill: Kill | None, notes: Path, seed: int) -> ForkServerProcess:
-    process = forkserver.Process(target=life, args=(role, run.url, kill, str(notes), seed))
+    process = forkserver.Process(target=life, args=(role, run.url, kill, str(notes), seed, dict(os.environ)))
     process.start()
     return process
 
