@@ -109,9 +109,9 @@ def accepts(spans: Sequence[Span], checkpoint: Version) -> bool:
 
 
 def stands(spans: Sequence[Span], version: Version) -> bool:
-    """Whether a version or checkpoint belongs to the run as it stands: an attempt also publishes the version it
-    starts from."""
-    return any(
+    """Whether a version or checkpoint belongs to the run as it stands. Whoever begins begins with the same weights, and
+    an attempt also publishes the version it starts from."""
+    return not version.number or any(
         span.attempt == version.attempt and (span.covers(version.number) or span.first_sync == version.number + 1)
         for span in spans
     )
