@@ -68,10 +68,11 @@ class Searcher:
             time.sleep(poll)
 
     def adopt_newest(self) -> None:
-        """Take the newest version if it is another one; a version that cannot be loaded is reported and passed over."""
+        """Take the newest version if it is newer: a listing that is behind may not show the one in use. A version that
+        cannot be loaded is reported and passed over."""
         with timed(self.seconds, "adopt"):
             newest = self.versions.newest()
-            if newest is None or newest in (self.version, self.refused):
+            if newest is None or newest == self.refused or (self.version and newest.order <= self.version.order):
                 return
             try:
                 self.generator.adopt(self.versions.load(newest), newest)

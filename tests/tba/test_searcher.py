@@ -54,6 +54,18 @@ def test_the_newest_version_is_adopted_once_at_the_next_round():
     assert [log.rounds[r][0].version_start for r in range(4)] == [V0, V0, V2, V2]
 
 
+def test_no_version_older_than_the_one_in_use_is_adopted_when_a_listing_is_behind():
+    """Versions are ordered by attempt first: what a new trainer publishes is newer, whatever its number."""
+    resumed = Version(1, 2)
+    versions = fakes.Versions(V0, V2, V1, resumed, V2)
+    role, generator, events = searcher(versions, log := fakes.Log(), rounds=4)
+    with pytest.raises(Stopped):
+        role.run()
+    assert generator.adopted == versions.loaded == [V0, V2, resumed]
+    assert [log.rounds[r][0].version_start for r in range(4)] == [V2, V2, resumed, resumed]
+    assert events.kinds == ["version-adopted"] * 3
+
+
 def test_generator_and_scorer_are_asked_at_the_temperature_of_search():
     role, generator, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=2)
     with pytest.raises(Stopped):
