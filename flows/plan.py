@@ -163,6 +163,11 @@ def describe(config: Config) -> str:
             f"{per_hour * config.bytes_per_trajectory / 1e9:.2g} GB an hour at {_TOKENS_PER_SECOND} tokens a second "
             f"and searcher; {sync.keep_versions} versions and {sync.keep_checkpoints} checkpoints kept",
         ),
+        (
+            "replay buffer",
+            f"{config.limits.memory_gb:g} GB of trajectories at hand in the trainer's memory; of a remote run "
+            f"{config.limits.disk_gb:g} GB on its disk",
+        ),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)

@@ -154,7 +154,7 @@ def _load_policy(config: Config, path: str | Path) -> Policy:
 
 
 def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckReplayBuffer:
-    sampling, training = config.sampling, config.training
+    sampling, training, limits = config.sampling, config.training, config.limits
     return DuckReplayBuffer(
         run,
         seed=config.seed,
@@ -166,6 +166,9 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
         sampler_sql=run.sampler_sql,
         attempt=attempt,
         events=events,
+        memory_bytes=int(limits.memory_gb * 1e9),
+        disk_bytes=int(limits.disk_gb * 1e9),
+        threads=limits.draw_threads,
     )
 
 

@@ -178,7 +178,7 @@ class EvaluationConfig:
 
 @settings
 class LimitsConfig:
-    """Every wait has a deadline; these are they."""
+    """Every wait has a deadline, and what is kept at hand has a size; these are they."""
 
     data_deadline: Seconds = 1800.0
     """For the trainer to see its initial fill, and a searcher its first version."""
@@ -194,6 +194,13 @@ class LimitsConfig:
     max_restarts: Count = 5
     """Of one role within `restart_window`; one more fails the run."""
     restart_window: Seconds = 600.0
+    memory_gb: Annotated[float, Field(gt=0, le=1e6)] = 2.0
+    """Of trajectories that the trainer keeps in memory, beside the index of its replay buffer; others are read again
+    when they are drawn."""
+    disk_gb: Annotated[float, Field(ge=0, le=1e6)] = 32.0
+    """Of shards of remote runs that are kept on this machine's disk, under `$TBA_CACHE`; 0 keeps none."""
+    draw_threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """CPU threads that draw batches, beside those of the gradient step; what is drawn does not depend on them."""
 
 
 @settings

@@ -1,0 +1,17 @@
+"""What the settings say reaches what is assembled from them."""
+
+from pathlib import Path
+
+from flows import plan, wiring
+from storage.events import Events
+from tba.config import preset
+
+
+def test_the_replay_buffer_keeps_as_much_at_hand_and_draws_with_as_many_threads_as_the_settings_say(tmp_path: Path):
+    limits = {"limits.memory_gb": 0.5, "limits.disk_gb": 0.25, "limits.draw_threads": 3}
+    config = preset("quickstart").replace(limits)
+    run = plan.start(config, str(tmp_path), "first")
+    buffer = wiring.make_buffer(run, config, 1, Events(run, "trainer", 1))
+    assert buffer.payloads.limit == 500_000_000
+    assert buffer.payloads.reader.copies.limit == 250_000_000
+    assert buffer.index.con.execute("select current_setting('threads')").fetchone() == (3,)
