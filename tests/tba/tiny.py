@@ -17,9 +17,9 @@ PAD_ID, EOS_ID = 0, 1
 CHARACTERS = "0123456789+-*/=.,:?#$ \nabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character of CHARACTERS; `<pad>` is 0 and `<eos>` is 1."""
-    vocabulary = {token: i for i, token in enumerate([PAD, EOS, "<unk>", *CHARACTERS])}
+def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
+    """One token per character; `<pad>` is 0 and `<eos>` is 1."""
+    vocabulary = {token: i for i, token in enumerate([PAD, EOS, "<unk>", *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]
@@ -32,13 +32,15 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_llama(*, seed: int = 0, tied: bool = True) -> LlamaForCausalLM:
-    """About 25 000 random weights, wide enough apart that predictions differ."""
+def tiny_llama(
+    *, seed: int = 0, tied: bool = True, characters: str = CHARACTERS, width: int = 32, layers: int = 2
+) -> LlamaForCausalLM:
+    """Random weights, about 25 000 unless it is asked for less, wide enough apart that predictions differ."""
     config = LlamaConfig(
-        vocab_size=len(CHARACTERS) + 3,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
+        vocab_size=len(characters) + 3,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=1024,

@@ -1,0 +1,131 @@
+"""Whatever a version of this program has stored, every later one reads: the runs under tests/data, each kept as it was
+written, with what was found in it then (tests/make_stored_run.py says what they are)."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storage
+from flows import audit, forks, wiring
+from flows.past import load_past
+from flows.report import write as write_report
+from storage.attempts import chain, newest_attempt
+from storage.check import check
+from storage.control import change_state
+from storage.events import Events
+from storage.ledger import read_entries
+from storage.run import Run
+from storage.trajectories import Trajectories
+from storage.versions import Versions
+from tba.config import parse
+from tba.policy import Policy
+from tests.flows.test_roles import live
+from tests.make_stored_run import answer, drawn, search
+
+FOLDERS = sorted(path.parent for path in (Path(__file__).parent / "data").glob("*/expected.json"))
+OTHER_MACHINES = 0.01
+"""Relative difference between what two kinds of machine compute."""
+
+
+@pytest.fixture(params=FOLDERS, ids=lambda folder: folder.name)
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy: what is kept must not change."""
+    return shutil.copytree(request.param, tmp_path / "root")
+
+
+@pytest.fixture
+def expected(root: Path) -> dict[str, Any]:
+    return json.loads((root / "expected.json").read_text())
+
+
+def opened(root: Path, name: str = "whole") -> Run:
+    return Run.open(str(root / "runs" / name))
+
+
+def test_there_is_a_stored_run():
+    assert FOLDERS
+
+
+def test_a_check_finds_everything_and_nothing_wrong(root: Path, expected: dict[str, Any]):
+    for name in expected:
+        findings = check(opened(root, name))
+        assert findings.problems == []
+        assert findings.checked == expected[name]["checked"]
+
+
+def test_queries_find_what_they_found_when_it_was_stored(root: Path, expected: dict[str, Any]):
+    for name in expected:
+        with storage.connect(opened(root, name)) as con:
+            for asked in expected[name]["answers"]:
+                assert answer(con, asked["query"]) == asked["rows"], asked["query"]
+
+
+def test_a_report_can_be_made(root: Path, expected: dict[str, Any], tmp_path: Path):
+    for name in expected:
+        assert name in Path(write_report(opened(root, name), str(tmp_path / f"{name}.html"))).read_text()
+
+
+def test_the_records_give_the_draws_that_the_ledger_has(root: Path):
+    run = opened(root)
+    config = parse(run.config)
+    buffer = wiring.make_buffer(run, config, newest_attempt(run), Events(run, "past", 0))
+    for sync in range(1, config.last_sync + 1):
+        attempt = next(span.attempt for span in chain(run) if span.covers(sync))
+        for entry in read_entries(run, sync, attempt):
+            buffer.replay(config.sync_before(entry.step["step"]))
+            draws = buffer.draw(entry.step["step"])
+            assert len(draws) == config.batch
+            for draw, said in zip(draws, entry.draws, strict=True):
+                assert {name: said[name] for name in draw.__slots__ if name != "weight"} == {
+                    name: getattr(draw, name) for name in draw.__slots__ if name != "weight"
+                }
+                assert draw.weight == pytest.approx(said["weight"])
+            assert [it.trajectory_id for it in buffer.fetch(draws)] == [it["trajectory_id"] for it in entry.draws]
+
+
+@pytest.mark.parametrize(("name", "step"), [("whole", 1), ("whole", 6), ("whole", 10), ("replayed", 9)])
+def test_a_step_can_be_taken_again(root: Path, name: str, step: int):
+    found = audit.audit(opened(root, name), step, tolerance=OTHER_MACHINES)
+    assert [it for it in (*found.compared, *found.rows) if not it.agrees] == []
+    assert found.batch == 8
+
+
+def test_a_past_begins_at_a_stored_checkpoint(root: Path):
+    assert load_past(opened(root), 10).step == 8
+
+
+def test_every_version_that_is_kept_loads_with_the_weights_it_was_published_with(root: Path):
+    versions = Versions(opened(root))
+    for version in versions.complete():
+        policy = Policy.load(versions.load(version), dtype="float32", device="cpu")
+        assert policy.snapshot().sha256 == versions.weights_sha256(version)
+
+
+@pytest.mark.parametrize("step", [0, 8])
+def test_a_fork_replays_what_it_recorded(root: Path, expected: dict[str, Any], step: int):
+    run = forks.fork(opened(root), step, {}, name="again", replay=True)
+    assert live(run, "trainer", wiring.run_trainer) == []
+    assert drawn(run) == expected["whole"]["drawn"]
+    assert check(run).problems == []
+
+
+def test_a_trainer_that_was_killed_is_resumed(root: Path, expected: dict[str, Any]):
+    run = opened(root, "replayed")
+    assert live(run, "trainer", wiring.run_trainer) == []
+    assert drawn(run) == expected["whole"]["drawn"]
+    assert check(run).problems == []
+
+
+def test_a_run_goes_on_after_more_steps_have_been_asked_for(root: Path):
+    """As a fork with searchers of its own, whose rounds go on counting."""
+    run = forks.fork(opened(root), 10, {"training.steps": "14"}, name="further")
+    rounds = Trajectories(run).next_round(0)
+    search(run)
+    assert Trajectories(run).next_round(0) == rounds + 1
+    assert live(run, "trainer", wiring.run_trainer) == []
+    assert sorted(map(int, drawn(run))) == list(range(1, 15))
+    change_state(run, desired="stop", why="finished")
+    assert check(run).problems == []
