@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from storage import layout, parquet, records
 from storage.attempts import Span, accepts, stands
 from storage.mirror import Snapshot
-from storage.schema import TRAJECTORY_SCHEMA
+from storage.schema import SCHEMA_VERSION, TRAJECTORY_SCHEMA
 from storage.syncs import Recording, Shard, SyncRecord
 from storage.syncs import decode as decode_sync
 from tba.errors import Damaged
@@ -215,8 +215,11 @@ def _waiting(snapshot: Snapshot, key: str) -> Row:
     try:
         with pq.ParquetFile(path) as file:
             found, rows = file.schema_arrow, file.metadata.num_rows
+            written = (found.metadata or {}).get(b"schema_version", b"").decode(errors="replace")
     except (pa.ArrowException, OSError, ValueError) as error:
         return {"state": "unreadable", "reason": str(error)}
+    if written != str(SCHEMA_VERSION):
+        return {"state": "unreadable", "reason": f"has schema version {written or 'none'}, not {SCHEMA_VERSION}"}
     for field in TRAJECTORY_SCHEMA:
         if [found.field(place).type for place in found.get_all_field_indices(field.name)] != [field.type]:
             return {"state": "unreadable", "reason": f"has another schema: see column {field.name!r}"}
@@ -239,13 +242,19 @@ def steps(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:
 
 
 def decode_steps(data: bytes, name: str) -> pa.Table:
-    """The steps in an object of the ledger, with whatever they measured; Damaged if it holds something else."""
+    """The steps in an object of the ledger, with whatever they measured; Damaged if it holds something else. Columns
+    that a later version has added and that are no numbers are left out."""
     table = parquet.decode(data, name)
     names = table.column_names
     if not _KEYS.keys() <= set(names) or len({*map(str.lower, names), "abandoned"}) != len(names) + 1:
         raise Damaged(f"{name} has other columns than steps have: {', '.join(names)}")
+    known = [field.name for field in table.schema if field.name in (*_KEYS, *METRICS) or _is_number(field.type)]
     with records.reading(name):
-        return table.cast(pa.schema([(column, _KEYS.get(column, pa.float64())) for column in names]))
+        return table.select(known).cast(pa.schema([(column, _KEYS.get(column, pa.float64())) for column in known]))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or pa.types.is_integer(kind)
 
 
 # --- small records --------------------------------------------------------------------------------------------------
