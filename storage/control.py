@@ -1,5 +1,6 @@
 """What is wanted of a run: whether it should go on, and with how many searchers. Changed by compare-and-swap."""
 
+import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -42,8 +43,9 @@ def change_state(run: Run, **changes: Any) -> State:
         found = run.store.read_tagged(layout.STATE)
         before = _decode(run, found[0]) if found else State()
         state = replace(before, **changes, changed_at=records.now())
+        record = {**(json.loads(found[0]) if found else {}), **asdict(state)}  # also what a later version has added
         try:
-            run.store.replace(layout.STATE, records.encode(asdict(state)), tag=found[1] if found else None)
+            run.store.replace(layout.STATE, records.encode(record), tag=found[1] if found else None)
         except Conflict:
             continue
         return state

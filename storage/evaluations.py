@@ -40,5 +40,7 @@ class Evaluations:
         for record in records.read_all(self.run.store, layout.EVALUATIONS, "version", "attempt", "step", "scores"):
             version = Version(record["version"], record["attempt"])
             with records.reading(f"{self.run.url}/{layout.EVALUATIONS}: of version {version[0]}, attempt {version[1]}"):
-                found += [Score(version=version, step=record["step"], **score) for score in record["scores"]]
+                found += [
+                    records.known(Score, score, version=version, step=record["step"]) for score in record["scores"]
+                ]
         return sorted(found, key=lambda score: (score.version.order, score.metric))

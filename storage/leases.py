@@ -240,6 +240,6 @@ def _encode(lease: Lease) -> bytes:
 
 def _decode(run: Run, key: str, data: bytes) -> Lease:
     try:
-        return Lease(**records.decode(data, f"{run.url}/{key}"))
+        return records.known(Lease, records.decode(data, f"{run.url}/{key}"))
     except TypeError as error:
         raise Damaged(f"{run.url}/{key} is not a lease: {error}") from None

@@ -14,7 +14,8 @@ def encode(table: pa.Table) -> bytes:
 
 
 def decode(data: bytes, name: str, schema: pa.Schema | None = None) -> pa.Table:
-    """The table in `data`, of exactly this schema if one is given; Damaged, naming the object, if there is no such."""
+    """The table in `data`; if a schema is given, its columns alone, whatever others there are. Damaged, naming the
+    object, if there is no such."""
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         table = file.read(use_threads=False)
@@ -24,17 +25,19 @@ def decode(data: bytes, name: str, schema: pa.Schema | None = None) -> pa.Table:
         raise Damaged(f"{name} is not a readable Parquet object: {reason[:200]}") from None
     if len(table) != file.metadata.num_rows:  # checksums cover pages, not what is said about them
         raise Damaged(f"{name} has {len(table)} rows and says {file.metadata.num_rows}")
-    if schema is not None and not table.schema.equals(schema):
-        raise Damaged(f"{name} has other columns: {_differing(table.schema, schema)}")
-    return table
+    if schema is None:
+        return table
+    if differing := _differing(table.schema, schema):
+        raise Damaged(f"{name} has other columns: {differing}")
+    return table.select(schema.names)
 
 
 def _differing(found: pa.Schema, wanted: pa.Schema) -> str:
-    """The first column that is not as wanted."""
+    """The first column that is not as wanted; empty if all are."""
     for field in wanted:
         places = found.get_all_field_indices(field.name)
         if len(places) != 1:
             return f"{field.name!r} is there {len(places)} times"
         if not found.field(places[0]).equals(field):
             return f"{field.name!r} is {found.field(places[0]).type}, not {field.type}"
-    return ", ".join(repr(name) for name in found.names)
+    return ""

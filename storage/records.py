@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from storage import layout
 from storage.store import Store
 from tba.errors import Damaged
+
+T = TypeVar("T")
 
 
 def now() -> str:
@@ -38,6 +41,12 @@ def decode(data: bytes, name: str, *fields: str) -> dict[str, Any]:
     if missing:
         raise Damaged(f"{name} lacks {', '.join(map(repr, missing))}")
     return record
+
+
+def known(kind: type[T], record: Mapping[str, Any], **others: Any) -> T:
+    """A dataclass of what a record says, and `others`. What a later version has added to such records is left out."""
+    names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    return kind(**{**{name: value for name, value in record.items() if name in names}, **others})
 
 
 @contextmanager

@@ -72,18 +72,20 @@ class Run:
     def open(cls, url: str) -> Self:
         store = open_store(url.rstrip("/"))
         try:
-            record = records.read(store, layout.RUN, *_FIELDS)
+            data = store.read(layout.RUN)
         except Missing:
             raise Missing(f"there is no run at {store.url}: it has no {layout.RUN}") from None
+        name = f"{store.url}/{layout.RUN}"
+        written = records.decode(data, name, "schema_version")["schema_version"]
+        if written != SCHEMA_VERSION:  # before anything else is asked of a record that may say it in another way
+            raise StorageError(
+                f"{store.url} was written with schema version {written}, this code reads {SCHEMA_VERSION}"
+            )
+        record = records.decode(data, name, *_FIELDS)
         return cls._of(open_store(store.url, deadline=_deadline(record["config"])), record)
 
     @classmethod
     def _of(cls, store: Store, record: Mapping[str, Any]) -> Self:
-        if record["schema_version"] != SCHEMA_VERSION:
-            raise StorageError(
-                f"{store.url} was written with schema version {record['schema_version']}, "
-                f"this code reads {SCHEMA_VERSION}"
-            )
         parent = Parent.decode(record["parent"], f"{store.url}/{layout.RUN}") if record["parent"] else None
         forked = ForkedStore(store, _store_of_parent(store, parent), parent) if parent else None
         return cls(

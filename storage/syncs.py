@@ -59,8 +59,8 @@ def encode(record: SyncRecord) -> bytes:
 def decode(data: bytes, name: str) -> SyncRecord:
     fields = records.decode(data, name, *_FIELDS)
     with records.reading(name):
-        shards = [Shard(**shard) for shard in fields["shards"]]
-        refused = [Refusal(**refusal) for refusal in fields["refused"]]
+        shards = [records.known(Shard, shard) for shard in fields["shards"]]
+        refused = [records.known(Refusal, refusal) for refusal in fields["refused"]]
         rows = sum(shard.rows for shard in shards)
     record = SyncRecord(**{field: fields[field] for field in _FIELDS} | {"shards": shards, "refused": refused})
     if rows != record.rows:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tba.errors import Damaged
 
-_STATE, _TENSORS = "state.json", "optimizer.safetensors"
+_STATE, _TENSORS, _OPTIMIZER = "state.json", "optimizer.safetensors", "optimizer."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class TrainingState:
     random: Tensor  # torch's CPU generator
 
     def save(self, folder: Path) -> None:
-        tensors = {f"optimizer.{name}": value.contiguous() for name, value in self.optimizer.items()}
+        tensors = {f"{_OPTIMIZER}{name}": value.contiguous() for name, value in self.optimizer.items()}
         save_file({**tensors, "random": self.random}, folder / _TENSORS)
         plain = {"step": self.step, "sync": self.sync, "queues": self.queues}
         (folder / _STATE).write_text(json.dumps(plain))
@@ -43,13 +43,22 @@ class TrainingState:
 
     @classmethod
     def load(cls, folder: Path) -> "TrainingState":
-        """Damaged if the folder does not hold exactly this."""
+        """Damaged if the folder does not hold this; what a later version has added to it is left out."""
         try:
             plain = json.loads((folder / _STATE).read_text())
             tensors = load_file(folder / _TENSORS)
-            random = tensors.pop("random")
-            optimizer = {name.removeprefix("optimizer."): value for name, value in tensors.items()}
-            return cls(optimizer=optimizer, random=random, **plain)
+            state = cls(
+                **{name: plain[name] for name in ("step", "sync", "queues")},
+                optimizer={
+                    name.removeprefix(_OPTIMIZER): value
+                    for name, value in tensors.items()
+                    if name.startswith(_OPTIMIZER)
+                },
+                random=tensors["random"],
+            )
+            if state.step and not state.optimizer:
+                raise KeyError(f"no {_OPTIMIZER}* after {state.step} steps")
+            return state
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise Damaged(f"checkpoint {folder} is not readable: {type(error).__name__}: {error}") from error
 

@@ -80,7 +80,7 @@ ROW = {"prompt_id": "a", "text": "", "tokens": [1], "answer": "", "metadata": "{
     "table",
     [
         pa.table({"prompt_id": ["a"], "text": [""]}),
-        pa.Table.from_pylist([ROW], schema=PROMPTS_SCHEMA).append_column("hint", pa.array(["x"])),
+        pa.Table.from_pylist([ROW], schema=PROMPTS_SCHEMA).append_column("answer", pa.array(["x"])),
         pa.Table.from_pylist([{**ROW, "tokens": None}], schema=PROMPTS_SCHEMA),
         pa.Table.from_pylist([{**ROW, "metadata": "{"}], schema=PROMPTS_SCHEMA),
     ],
