@@ -15,7 +15,7 @@ from storage.evaluations import Evaluations
 from storage.leases import Lease, read_leases
 from storage.run import Run, default_root, run_urls
 from storage.versions import Versions
-from tba.config import parse
+from tba.config import parse_known
 from tba.errors import ConfigError, Missing, TBAError
 from tba.types import Score
 
@@ -73,7 +73,7 @@ def summarise(run: Run) -> Summary:
     """One line about a run. A run that cannot be read is listed too, and says so."""
     task = str(run.config.get("task", {}).get("name", ""))
     try:
-        config = parse(run.config)
+        config = parse_known(run.config)
         spans = chain(run)
         leases = living(read_leases(run), config.limits.silent_after)
         sync = newest_sync(run, spans)

@@ -12,7 +12,7 @@ from storage.events import read_events
 from storage.folders import read_manifest
 from storage.run import Run
 from storage.versions import Versions
-from tba.config import parse
+from tba.config import parse_known
 from tba.types import Version
 
 
@@ -63,7 +63,7 @@ class Publications:
 
 def markdown(run: Run) -> str:
     """The report of a run: scores, settings, what went wrong, and where to look next."""
-    config = parse(run.config)
+    config = parse_known(run.config)
     scored = [published.row() for published in Publications(run).all() if published.scores]
     troubles = [event for event in read_events(run) if event["severity"] != "info"]
     parts = [

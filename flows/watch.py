@@ -20,7 +20,7 @@ from storage.events import ROUTINE
 from storage.leases import Lease, read_leases
 from storage.run import Run
 from storage.views import connect
-from tba.config import Config, parse
+from tba.config import Config, parse_known
 
 WIDTH = 80
 ENDED = ("finished", "stopped", "failed")
@@ -102,7 +102,7 @@ def watch(run: Run, *, once: bool = False, every: float) -> None:
 
 
 def look(run: Run, progress: Any = None) -> View:
-    config = parse(run.config)
+    config = parse_known(run.config)
     leases = living(read_leases(run), config.limits.silent_after)
     return View(run, config, summarise(run), read_state(run).why, leases, connect(run, progress=progress))
 

@@ -378,6 +378,20 @@ def parse(plain: Mapping[str, Any] | str) -> Config:
         raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
 
 
+def parse_known(plain: Mapping[str, Any]) -> Config:
+    """For whoever only looks at a run: settings of a later version, which this one does not know, are left out. To go
+    on with such a run would be another experiment, which `parse` refuses."""
+    return parse(_known(plain, Config().to_dict()))
+
+
+def _known(plain: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _known(value, known[name]) if isinstance(known[name], dict) and isinstance(value, Mapping) else value
+        for name, value in plain.items()
+        if name in known
+    }
+
+
 def _explain(error: Any) -> str:
     field = ".".join(str(part) for part in error["loc"]) or "the settings"
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import storage
-from flows import audit, forks, wiring
+from flows import audit, forks, plan, role, watch, wiring
 from flows.past import load_past
 from flows.report import write as write_report
+from flows.runs import summarise
+from flows.summary import markdown
 from storage.attempts import chain, newest_attempt
 from storage.check import check
 from storage.control import change_state
@@ -22,6 +24,7 @@ from storage.run import Run
 from storage.trajectories import Trajectories
 from storage.versions import Versions
 from tba.config import parse
+from tba.errors import ConfigError
 from tba.policy import Policy
 from tests.flows.test_roles import live
 from tests.later import add_to_everything
@@ -143,6 +146,33 @@ def test_a_trainer_that_was_killed_is_resumed(root: Path, expected: dict[str, An
     assert live(run, "trainer", wiring.run_trainer) == []
     assert drawn(run) == expected["whole"]["drawn"]
     assert check(run).problems == []
+
+
+def test_settings_that_are_not_known_are_no_reason_not_to_look_and_one_not_to_go_on(stored: Path, tmp_path: Path):
+    known = summarise(opened(stored, "replayed"))
+    path = stored / "runs" / "replayed" / "run.json"
+    record = json.loads(path.read_text())
+    record["config"]["limits"]["added_later"] = 1
+    record["config"]["added_section"] = {"x": {"y": 2}}
+    path.write_text(json.dumps(record))
+    run = opened(stored, "replayed")
+    assert summarise(run) == known and known.state == "interrupted"
+    assert check(run).problems == []
+    assert len(drawn(run)) == 9
+    assert "replayed" in Path(write_report(run, str(tmp_path / "report.html"))).read_text()
+    assert "Run replayed" in markdown(run)
+    assert watch.look(run).summary == known
+    before = sorted(entry.key for entry in run.store.list())
+    for go_on in (
+        lambda: plan.resume(run.url),
+        lambda: audit.audit(run, 9),
+        lambda: forks.fork(run, 9, {}, name="x"),
+        lambda: role.live("trainer", 0, run),
+    ):
+        with pytest.raises(ConfigError, match=r"unknown setting 'limits.added_later'") as refused:
+            go_on()
+        assert "unknown setting 'added_section'" in str(refused.value)
+    assert sorted(entry.key for entry in run.store.list()) == before
 
 
 def test_a_run_goes_on_after_more_steps_have_been_asked_for(root: Path):

@@ -1,10 +1,11 @@
 """The wanted state of a run."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from storage import layout
+from storage import layout, records
 from storage.control import State, change_state, read_state
 from storage.run import Run
 from tba.errors import ConfigError, Damaged
@@ -37,6 +38,17 @@ def test_a_change_that_means_nothing_is_refused(run: Run, change: dict[str, obje
     with pytest.raises(ConfigError, match=next(iter(change))):
         change_state(run, **change)
     assert not run.store.exists(layout.STATE)
+
+
+@local
+def test_a_change_keeps_what_a_later_version_has_added(run: Run):
+    change_state(run, searchers=2)
+    record = records.read(run.store, layout.STATE)
+    (Path(run.url) / layout.STATE).write_bytes(records.encode({**record, "added_later": [1]}))
+    assert read_state(run).searchers == 2
+    change_state(run, desired="stop")
+    assert records.read(run.store, layout.STATE)["added_later"] == [1]
+    assert read_state(run).desired == "stop"
 
 
 @local
