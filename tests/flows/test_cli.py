@@ -246,7 +246,7 @@ def test_a_run_that_somebody_looks_after_is_not_resumed(tmp_path: Path, capsys: 
 
 def test_runs_lists_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     Run.create(
-        str(tmp_path), "odd", config={"task": {"name": "other"}, "colour": "blue"}, sampler_sql="", code_version=""
+        str(tmp_path), "odd", config={"task": {"name": "other"}, "seed": "blue"}, sampler_sql="", code_version=""
     )
     (told,) = json.loads(printed(capsys, "runs", str(tmp_path), "--json"))
     assert (told["run"], told["task"], told["state"], told["step"]) == ("odd", "other", "unreadable", None)
