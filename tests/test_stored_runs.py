@@ -115,8 +115,9 @@ def test_the_records_give_the_draws_that_the_ledger_has(root: Path):
             assert [it.trajectory_id for it in buffer.fetch(draws)] == [it["trajectory_id"] for it in entry.draws]
 
 
-@pytest.mark.parametrize(("name", "step"), [("whole", 1), ("whole", 6), ("whole", 10), ("replayed", 9)])
+@pytest.mark.parametrize(("name", "step"), [("whole", 2), ("whole", 6), ("whole", 10), ("replayed", 9)])
 def test_a_step_can_be_taken_again(root: Path, name: str, step: int):
+    """Not the first one: its log ratios are rounding errors about 0."""
     found = audit.audit(opened(root, name), step, tolerance=OTHER_MACHINES)
     assert [it for it in (*found.compared, *found.rows) if not it.agrees] == []
     assert found.batch == 8
