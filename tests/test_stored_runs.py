@@ -74,7 +74,8 @@ def test_a_check_finds_everything_and_nothing_wrong(root: Path, expected: dict[s
     for name in expected:
         findings = check(opened(root, name))
         assert findings.problems == []
-        assert findings.checked == expected[name]["checked"]
+        said = expected[name]["checked"]
+        assert {kind: findings.checked.get(kind) for kind in said} == said  # a later version may count more kinds
 
 
 def test_queries_find_what_they_found_when_it_was_stored(root: Path, expected: dict[str, Any], additions: bool):
