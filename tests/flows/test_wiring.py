@@ -14,4 +14,4 @@ def test_the_replay_buffer_keeps_as_much_at_hand_and_draws_with_as_many_threads_
     buffer = wiring.make_buffer(run, config, 1, Events(run, "trainer", 1))
     assert buffer.payloads.limit == 500_000_000
     assert buffer.payloads.reader.copies.limit == 250_000_000
-    assert buffer.index.con.execute("select current_setting('threads')").fetchone() == (3,)
+    assert buffer.index.tables.con.execute("select current_setting('threads')").fetchone() == (3,)
