@@ -67,6 +67,8 @@ class ForkedStore:
             return key in self.inherited_shards
         if key.startswith((layout.PROMPTS, layout.INHERITED)):
             return True
+        if compaction := layout.parse_compaction(key):  # one may also hold what the parent admitted later
+            return compaction.first_sync <= self.newest_record
         if (sync := layout.parse_sync(key)) is not None:
             return sync <= origin.sync
         if (attempt := layout.parse_attempt(key)) is not None:

@@ -1,6 +1,7 @@
 """Every name inside a run's folder. Names are derived, never random; nothing else in the project builds a path."""
 
 import re
+from typing import NamedTuple
 
 from tba.errors import ConfigError
 from tba.types import Version
@@ -9,6 +10,7 @@ RUNS = "runs/"
 RUN = "run.json"
 STATE = "control/state.json"
 TRAJECTORIES = "trajectories/"
+COMPACTIONS = "compactions/"
 SYNCS = "syncs/"
 DRAWS = "draws/"
 STEPS = "steps/"
@@ -23,7 +25,7 @@ LOGS = "logs/"
 PROMPTS = "prompts/"
 FORKS = "forks/"
 INHERITED = "retention/inherited/"  # in a fork: the retention records of its parent
-SHARED = (PROMPTS, TRAJECTORIES, SYNCS, DRAWS, STEPS, VERSIONS, CHECKPOINTS, ATTEMPTS, EVALUATIONS)
+SHARED = (PROMPTS, TRAJECTORIES, COMPACTIONS, SYNCS, DRAWS, STEPS, VERSIONS, CHECKPOINTS, ATTEMPTS, EVALUATIONS)
 """Folders in which a fork sees objects of its parent under their own names."""
 MANIFEST = "MANIFEST.json"
 REPORT = "report.html"
@@ -42,6 +44,7 @@ def _number(digits: int) -> str:
 _PART = r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]*"
 _VERSION = f"{_number(6)}-a{_number(4)}"
 _PROMPTS = re.compile(rf"prompts/({_PART})\.parquet")
+_COMPACTION = re.compile(rf"compactions/{_number(6)}-{_number(6)}-([0-9a-f]{{16}})\.(parquet|json)")
 _SYNC = re.compile(rf"syncs/{_number(6)}\.json")
 _LEDGER = re.compile(rf"(?:draws|steps)/{_VERSION}\.parquet")
 _FOLDER = re.compile(rf"(?:versions|checkpoints)/{_VERSION}/((?:{_PART}/)*{_PART})")
@@ -100,6 +103,32 @@ def parse_shard(key: str) -> tuple[int, int] | None:
         return None
     name = int(match[1]), int(match[2])
     return name if shard(*name) == key else None
+
+
+class CompactionName(NamedTuple):
+    """Of the object of a compaction and, but for its end, of the record of it."""
+
+    first_sync: int  # that admitted any of its rows
+    last_sync: int
+    digest: str  # the start of the object's sha256
+
+    @property
+    def object(self) -> str:
+        return f"{COMPACTIONS}{self.first_sync:06d}-{self.last_sync:06d}-{self.digest}.parquet"
+
+    @property
+    def record(self) -> str:
+        return f"{self.object.removesuffix('.parquet')}.json"
+
+
+def compaction(first_sync: int, last_sync: int, sha256: str) -> CompactionName:
+    return CompactionName(first_sync, last_sync, sha256[:16])
+
+
+def parse_compaction(key: str) -> CompactionName | None:
+    """Of an object or a record."""
+    match = _COMPACTION.fullmatch(key)
+    return CompactionName(int(match[1]), int(match[2]), match[3]) if match else None
 
 
 def sync(number: int) -> str:
@@ -184,5 +213,8 @@ def role_name(role: str, index: int = 0) -> str:
 
 def is_part(key: str) -> bool:
     """Whether a run has objects of such names. What else lies in its folder is left alone and never read."""
-    parsers = (parse_shard, parse_prompts, parse_sync, parse_ledger, parse_folder, parse_attempt, parse_evaluation)
+    parsers = (
+        parse_shard, parse_compaction, parse_prompts, parse_sync, parse_ledger, parse_folder, parse_attempt,
+        parse_evaluation,
+    )  # fmt: skip
     return bool(_OTHERS.fullmatch(key)) or any(parse(key) is not None for parse in parsers)

@@ -1,12 +1,15 @@
 """The rows of admitted shards: where they lie, how they are read and verified, the last used ones kept in memory.
 
+A shard is an object of its own until a compaction takes it in and it is removed. So whoever does not find one looks at
+the newest records of compactions, also while a run is compacted.
+
 Up to `WHOLE` bytes an object is read at once and compared with the sha256 of the record that admits it: one request to
 a remote store costs less than several small ones, and the checksum less than making rows of the bytes. Of a larger
 object, and of any on this machine's disk where only light columns are wanted, just the row groups and columns that are
 needed are read. Then the number of rows and whose they are must be as the record says, and every page as its checksum.
 So damage is found either way, and so is another shard in the place of one; a forgery that has its name, its rows and
-its size is found where it is read whole, which is before its rows are learned from unless it is larger than `WHOLE`,
-and by `tba check`.
+its size is found where it is read whole, which is before its rows are learned from unless it is larger than `WHOLE` or
+lies in a compaction, and by `tba check`.
 """
 
 import io
@@ -16,11 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
 from hashlib import sha256
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.compactions import COLUMNS, PAYLOAD, Compaction, Compactions, Place
 from storage.copies import Copies
 from storage.run import Run
 from storage.schema import NEEDED, TRAJECTORY_SCHEMA, UNREADABLE, Rows, expected_metadata
@@ -39,6 +44,7 @@ WHOLE = 4 << 20
 
 _SCHEMA = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in NEEDED])
 _LOCAL_THREADS = 4  # reading from a disk, more of them wait for each other
+_FOOTERS = 4  # of compactions, kept in memory: some megabytes each
 
 
 class Piece(NamedTuple):
@@ -58,6 +64,9 @@ class ShardReader:
     def __init__(self, run: Run, *, disk_bytes: int):
         self.run = run
         self.copies = Copies("shards", disk_bytes)
+        self.compactions = Compactions(run.store)
+        self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()  # by sha256 of the object, the newest last
+        self._opening = Lock()
 
     @cached_property
     def remote(self) -> bool:
@@ -77,23 +86,66 @@ class ShardReader:
             yield from pool.map(work, items)
 
     def _light(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
-        with self._naming(shard), self._opened(shard, in_part=not self.remote) as file:
-            return _read(file, range(file.num_row_groups), columns)
+        return self._wherever(shard, partial(_read, columns=columns), in_part=not self.remote)
 
     def _pieces(self, shard: Shard, rows: Collection[int]) -> list[Piece]:
-        pieces, start = [], 0
-        with self._naming(shard), self._opened(shard) as file:
-            for group in range(file.num_row_groups):
+        def read(file: pq.ParquetFile, groups: Sequence[int]) -> list[Piece]:
+            pieces, start = [], 0
+            for group in groups:
                 end = start + file.metadata.row_group(group).num_rows
                 if any(start <= row < end for row in rows):
                     pieces.append(Piece(start, _batch(_read(file, [group], NEEDED))))
                 start = end
-        return pieces
+            return pieces
+
+        return self._wherever(shard, read)
+
+    def _wherever(
+        self, shard: Shard, read: Callable[[pq.ParquetFile, Sequence[int]], T], *, in_part: bool = False
+    ) -> T:
+        """What `read` makes of the object that holds a shard and of the shard's row groups in it."""
+        place = self.compactions.place(shard)
+        while True:
+            try:
+                with self._naming(shard, place):
+                    if place and self._copy_of(shard) is None:
+                        with self._compaction(place) as file:
+                            return read(file, place.part.groups)
+                    with self._opened(shard, in_part=in_part) as file:
+                        return read(file, range(file.num_row_groups))
+            except (Missing, Damaged):
+                known, place = place, self.compactions.place_now(shard, place)
+                if place == known:
+                    raise
+
+    def _compaction(self, place: Place) -> pq.ParquetFile:
+        compaction, part = place
+        source = self._source(compaction.object, compaction.bytes)
+        known = self._footers.get(compaction.sha256)
+        file = pq.ParquetFile(source, metadata=known, pre_buffer=self.remote, page_checksum_verification=True)
+        if known is None:
+            self._keep_footer(compaction, file.metadata)
+        if (file.metadata.metadata or {}).get(b"run") != self.run.writer_of(compaction.object).encode():
+            raise ValueError("it is another run's")
+        if file.num_row_groups != compaction.parts[-1].end_group:
+            raise ValueError(f"it has {file.num_row_groups} row groups")
+        if any(_whose(file.metadata, group) != (part.shard.searcher, part.shard.seq) for group in part.groups):
+            raise ValueError("its row groups are another shard's")
+        if sum(file.metadata.row_group(group).num_rows for group in part.groups) != part.shard.rows:
+            raise ValueError("its row groups have more or fewer rows")
+        return file
+
+    def _keep_footer(self, compaction: Compaction, footer: pq.FileMetaData) -> None:
+        with self._opening:
+            self._footers[compaction.sha256] = footer
+            while len(self._footers) > _FOOTERS:
+                self._footers.popitem(last=False)
 
     def _opened(self, shard: Shard, *, in_part: bool = False) -> pq.ParquetFile:
         if not in_part and shard.bytes <= WHOLE:
             return pq.ParquetFile(pa.BufferReader(self._whole(shard)))
-        file = pq.ParquetFile(self._source(shard), pre_buffer=self.remote, page_checksum_verification=True)
+        source = self._source(shard.key, shard.bytes)
+        file = pq.ParquetFile(source, pre_buffer=self.remote, page_checksum_verification=True)
         expected = expected_metadata(self.run.writer_of(shard.key), shard.searcher, shard.seq)
         found = file.metadata.metadata or {}
         if file.metadata.num_rows != shard.rows or any(found.get(key) != value for key, value in expected.items()):
@@ -101,7 +153,7 @@ class ShardReader:
         return file
 
     def _whole(self, shard: Shard) -> bytes:
-        data = self.copies.read(shard.sha256) if self.remote else None
+        data = self._copy_of(shard)
         if data is not None:
             return data
         data = self.run.store.read(shard.key)
@@ -110,23 +162,27 @@ class ShardReader:
         self.copy(shard, data)
         return data
 
+    def _copy_of(self, shard: Shard) -> bytes | None:
+        return self.copies.read(shard.sha256) if self.remote and shard.bytes <= WHOLE else None
+
     def copy(self, shard: Shard, data: bytes) -> None:
         """What is written here need not be asked for again."""
         if self.remote and shard.bytes <= WHOLE:
             self.copies.keep(shard.sha256, data)
 
-    def _source(self, shard: Shard) -> Any:
-        path = self.run.store.local_path(shard.key)
+    def _source(self, key: str, size: int) -> Any:
+        path = self.run.store.local_path(key)
         if path is None:
-            return pa.PythonFile(_Object(self.run.store, shard.key, shard.bytes), "r")
-        if (size := path.stat().st_size) != shard.bytes:
-            raise Damaged(f"{self.run.url}/{shard.key} has {size} bytes, its record says {shard.bytes}")
+            return pa.PythonFile(_Object(self.run.store, key, size), "r")
+        if (found := path.stat().st_size) != size:
+            raise Damaged(f"{self.run.url}/{key} has {found} bytes, its record says {size}")
         return str(path)
 
     @contextmanager
-    def _naming(self, shard: Shard) -> Iterator[None]:
+    def _naming(self, shard: Shard, place: Place | None) -> Iterator[None]:
         """What goes wrong while a shard is read, as an error that names it."""
-        name = f"{self.run.url}/{shard.key}"
+        within = f" in {place.compaction.object}" if place else ""
+        name = f"{self.run.url}/{shard.key}{within}"
         try:
             yield
         except TBAError:
@@ -138,6 +194,17 @@ class ShardReader:
                 raise StorageError(f"{name}: {error.strerror}") from error
             why = (str(error) or type(error).__name__).splitlines()[0][:200]
             raise Damaged(f"{name} is not what the record that admits it found: {why}") from None
+
+
+def _whose(footer: pq.FileMetaData, group: int) -> tuple[int, int] | None:
+    """Searcher and seq of the rows in a row group of a compaction, if they are one shard's."""
+    found = []
+    for name in ("searcher", "seq"):
+        statistics = footer.row_group(group).column(COLUMNS.get_field_index(name)).statistics
+        if statistics is None or statistics.min != statistics.max:
+            return None
+        found.append(statistics.min)
+    return found[0], found[1]
 
 
 def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
@@ -211,6 +278,8 @@ class Payloads:
         found = _row(pieces, row)
         if found is None:
             raise Missing(f"{self.run.url}/{shard.key} has {shard.rows} rows, none at {row}")
+        if any(found.column(name).null_count for name in PAYLOAD):
+            raise Missing(f"{self.run.url}/{shard.key}: the tokens of row {row} have been given up on purpose")
         return found
 
     def _used(self, key: str) -> list[Piece]:

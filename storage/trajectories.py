@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from hashlib import sha256
 from itertools import count
 
 import numpy as np
 import pyarrow as pa
 
 from storage import layout
+from storage.compactions import PAYLOAD, Compactions
 from storage.run import Run
 from storage.schema import (
     SCHEMA_VERSION,
@@ -23,7 +25,7 @@ from storage.schema import (
     to_table,
     trajectory_ids,
 )
-from tba.errors import AlreadyExists, Damaged, DataError, Superseded
+from tba.errors import AlreadyExists, Damaged, DataError, Missing, Superseded
 from tba.types import Trajectory
 
 LARGEST_REWARD = 1e100
@@ -40,10 +42,14 @@ class Trajectories:
 
     def __init__(self, run: Run):
         self.run = run
+        self.compactions = Compactions(run.store)
 
     def next_round(self, searcher: int) -> int:
         entries = self.run.store.list(layout.searcher_folder(searcher))
-        stored = {name[1] for entry in entries if (name := layout.parse_shard(entry.key))}
+        self.compactions.look()  # afterwards: what has been taken in since is in both
+        keys = {*(entry.key for entry in entries), *self.compactions.shards()}
+        names = [name for key in keys if (name := layout.parse_shard(key))]
+        stored = {seq for owner, seq in names if owner == searcher}
         free = (round for round in count() if round not in stored)
         return next(round for round in free if not self.run.store.exists(layout.shard(searcher, round)))
 
@@ -59,10 +65,13 @@ class Trajectories:
         try:
             self.run.store.create(key, data)
         except AlreadyExists:
-            if not self._holds(key, table, data):
-                raise Superseded(
-                    f"{self.run.url}/{key} holds other trajectories: searcher {searcher} has another incarnation"
-                ) from None
+            if not (self._holds(key, table, data) or self._compacted(key) == sha256(data).hexdigest()):
+                raise self._another_incarnation(key) from None
+        else:
+            if digest := self._compacted(key):  # so its name had become free
+                self.run.store.delete(key)
+                if digest != sha256(data).hexdigest():
+                    raise self._another_incarnation(key)
         return key
 
     def _encoded(self, key: str, trajectories: Sequence[Trajectory]) -> tuple[pa.Table, bytes]:
@@ -77,8 +86,21 @@ class Trajectories:
                 f"{self.run.url}/{key}: {fault}; it was not stored, the replay buffer would refuse it"
             ) from None
 
+    def _compacted(self, key: str) -> str | None:
+        """The sha256 of the shard of this name that a compaction has taken in, if one has."""
+        self.compactions.look()
+        shard = self.compactions.shards().get(key)
+        return shard.sha256 if shard else None
+
+    def _another_incarnation(self, key: str) -> Superseded:
+        searcher, _ = _name(key)
+        return Superseded(f"{self.run.url}/{key} holds other trajectories: searcher {searcher} has another incarnation")
+
     def _holds(self, key: str, table: pa.Table, data: bytes) -> bool:
-        stored = self.run.store.read(key)
+        try:
+            stored = self.run.store.read(key)
+        except Missing:  # a compaction has just taken it in
+            return False
         if stored == data:
             return True
         try:  # another version of the Parquet library writes other bytes
@@ -95,6 +117,27 @@ def read_shard(run: str, key: str, data: bytes) -> pa.Table:
         table = _decoded(data)
         _check(table, run, *name)
         return table
+    except _Fault as fault:
+        raise Damaged(f"{key}: {fault}") from None
+
+
+def check_compacted(table: pa.Table, key: str, *, given_up: int) -> None:
+    """That these rows are those of a shard which a compaction has taken in, of which so many have lost their payload;
+    Damaged, naming key and fault, if not."""
+    try:
+        _check_schema(table)
+        lost = table["response_tokens"].is_null()
+        with _naming_nonsense():
+            if any(not table[name].is_null().equals(lost) for name in PAYLOAD):
+                raise _Fault(f"it has rows with a part of {', '.join(PAYLOAD)}")
+            kept = table.filter(table["response_tokens"].is_valid())
+            if len(table) - len(kept) != given_up:
+                raise _Fault(f"{len(table) - len(kept)} of its rows lack their payload, not {given_up}")
+            _check_nulls(table, [name for name in TRAJECTORY_SCHEMA.names if name not in PAYLOAD])
+            _check_names(table, *_name(key))
+            if len(kept):
+                _check_values(kept)
+                _check_hashes(kept)
     except _Fault as fault:
         raise Damaged(f"{key}: {fault}") from None
 
@@ -123,13 +166,14 @@ def _check(table: pa.Table, run: str, searcher: int, seq: int) -> None:
     _check_schema(table)
     _check_values(table)
     with _naming_nonsense():
-        _check_rows(table, searcher, seq)
+        _check_names(table, searcher, seq)
+        _check_hashes(table)
 
 
 def _check_values(table: pa.Table) -> None:
     """What `to_table` leaves open."""
     with _naming_nonsense():
-        _check_nulls(table)
+        _check_nulls(table, TRAJECTORY_SCHEMA.names)
         _check_lengths(table)
         _check_numbers(table)
 
@@ -168,19 +212,22 @@ def _check_schema(table: pa.Table) -> None:
         raise _Fault("it has no rows")
 
 
-def _check_rows(table: pa.Table, searcher: int, seq: int) -> None:
+def _check_names(table: pa.Table, searcher: int, seq: int) -> None:
     expected_ids = trajectory_ids(searcher, seq, len(table))
     if table["trajectory_id"].to_pylist() != expected_ids:
         raise _Fault(f"its trajectories are not numbered {expected_ids[0]} and on")
     for column, expected in (("searcher", searcher), ("schema_version", SCHEMA_VERSION)):
         if set(table[column].to_pylist()) != {expected}:
             raise _Fault(f"column {column!r} is not {expected} throughout")
+
+
+def _check_hashes(table: pa.Table) -> None:
     if content_hashes(table) != table["content_hash"].to_pylist():
         raise _Fault("column 'content_hash' disagrees with the tokens")
 
 
-def _check_nulls(table: pa.Table) -> None:
-    for column in TRAJECTORY_SCHEMA.names:
+def _check_nulls(table: pa.Table, columns: Sequence[str]) -> None:
+    for column in columns:
         array = table[column].combine_chunks()
         if array.null_count or (pa.types.is_list(array.type) and array.flatten().null_count):
             raise _Fault(f"column {column!r} has missing values")
