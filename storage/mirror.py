@@ -29,6 +29,7 @@ LISTED = (
     layout.STEPS,
     layout.SYNCS,
     layout.TRAJECTORIES,
+    layout.COMPACTIONS,  # a shard that has been removed is in one of these by now
     layout.PROMPTS,
     layout.ATTEMPTS,
     layout.RETENTION,
@@ -51,9 +52,9 @@ class Snapshot:
     def keys(self, prefix: str) -> list[str]:
         return [key for key in self.files if key.startswith(prefix)]
 
-    def read_all(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+    def read_all(self, prefix: str, *, only: Callable[[str], bool] = lambda key: True) -> Iterator[tuple[str, bytes]]:
         """The objects under a prefix, in the order of their names."""
-        for key in self.keys(prefix):
+        for key in filter(only, self.keys(prefix)):
             try:
                 data = self.files[key].read_bytes()
                 if self.copied and self.files[key].suffix != _suffix(data):  # something has changed the copy
@@ -66,11 +67,19 @@ class Snapshot:
 
 def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
     """Look at a run now. Of a remote run only what is new since the last time is copied."""
+    while (snapshot := _take(run, progress or (lambda done, total: None))) is None:
+        continue  # it was compacted meanwhile
+    return snapshot
+
+
+def _take(run: Run, progress: Progress) -> Snapshot | None:
     entries = [entry for prefix in LISTED for entry in run.store.list(prefix) if _wanted(entry.key)]
     if run.store.local_path(layout.RUN) is not None:
         here = {entry.key: run.store.local_path(entry.key) for entry in entries}
         return Snapshot(run, {key: path for key, path in here.items() if path is not None}, copied=False)
-    return Snapshot(run, _copy(run, entries, progress or (lambda done, total: None)), copied=True)
+    copies = _copy(run, entries, progress)
+    rows = (entry.key for entry in entries if entry.key.startswith((layout.TRAJECTORIES, layout.COMPACTIONS)))
+    return Snapshot(run, copies, copied=True) if all(key in copies for key in rows) else None
 
 
 def _wanted(key: str) -> bool:

@@ -10,11 +10,13 @@ import pyarrow.parquet as pq
 
 from storage import layout, parquet, records
 from storage.attempts import Span, accepts, stands
+from storage.compactions import Place, is_record, places
+from storage.compactions import decode as decode_compaction
 from storage.mirror import Snapshot
 from storage.schema import SCHEMA_VERSION, TRAJECTORY_SCHEMA
 from storage.syncs import Recording, Shard, SyncRecord
 from storage.syncs import decode as decode_sync
-from tba.errors import Damaged
+from tba.errors import Damaged, Missing
 from tba.types import Version
 
 Row = dict[str, Any]
@@ -186,7 +188,21 @@ def syncs(synced: Sequence[SyncRecord]) -> pa.Table:
     return pa.Table.from_pylist([sync_row(record) for record in synced], SYNCS)
 
 
-def shards(snapshot: Snapshot, synced: Sequence[SyncRecord]) -> list[Row]:
+Compacted = Mapping[tuple[str, str], Place]
+"""Where shards lie that are no objects of their own any more, by key and sha256."""
+
+
+def compacted(snapshot: Snapshot) -> Compacted:
+    """Missing if a record has been removed since it was listed: the shards are in another compaction now."""
+    keys = [key for key in snapshot.keys(layout.COMPACTIONS) if is_record(key)]
+    read = [(key, data) for key, data in snapshot.read_all(layout.COMPACTIONS, only=is_record)]
+    if len(read) != len(keys):
+        raise Missing(f"{snapshot.run.url} was compacted while it was looked at")
+    found = [decode_compaction(data, f"{snapshot.run.url}/{key}") for key, data in read]
+    return places(it for it in found if it.object in snapshot.files)
+
+
+def shards(snapshot: Snapshot, synced: Sequence[SyncRecord], compacted: Compacted) -> list[Row]:
     """Every shard there is or should be, and what was refused because it is not named like one. A shard that no record
     speaks of is `waiting`, if it can be read at all."""
     admitted = {shard.key: _admitted(record, shard) for record in synced for shard in record.shards}
@@ -196,7 +212,8 @@ def shards(snapshot: Snapshot, synced: Sequence[SyncRecord]) -> list[Row]:
         searcher, seq = layout.parse_shard(key) or (None, None)
         row: Row = {"key": key, "searcher": searcher, "seq": seq}
         if key in admitted:
-            rows.append({**row, "state": "admitted" if key in snapshot.files else "missing", **admitted[key]})
+            is_there = key in snapshot.files or (key, admitted[key]["sha256"]) in compacted
+            rows.append({**row, "state": "admitted" if is_there else "missing", **admitted[key]})
         elif key in refused:
             rows.append({**row, "state": "refused", "reason": refused[key]})
         else:

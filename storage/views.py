@@ -6,7 +6,7 @@ system, and DuckDB is told to refuse it altogether: files can be neither read no
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -19,12 +19,14 @@ from pyarrow import fs
 
 from storage import layout, mirror, records, tables
 from storage.attempts import Span, accepts, chain
+from storage.compactions import FACTS, Place
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress, Snapshot
 from storage.prompts import PROMPTS_SCHEMA
 from storage.run import Run, resolve
 from storage.schema import TRAJECTORY_SCHEMA
 from storage.syncs import SyncRecord
+from tba.errors import Missing
 
 _SQL = [files("storage").joinpath(f"sql/{name}.sql").read_text() for name in ("views", "macros", "comments")]
 
@@ -49,7 +51,7 @@ def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckD
     """The views of a run, given as a name under the default root, a path or a URL. Of a remote run what is new is
     copied to this machine first, and `progress` told about it."""
     run = run if isinstance(run, Run) else Run.open(resolve(run))
-    snapshot = mirror.take(run, progress=progress)
+    snapshot, compacted = _look(run, progress)
     con = duckdb.connect(":memory:", config={"temp_directory": ""})  # nothing is spilled to the working directory
     con.execute("set TimeZone = 'UTC'")
     con.execute("create schema stored")
@@ -57,10 +59,10 @@ def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckD
     with records.reading(f"{run.url}/{layout.ATTEMPTS}"):
         spans = chain(run)
     synced = tables.sync_records(snapshot)
-    shards = tables.shards(snapshot, synced)
+    shards = tables.shards(snapshot, synced, compacted)
     for name, table in _small(snapshot, spans, synced, shards).items():
         con.from_arrow(table).create(name)
-    for name, relation in _large(snapshot, spans, shards).items():
+    for name, relation in _large(snapshot, spans, shards, compacted).items():
         con.from_arrow(relation).create_view(name)
     con.execute("use main")
     for script in _SQL:
@@ -71,6 +73,15 @@ def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckD
     for statement in _LOCKED:
         con.execute(statement)
     return con
+
+
+def _look(run: Run, progress: Progress | None) -> tuple[Snapshot, tables.Compacted]:
+    while True:
+        snapshot = mirror.take(run, progress=progress)
+        try:
+            return snapshot, tables.compacted(snapshot)
+        except Missing:  # it was compacted meanwhile
+            continue
 
 
 def _memory_limit(con: duckdb.DuckDBPyConnection) -> str:
@@ -106,31 +117,65 @@ def _small(
     }
 
 
-def _large(snapshot: Snapshot, spans: Sequence[Span], shards: Sequence[tables.Row]) -> dict[str, ds.Dataset]:
+def _large(
+    snapshot: Snapshot, spans: Sequence[Span], shards: Sequence[tables.Row], compacted: tables.Compacted
+) -> dict[str, ds.Dataset]:
     return {
-        "trajectories": _trajectories(snapshot, shards),
+        "trajectories": _trajectories(snapshot, shards, compacted),
         "draws": _draws(snapshot, spans),
         "prompts": _prompts(snapshot),
     }
 
 
-def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row]) -> ds.Dataset:
+def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row], compacted: tables.Compacted) -> ds.Dataset:
     """The rows of readable shards. What a record says of a shard is known to its rows without reading them, so a query
-    that asks for some syncs opens only their shards."""
+    that asks for some syncs opens only their shards, and of compactions only their row groups."""
     readable = [shard for shard in shards if shard["state"] in ("admitted", "waiting")]
-    columns: dict[str, pa.DataType] = {name: pa.int32() for name in ("seq", "sync", "step")}
-    facts = {shard["key"]: {name: shard.get(name) for name in columns} for shard in readable}
-    return _dataset(snapshot, facts, _with_extras(snapshot, readable, taken=columns), columns)
+    places = {it["key"]: place for it in readable if (place := compacted.get((it["key"], it.get("sha256", ""))))}
+    facts = {it["key"]: {name: it.get(name) for name in FACTS} for it in readable if it["key"] not in places}
+    extended = _with_extras(snapshot, readable, places)
+    loose = _dataset(snapshot, facts, extended, FACTS)
+    if not places:
+        return loose
+    fragments = _of_compactions(snapshot, [(it, places[it["key"]]) for it in readable if it["key"] in places])
+    return ds.FileSystemDataset(
+        [*(loose.get_fragments() if facts else ()), *fragments], loose.schema, _PARQUET, fs.LocalFileSystem()
+    )
 
 
-def _with_extras(snapshot: Snapshot, shards: Sequence[tables.Row], *, taken: Collection[str]) -> pa.Schema:
+def _of_compactions(snapshot: Snapshot, shards: Sequence[tuple[tables.Row, Place]]) -> list[ds.Fragment]:
+    """The row groups that this run admits, as few fragments as there are objects. A fork that replays has admitted its
+    parent's shards by other records than the objects say: then a fragment for each of its records."""
+    grouped: defaultdict[tuple[str, int | None, int | None], list[tuple[tables.Row, Place]]] = defaultdict(list)
+    for row, place in shards:
+        sync, step = row["sync"], row["step"]
+        if (sync, step) == (place.part.sync, place.part.step):
+            sync = step = None
+        grouped[place.compaction.object, sync, step].append((row, place))
+    return [
+        _PARQUET.make_fragment(
+            str(snapshot.files[key]),
+            fs.LocalFileSystem(),
+            _between([row["sync"] for row, _ in found]) if sync is None else _guarantee({"sync": sync, "step": step}),
+            row_groups=[group for _, place in found for group in place.part.groups],
+        )
+        for (key, sync, step), found in grouped.items()
+    ]
+
+
+def _between(syncs: Sequence[int]) -> ds.Expression:
+    return (pc.field("sync") >= min(syncs)) & (pc.field("sync") <= max(syncs))
+
+
+def _with_extras(snapshot: Snapshot, shards: Sequence[tables.Row], places: Mapping[str, Place]) -> pa.Schema:
     """The schema of trajectories, and the columns that a task has added, as the oldest and newest shard of each
     searcher show them. Left out is one whose name the view has already, or which is not the same in all of them."""
     oldest = {shard["searcher"]: shard["key"] for shard in reversed(shards)}
     newest = {shard["searcher"]: shard["key"] for shard in shards}
-    own = {name.lower() for name in (*TRAJECTORY_SCHEMA.names, *taken, *_COMPUTED)}
+    objects = {places[key].compaction.object if key in places else key for key in (*oldest.values(), *newest.values())}
+    own = {name.lower() for name in (*TRAJECTORY_SCHEMA.names, *FACTS, *_COMPUTED)}
     found: defaultdict[str, list[pa.Field]] = defaultdict(list)
-    for key in sorted({*oldest.values(), *newest.values()}):
+    for key in sorted(objects):
         try:
             schema = pq.read_schema(snapshot.files[key])
         except (pa.ArrowException, OSError, ValueError):  # damaged since: queries that reach it will say so
