@@ -7,25 +7,28 @@ against it.
 
 import hashlib
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from storage import folders, layout, parquet, records, tables
 from storage.attempts import Attempt, Span, accepts, chain, read_attempt, stands
+from storage.compactions import Compaction, Compactions, Part, Place, is_record, places
+from storage.compactions import decode as decode_compaction
 from storage.consistency import Relations
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
-from storage.retention import GivenUp, given_up
+from storage.retention import GivenUp, RetentionRecord, given_up, given_up_payloads
 from storage.run import Run
 from storage.store import check_key
 from storage.syncs import Shard, SyncRecord, decode
 from storage.tables import fitting
-from storage.trajectories import read_shard
+from storage.trajectories import check_compacted, read_shard
 from tba.errors import Damaged, Missing, StorageError, TBAError
 from tba.types import Version
 
@@ -66,10 +69,13 @@ class _Check:
             prefix: [entry.key for entry in run.store.list(prefix) if layout.is_part(entry.key)]
             for prefix in (
                 layout.EVALUATIONS, layout.CHECKPOINTS, layout.VERSIONS, layout.STEPS, layout.DRAWS, layout.SYNCS,
-                layout.TRAJECTORIES, layout.PROMPTS, layout.ATTEMPTS, layout.RETENTION, layout.EVENTS, layout.ROLES,
+                layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS, layout.ATTEMPTS, layout.RETENTION,
+                layout.EVENTS, layout.ROLES,
             )
         }  # fmt: skip
         self.strangers = [entry.key for entry in run.store.list() if not layout.is_part(entry.key)]
+        self.payloads: list[RetentionRecord] = []
+        self.compactions = Compactions(run.store)  # as they are when a shard is not where it was listed
         self.done, self.total = 0, sum(len(_whole(keys)) for keys in self.listed.values())
         training = run.config.get("training", {})
         self.relations = Relations(
@@ -79,8 +85,8 @@ class _Check:
     def everything(self) -> Findings:
         attempts, spans = self.attempts()
         sync_records = self.sync_records()
-        self.shards(sync_records)
         removed = self.given_up()
+        self.shards(sync_records)
         versions, checkpoints = (self.folders(prefix, removed) for prefix in (layout.VERSIONS, layout.CHECKPOINTS))
         published = {*versions, *removed.versions}
         evaluated = self.evaluations(published)
@@ -202,6 +208,7 @@ class _Check:
                     Version.parse(name)
         try:
             with records.reading(layout.RETENTION):
+                self.payloads = given_up_payloads(self.run)
                 return given_up(self.run)
         except (Missing, Damaged):  # found above
             return GivenUp(versions=frozenset(), checkpoints=frozenset())
@@ -245,19 +252,30 @@ class _Check:
     # --- shards -----------------------------------------------------------------------------------------------------
 
     def shards(self, sync_records: Sequence[SyncRecord]) -> None:
-        """What records say of each shard, and every shard by itself."""
-        for record in sync_records:
-            for shard in record.shards:
-                self.relations.add_shard(shard.searcher, shard.seq, shard.rows, sync=record.sync, step=record.step)
+        """What records say of each shard, and every shard by itself, be it an object of its own or in a compaction."""
+        admitted = {shard.key: (shard, record) for record in sync_records for shard in record.shards}
+        compactions = self.read_compactions()
+        found = places(it for it in compactions if it.object in self.listed[layout.COMPACTIONS])
+        for shard, record in admitted.values():
+            self.relations.add_shard(shard.searcher, shard.seq, shard.rows, sync=record.sync, step=record.step)
+            if (shard.key, shard.sha256) not in found:
                 with self.looking_at(shard.key):
-                    table = self._admitted(shard)
+                    table = self._admitted(shard, record)
                     self.relations.add_trajectories(table, sync=record.sync, step=record.step)
-        self.count("shards", sum(len(record.shards) for record in sync_records))
+        for compaction in compactions:
+            self.compaction(compaction, found, admitted)
+        self.count("shards", len(admitted))
+        self.twice(compactions, found, admitted)
         self.waiting(sync_records)
         self.count("trajectories", self.relations.count("trajectories"))
 
-    def _admitted(self, shard: Shard) -> pa.Table:
-        data = self.store.read(shard.key)
+    def _admitted(self, shard: Shard, record: SyncRecord) -> pa.Table:
+        try:
+            data = self.store.read(shard.key)
+        except Missing:
+            if (place := self.compactions.place_now(shard, None)) is None:
+                raise
+            return self._compacted(self._object(place.compaction), place.part, record)
         if len(data) != shard.bytes:
             raise Damaged(f"has {len(data)} bytes, its record says {shard.bytes}")
         if hashlib.sha256(data).hexdigest() != shard.sha256:
@@ -266,6 +284,94 @@ class _Check:
         if table.num_rows != shard.rows:
             raise Damaged(f"has {table.num_rows} rows, its record says {shard.rows}")
         return table
+
+    def read_compactions(self) -> list[Compaction]:
+        found: list[Compaction] = []
+        for key in self.listed[layout.COMPACTIONS]:
+            if is_record(key):
+                with self.looking_at(key):
+                    if self.store.exists(key):
+                        found.append(decode_compaction(self.store.read(key), key))
+                    else:
+                        self.note(f"{key} has just been taken the place of")
+        self.count("compactions", len(found))
+        return found
+
+    def compaction(
+        self,
+        compaction: Compaction,
+        found: Mapping[tuple[str, str], Place],
+        admitted: Mapping[str, tuple[Shard, SyncRecord]],
+    ) -> None:
+        """The shards that are to be found in it."""
+        pairs = [(part, admitted[part.shard.key]) for part in compaction.parts if part.shard.key in admitted]
+        counting = [
+            (part, record)
+            for part, (shard, record) in pairs
+            if shard == part.shard and found.get((shard.key, shard.sha256)) == (compaction, part)
+        ]
+        if counting:
+            with self.looking_at(compaction.object):
+                file = self._object(compaction)
+                for part, record in counting:
+                    table = self._compacted(file, part, record)
+                    self.relations.add_trajectories(table, sync=record.sync, step=record.step)
+        elif compaction.object not in self.listed[layout.COMPACTIONS] and pairs:
+            missing = [part.shard.key for part, _ in pairs if part.shard.key not in self.listed[layout.TRAJECTORIES]]
+            if any((part.shard.key, part.shard.sha256) not in found for part, _ in pairs) and missing:
+                self.wrong(compaction.object, f"is missing, and holds {missing[0]} and the like")
+        if not self._is_inherited(compaction.object):
+            for part in compaction.parts:
+                if part.shard.key not in admitted or admitted[part.shard.key][0] != part.shard:
+                    self.wrong(compaction.record, f"holds {part.shard.key}, which no record admits as it says")
+
+    def _object(self, compaction: Compaction) -> pq.ParquetFile:
+        data = self.store.read(compaction.object)
+        if hashlib.sha256(data).hexdigest() != compaction.sha256 or len(data) != compaction.bytes:
+            raise Damaged("has not the content that its record promises (sha256 differs)")
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        if (file.metadata.metadata or {}).get(b"run") != self.run.writer_of(compaction.object).encode():
+            raise Damaged("is another run's")
+        if file.num_row_groups != compaction.parts[-1].end_group:
+            raise Damaged(f"has {file.num_row_groups} row groups, its record says {compaction.parts[-1].end_group}")
+        return file
+
+    def _compacted(self, file: pq.ParquetFile, part: Part, record: SyncRecord) -> pa.Table:
+        key = part.shard.key
+        table = file.read_row_groups(list(part.groups), use_threads=False)
+        if len(table) != part.shard.rows:
+            raise Damaged(f"{key} has {len(table)} rows in it, its record says {part.shard.rows}")
+        facts = {"seq": part.shard.seq, "sync": part.sync, "step": part.step}
+        if odd := [name for name, value in facts.items() if set(table[name].to_pylist()) != {value}]:
+            raise Damaged(f"{key}: column {odd[0]!r} is not {facts[odd[0]]} throughout")
+        check_compacted(table, key, given_up=part.given_up)
+        if part.given_up and not self._is_inherited(key):  # else the parent answers for it
+            if (part.sync, part.step) != (record.sync, record.step):
+                raise Damaged(f"{key} was admitted by record {record.sync}, not {part.sync}")
+            if not any(it.payloads.first_sync <= part.sync <= it.payloads.last_sync for it in self.payloads):
+                raise Damaged(f"{key}: {part.given_up} rows lack their tokens, which no retention record gives up")
+        return table
+
+    def _is_inherited(self, key: str) -> bool:
+        return self.run.inherits is not None and self.run.inherits.inherits(key)
+
+    def twice(
+        self,
+        compactions: Sequence[Compaction],
+        found: Mapping[tuple[str, str], Place],
+        admitted: Mapping[str, tuple[Shard, SyncRecord]],
+    ) -> None:
+        """What a compaction that was killed, or is at work, has left: it is removed by the next."""
+        listed = set(self.listed[layout.TRAJECTORIES])
+        doubled = [shard.key for shard, _ in admitted.values() if (shard.key, shard.sha256) in found]
+        if doubled := [key for key in doubled if key in listed and not self._is_inherited(key)]:
+            self.note(f"{len(doubled)} shards lie in a compaction and are not removed yet: {doubled[0]} and the like")
+        counting = {place.compaction.object for place in found.values()}
+        stray = {key for key in self.listed[layout.COMPACTIONS] if not is_record(key)} - counting
+        stray.update(it.object for it in compactions if it.object not in counting)
+        for key in sorted(stray):
+            if not self._is_inherited(key):
+                self.note(f"{key} is unfinished, or another has taken its place")
 
     def waiting(self, sync_records: Sequence[SyncRecord]) -> None:
         """Shards that no record speaks of, and those that one has refused."""

@@ -2,15 +2,15 @@
 
 from storage import folders, layout, records
 from storage.inheritance import Parent
-from storage.retention import given_up
+from storage.retention import given_up, in_the_way
 from storage.run import Run
 from tba.errors import AlreadyExists, Missing
 from tba.types import Version
 
 
 def register(parent: Run, name: str, origin: Parent) -> None:
-    """Make sure that what a fork will start from stays. AlreadyExists if there is one of this name; Missing, and
-    nothing is registered, if the checkpoint has been given up."""
+    """Make sure that what a fork will start from and draw from stays. AlreadyExists if there is one of this name;
+    Missing, and nothing is registered, if some of it has been given up."""
     record = {"fork": name, **origin.encode(), "created_at": records.now()}
     try:
         parent.own.create(layout.fork(name), records.encode(record))
@@ -21,6 +21,9 @@ def register(parent: Run, name: str, origin: Parent) -> None:
     if checkpoint and (checkpoint in given_up(parent).checkpoints or not _exists(parent, checkpoint)):
         unregister(parent, name)
         raise Missing(f"{parent.url}: checkpoint {checkpoint} has just been given up")
+    if gone := in_the_way(parent, origin.sync, _newest_record(origin)):
+        unregister(parent, name)
+        raise Missing(f"{parent.url}: {gone} has given up tokens that a fork from step {origin.step} draws")
 
 
 def unregister(parent: Run, name: str) -> None:
@@ -30,10 +33,22 @@ def unregister(parent: Run, name: str) -> None:
 
 def pinned_checkpoints(run: Run) -> set[Version]:
     """Those that forks start from."""
+    return {checkpoint for origin in _origins(run) if (checkpoint := _start_of(origin))}
+
+
+def newest_pinned_record(run: Run) -> int:
+    """The last of those that forks draw from; -1 if none does."""
+    return max(map(_newest_record, _origins(run)), default=-1)
+
+
+def _origins(run: Run) -> list[Parent]:
     with records.reading(f"{run.url}/{layout.FORKS}"):
         found = records.read_all(run.own, layout.FORKS, "fork")
-        origins = [Parent.decode(record, f"{run.url}/{layout.fork(record['fork'])}") for record in found]
-    return {checkpoint for origin in origins if (checkpoint := _start_of(origin))}
+        return [Parent.decode(record, f"{run.url}/{layout.fork(record['fork'])}") for record in found]
+
+
+def _newest_record(origin: Parent) -> int:
+    return origin.sync if origin.replays is None else origin.replays
 
 
 def _start_of(origin: Parent) -> Version | None:

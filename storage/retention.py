@@ -1,10 +1,12 @@
 """What has been given up on purpose, and why: a record written before anything is removed."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from storage import folders, layout, records
 from storage.folders import Found
+from storage.inheritance import ForkedStore
 from storage.run import Run
 from tba.errors import AlreadyExists
 from tba.types import Version
@@ -16,9 +18,48 @@ class GivenUp:
     checkpoints: frozenset[Version]
 
 
-def give_up(run: Run, *, why: str, versions: Iterable[Version] = (), checkpoints: Iterable[Version] = ()) -> int:
+@dataclass(frozen=True, kw_only=True)
+class GivenUpPayloads:
+    """Of what records `first_sync` to `last_sync` admit, the rows that an index with this capacity cannot draw after
+    record `last_sync` have lost these columns."""
+
+    columns: tuple[str, ...]
+    first_sync: int
+    last_sync: int
+    step: int  # that record `last_sync` follows: steps after it can be taken
+    capacity: int
+
+    def lacks(self, start: int, newest: int) -> bool:
+        """Whether it can be in the way of steps that start from the state of sync `start` and draw from records up to
+        `newest`."""
+        return start < self.last_sync and newest >= self.first_sync
+
+
+@dataclass(frozen=True)
+class RetentionRecord:
+    """One that gives up payloads."""
+
+    number: int
+    payloads: GivenUpPayloads
+    why: str
+    created_at: str
+
+    def __str__(self) -> str:
+        return f"{layout.retention(self.number)} of {self.created_at[:16]}"
+
+
+def give_up(
+    run: Run,
+    *,
+    why: str,
+    versions: Iterable[Version] = (),
+    checkpoints: Iterable[Version] = (),
+    payloads: GivenUpPayloads | None = None,
+) -> int:
     """Write the record that allows these to be removed; returns its number."""
-    removed = {"versions": [str(v) for v in versions], "checkpoints": [str(c) for c in checkpoints]}
+    removed: dict[str, Any] = {"versions": [str(v) for v in versions], "checkpoints": [str(c) for c in checkpoints]}
+    if payloads:
+        removed["payloads"] = asdict(payloads)
     number = len(run.own.list(layout.RETENTION))
     while True:
         number += 1
@@ -49,7 +90,10 @@ def _remove(
 ) -> list[Version]:
     if not names:
         return []
-    give_up(run, **{prefix.rstrip("/"): names}, why=why)
+    if prefix == layout.VERSIONS:
+        give_up(run, versions=names, why=why)
+    else:
+        give_up(run, checkpoints=names, why=why)
     removed = [name for name in names if name not in kept()]
     for name in removed:
         folders.remove(run.own, f"{prefix}{name}/")
@@ -64,3 +108,30 @@ def given_up(run: Run) -> GivenUp:
             versions=frozenset(Version.parse(name) for names in removed for name in names["versions"]),
             checkpoints=frozenset(Version.parse(name) for names in removed for name in names["checkpoints"]),
         )
+
+
+def given_up_payloads(run: Run) -> list[RetentionRecord]:
+    """By records of this run, and by those of runs it inherits from about what it shares with them."""
+    found, store, shared = [], run.store, None
+    while True:
+        own = store.own if isinstance(store, ForkedStore) else store
+        with records.reading(f"{store.url}/{layout.RETENTION}"):
+            theirs = [it for it in records.read_all(own, layout.RETENTION, "removed") if "payloads" in it["removed"]]
+            theirs = list(map(_of_payloads, theirs))
+        found += [it for it in theirs if shared is None or it.payloads.first_sync <= shared]
+        if not isinstance(store, ForkedStore):
+            return found
+        shared = store.origin.sync if shared is None else min(shared, store.origin.sync)
+        store = store.parent
+
+
+def in_the_way(run: Run, start: int, newest: int) -> RetentionRecord | None:
+    """What keeps steps from being taken from the state of sync `start` on records up to `newest`; the last such."""
+    found = [it for it in given_up_payloads(run) if it.payloads.lacks(start, newest)]
+    return max(found, key=lambda it: it.payloads.last_sync, default=None)
+
+
+def _of_payloads(record: Mapping[str, Any]) -> RetentionRecord:
+    said = record["removed"]["payloads"]
+    payloads = GivenUpPayloads(**{**said, "columns": tuple(said["columns"])})
+    return RetentionRecord(record["retention"], payloads, record["why"], record["created_at"])
