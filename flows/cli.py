@@ -67,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sql(commands)
     _add_report(commands)
     _add_check(commands)
+    _add_compact(commands)
     _add_export(commands)
     _add_grade(commands)
     _add_audit(commands)
@@ -209,6 +210,23 @@ def _add_check(commands: Any) -> None:
     )
     parser.add_argument("run", metavar="RUN", help=_RUN)
     parser.add_argument("--json", action="store_true", help="the findings as one object instead of a table")
+
+
+def _add_compact(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "compact",
+        compact_command,
+        "Bring the shards of a run into few objects.",
+        "Of what was admitted before the oldest checkpoint that the run keeps for itself. Queries of long runs become\n"
+        "faster; nothing else changes. Can be done while the run lives, and again at any time.\n"
+        "With --drop-payloads trajectories that no later step can draw lose their tokens and log-probabilities: from\n"
+        "then on only steps after that checkpoint can be audited and forked. Forks that exist keep what they need.",
+        "example:\n  tba compact first",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("--drop-payloads", action="store_true", help="give up tokens that no later step can draw")
+    parser.add_argument("--json", action="store_true", help="what was done as one object")
 
 
 def _add_export(commands: Any) -> None:
@@ -388,6 +406,12 @@ def check_command(options: argparse.Namespace) -> int:
     from flows import checks
 
     return checks.show(open_run(options.run), as_json=options.json)
+
+
+def compact_command(options: argparse.Namespace) -> int:
+    from flows import compact
+
+    return compact.show(open_run(options.run), drop_payloads=options.drop_payloads, as_json=options.json)
 
 
 def export_command(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from storage.control import change_state
 from storage.forks import register, unregister
 from storage.inheritance import Parent
 from storage.ledger import read_entries
+from storage.retention import given_up_payloads, in_the_way
 from storage.run import Run
 from storage.syncs import read_chain
 from tba.config import Config, parse
@@ -32,6 +33,7 @@ def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str, repla
     layout.run_url(parent.root, name)  # it can be one
     origin = _origin(parent, step, replay=replay)
     config, sampler = _settings(parent, origin, changes)
+    _check_payloads(parent, origin, config)
     past = _take_again(parent, origin) if origin.rebuilt else None
     try:
         register(parent, name, origin)
@@ -87,6 +89,22 @@ def _settings(parent: Run, origin: Parent, changes: Mapping[str, Any]) -> tuple[
     start = {"start.sync": origin.sync, "start.step": origin.step}
     config = plan.checked(parse(parent.config).replace({**changes, **start}))
     return config, plan.read_sampler(config) if "sampling.sql" in changes else parent.sampler_sql
+
+
+def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
+    """What the fork will draw has not been given up."""
+    newest = origin.sync if origin.replays is None else origin.replays
+    if gone := in_the_way(parent, origin.sync, newest):
+        raise ConfigError(
+            f"--step: tokens that a fork of {parent.name} from step {origin.step} draws have been given up, says "
+            f"{gone}; it can be left from step {gone.payloads.step} on"
+        )
+    for it in given_up_payloads(parent):
+        if it.payloads.last_sync <= origin.sync and config.sampling.capacity > it.payloads.capacity:
+            raise ConfigError(
+                f"--set: sampling.capacity: at most {it.payloads.capacity}, as of the rows beyond the tokens have been "
+                f"given up, says {it}; got {config.sampling.capacity}"
+            )
 
 
 def _create(parent: Run, origin: Parent, config: Config, sampler: str, name: str) -> Run:

@@ -9,8 +9,10 @@ from storage.attempts import accepts, chain
 from storage.checkpoints import Checkpoints
 from storage.events import Events
 from storage.replay_buffer import DuckReplayBuffer
+from storage.retention import in_the_way
 from storage.run import Run
 from tba.config import parse
+from tba.errors import ConfigError
 from tba.learner import Learner
 from tba.retake import Retaken, retake
 from tba.training_state import TrainingState
@@ -53,10 +55,17 @@ class Past:
 
 def load_past(run: Run, before: int) -> Past:
     """The newest state before a step that a run keeps: a checkpoint, or else the start. A fork starts from a checkpoint
-    that is always kept."""
+    that is always kept. ConfigError if what the step draws has been given up since."""
     config, spans = parse(run.config), chain(run)
     kept = [it for it in Checkpoints(run).complete() if accepts(spans, it) and it.number >= config.start.sync]
     usable = [it for it in kept if config.step_of_sync(it.number) < before]
+    start = max(usable).number if usable else 0
+    if gone := in_the_way(run, start, config.sync_before(before)):
+        later = [config.step_of_sync(it.number) for it in kept if it.number >= gone.payloads.last_sync]
+        raise ConfigError(
+            f"--step: the steps of {run.name} after step {config.step_of_sync(start)} drew tokens that have been given "
+            f"up, says {gone}; steps can be taken again from step {min(later, default=gone.payloads.step) + 1} on"
+        )
     buffer = wiring.make_buffer(run, config, spans[-1].attempt, Events(run, "past", 0))  # it will write nothing
     if not usable:
         return Past(0, Learner(config, wiring.load_start(run, config)), buffer)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from storage import folders, layout, records, retention
 from storage.attempts import accepts, chain
-from storage.compactions import COLUMNS, FACTS, PAYLOAD, Compaction, Compactions, Part, understood
+from storage.compactions import COLUMNS, FACTS, PAYLOAD, Compaction, Compactions, Part, encode, understood
 from storage.forks import newest_pinned_record
 from storage.index import COLUMNS as INDEXED
 from storage.index import Index
@@ -308,7 +308,7 @@ class _Compaction:
 
     def record(self, compaction: Compaction) -> None:
         with suppress(AlreadyExists):
-            self.store.create(compaction.record, compaction.encode())
+            self.store.create(compaction.record, encode(compaction))
 
     # --- removing ---------------------------------------------------------------------------------------------------
 
@@ -376,7 +376,7 @@ def _bytes(run: str, compaction: Compaction, tables: Sequence[pa.Table]) -> byte
     """The object; it also says what its record will."""
     added = pa.unify_schemas([table.schema.remove_metadata() for table in tables])
     fields = [*COLUMNS, *(field for field in added if field.name not in TRAJECTORY_SCHEMA.names)]
-    schema = pa.schema(fields, {"run": run, "compaction": compaction.encode()})
+    schema = pa.schema(fields, {"run": run, "compaction": encode(compaction)})
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, **{**_OPTIONS, "write_statistics": _STATISTICS}) as writer:
         for part, table in zip(compaction.parts, tables, strict=True):

@@ -82,9 +82,10 @@ class Compaction:
     def rank(self) -> tuple[int, int, str]:
         return (self.generation, len(self.parts), self.object)
 
-    def encode(self) -> bytes:
-        fields = {name: getattr(self, name) for name in _FIELDS}
-        return records.encode({**fields, "parts": [part.encode() for part in self.parts]})
+
+def encode(compaction: Compaction) -> bytes:
+    fields = {name: getattr(compaction, name) for name in _FIELDS}
+    return records.encode({**fields, "parts": [part.encode() for part in compaction.parts]})
 
 
 def decode(data: bytes, name: str) -> Compaction:

@@ -204,21 +204,34 @@ def compacted(snapshot: Snapshot) -> Compacted:
 
 def shards(snapshot: Snapshot, synced: Sequence[SyncRecord], compacted: Compacted) -> list[Row]:
     """Every shard there is or should be, and what was refused because it is not named like one. A shard that no record
-    speaks of is `waiting`, if it can be read at all."""
+    speaks of is `waiting`, if it can be read at all. Those in compactions have, beside their columns, a `place`."""
     admitted = {shard.key: _admitted(record, shard) for record in synced for shard in record.shards}
     refused = {refusal.key: refusal.reason for record in synced for refusal in record.refused}
     rows = []
-    for key in sorted({*snapshot.keys(layout.TRAJECTORIES), *admitted, *refused}):
+    replayed = _to_be_replayed(snapshot, compacted)
+    for key in sorted({*snapshot.keys(layout.TRAJECTORIES), *admitted, *refused, *replayed}):
         searcher, seq = layout.parse_shard(key) or (None, None)
         row: Row = {"key": key, "searcher": searcher, "seq": seq}
         if key in admitted:
-            is_there = key in snapshot.files or (key, admitted[key]["sha256"]) in compacted
-            rows.append({**row, "state": "admitted" if is_there else "missing", **admitted[key]})
+            place = compacted.get((key, admitted[key]["sha256"]))
+            state = "admitted" if place or key in snapshot.files else "missing"
+            rows.append({**row, "state": state, **admitted[key], "place": place})
         elif key in refused:
             rows.append({**row, "state": "refused", "reason": refused[key]})
+        elif place := replayed.get(key):
+            rows.append({**row, "state": "waiting", "rows": place.part.shard.rows, "bytes": place.part.shard.bytes})
+            rows[-1]["place"] = place
         else:
             rows.append({**row, **_waiting(snapshot, key)})
     return rows
+
+
+def _to_be_replayed(snapshot: Snapshot, compacted: Compacted) -> dict[str, Place]:
+    """Of a fork that replays: what its parent has compacted, also before a record of the fork admits it."""
+    inherits = snapshot.run.inherits
+    if not inherits or not inherits.replays:
+        return {}
+    return {key: place for (key, _), place in compacted.items() if inherits.inherits(key)}
 
 
 def _admitted(record: SyncRecord, shard: Shard) -> Row:

@@ -62,7 +62,7 @@ def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckD
     shards = tables.shards(snapshot, synced, compacted)
     for name, table in _small(snapshot, spans, synced, shards).items():
         con.from_arrow(table).create(name)
-    for name, relation in _large(snapshot, spans, shards, compacted).items():
+    for name, relation in _large(snapshot, spans, shards).items():
         con.from_arrow(relation).create_view(name)
     con.execute("use main")
     for script in _SQL:
@@ -117,21 +117,19 @@ def _small(
     }
 
 
-def _large(
-    snapshot: Snapshot, spans: Sequence[Span], shards: Sequence[tables.Row], compacted: tables.Compacted
-) -> dict[str, ds.Dataset]:
+def _large(snapshot: Snapshot, spans: Sequence[Span], shards: Sequence[tables.Row]) -> dict[str, ds.Dataset]:
     return {
-        "trajectories": _trajectories(snapshot, shards, compacted),
+        "trajectories": _trajectories(snapshot, shards),
         "draws": _draws(snapshot, spans),
         "prompts": _prompts(snapshot),
     }
 
 
-def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row], compacted: tables.Compacted) -> ds.Dataset:
+def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row]) -> ds.Dataset:
     """The rows of readable shards. What a record says of a shard is known to its rows without reading them, so a query
     that asks for some syncs opens only their shards, and of compactions only their row groups."""
     readable = [shard for shard in shards if shard["state"] in ("admitted", "waiting")]
-    places = {it["key"]: place for it in readable if (place := compacted.get((it["key"], it.get("sha256", ""))))}
+    places = {it["key"]: place for it in readable if (place := it.get("place"))}
     facts = {it["key"]: {name: it.get(name) for name in FACTS} for it in readable if it["key"] not in places}
     extended = _with_extras(snapshot, readable, places)
     loose = _dataset(snapshot, facts, extended, FACTS)
@@ -146,25 +144,27 @@ def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row], compacted: t
 def _of_compactions(snapshot: Snapshot, shards: Sequence[tuple[tables.Row, Place]]) -> list[ds.Fragment]:
     """The row groups that this run admits, as few fragments as there are objects. A fork that replays has admitted its
     parent's shards by other records than the objects say: then a fragment for each of its records."""
-    grouped: defaultdict[tuple[str, int | None, int | None], list[tuple[tables.Row, Place]]] = defaultdict(list)
+    grouped: defaultdict[tuple[str, int | None, int | None, bool], list[Place]] = defaultdict(list)
     for row, place in shards:
-        sync, step = row["sync"], row["step"]
-        if (sync, step) == (place.part.sync, place.part.step):
-            sync = step = None
-        grouped[place.compaction.object, sync, step].append((row, place))
+        admitted = row.get("sync"), row.get("step")
+        as_stored = admitted == (place.part.sync, place.part.step)
+        sync, step = (None, None) if as_stored else admitted
+        grouped[place.compaction.object, sync, step, as_stored].append(place)
     return [
         _PARQUET.make_fragment(
             str(snapshot.files[key]),
             fs.LocalFileSystem(),
-            _between([row["sync"] for row, _ in found]) if sync is None else _guarantee({"sync": sync, "step": step}),
-            row_groups=[group for _, place in found for group in place.part.groups],
+            _ranges(found) if as_stored else _guarantee({"sync": sync, "step": step}),
+            row_groups=[group for place in found for group in place.part.groups],
         )
-        for (key, sync, step), found in grouped.items()
+        for (key, sync, step, as_stored), found in grouped.items()
     ]
 
 
-def _between(syncs: Sequence[int]) -> ds.Expression:
-    return (pc.field("sync") >= min(syncs)) & (pc.field("sync") <= max(syncs))
+def _ranges(places: Sequence[Place]) -> ds.Expression:
+    syncs, steps = ([getattr(place.part, name) for place in places] for name in ("sync", "step"))
+    within_syncs = (pc.field("sync") >= min(syncs)) & (pc.field("sync") <= max(syncs))
+    return within_syncs & (pc.field("step") >= min(steps)) & (pc.field("step") <= max(steps))
 
 
 def _with_extras(snapshot: Snapshot, shards: Sequence[tables.Row], places: Mapping[str, Place]) -> pa.Schema:

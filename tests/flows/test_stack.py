@@ -17,9 +17,12 @@ def test_the_server_offers_every_deployment_with_nothing_that_ties_it_to_a_machi
     found = stack.call("POST", "/deployments/filter", {})
     flows = {flow["id"]: flow["name"] for flow in stack.call("POST", "/flows/filter", {})}
     names = {f"{flows[it['flow_id']]}/{it['name']}" for it in found}
-    assert names == {f"{flow}/{task}" for flow in ("tba", "searcher", "trainer", "evaluate") for task in PRESETS}
+    by_task = {f"{flow}/{task}" for flow in ("tba", "searcher", "trainer", "evaluate") for task in PRESETS}
+    assert names == {*by_task, "compact/compact"}
     pools = {flows[it["flow_id"]]: it["work_pool_name"] for it in found}
-    assert pools == {"tba": "tba", "searcher": "gpu-search", "trainer": "gpu-train", "evaluate": "gpu-search"}
+    assert pools == {
+        "tba": "tba", "searcher": "gpu-search", "trainer": "gpu-train", "evaluate": "gpu-search", "compact": "tba"
+    }  # fmt: skip
     for deployment in found:
         assert deployment["entrypoint"].startswith("flows.")
         assert "/" not in str(deployment["pull_steps"])

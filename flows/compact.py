@@ -1,0 +1,43 @@
+"""`tba compact`: the shards of a run into few objects, told as a table or as JSON."""
+
+import json
+from dataclasses import asdict
+
+from flows.progress import bar
+from storage.compacting import Compacted, Progress, compact
+from storage.run import Run
+from tba.config import parse
+
+
+def compact_run(run: Run, *, drop_payloads: bool = False, progress: Progress | None = None) -> Compacted:
+    """As the run's settings have it: what is kept follows from how many checkpoints are, and from the capacity."""
+    config = parse(run.config)
+    return compact(
+        run,
+        keep_checkpoints=config.sync.keep_checkpoints,
+        drop_beyond=config.sampling.capacity if drop_payloads else None,
+        progress=progress,
+    )
+
+
+def show(run: Run, *, drop_payloads: bool, as_json: bool) -> int:
+    with bar("compacting") as tell:
+        done = compact_run(run, drop_payloads=drop_payloads, progress=tell)
+    if as_json:
+        print(json.dumps({**asdict(done), "upto": str(done.upto) if done.upto else None}, indent=1))
+    else:
+        print(describe(done))
+    return 0
+
+
+def describe(done: Compacted) -> str:
+    if done.upto is None:
+        return f"{done.run} has no checkpoint yet: what was admitted before the oldest one can be compacted"
+    lines = [
+        f"{done.shards:,} shards of {done.run}, admitted up to sync {done.upto.number}, lie in compactions; "
+        f"{len(done.written)} written now ({done.bytes_written / 1e6:,.1f} MB), {done.removed:,} objects removed"
+    ]
+    if done.payloads_given_up:
+        lines.append(f"the tokens of {done.payloads_given_up:,} trajectories were given up: retention {done.retention}")
+    lines += [f"left as it is: {key}: {why}" for key, why in done.left.items()]
+    return "\n".join(lines)
