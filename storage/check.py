@@ -294,7 +294,8 @@ class _Check:
                         found.append(decode_compaction(self.store.read(key), key))
                     else:
                         self.note(f"{key} has just been taken the place of")
-        self.count("compactions", len(found))
+        if found:
+            self.count("compactions", len(found))
         return found
 
     def compaction(

@@ -1,0 +1,115 @@
+"""A run of real roles is compacted between the lives of its trainer: it takes the steps it would have taken, and what
+can be audited and forked of it is what it says."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows import audit, cli, forks, plan, wiring
+from flows.compact import compact_run
+from storage import layout
+from storage.check import check
+from storage.compactions import Compactions
+from storage.control import change_state
+from storage.run import Run
+from tba.errors import ConfigError
+from tests.flows.roles import until
+from tests.flows.test_forks import DRAWS, LEDGER, kill, role, rows, stored
+from tests.flows.test_roles import live, settings
+from tests.tba.tiny import tiny_folder
+
+STEPS, CAPACITY = 20, 4
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def compacted(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Run]:
+    """Its trainer was killed, its shards compacted while the searcher went on, and once more at its end."""
+    changes = {"training.steps": STEPS, "sync.checkpoint_every": 2, "sync.keep_checkpoints": 2}
+    changes |= {"training.responses_per_prompt": 4, "sampling.capacity": CAPACITY}
+    run = plan.start(settings(policy, **changes), str(tmp_path_factory.mktemp("root")), "whole")
+    searcher, trainer = role(run, "searcher"), role(run, "trainer")
+    try:
+        until(lambda: stored(run, layout.SYNCS) >= 7, "seven records")
+        kill(trainer)
+        assert compact_run(run).shards > 0
+        trainer = role(run, "trainer")
+        assert trainer.wait(120) == 0
+        change_state(run, desired="stop", why="finished")
+        assert searcher.wait(60) == 4
+    finally:
+        for process in (searcher, trainer):
+            if process.poll() is None:
+                kill(process)
+    compact_run(run)
+    yield run
+
+
+def copied(run: Run, folder: Path) -> Run:
+    """The run again, without its forks."""
+    url = layout.run_url(str(folder), run.name)
+    shutil.copytree(run.url, url, ignore=shutil.ignore_patterns("forks"))
+    return Run.open(url)
+
+
+def test_a_compacted_and_resumed_run_took_the_steps_of_one_that_replays_it_unbroken(compacted: Run):
+    run = forks.fork(compacted, 0, {}, name="unbroken", replay=True)
+    assert live(run, "trainer", wiring.run_trainer) == []
+    assert rows(compacted, LEDGER) == rows(run, LEDGER)
+    assert rows(compacted, DRAWS) == rows(run, DRAWS)
+    assert len(rows(run, LEDGER)) == STEPS
+    assert check(run).problems == check(compacted).problems == []
+
+
+def test_every_step_of_a_compacted_run_can_be_audited(compacted: Run):
+    for step in (1, 9, STEPS):
+        assert audit.audit(compacted, step).ok
+
+
+def test_steps_before_what_was_given_up_are_refused_and_later_ones_are_not(
+    compacted: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = copied(compacted, tmp_path)
+    assert cli.main(["compact", run.url, "--drop-payloads", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert done["payloads_given_up"] > 0 and done["retention"]
+    oldest = int(done["upto"].split("-")[0]) * 2  # a sync is two steps
+    assert audit.audit(run, oldest + 1).ok
+    assert audit.audit(run, STEPS).ok
+    name = rf"retention/{done['retention']:06d}\.json"
+    for step in (1, oldest):
+        with pytest.raises(ConfigError, match=rf"{name} of .*; steps can be taken again from step {oldest + 1} on"):
+            audit.audit(run, step)
+    with pytest.raises(ConfigError, match=rf"{name} of .*; it can be left from step {oldest} on"):
+        forks.fork(run, 2, {}, name="early")
+    with pytest.raises(ConfigError, match=rf"sampling.capacity: at most {CAPACITY}, .* got 50"):
+        forks.fork(run, oldest, {"sampling.capacity": "50"}, name="wide", replay=True)
+    assert not run.store.list(layout.FORKS)
+    later = forks.fork(run, oldest, {}, name="later", replay=True)
+    assert live(later, "trainer", wiring.run_trainer) == []
+    assert rows(later, LEDGER) == rows(run, LEDGER)
+    assert check(run).problems == check(later).problems == []
+
+
+def test_a_fork_keeps_what_it_replays(compacted: Run, tmp_path: Path):
+    run = copied(compacted, tmp_path)
+    fork = forks.fork(run, 0, {}, name="all", replay=True)
+    assert compact_run(run, drop_payloads=True).payloads_given_up == 0
+    assert live(fork, "trainer", wiring.run_trainer) == []
+    assert rows(fork, LEDGER) == rows(run, LEDGER)
+
+
+def test_the_command_says_what_it_did(compacted: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    shards = sum(len(it.parts) for it in Compactions(compacted.store).look())
+    assert cli.main(["compact", compacted.url]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{shards:,} shards of whole, admitted up to sync")
+    assert "0 written now" in said
+    assert cli.main(["compact", str(tmp_path / "none")]) == 2
