@@ -124,7 +124,8 @@ def _compare_step(found: Audit, entry: Entry, taken: "Retaken") -> None:
         found.rows += [it for it in values if not it.agrees]
     for name, value in sorted(taken.learned.metrics.items()):
         said = entry.step.get(name)
-        found.compared.append(_compare(found, name, said, value, _scale([said])))
+        if said is not None:  # a metric that was not measured then says nothing
+            found.compared.append(_compare(found, name, said, value, _scale([said])))
 
 
 def _scale(values: Iterable[Any]) -> float:
@@ -172,7 +173,9 @@ def _print(found: Audit) -> None:
 def _verdict(found: Audit, it: Compared) -> str:
     if it.ledger == it.now:
         return "the same"
-    return f"within {found.tolerance:g}" if it.agrees else "[red]differs[/red]"
+    if not it.agrees:
+        return "[red]differs[/red]"
+    return f"within {found.tolerance:g}" if isinstance(it.now, float) else "not compared"
 
 
 def _short(value: Any) -> str:

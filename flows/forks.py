@@ -15,9 +15,10 @@ from storage.inheritance import Parent
 from storage.ledger import read_entries
 from storage.retention import given_up_payloads, in_the_way
 from storage.run import Run
+from storage.store import open_store
 from storage.syncs import read_chain
 from tba.config import Config, parse
-from tba.errors import AlreadyExists, ConfigError, Damaged, TBAError
+from tba.errors import AlreadyExists, ConfigError, Damaged
 from tba.types import Version
 
 if TYPE_CHECKING:
@@ -33,16 +34,18 @@ def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str, repla
     layout.run_url(parent.root, name)  # it can be one
     origin = _origin(parent, step, replay=replay)
     config, sampler = _settings(parent, origin, changes)
+    _check_steps(parent, origin, config)
     _check_payloads(parent, origin, config)
     past = _take_again(parent, origin) if origin.rebuilt else None
-    try:
-        register(parent, name, origin)
-    except AlreadyExists as error:
-        raise ConfigError(f"--name: {error}") from None
+    _register(parent, name, origin)
     try:
         run = _create(parent, origin, config, sampler, name)
-    except TBAError:
+    except ConfigError:  # the name is another run's
         unregister(parent, name)
+        raise
+    except BaseException:
+        if not open_store(layout.run_url(parent.root, name)).exists(layout.RUN):
+            unregister(parent, name)
         raise
     if past:
         past.save(run, origin.attempt)
@@ -52,9 +55,11 @@ def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str, repla
 
 def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
     """Where the fork leaves its parent: at a sync, since only there everything is stored."""
+    _check_parent(parent, step)
     synced = read_chain(parent)
     steps = {record.step: record.sync for record in synced}
-    spans = chain(parent)
+    attempts = newest_attempt(parent)
+    spans = chain(parent, attempts)
     newest = _newest_sync(parent, spans)
     closed = {step: sync for step, sync in steps.items() if sync <= newest}
     if step not in closed:
@@ -69,10 +74,34 @@ def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
         step=step,
         sync=sync,
         attempt=attempt,
-        attempts=newest_attempt(parent),
+        attempts=attempts,
         replays=synced[-1].sync if replay else None,
         rebuilt=bool(sync) and checkpoint not in Checkpoints(parent).complete(),
     )
+
+
+def _register(parent: Run, name: str, origin: Parent) -> None:
+    try:
+        register(parent, name, origin)
+    except AlreadyExists as error:
+        if open_store(layout.run_url(parent.root, name)).exists(layout.RUN):
+            raise ConfigError(f"--name: {error}") from None
+        unregister(parent, name)  # by somebody who was killed before the run was made
+        register(parent, name, origin)
+
+
+def _check_parent(parent: Run, step: int) -> None:
+    """What is a fork itself can be forked after it has left its own parent, which keeps what it needs before."""
+    older = parent.parent
+    if older and older.replays is not None:
+        raise ConfigError(
+            f"RUN: {parent.name} replays what {older.run} recorded: fork {older.run} with its settings instead"
+        )
+    if older and step < older.step:
+        raise ConfigError(
+            f"--step: {parent.name} is a fork that goes on after step {older.step}; step {step} is one of "
+            f"{older.run}'s: `tba fork {older.run} --step {step}`"
+        )
 
 
 def _newest_sync(run: Run, spans: list[Span]) -> int:
@@ -87,14 +116,34 @@ def _settings(parent: Run, origin: Parent, changes: Mapping[str, Any]) -> tuple[
         if key.startswith(FIXED):
             raise ConfigError(f"--set: {key} is shared with the parent and cannot be changed in a fork")
     start = {"start.sync": origin.sync, "start.step": origin.step}
-    config = plan.checked(parse(parent.config).replace({**changes, **start}))
+    before = parse(parent.config)
+    steps = changes.get("training.steps", before.training.steps)
+    if str(steps).isdecimal() and int(steps) <= origin.step:
+        raise ConfigError(
+            f"--set: training.steps must be > {origin.step}, the step after which the fork goes on, got {steps}"
+        )
+    config = plan.checked(before.replace({**changes, **start}))
+    if _fixed(config) != _fixed(before):  # a whole section may have been given
+        raise ConfigError(f"--set: {', '.join(FIXED)} are shared with the parent and cannot be changed in a fork")
     return config, plan.read_sampler(config) if "sampling.sql" in changes else parent.sampler_sql
+
+
+def _check_steps(parent: Run, origin: Parent, config: Config) -> None:
+    recorded = read_chain(parent)[-1].step
+    if origin.replays is not None and config.training.steps > recorded:
+        raise ConfigError(
+            f"--set: training.steps: {parent.name} has recorded {recorded} steps, and a replay goes no further, got "
+            f"{config.training.steps}"
+        )
+
+
+def _fixed(config: Config) -> tuple[Any, ...]:
+    return config.task, config.model.path, config.model.revision, config.search.temperature
 
 
 def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
     """What the fork will draw has not been given up."""
-    newest = origin.sync if origin.replays is None else origin.replays
-    if gone := in_the_way(parent, origin.sync, newest):
+    if gone := in_the_way(parent, origin.sync, origin.newest_record):
         raise ConfigError(
             f"--step: tokens that a fork of {parent.name} from step {origin.step} draws have been given up, says "
             f"{gone}; it can be left from step {gone.payloads.step} on"

@@ -12,7 +12,7 @@ from storage.replay_buffer import DuckReplayBuffer
 from storage.retention import in_the_way
 from storage.run import Run
 from tba.config import parse
-from tba.errors import ConfigError
+from tba.errors import ConfigError, Damaged
 from tba.learner import Learner
 from tba.retake import Retaken, retake
 from tba.training_state import TrainingState
@@ -67,6 +67,8 @@ def load_past(run: Run, before: int) -> Past:
             f"up, says {gone}; steps can be taken again from step {min(later, default=gone.payloads.step) + 1} on"
         )
     buffer = wiring.make_buffer(run, config, spans[-1].attempt, Events(run, "past", 0))  # it will write nothing
+    if not usable and config.start.sync:
+        raise Damaged(f"{run.url} starts from the checkpoint of sync {config.start.sync}, which is gone")
     if not usable:
         return Past(0, Learner(config, wiring.load_start(run, config)), buffer)
     policy, state = wiring.load_checkpoint(run, config, max(usable))

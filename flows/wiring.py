@@ -80,6 +80,8 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
         state = None
         if attempt.continues is not None:
             policy, state = load_checkpoint(run, config, attempt.continues)
+        elif config.start.sync:
+            raise _no_start(run, config)
         else:
             policy = load_start(run, config, lease.tell)
             if not run.parent:
@@ -120,9 +122,13 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
     evaluator.run()
 
 
+def _no_start(run: Run, config: Config) -> Damaged:
+    return Damaged(f"{run.url} starts from the checkpoint of sync {config.start.sync}, which is gone: fork it anew")
+
+
 def load_checkpoint(run: Run, config: Config, name: Version) -> tuple[Policy, TrainingState]:
     if name.number < config.start.sync:
-        raise Damaged(f"{run.url} starts from the checkpoint of sync {config.start.sync}, which is gone")
+        raise _no_start(run, config)
     folder = Checkpoints(run).load(name.number, name.attempt)
     return _load_policy(config, folder), TrainingState.load(folder)
 

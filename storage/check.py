@@ -23,7 +23,7 @@ from storage.consistency import Relations
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
-from storage.retention import GivenUp, RetentionRecord, given_up, given_up_payloads
+from storage.retention import GivenUp, RetentionRecord, given_up, given_up_in, given_up_payloads
 from storage.run import Run
 from storage.store import check_key
 from storage.syncs import Shard, SyncRecord, decode
@@ -105,7 +105,9 @@ class _Check:
     def replayed(self) -> list[Version]:
         """Versions of its parent that a fork which replays may cite beyond those it shares."""
         inherits = self.run.inherits
-        return folders.complete(inherits.parent, layout.VERSIONS) if inherits else []
+        if inherits is None:
+            return []
+        return [*folders.complete(inherits.parent, layout.VERSIONS), *given_up_in(inherits.parent).versions]
 
     # --- what is found ----------------------------------------------------------------------------------------------
 
@@ -384,7 +386,7 @@ class _Check:
         for key in self.listed[layout.TRAJECTORIES]:
             if key not in spoken_of:
                 with self.looking_at(key):
-                    table = read_shard(self.run.name, key, self.store.read(key))
+                    table = read_shard(self.run.writer_of(key), key, self.store.read(key))
                     self.relations.add_trajectories(table, sync=None, step=None)
                     shards, rows = shards + 1, rows + len(table)
         if shards:

@@ -38,13 +38,15 @@ class Checkpoints:
         return folders.local_copy(self.run.store, layout.checkpoint(Version(sync, attempt)), keep=2)
 
     def prune(self, keep: int) -> list[Version]:
-        """Give up all but the newest `keep` of the chain, and those that forks start from. Returns what was removed."""
+        """Give up all but the newest `keep` of the chain, and those that this run or a fork starts from. Returns what
+        was removed."""
         spans = attempts.chain(self.run)
         found = folders.survey(self.run.own, layout.CHECKPOINTS)
         newest = [it for it in found.complete if attempts.accepts(spans, it)][-keep:]
         if not newest:  # a chain that starts anew has none to go back to yet
             return []
         why = f"checkpoints beyond the newest {keep}"
+        start = [Version(self.run.parent.sync, self.run.parent.attempt)] if self.run.parent else []
         return retention.keep_only(
-            self.run, layout.CHECKPOINTS, found, lambda: {*newest, *pinned_checkpoints(self.run)}, why=why
+            self.run, layout.CHECKPOINTS, found, lambda: {*start, *newest, *pinned_checkpoints(self.run)}, why=why
         )

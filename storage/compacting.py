@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from storage import folders, layout, records, retention
 from storage.attempts import accepts, chain
-from storage.compactions import COLUMNS, FACTS, PAYLOAD, Compaction, Compactions, Part, encode, understood
+from storage.compactions import COLUMNS, FACTS, PAYLOAD, Compaction, Compactions, Part, Place, encode, understood
 from storage.forks import newest_pinned_record
 from storage.index import COLUMNS as INDEXED
 from storage.index import Index
@@ -214,7 +214,7 @@ class _Compaction:
         sources, taken, tables = [], [], []
         for it in group:
             place = self.compactions.place(it.shard)
-            table = self.read_part(place.compaction, place.part) if place else loose[it]
+            table = self.read_compacted(it.shard, place) if place else loose[it]
             if table is not None and self.fits(it.shard, table, tables):
                 sources += [place.compaction] if place else []
                 taken.append(it)
@@ -238,6 +238,14 @@ class _Compaction:
         except (Damaged, *UNREADABLE) as error:
             self.outcome.left[it.shard.key] = str(error).splitlines()[0]
         return None
+
+    def read_compacted(self, shard: Shard, place: Place) -> pa.Table | None:
+        """None, and why, if the compaction is damaged, or another that is at work has just removed it."""
+        try:
+            return self.read_part(place.compaction, place.part)
+        except (Missing, Damaged, *UNREADABLE) as error:
+            self.outcome.left[shard.key] = str(error).splitlines()[0]
+            return None
 
     def read_part(self, compaction: Compaction, part: Part) -> pa.Table:
         if self.last_read is None or self.last_read[0] != compaction:
@@ -338,8 +346,12 @@ class _Compaction:
         if not keys:
             return
         for compaction in held_by:
-            if compaction.object not in self.whole:
-                self.read_whole(compaction)
+            try:
+                if compaction.object not in self.whole:
+                    self.read_whole(compaction)
+            except (Missing, Damaged) as error:
+                self.outcome.left.update(dict.fromkeys(keys, str(error).splitlines()[0]))
+                return
         with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
             list(pool.map(self.store.delete, keys))
         self.outcome.removed += len(keys)

@@ -21,7 +21,7 @@ def register(parent: Run, name: str, origin: Parent) -> None:
     if checkpoint and (checkpoint in given_up(parent).checkpoints or not _exists(parent, checkpoint)):
         unregister(parent, name)
         raise Missing(f"{parent.url}: checkpoint {checkpoint} has just been given up")
-    if gone := in_the_way(parent, origin.sync, _newest_record(origin)):
+    if gone := in_the_way(parent, origin.sync, origin.newest_record):
         unregister(parent, name)
         raise Missing(f"{parent.url}: {gone} has given up tokens that a fork from step {origin.step} draws")
 
@@ -38,17 +38,13 @@ def pinned_checkpoints(run: Run) -> set[Version]:
 
 def newest_pinned_record(run: Run) -> int:
     """The last of those that forks draw from; -1 if none does."""
-    return max(map(_newest_record, _origins(run)), default=-1)
+    return max((origin.newest_record for origin in _origins(run)), default=-1)
 
 
 def _origins(run: Run) -> list[Parent]:
     with records.reading(f"{run.url}/{layout.FORKS}"):
         found = records.read_all(run.own, layout.FORKS, "fork")
         return [Parent.decode(record, f"{run.url}/{layout.fork(record['fork'])}") for record in found]
-
-
-def _newest_record(origin: Parent) -> int:
-    return origin.sync if origin.replays is None else origin.replays
 
 
 def _start_of(origin: Parent) -> Version | None:

@@ -2,7 +2,7 @@
 
 Whose an object is follows from its name and the parent's records, never from where it is found: what the parent wrote
 later under a name that the fork uses too is not the fork's. Everything that is written is the fork's own; nothing of
-the parent is changed. Retention records of the parent are seen in a folder of their own, as both runs number theirs.
+the parent is changed.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,11 @@ class Parent:
     attempts: int  # the parent's newest by then: those of the fork come after
     replays: int | None  # the newest of the parent's records that the fork draws on, if it has no searchers of its own
     rebuilt: bool  # whether the fork keeps the checkpoint it starts from itself: the parent had given it up
+
+    @property
+    def newest_record(self) -> int:
+        """The last of the parent's records that the fork draws on."""
+        return self.sync if self.replays is None else self.replays
 
     def encode(self) -> dict[str, Any]:
         return asdict(self)
@@ -55,20 +60,15 @@ class ForkedStore:
         """Whether the fork draws on what its parent recorded, and has no searchers of its own."""
         return self.origin.replays is not None
 
-    @property
-    def newest_record(self) -> int:
-        """Of the parent's: the last that the fork draws on."""
-        return self.origin.sync if self.origin.replays is None else self.origin.replays
-
     def inherits(self, key: str) -> bool:
         """Whether an object of this name is the parent's."""
         origin = self.origin
         if key.startswith(layout.TRAJECTORIES):
             return key in self.inherited_shards
-        if key.startswith((layout.PROMPTS, layout.INHERITED)):
+        if key.startswith(layout.PROMPTS):
             return True
         if compaction := layout.parse_compaction(key):  # one may also hold what the parent admitted later
-            return compaction.first_sync <= self.newest_record
+            return compaction.first_sync <= self.origin.newest_record
         if (sync := layout.parse_sync(key)) is not None:
             return sync <= origin.sync
         if (attempt := layout.parse_attempt(key)) is not None:
@@ -83,40 +83,44 @@ class ForkedStore:
 
     @cached_property
     def inherited_shards(self) -> frozenset[str]:
-        """What the shared records admit, and of a fork that replays also the later ones up to its last."""
-        keys = [layout.sync(sync) for sync in range(self.newest_record + 1)]
+        """What the shared records admit or refuse, and of a fork that replays also the later ones up to its last."""
+        keys = [layout.sync(sync) for sync in range(self.origin.newest_record + 1)]
         found: set[str] = set()
         for key, data in zip(keys, self.parent.read_many(keys), strict=True):
-            record = records.decode(data, f"{self.parent.url}/{key}", "shards")
+            record = records.decode(data, f"{self.parent.url}/{key}", "shards", "refused")
             with records.reading(f"{self.parent.url}/{key}"):
                 found.update(shard["key"] for shard in record["shards"])
+                found.update(refusal["key"] for refusal in record["refused"])  # such a name is never admitted again
         return frozenset(found)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def read(self, key: str) -> bytes:
-        return self._of(key).read(_theirs(key))
+        return self._of(key).read(key)
 
     def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
         whose = [self.inherits(key) for key in keys]
-        parents = iter(self.parent.read_many([_theirs(key) for key, it in zip(keys, whose, strict=True) if it]))
+        parents = iter(self.parent.read_many([key for key, it in zip(keys, whose, strict=True) if it]))
         own = iter(self.own.read_many([key for key, it in zip(keys, whose, strict=True) if not it]))
         return [next(parents) if it else next(own) for it in whose]
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        return self._of(key).read_range(_theirs(key), start, length)
+        return self._of(key).read_range(key, start, length)
 
     def exists(self, key: str) -> bool:
-        return self._of(key).exists(_theirs(key))
+        return self._of(key).exists(key)
 
     def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
         found = [entry for entry in self.own.list(prefix, after=after) if not self.inherits(entry.key)]
-        if not prefix or prefix.startswith(layout.SHARED):
+        if not prefix or (prefix.startswith(layout.SHARED) and self._shares(prefix, after)):
             found += [entry for entry in self.parent.list(prefix, after=after) if self.inherits(entry.key)]
-        if layout.INHERITED.startswith(prefix) or prefix.startswith(layout.INHERITED):
-            renamed = (Entry(_ours(entry.key), entry.size) for entry in self.parent.list(layout.RETENTION))
-            found += [entry for entry in renamed if entry.key.startswith(prefix) and entry.key > after]
         return sorted(found)
+
+    def _shares(self, prefix: str, after: str) -> bool:
+        """Whether the parent need be asked: it may have stored much since."""
+        if not prefix.startswith(layout.TRAJECTORIES):
+            return True
+        return any(key.startswith(prefix) and key > after for key in self.inherited_shards)
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         names = set(self.own.folders(prefix))
@@ -125,14 +129,14 @@ class ForkedStore:
         return sorted(names)
 
     def download(self, key: str, path: Path) -> None:
-        self._of(key).download(_theirs(key), path)
+        self._of(key).download(key, path)
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        return self._of(key).read_tagged(_theirs(key))
+        return self._of(key).read_tagged(key)
 
     def local_path(self, key: str) -> Path | None:
         whole_folder = layout.parse_folder(f"{key}/{layout.MANIFEST}")
-        return self._of(f"{key}/{layout.MANIFEST}" if whole_folder else key).local_path(_theirs(key))
+        return self._of(f"{key}/{layout.MANIFEST}" if whole_folder else key).local_path(key)
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
@@ -165,13 +169,3 @@ class ForkedStore:
     def _refuse_inherited(self, key: str) -> None:
         if self.inherits(key):
             raise StorageError(f"{self.url}/{key} is inherited from {self.parent.url} and cannot be changed here")
-
-
-def _ours(key: str) -> str:
-    """The name in a fork of a retention record of its parent."""
-    return layout.INHERITED + key.removeprefix(layout.RETENTION)
-
-
-def _theirs(key: str) -> str:
-    """The other way round; any other name is the same in both."""
-    return layout.RETENTION + key.removeprefix(layout.INHERITED) if key.startswith(layout.INHERITED) else key

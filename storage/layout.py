@@ -24,7 +24,6 @@ ROLES = "roles/"
 LOGS = "logs/"
 PROMPTS = "prompts/"
 FORKS = "forks/"
-INHERITED = "retention/inherited/"  # in a fork: the retention records of its parent
 SHARED = (PROMPTS, TRAJECTORIES, COMPACTIONS, SYNCS, DRAWS, STEPS, VERSIONS, CHECKPOINTS, ATTEMPTS, EVALUATIONS)
 """Folders in which a fork sees objects of its parent under their own names."""
 MANIFEST = "MANIFEST.json"
@@ -51,7 +50,7 @@ _FOLDER = re.compile(rf"(?:versions|checkpoints)/{_VERSION}/((?:{_PART}/)*{_PART
 _ATTEMPT = re.compile(rf"attempts/{_number(4)}\.json")
 _EVALUATION = re.compile(rf"evaluations/{_VERSION}\.json")
 _OTHERS = re.compile(
-    rf"run\.json|report\.html|retention/(?:inherited/)*{_number(6)}\.json|forks/{_PART}\.json|events/{_PART}/{_number(4)}-{_number(6)}\.json"
+    rf"run\.json|report\.html|retention/{_number(6)}\.json|forks/{_PART}\.json|events/{_PART}/{_number(4)}-{_number(6)}\.json"
     rf"|control/state\.json|control/probe/{_PART}|roles/{_PART}/lease\.json|logs/.+"
 )
 

@@ -8,6 +8,7 @@ from storage import folders, layout, records
 from storage.folders import Found
 from storage.inheritance import ForkedStore
 from storage.run import Run
+from storage.store import Store
 from tba.errors import AlreadyExists
 from tba.types import Version
 
@@ -101,13 +102,23 @@ def _remove(
 
 
 def given_up(run: Run) -> GivenUp:
-    """Everything that any record gives up."""
-    with records.reading(f"{run.url}/{layout.RETENTION}"):
-        removed = [record["removed"] for record in records.read_all(run.store, layout.RETENTION, "removed")]
-        return GivenUp(
-            versions=frozenset(Version.parse(name) for names in removed for name in names["versions"]),
-            checkpoints=frozenset(Version.parse(name) for names in removed for name in names["checkpoints"]),
-        )
+    """Everything that any record gives up, of what a run has stored or shares with those it inherits from."""
+    return given_up_in(run.inherits or run.own)
+
+
+def given_up_in(store: Store) -> GivenUp:
+    versions: set[Version] = set()
+    checkpoints: set[Version] = set()
+    own = store.own if isinstance(store, ForkedStore) else store
+    for record in records.read_all(own, layout.RETENTION, "removed"):
+        with records.reading(f"{store.url}/{layout.RETENTION}"):
+            versions.update(map(Version.parse, record["removed"]["versions"]))
+            checkpoints.update(map(Version.parse, record["removed"]["checkpoints"]))
+    if isinstance(store, ForkedStore):  # what its parent gives up later may have the name of something of its own
+        theirs = given_up_in(store.parent)
+        versions |= {it for it in theirs.versions if store.inherits(layout.version(it) + layout.MANIFEST)}
+        checkpoints |= {it for it in theirs.checkpoints if store.inherits(layout.checkpoint(it) + layout.MANIFEST)}
+    return GivenUp(versions=frozenset(versions), checkpoints=frozenset(checkpoints))
 
 
 def given_up_payloads(run: Run) -> list[RetentionRecord]:

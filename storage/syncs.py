@@ -72,13 +72,11 @@ class Recording:
     """What a fork that replays lives on: whatever had entered its parent's buffer by the same step arrives."""
 
     def __init__(self, store: ForkedStore):
-        keys = [layout.sync(number) for number in range(store.newest_record + 1)]
+        keys = [layout.sync(number) for number in range(store.origin.newest_record + 1)]
         found = zip(keys, store.parent.read_many(keys), strict=True)
         self._records = [decode(data, f"{store.parent.url}/{key}") for key, data in found]
         self._steps = {record.sync: record.step for record in self._records}
         self._attempts = store.origin.attempts
-        parent = store.parent
-        self._older = Recording(parent) if isinstance(parent, ForkedStore) and parent.replays else None
 
     def arrivals(self, step: int, admitted: Collection[str]) -> list[Shard]:
         """By a step, but for the shards of these keys, in the order of a record."""
@@ -88,15 +86,13 @@ class Recording:
         )
 
     def step_of(self, version: Version) -> int | None:
-        """The step that a version of the parent, or of those before it, follows; None if it is not one of theirs."""
-        step = self._older.step_of(version) if self._older else None
-        return self._steps.get(version.number) if step is None and version.attempt <= self._attempts else step
+        """The step that a version of the parent follows; None if it is not one of the parent's."""
+        return self._steps.get(version.number) if version.attempt <= self._attempts else None
 
     def steps(self) -> dict[Version, int]:
-        """That each of those versions follows."""
+        """That each version of the parent follows."""
         attempts = range(1, self._attempts + 1)
-        own = {Version(sync, attempt): step for attempt in attempts for sync, step in self._steps.items()}
-        return {**own, **(self._older.steps() if self._older else {})}
+        return {Version(sync, attempt): step for attempt in attempts for sync, step in self._steps.items()}
 
 
 def read_record(run: Run, sync: int, *, previous_sha256: str | None) -> StoredRecord | None:

@@ -13,6 +13,7 @@ from storage.attempts import Span, accepts, stands
 from storage.compactions import Place, is_record, places
 from storage.compactions import decode as decode_compaction
 from storage.mirror import Snapshot
+from storage.retention import given_up
 from storage.schema import SCHEMA_VERSION, TRAJECTORY_SCHEMA
 from storage.syncs import Recording, Shard, SyncRecord
 from storage.syncs import decode as decode_sync
@@ -293,7 +294,7 @@ def _is_number(kind: pa.DataType) -> bool:
 def versions(snapshot: Snapshot, spans: Sequence[Span], steps_of: Mapping[Version, int]) -> pa.Table:
     """Those that are kept, and those that a retention record has given up."""
     kept = {Version(row["version"], row["attempt"]): row for row in _published(snapshot)}
-    removed = _given_up(snapshot)
+    removed = given_up(snapshot.run).versions
     rows = [
         {
             "version": version.number,
@@ -310,14 +311,6 @@ def versions(snapshot: Snapshot, spans: Sequence[Span], steps_of: Mapping[Versio
 
 def _published(snapshot: Snapshot) -> list[Row]:
     return _rows(snapshot, layout.VERSIONS, VERSIONS, lambda key, manifest: [version_row(_folder(key), manifest)])
-
-
-def _given_up(snapshot: Snapshot) -> set[Version]:
-    found: set[Version] = set()
-    for key, data in snapshot.read_all(layout.RETENTION):
-        with records.reading(name := f"{snapshot.run.url}/{key}"):
-            found.update(map(Version.parse, records.decode(data, name)["removed"]["versions"]))
-    return found
 
 
 def _folder(key: str) -> Version:

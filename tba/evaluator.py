@@ -26,7 +26,7 @@ class Evaluator:
         self.config, self.task, self.prompts = config, task, prompts
         self.generator, self.versions, self.evaluations = generator, versions, evaluations
         self.lease, self.events = lease, events
-        self.passed_over: set[Version] = set()  # gone or damaged when their turn came
+        self.passed_over: set[Version] = set()  # had their turn: scored, gone or damaged
         self.scored = 0
 
     def run(self, poll: float = 1.0) -> None:
@@ -41,6 +41,7 @@ class Evaluator:
             step = self.adopt(version) if version else None
             if version and step is not None:
                 self.evaluations.write(self.scores(version, step))
+                self.passed_over.add(version)  # once is enough, also where a fork inherits the name of its scores
                 continue
             self.lease.tell("waiting for a version to score", scored=self.scored)
             time.sleep(poll)

@@ -14,7 +14,8 @@ import pytest
 
 import storage
 from flows import audit, cli, forks, plan, wiring
-from storage import layout, parquet
+from flows.past import load_past
+from storage import folders, layout, parquet
 from storage.check import check
 from storage.checkpoints import Checkpoints
 from storage.control import change_state, read_state
@@ -178,6 +179,7 @@ def test_a_checkpoint_that_was_given_up_is_made_again(killed: Run):
     assert Version(6, 2) not in Checkpoints(killed).complete()
     run = forks.fork(killed, 6, {}, name="rebuilt", replay=True)
     assert run.parent and run.parent.rebuilt
+    assert check(run).problems == []  # also before it has begun
     assert live(run, "trainer", wiring.run_trainer) == []
     assert rows(run, LEDGER) == rows(killed, LEDGER)
     assert check(run).problems == []
@@ -204,9 +206,10 @@ def test_a_replay_with_another_sampler_and_another_k_needs_no_generation(killed:
         (6, {"task.rule": "other"}, "x", r"task.rule is shared with the parent"),
         (6, {"search.temperature": "1"}, "x", r"search.temperature is shared with the parent"),
         (6, {"start.step": "1"}, "x", r"start.step is shared with the parent"),
-        (6, {"training.steps": "6"}, "x", r"training.steps must be > start.step \(6\)"),
+        (6, {"training.steps": "6"}, "x", r"training.steps must be > 6, the step after which the fork goes on, got 6"),
         (6, {"training.stepz": "6"}, "x", r"unknown setting 'training.stepz'"),
         (6, {}, "whole", r"run 'whole' exists already"),
+        (STEPS, {}, "x", r"training.steps must be > 24, the step after which the fork goes on"),
         (6, {}, "not a name", r"run: a name of letters"),
     ],
 )
@@ -217,6 +220,45 @@ def test_a_fork_that_cannot_be_is_refused_before_anything_is_made(
     with pytest.raises(ConfigError, match=said):
         forks.fork(killed, step, changes, name=name)
     assert {entry.key for entry in killed.store.list()} == before
+
+
+def test_a_fork_is_forked_after_it_has_left_its_parent_and_a_replay_never(killed: Run, unbroken: Run):
+    further = forks.fork(killed, 12, {}, name="left-at-12")
+    with pytest.raises(ConfigError, match=r"step 6 is one of whole's: `tba fork whole --step 6`"):
+        forks.fork(further, 6, {}, name="x")
+    with pytest.raises(ConfigError, match=r"unbroken replays what whole recorded: fork whole with its settings"):
+        forks.fork(unbroken, 6, {}, name="x")
+    with pytest.raises(ConfigError, match=r"whole has recorded 24 steps, and a replay goes no further, got 30"):
+        forks.fork(killed, 6, {"training.steps": "30"}, name="x", replay=True)
+    with pytest.raises(ConfigError, match=r"task., model.path, .* are shared with the parent"):
+        forks.fork(killed, 6, {"search": {"temperature": 2.0}}, name="x")
+
+
+def test_a_fork_that_was_cut_short_can_be_made_again(killed: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(forks, "unregister", lambda parent, name: None)  # as if the process had been killed
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(forks.Run, "create", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        forks.fork(killed, 12, {}, name="again")
+    assert killed.store.exists(layout.fork("again"))
+    monkeypatch.undo()
+    assert forks.fork(killed, 12, {}, name="again").name == "again"
+
+
+def test_a_fork_without_the_checkpoint_it_starts_from_says_so_and_publishes_nothing(killed: Run):
+    run = forks.fork(killed, 6, {}, name="no-start", replay=True)
+    for checkpoint in Checkpoints(replace(run, store=run.own, inherits=None)).complete():
+        folders.remove(run.own, layout.checkpoint(checkpoint))
+    (error,) = live(run, "trainer", wiring.run_trainer)
+    assert isinstance(error, Damaged) and "starts from the checkpoint of sync 3, which is gone" in str(error)
+    assert not run.own.list(layout.VERSIONS)
+    with pytest.raises(Damaged, match="which is gone"):
+        load_past(run, 8)
+
+
+def test_a_metric_that_was_not_measured_then_is_no_difference(killed: Run, tmp_path: Path):
+    attempt = rows(killed, "select attempt from steps where step = 1")[0][0]
+    run = altered(killed, tmp_path, layout.steps(1, attempt), lambda table: table.drop_columns(["equal_rewards"]))
+    assert audit.audit(run, 1).ok
 
 
 def test_a_start_policy_that_changed_is_noticed(killed: Run, tmp_path: Path):

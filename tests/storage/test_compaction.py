@@ -268,6 +268,7 @@ def watched(run: Run, at: int, happen) -> tuple[Run, Watched]:
 
 
 @local
+@pytest.mark.slow
 @pytest.mark.parametrize("drop_beyond", [None, CAPACITY])
 def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next_finishes_it(
     root: str, tmp_path: Path, drop_beyond: int | None, monkeypatch: pytest.MonkeyPatch
@@ -302,6 +303,7 @@ def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next
 
 
 @local
+@pytest.mark.slow
 def test_two_compactions_at_once_do_no_harm(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compacting, "SIDE_BY_SIDE", 1)
     whole = make_run(root)

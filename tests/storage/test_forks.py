@@ -89,8 +89,7 @@ def test_nothing_is_copied(root: str):
     assert {layout.steps(1, 1), layout.draws(2, 1)} <= inherited and layout.steps(3, 2) not in inherited
     for key in inherited:
         assert run.store.exists(key)
-        if not key.startswith(layout.INHERITED):
-            assert run.store.read(key) == parent.store.read(key)
+        assert run.store.read(key) == parent.store.read(key)
     assert run.store.read_many(sorted(inherited)) == [run.store.read(key) for key in sorted(inherited)]
 
 
@@ -220,6 +219,61 @@ def test_a_fork_prunes_its_own_and_knows_what_its_parent_has_given_up(root: str)
     assert all(parent.store.exists(layout.version(v) + layout.MANIFEST) for v in (Version(0, 1), Version(2, 1)))
     assert check(run).problems == check(parent).problems == []
     assert rows(run, "select state from versions where version = 1") == [("removed",)]
+
+
+@local
+def test_what_the_parent_gives_up_later_under_a_name_of_the_forks_is_still_the_forks(root: str):
+    parent = make_run(root)
+    run = fork(parent, 2)
+    go_on(run, 2)
+    mine = Version(4, 3)
+    assert {mine} <= set(Versions(run).complete()) & set(Checkpoints(run).complete())
+    retention.give_up(parent, versions=[mine, Version(1, 1)], checkpoints=[mine], why="a test")
+    assert given_up(run).versions == {Version(1, 1)}
+    assert not given_up(run).checkpoints
+    assert rows(run, "select state from versions where (version, attempt) = (4, 3)") == [("kept",)]
+
+
+@local
+def test_a_name_that_the_parent_refused_is_not_taken_by_a_searcher_of_the_fork(root: str):
+    parent = SyntheticRun(root, "first").begin()
+    parent.run.store.create(layout.shard(0, 1), b"no shard")
+    buffer = parent.buffer(1)
+    buffer.sync(0, step=0)
+    origin = Parent(run="first", step=0, sync=0, attempt=1, attempts=1, replays=None, rebuilt=False)
+    run = Run.create(
+        root, "fork", config=parent.run.config, sampler_sql=parent.run.sampler_sql, code_version="test", parent=origin
+    )
+    assert Trajectories(run).next_round(0) == 2
+
+
+@local
+def test_the_checkpoint_that_a_fork_keeps_itself_to_start_from_is_not_pruned(root: str, tmp_path: Path):
+    parent = make_run(root)
+    run = fork(parent, 3)
+    assert run.parent and run.parent.rebuilt
+    start = Version(run.parent.sync, run.parent.attempt)
+    (tmp_path / "weights").write_bytes(b"x")
+    Checkpoints(run).save(*start, step=6, folder=tmp_path)
+    go_on(run, 3)
+    for sync, attempt in ((3, 3), (4, 3)):
+        for key in (layout.draws(sync, attempt), layout.steps(sync, attempt)):
+            if not run.store.exists(key):
+                run.store.create(key, b"")
+    Checkpoints(run).prune(1)
+    assert start in Checkpoints(run).complete()
+
+
+@local
+def test_a_look_of_a_fork_asks_nothing_about_what_its_parent_has_stored_since(
+    root: str, monkeypatch: pytest.MonkeyPatch
+):
+    parent = make_run(root)
+    run = fork(parent, 2)
+    assert run.inherits
+    newest = max(key for key in run.inherits.inherited_shards if "searcher=000" in key)
+    monkeypatch.setattr(run.inherits.parent, "list", None)
+    assert run.store.list(layout.searcher_folder(0), after=newest) == []
 
 
 @local
