@@ -182,7 +182,7 @@ def ledger(made: SyntheticRun, folder: Path) -> Callable[[], object]:
 
 def publish(made: SyntheticRun, folder: Path) -> Callable[[], object]:
     fill(str(folder), "weights" * 100)
-    return lambda: Versions(made.run).publish(Version(0, 2), step=0, folder=folder)
+    return lambda: Versions(made.run).publish(Version(0, 2), step=0, folder=folder, weights_sha256="")
 
 
 def checkpoint(made: SyntheticRun, folder: Path) -> Callable[[], object]:
@@ -319,7 +319,7 @@ def test_a_cache_without_room_is_an_error_that_names_what_did_not_fit(disk: Disk
     made = SyntheticRun(remote.url, "first").begin()
     Path(tmp_path, "weights").mkdir()
     Path(tmp_path, "weights", "model.safetensors").write_bytes(os.urandom(25 * PAGE))
-    Versions(made.run).publish(Version(1, 1), step=EVERY, folder=tmp_path / "weights")
+    Versions(made.run).publish(Version(1, 1), step=EVERY, folder=tmp_path / "weights", weights_sha256="")
     prefix = layout.version(Version(1, 1))
     (disk.folder / "cache").mkdir()
     disk.fill(12 if disk.lacks == "bytes" else 0)

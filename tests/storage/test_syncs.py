@@ -76,7 +76,7 @@ def test_a_record_whose_predecessor_was_changed_is_damaged(run: Run):
         ({"shards": [{"key": "x"}]}, "missing"),
         ({"shards": [{**asdict(SHARD), "rows": "3"}]}, "not understood"),
         ({"shards": 3}, "not iterable"),
-        ({"refused": [{"key": "x", "why": "y"}]}, "why"),
+        ({"refused": [{"key": "x", "why": "y"}]}, "reason"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_damaged(run: Run, changes: Mapping[str, Any], message: str):
