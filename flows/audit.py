@@ -5,6 +5,7 @@ what follows up to the sync that closes the step, whose ledger keeps a checksum 
 """
 
 import json
+import logging
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from tba.errors import ConfigError, Missing
 
 if TYPE_CHECKING:
     from tba.retake import Retaken
+
+log = logging.getLogger(__name__)
 
 OFF_CPU = 0.01
 """Relative difference that is accepted, unless said otherwise, where arithmetic is not repeatable bit by bit."""
@@ -77,6 +80,7 @@ def audit(run: Run, step: int, *, tolerance: float | None = None) -> Audit:
     past, last = load_past(run, step), config.step_of_sync(sync)
     accepted = tolerance if tolerance is not None else 0.0 if past.repeatable else OFF_CPU
     found = Audit(run.name, step, attempt, sync, past.step, past.device, accepted)
+    log.info("taking steps %d to %d of %s again", past.step + 1, last, run.name)
     with bar("taking steps again") as tell:
         for taken in past.retake(last):
             tell(taken.step - found.began_after, last - found.began_after)
@@ -179,4 +183,6 @@ def _verdict(found: Audit, it: Compared) -> str:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.9g}"
     return f"{value[:12]}…" if isinstance(value, str) and len(value) > 40 else str(value)

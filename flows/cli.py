@@ -5,6 +5,7 @@ nor Prefect.
 """
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ _RUN = "a run: its name under the default root ($TBA_ROOT, else tba-runs/), a pa
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
+    logging.getLogger("flows").setLevel(logging.INFO)
+    logging.basicConfig(format="%(message)s")  # on standard error: what takes long says so before
     try:
         return options.command(options)
     except TBAError as error:

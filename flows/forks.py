@@ -1,5 +1,6 @@
 """`tba fork`: a new run that goes on from a past step of another, and shares what that had stored by then."""
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from tba.types import Version
 
 if TYPE_CHECKING:
     from flows.past import Past
+
+log = logging.getLogger(__name__)
 
 FIXED = ("task.", "model.path", "model.revision", "search.temperature", "start.")
 """Settings that a fork shares with its parent: by them the trajectories it inherits were asked for, generated and
@@ -178,6 +181,7 @@ def _take_again(parent: Run, origin: Parent) -> "Past":
     from flows.past import load_past
 
     past = load_past(parent, origin.step + 1)
+    log.info("no checkpoint of step %d is kept: taking steps %d to %d again", origin.step, past.step + 1, origin.step)
     with bar(f"taking the steps up to {origin.step} again") as tell:
         for taken in past.retake(origin.step):
             tell(taken.step, origin.step)

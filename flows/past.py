@@ -4,6 +4,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from transformers.utils import logging as transformers_logging
+
 from flows import wiring
 from storage.attempts import accepts, chain
 from storage.checkpoints import Checkpoints
@@ -16,6 +18,8 @@ from tba.errors import ConfigError, Damaged
 from tba.learner import Learner
 from tba.retake import Retaken, retake
 from tba.training_state import TrainingState
+
+transformers_logging.disable_progress_bar()  # its bars say nothing of the steps
 
 
 class Past:
