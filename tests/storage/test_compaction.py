@@ -367,8 +367,8 @@ def test_shards_are_not_removed_for_a_compaction_that_is_damaged(root: str):
             run.store.create(key, data)
     path = Path(run.url, objects(run)[0])
     path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(Damaged, match="sha256"):
-        compacted(run)
+    left = compacted(run).left
+    assert left and all("sha256" in why for why in left.values())
     assert set(loose(run)) == kept.keys()
 
 
