@@ -110,8 +110,8 @@ def given_up_in(store: Store) -> GivenUp:
     versions: set[Version] = set()
     checkpoints: set[Version] = set()
     own = store.own if isinstance(store, ForkedStore) else store
-    for record in records.read_all(own, layout.RETENTION, "removed"):
-        with records.reading(f"{store.url}/{layout.RETENTION}"):
+    for record in records.read_all(own, layout.RETENTION, "retention", "removed"):
+        with records.reading(f"{store.url}/{layout.retention(record['retention'])}"):
             versions.update(map(Version.parse, record["removed"]["versions"]))
             checkpoints.update(map(Version.parse, record["removed"]["checkpoints"]))
     if isinstance(store, ForkedStore):  # what its parent gives up later may have the name of something of its own
