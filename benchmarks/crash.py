@@ -45,6 +45,7 @@ from storage.retention import given_up
 from storage.run import Run
 from storage.store import Store
 from tests import servers
+from tests.flows.roles import DRAWS, LEDGER
 from tests.tba.tiny import tiny_folder
 
 POINTS = {
@@ -83,12 +84,6 @@ SETTINGS = {
 KILLS_PER_RUN = 30
 ROUND_EVERY = 0.15  # seconds: a searcher that is slowed down leaves time to look at what it stores
 LONGEST_LIFE = 120.0
-
-LEDGER = "select step, sync, loss, grad_norm, lr, beta, weights_sha256 from steps order by step"
-DRAWS = """
-select step, slot, position, trajectory_id, prompt_id, branch, weight, age, residual, log_z, logp, ref_logp
-from draws order by step, slot, position
-"""
 
 forkserver = multiprocessing.get_context("forkserver")
 

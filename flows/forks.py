@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from flows import plan
 from flows.progress import bar
 from flows.role import use_threads
-from storage import layout
-from storage.attempts import Span, accepts, chain, newest_attempt
+from flows.runs import newest_sync
+from storage import layout, records
+from storage.attempts import chain, newest_attempt
 from storage.checkpoints import Checkpoints
 from storage.control import change_state
 from storage.forks import register, unregister
@@ -63,7 +64,7 @@ def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
     steps = {record.step: record.sync for record in synced}
     attempts = newest_attempt(parent)
     spans = chain(parent, attempts)
-    newest = _newest_sync(parent, spans)
+    newest = newest_sync(parent, spans)
     closed = {step: sync for step, sync in steps.items() if sync <= newest}
     if step not in closed:
         near = sorted(closed, key=lambda it: (abs(it - step), it))[:2]
@@ -107,12 +108,6 @@ def _check_parent(parent: Run, step: int) -> None:
         )
 
 
-def _newest_sync(run: Run, spans: list[Span]) -> int:
-    """The newest sync whose ledger is stored."""
-    names = [layout.parse_ledger(entry.key) for entry in run.store.list(layout.STEPS)]
-    return max((name.number for name in names if name and accepts(spans, name)), default=0)
-
-
 def _settings(parent: Run, origin: Parent, changes: Mapping[str, Any]) -> tuple[Config, str]:
     """The parent's settings and sampler, with changes."""
     for key in changes:
@@ -132,8 +127,10 @@ def _settings(parent: Run, origin: Parent, changes: Mapping[str, Any]) -> tuple[
 
 
 def _check_steps(parent: Run, origin: Parent, config: Config) -> None:
-    recorded = read_chain(parent)[-1].step
-    if origin.replays is not None and config.training.steps > recorded:
+    if origin.replays is None:
+        return
+    recorded = records.read(parent.store, layout.sync(origin.replays), "step")["step"]
+    if config.training.steps > recorded:
         raise ConfigError(
             f"--set: training.steps: {parent.name} has recorded {recorded} steps, and a replay goes no further, got "
             f"{config.training.steps}"

@@ -37,6 +37,14 @@ TINY = {
 """Settings with which real roles run on a tiny policy."""
 
 
+LEDGER = "select step, sync, loss, grad_norm, lr, beta, weights_sha256 from steps order by step"
+DRAWS = """
+select step, slot, position, trajectory_id, prompt_id, branch, weight, age, residual, log_z, logp, ref_logp
+from draws order by step, slot, position
+"""
+"""What two runs that took the same steps have in common."""
+
+
 def script(role: Role, run: str) -> list[str]:
     """The command of a role that learns nothing."""
     return [sys.executable, "-m", "tests.flows.script_role", role.kind, "--run", run, "--index", str(role.index)]

@@ -16,8 +16,8 @@ from storage.compactions import Compactions
 from storage.control import change_state
 from storage.run import Run
 from tba.errors import ConfigError
-from tests.flows.roles import until
-from tests.flows.test_forks import DRAWS, LEDGER, kill, role, rows, stored
+from tests.flows.roles import DRAWS, LEDGER, until
+from tests.flows.test_forks import kill, role, rows, stored
 from tests.flows.test_roles import live, settings
 from tests.tba.tiny import tiny_folder
 

@@ -19,21 +19,16 @@ from storage import folders, layout, parquet
 from storage.check import check
 from storage.checkpoints import Checkpoints
 from storage.control import change_state, read_state
+from storage.forks import register
 from storage.retention import give_up
 from storage.run import Run
 from tba.errors import ConfigError, Damaged
 from tba.types import Version
-from tests.flows.roles import until
+from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings
 from tests.tba.tiny import tiny_folder
 
 STEPS, EVERY = 24, 2
-
-LEDGER = "select step, sync, loss, grad_norm, lr, beta, weights_sha256 from steps order by step"
-DRAWS = """
-select step, slot, position, trajectory_id, prompt_id, branch, weight, age, residual, log_z, logp, ref_logp
-from draws order by step, slot, position
-"""
 
 
 def rows(run: Run, query: str) -> list[tuple]:
@@ -234,14 +229,13 @@ def test_a_fork_is_forked_after_it_has_left_its_parent_and_a_replay_never(killed
         forks.fork(killed, 6, {"search": {"temperature": 2.0}}, name="x")
 
 
-def test_a_fork_that_was_cut_short_can_be_made_again(killed: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(forks, "unregister", lambda parent, name: None)  # as if the process had been killed
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(forks.Run, "create", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+def test_a_fork_that_was_cut_short_can_be_made_again(killed: Run):
+    origin = forks.fork(killed, 12, {}, name="whole-twelve").parent
+    assert origin
+    register(killed, "again", origin)  # and no more, as by a process that was killed then
+    assert forks.fork(killed, 12, {}, name="again").parent == origin
+    with pytest.raises(ConfigError, match="has a fork 'again' already"):
         forks.fork(killed, 12, {}, name="again")
-    assert killed.store.exists(layout.fork("again"))
-    monkeypatch.undo()
-    assert forks.fork(killed, 12, {}, name="again").name == "again"
 
 
 def test_a_fork_without_the_checkpoint_it_starts_from_says_so_and_publishes_nothing(killed: Run):
