@@ -36,8 +36,9 @@ scored."""
 def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str, replay: bool = False) -> Run:
     """Make the run; nothing has been started. ConfigError says why it cannot be."""
     layout.run_url(parent.root, name)  # it can be one
+    before = parse(parent.config)
     origin = _origin(parent, step, replay=replay)
-    config, sampler = _settings(parent, origin, changes)
+    config, sampler = _settings(parent, before, origin, changes)
     _check_steps(parent, origin, config)
     _check_payloads(parent, origin, config)
     past = _take_again(parent, origin) if origin.rebuilt else None
@@ -108,13 +109,12 @@ def _check_parent(parent: Run, step: int) -> None:
         )
 
 
-def _settings(parent: Run, origin: Parent, changes: Mapping[str, Any]) -> tuple[Config, str]:
+def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str, Any]) -> tuple[Config, str]:
     """The parent's settings and sampler, with changes."""
     for key in changes:
         if key.startswith(FIXED):
             raise ConfigError(f"--set: {key} is shared with the parent and cannot be changed in a fork")
     start = {"start.sync": origin.sync, "start.step": origin.step}
-    before = parse(parent.config)
     steps = changes.get("training.steps", before.training.steps)
     if str(steps).isdecimal() and int(steps) <= origin.step:
         raise ConfigError(
