@@ -9,7 +9,7 @@ help:
 	@echo "make run      a new machine to a finished quickstart run"
 	@echo "make test     a new machine to a green test suite"
 	@echo "make check    style, types and boundaries"
-	@echo "make bench    the measurements under benchmarks/ that run on a CPU"
+	@echo "make bench    what benchmarks/README.md shows, measured again (hours)"
 	@echo "make install  the environment alone ($(VENV))"
 
 install: $(VENV)/.installed
@@ -34,6 +34,8 @@ check: install
 
 bench: install
 	$(BIN)/python -m benchmarks.generation
+	$(BIN)/python -m benchmarks.buffer
+	$(BIN)/python -m benchmarks.crash --out benchmarks/results
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

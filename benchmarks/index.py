@@ -17,7 +17,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -38,7 +37,6 @@ from storage.sampler import default_sampler
 SLOTS, RESPONSES, PER_PROMPT = 7, 20, 100
 SHARDS, SYNC_PROMPTS, SEARCH_RESPONSES = 20, 100, 20
 DRAWS, SCANS = 100, 20
-STEP_SECONDS, PAUSE_SECONDS = 0.5, 0.1
 SETTINGS = [(share, inv_temp) for share in (0.5, 0.0) for inv_temp in (0.0, 1.0)]
 PERIODS = (2, 10)  # steps per sync
 
@@ -88,7 +86,6 @@ def measure(size: int) -> dict[str, Any]:
         "size": size,
         **made.filled,
         "draws": [made.draws(share, inv_temp, k) for k in PERIODS for share, inv_temp in SETTINGS],
-        "beside": [made.beside(k) for k in PERIODS],
         "scans": made.scans(),
         "torchrl": torchrl(size),
     }
@@ -100,7 +97,8 @@ def measure(size: int) -> dict[str, Any]:
 class Filled:
     """An index in which `size` trajectories can be drawn."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, *, first_searcher: int = 0):
+        self.first_searcher = first_searcher
         self.prompts = max(size // PER_PROMPT, SYNC_PROMPTS)
         self.random, self.syncs, self.steps = np.random.default_rng(0), count(), count(1)
         self.index = make_index()
@@ -123,7 +121,8 @@ class Filled:
         sync = next(self.syncs)
         each = len(prompts) // SHARDS
         parts = [prompts[start : start + each] for start in range(0, len(prompts), each)]
-        return sync, [(f"{place}/{sync}", shard(self.random, part)) for place, part in enumerate(parts)]
+        names = [f"{searcher}/{sync}" for searcher in range(self.first_searcher, self.first_searcher + len(parts))]
+        return sync, [(name, shard(self.random, part)) for name, part in zip(names, parts, strict=True)]
 
     def admit(self, prompts: Sequence[int]) -> Seconds:
         sync, shards = self.sync(prompts)
@@ -142,40 +141,6 @@ class Filled:
             drawing.append(seconds_of(lambda: self.index.draw(next(self.steps))))
         setting = {"recent_share": share, "inv_temp": inv_temp, "steps_per_sync": k}
         return {**setting, "draw_ms": spread(drawing), "admit_ms": spread(admitting)}
-
-    def beside(self, k: int) -> dict[str, Any]:
-        """What a step of pure torch work loses to a reader that draws beside it, on another core, and admits every k
-        steps: how much less gets done while it reads than in as long a time just before, as a share of a step."""
-        self.index.parameters.update(recent_share=0.5, inv_temp=1.0)
-        self.arriving = [self.sync(self.some_prompts()) for _ in range(0, DRAWS, k)]
-        reads: list[tuple[float, float]] = []
-        reader = threading.Thread(target=partial(self.read, k, reads))
-        cores = os.sched_getaffinity(0)
-        reader.start()
-        os.sched_setaffinity(0, {min(cores)})
-        done = torch_work(while_alive=reader)
-        reader.join()
-        os.sched_setaffinity(0, cores)
-        during = sum(done_between(done, start, end) for start, end in reads)
-        before = sum(done_between(done, 2 * start - end, start) for start, end in reads)
-        seconds = statistics.mean(end - start for start, end in reads)
-        return {
-            "steps_per_sync": k,
-            "reading_ms": round(1e3 * seconds, 2),
-            "work_done_meanwhile": round(during / before, 3),
-            "loss_percent": round(100 * seconds * (1 - during / before) / STEP_SECONDS, 2),
-        }
-
-    def read(self, k: int, reads: list[tuple[float, float]]) -> None:
-        """Start and end of reading for each step, with as much rest between them as they take, and more."""
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        for n in range(DRAWS):
-            time.sleep(PAUSE_SECONDS)
-            start = time.perf_counter()
-            if n % k == 0:
-                self.index.extend(*self.arriving[n // k])
-            self.index.draw(next(self.steps))
-            reads.append((start, time.perf_counter()))
 
     def scans(self) -> dict[str, Any]:
         """The same draws from the index, from a plain table of the same rows, and from `pool`, in turn."""
@@ -239,19 +204,6 @@ def shard(random: np.random.Generator, prompts: Sequence[int]) -> pa.Table:
 # --- what it is compared with -----------------------------------------------------------------------------------------
 
 
-def torch_work(while_alive: threading.Thread) -> np.ndarray:
-    """When each of a trainer's matrix products was done, in a loop of Python as its layers are."""
-    a, done = torch.rand(256, 256), []
-    while while_alive.is_alive():
-        torch.mm(a, a)
-        done.append(time.perf_counter())
-    return np.array(done)
-
-
-def done_between(done: np.ndarray, start: float, end: float) -> int:
-    return int(np.searchsorted(done, end) - np.searchsorted(done, start))
-
-
 def torchrl(size: int) -> dict[str, Any]:
     """Samples of as many rows from TorchRL's buffers, of the same light columns."""
     try:
@@ -309,7 +261,7 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
     """Of draws with m = 0.5 and inv_temp = 1, a sync every 2 steps."""
     header = [
         "trajectories", "draw", "p95", "worst", "CPU", "admit 2000", "worst", "CPU", "scan, same SQL, CPU",
-        "scan of candidates, CPU", "draw over `pool`, CPU", "0.5 s step loses, k = 2", "k = 10", "bytes each",
+        "scan of candidates, CPU", "draw over `pool`, CPU", "bytes each",
         "rebuilt in", "TorchRL uniform", "prioritized",
     ]  # fmt: skip
     lines = [header, ["---:"] * len(header)]
@@ -321,7 +273,6 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
                 *(f"{draw[name]} ms" for name in ("median", "p95", "max", "cpu")),
                 *(f"{admit[name]} ms" for name in ("median", "max", "cpu")),
                 *(f"{it['scans'][name]['cpu']} ms" for name in ("plain_ms", "candidates_ms", "pool_ms")),
-                *(f"{beside['loss_percent']} %" for beside in it["beside"]),
                 f"{it['bytes_per_trajectory']}",
                 f"{it['rebuild_seconds']} s",
                 *(f"{rl[name]['median']} ms" if name in rl else "-" for name in ("uniform_ms", "prioritized_ms")),

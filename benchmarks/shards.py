@@ -15,6 +15,7 @@ What is compared runs in turn, in alternating order, in one process. Medians, wi
 import argparse
 import gc
 import json
+import math
 import os
 import platform
 import shutil
@@ -37,6 +38,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flows.charts import Series, picture
 from storage import layout, trajectories
 from storage.arrivals import Arrivals
 from storage.index import COLUMNS
@@ -69,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(dir=options.work) as work:
         result = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), **measure(Path(work), options.sizes)}
     (options.out / "shards.json").write_text(json.dumps(result, indent=1) + "\n")
+    (options.out / "shards.svg").write_text(chart(result["growth"]))
     print(markdown(result))
 
 
@@ -424,6 +427,20 @@ def growth_table(found: Sequence[Mapping[str, Any]]) -> str:
             f"| {resumed['seconds']:.2f} | {resumed['milliseconds_per_shard']:.2f} |"
         )
     return "\n".join(lines)
+
+
+def chart(found: Sequence[Mapping[str, Any]]) -> str:
+    """Milliseconds against shards stored."""
+    lines = {
+        "append": "append of 100 small",
+        "look": "looking for one arrival",
+        "of which naming folders": "naming folders",
+    }
+    series = [
+        Series(label, [(math.log10(it["shards"]), 1e3 * it[name]["median"]) for it in found], marked=True)
+        for name, label in lines.items()
+    ]
+    return picture("milliseconds", series, x_name="log10 shards stored")
 
 
 def fetch_table(result: Mapping[str, Any]) -> str:

@@ -26,11 +26,11 @@ def show(run: Run, *, drop_payloads: bool, as_json: bool) -> int:
     if as_json:
         print(json.dumps({**asdict(done), "upto": str(done.upto) if done.upto else None}, indent=1))
     else:
-        print(describe(done))
+        print(describe(done, drop_payloads=drop_payloads))
     return 0
 
 
-def describe(done: Compacted) -> str:
+def describe(done: Compacted, *, drop_payloads: bool = False) -> str:
     if done.upto is None:
         return f"{done.run} has no checkpoint yet: what was admitted before the oldest one can be compacted"
     lines = [
@@ -39,5 +39,10 @@ def describe(done: Compacted) -> str:
     ]
     if done.payloads_given_up:
         lines.append(f"the tokens of {done.payloads_given_up:,} trajectories were given up: retention {done.retention}")
+    elif drop_payloads:
+        lines.append(
+            "no tokens were given up: those left can still be drawn, here or by a fork, or are too few to be worth "
+            "objects written anew"
+        )
     lines += [f"left as it is: {key}: {why}" for key, why in done.left.items()]
     return "\n".join(lines)

@@ -50,17 +50,17 @@ class DeploymentLauncher:
         self.start_deadline = config.limits.data_deadline  # a machine may have to be found first
         self.inquiry = Inquiry()
 
-    def start(self, role: Role, attempt: int) -> "DeployedLife":
-        """Asking twice for one attempt, as after a crash of this side, gives one flow run."""
+    def start(self, role: Role, number: int) -> "DeployedLife":
+        """Asking twice for one life, as after a crash of this side, gives one flow run."""
         deployment = f"{FLOWS[role.kind]}/{self.task}"
-        flow_run = self.ask(deployment, role, attempt)
+        flow_run = self.ask(deployment, role, number)
         if flow_run.state and flow_run.state.is_final():  # of a supervisor before this one
-            return self.start(role, attempt + 1)
+            return self.start(role, number + 1)
         self.inquiry.follow(flow_run.id)
-        return DeployedLife(self.run, role, attempt, flow_run.id, flow_run.name, self.inquiry)
+        return DeployedLife(self.run, role, number, flow_run.id, flow_run.name, self.inquiry)
 
-    def ask(self, deployment: str, role: Role, attempt: int) -> FlowRun:
-        parameters: dict[str, Any] = {"run": self.run.url, "attempt": attempt}
+    def ask(self, deployment: str, role: Role, number: int) -> FlowRun:
+        parameters: dict[str, Any] = {"run": self.run.url, "life": number}
         if role.kind == "searcher":
             parameters["index"] = role.index
         try:
@@ -69,8 +69,8 @@ class DeploymentLauncher:
                     deployment,
                     parameters=parameters,
                     timeout=0,
-                    idempotency_key=f"{self.run.url}@{self.run.created_at}/{role.kind}/{role.index}/{attempt}",
-                    flow_run_name=f"{self.run.name}-{role.name}-{attempt}",
+                    idempotency_key=f"{self.run.url}@{self.run.created_at}/{role.kind}/{role.index}/{number}",
+                    flow_run_name=f"{self.run.name}-{role.name}-{number}",
                 )
         except ObjectNotFound:
             raise RunFailed(
@@ -100,8 +100,8 @@ def is_refusal(error: BaseException) -> bool:
 class DeployedLife:
     """One flow run of a role's deployment."""
 
-    def __init__(self, run: Run, role: Role, attempt: int, flow_run: UUID, name: str, inquiry: "Inquiry"):
-        self.run, self.role, self.attempt = run, role, attempt
+    def __init__(self, run: Run, role: Role, number: int, flow_run: UUID, name: str, inquiry: "Inquiry"):
+        self.run, self.role, self.number = run, role, number
         self.flow_run, self.name, self.inquiry = flow_run, name, inquiry
 
     @property
@@ -142,7 +142,7 @@ class DeployedLife:
     def last_words(self) -> str:
         said = (self.state.message or "") if self.state else ""
         try:
-            log = self.run.store.read(layout.log(self.role.name, self.attempt)).decode(errors="replace")
+            log = self.run.store.read(layout.log(self.role.name, self.number)).decode(errors="replace")
         except Missing:
             return said
         return "\n".join([said, *log.splitlines()[-20:]])

@@ -16,7 +16,7 @@ def watch_one(
     launcher: Launcher,
     limits: LimitsConfig,
     role: Role,
-    attempt: int,
+    number: int,
     *,
     should_stop: Callable[[], StopRequest | None] = lambda: None,
     on_event: Callable[[Event], None] = lambda event: None,
@@ -24,7 +24,7 @@ def watch_one(
     """One life of a role, watched from the host it runs on until it ends: its exit code and its last words. Whether
     it is started again is for the supervisor of the run to say."""
     before = read_lease(run, role.name)
-    life = _start_when_possible(launcher, limits, role, attempt, should_stop, on_event)
+    life = _start_when_possible(launcher, limits, role, number, should_stop, on_event)
     if life is None:
         return STOPPED, ""
     began = next_look = time.monotonic()
@@ -64,7 +64,7 @@ def _start_when_possible(
     launcher: Launcher,
     limits: LimitsConfig,
     role: Role,
-    attempt: int,
+    number: int,
     should_stop: Callable[[], StopRequest | None],
     on_event: Callable[[Event], None],
 ) -> Life | None:
@@ -72,7 +72,7 @@ def _start_when_possible(
     began, said = time.monotonic(), ""
     while not should_stop():
         try:
-            life = launcher.start(role, attempt)
+            life = launcher.start(role, number)
         except NotNow as reason:
             if str(reason) != said:
                 said = str(reason)
@@ -83,6 +83,6 @@ def _start_when_possible(
                 ) from None
             time.sleep(limits.lease_every)
         else:
-            on_event(Event("role-started", f"{role.name}, attempt {attempt}: {life.where}"))
+            on_event(Event("role-started", f"{role.name}, life {number}: {life.where}"))
             return life
     return None

@@ -67,9 +67,9 @@ def role_command(role: Role, run: str) -> list[str]:
 class RoleProcess:
     """One life of a role, as a child of this process."""
 
-    def __init__(self, run: Run, role: Role, attempt: int, *, command: Command, device: Device | None):
-        self.run, self.role, self.attempt, self.device = run, role, attempt, device
-        self.log = log_file(run, role, attempt)
+    def __init__(self, run: Run, role: Role, number: int, *, command: Command, device: Device | None):
+        self.run, self.role, self.number, self.device = run, role, number, device
+        self.log = log_file(run, role, number)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
@@ -130,12 +130,12 @@ class LocalLauncher:
         self.devices = devices or Devices(run.url)
         self.stored: dict[str, int] = {}  # logs, with the size they had
 
-    def start(self, role: Role, attempt: int) -> RoleProcess:
+    def start(self, role: Role, number: int) -> RoleProcess:
         device = self.devices.take(role.kind)
         if self.devices.uuids and device is None:
             raise NotNow(f"every GPU of {socket.gethostname()} is held by another run")
         try:
-            return RoleProcess(self.run, role, attempt, command=self.command, device=device)
+            return RoleProcess(self.run, role, number, command=self.command, device=device)
         except (FileNotFoundError, PermissionError) as error:
             raise RunFailed(f"{role.name} cannot be started on {socket.gethostname()}: {error}") from None
         except OSError as error:  # no memory, no process, no space: it may pass
@@ -160,7 +160,7 @@ class LocalLauncher:
             self.stored[key] = size
 
 
-def last_attempt(run: Run, role: Role) -> int:
+def last_life(run: Run, role: Role) -> int:
     """The highest number a log of this role has, on this host or in the run."""
     names = [path.name for path in log_file(run, role, 1).parent.glob(f"{role.name}-*.log")]
     names += [entry.key for entry in run.store.list(f"{layout.LOGS}{role.name}-")]
@@ -168,9 +168,9 @@ def last_attempt(run: Run, role: Role) -> int:
     return max((int(match[1]) for match in found if match), default=0)
 
 
-def log_file(run: Run, role: Role, attempt: int) -> Path:
+def log_file(run: Run, role: Role, number: int) -> Path:
     """In the run's folder where it is on this host's disk, else in the cache until the role has ended."""
-    key = layout.log(role.name, attempt)
+    key = layout.log(role.name, number)
     local = run.store.local_path(key)
     identity = hashlib.sha256(run.url.encode()).hexdigest()[:8]
     return local or cache_folder("logs") / f"{run.name}-{identity}" / Path(key).name

@@ -51,7 +51,7 @@ def prompt(run: Run) -> int:
                 return 0
             asking.answer(query)
         except (duckdb.Error, TBAError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {f'{sql.GONE}, with .refresh' if sql.is_gone(error) else error}", file=sys.stderr)
         except (KeyboardInterrupt, RuntimeError) as error:
             if not was_interrupted(error):
                 raise
@@ -124,7 +124,7 @@ def _explain(rows: Sequence[tuple[str, str, str]]) -> None:
     table = Table("name", "type", "meaning", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*map(escape, row))
-    Console(highlight=False).print(table if rows else "there is no view or macro of this name; .help lists them")
+    Console(highlight=False).print(table)
 
 
 class Completer:

@@ -58,8 +58,8 @@ from evaluations order by attempt, version, metric
 """
 
 VERSIONS = """
-select version, attempt, step, state, abandoned, round(bytes / 1e6, 2) as megabytes, created_at
-from versions order by attempt, version
+select version, attempt, step, abandoned, round(bytes / 1e6, 2) as megabytes, created_at
+from versions where state = 'kept' order by attempt, version
 """
 
 ATTEMPTS = "select attempt, continues_sync, continues_attempt, created_at from attempts order by attempt"
@@ -94,7 +94,7 @@ def render(run: Run) -> str:
         selection.section(con),
         section("Searchers", ask(con, SEARCHERS)),
         section("Evaluations", ask(con, EVALUATIONS)),
-        section("Versions", ask(con, VERSIONS)),
+        section("Versions that are kept", ask(con, VERSIONS)),
         section("Attempts", ask(con, ATTEMPTS)),
         _events(ask(con, EVENTS)),
         _settings(run.config),

@@ -48,8 +48,8 @@ class Ending:
         self.happened.set()
 
 
-@task(name="role", task_run_name="{role}, attempt {attempt}", cache_policy=NO_CACHE, persist_result=False)
-def role_life(role: str, attempt: int, ending: Ending) -> str:
+@task(name="role", task_run_name="{role}, life {life}", cache_policy=NO_CACHE, persist_result=False)
+def role_life(role: str, life: int, ending: Ending) -> str:
     """Shows from when to when a role lived. The process is the supervisor's; this only waits."""
     while not ending.happened.wait(0.5):
         pass
@@ -80,7 +80,7 @@ class Reports:
         if event:
             self.log(event)
             if event.kind in ("role-started", "role-adopted"):
-                self.begin(event.data["of"], event.data["attempt"])
+                self.begin(event.data["of"], event.data["life"])
         if time.monotonic() >= self.next_versions:
             self.attempt(self.show_versions)
             self.next_versions = time.monotonic() + VERSIONS_EVERY
@@ -98,10 +98,10 @@ class Reports:
         for show in (self.show_versions, self.show_progress, self.show_report):
             self.attempt(show)
 
-    def begin(self, role: str, attempt: int) -> None:
+    def begin(self, role: str, life: int) -> None:
         self.end(role, "replaced", is_failure=False)
         ending = self.lives[role] = Ending()
-        self.attempt(lambda: role_life.submit(role, attempt, ending))
+        self.attempt(lambda: role_life.submit(role, life, ending))
 
     def end(self, role: str, message: str, *, is_failure: bool) -> None:
         if role in self.lives:

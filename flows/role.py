@@ -20,6 +20,10 @@ from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Supersed
 
 log = logging.getLogger("tba")
 
+SWITCH_SECONDS = 1e-4
+"""How soon a trainer's step gets the interpreter back from the threads that read and write beside it. Python's own 5 ms
+cost it two to three times as much (benchmarks/critical_path.py)."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.role", description="Run one role of a run.")
@@ -77,6 +81,7 @@ def work(role: str, index: int, run: Run, lease: HeldLease, events: Events, *, t
     if role == "searcher":
         wiring.run_searcher(run, index, lease, events)
     elif role == "trainer":
+        sys.setswitchinterval(SWITCH_SECONDS)
         wiring.run_trainer(run, lease, events)
     else:
         wiring.run_evaluator(run, lease, events)

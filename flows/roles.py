@@ -21,27 +21,27 @@ from tba.config import parse
 
 
 @flow(name="searcher", persist_result=False)
-def searcher(run: str, index: int = 0, attempt: int = 1) -> State[Any]:
+def searcher(run: str, index: int = 0, life: int = 1) -> State[Any]:
     """Generates responses and appends them to the run's log until the run stops."""
-    return live("searcher", run, index, attempt)
+    return live("searcher", run, index, life)
 
 
 @flow(name="trainer", persist_result=False)
-def trainer(run: str, attempt: int = 1) -> State[Any]:
+def trainer(run: str, life: int = 1) -> State[Any]:
     """Takes the run's gradient steps and publishes versions; continues the newest checkpoint if there is one."""
-    return live("trainer", run, 0, attempt)
+    return live("trainer", run, 0, life)
 
 
 @flow(name="evaluate", persist_result=False)
-def evaluate(run: str, attempt: int = 1) -> State[Any]:
+def evaluate(run: str, life: int = 1) -> State[Any]:
     """Scores versions as they are published, the first and the last always."""
-    return live("evaluator", run, 0, attempt)
+    return live("evaluator", run, 0, life)
 
 
-def live(kind: Kind, url: str, index: int, attempt: int) -> State[Any]:
+def live(kind: Kind, url: str, index: int, life: int) -> State[Any]:
     run, role, logger = Run.open(url), Role(kind, index), get_run_logger()
     config = parse(run.config)
-    work = partial(watch_one, run, local_launcher(run, config), config.limits, role, attempt)
+    work = partial(watch_one, run, local_launcher(run, config), config.limits, role, life)
 
     def log(event: Event | None) -> None:
         if event:

@@ -26,6 +26,7 @@ class Summary:
 
     run: str
     task: str
+    parent: str  # of a fork: RUN@STEP, and that it replays
     state: str  # new, running, stopping, stopped, failed, interrupted, finished; unreadable if its records are
     step: int | None
     version: int | None
@@ -41,7 +42,11 @@ def show(root: str | None, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps([asdict(summary) for summary in runs], indent=1))
     elif not runs:
-        print(f"no runs under {root}; `tba run quickstart` makes one")
+        above, folder, rest = f"{root.rstrip('/')}/".rpartition(layout.RUNS)
+        instead = (
+            f"; runs lie in ROOT/{layout.RUNS}: `tba runs {above.rstrip('/') or '.'}`" if folder and not rest else ""
+        )
+        print(f"no runs under {root}{instead or '; `tba run quickstart` makes one'}")
     else:
         _print_table(runs)
     return 0
@@ -76,12 +81,13 @@ def summarise(run: Run) -> Summary:
         config = parse_known(run.config)
         spans = chain(run)
         leases = living(read_leases(run), config.limits.silent_after)
-        sync = newest_sync(run, spans)
+        sync = max(newest_sync(run, spans), config.start.sync)  # a fork whose start is gone has no chain
         scores = [score for score in Evaluations(run).scores() if stands(spans, score.version)]
         scored = max((score.version.number for score in scores), default=-1)
         return Summary(
             run=run.name,
             task=task,
+            parent=_parent(run),
             state=state(run, alive=bool(leases), finished=sync == scored == config.last_sync),
             step=max(_told_step(run, leases), config.step_of_sync(sync)),
             version=_newest_version(run),
@@ -89,11 +95,19 @@ def summarise(run: Run) -> Summary:
             searchers=sum(lease.role.startswith("searcher") for lease in leases),
         )
     except TBAError:
-        return unreadable(run.name, task)
+        return unreadable(run.name, task, _parent(run))
 
 
-def unreadable(run: str, task: str = "") -> Summary:
-    return Summary(run=run, task=task, state="unreadable", step=None, version=None, score=None, searchers=0)
+def unreadable(run: str, task: str = "", parent: str = "") -> Summary:
+    return Summary(
+        run=run, task=task, parent=parent, state="unreadable", step=None, version=None, score=None, searchers=0
+    )
+
+
+def _parent(run: Run) -> str:
+    if run.parent is None:
+        return ""
+    return f"{run.parent.run}@{run.parent.step}" + (" replayed" if run.parent.replays is not None else "")
 
 
 def state(run: Run, *, alive: bool, finished: bool) -> str:
@@ -104,7 +118,8 @@ def state(run: Run, *, alive: bool, finished: bool) -> str:
         return "finished"
     if wanted.desired == "stop":
         return "failed" if wanted.why.startswith(FAILED_WHY) else "stopped"
-    return "interrupted" if newest_attempt(run) else "new"
+    inherited = run.parent.attempts if run.parent else 0
+    return "interrupted" if newest_attempt(run) > inherited else "new"
 
 
 def living(leases: list[Lease], silent_after: float) -> list[Lease]:
@@ -152,13 +167,23 @@ def _print_table(summaries: list[Summary]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     longest = max(len(it.run) for it in summaries)
     table.add_column("run", no_wrap=True, min_width=longest)  # what every other command asks for: never shortened
-    for name in ("task", "state"):
+    forks = any(it.parent for it in summaries)
+    for name in ("task", *(["fork of"] if forks else []), "state"):
         table.add_column(name)
     for name in ("step", "version", "score", "searchers"):
         table.add_column(name, justify="right")
     for it in summaries:
         score = "" if it.score is None else f"{it.score:.3f}"
-        cells = (it.run, it.task, it.state, _blank(it.step), _blank(it.version), score, str(it.searchers))
+        cells = (
+            it.run,
+            it.task,
+            *([it.parent] if forks else []),
+            it.state,
+            _blank(it.step),
+            _blank(it.version),
+            score,
+            str(it.searchers),
+        )
         table.add_row(*cells)
     Console().print(table)
 

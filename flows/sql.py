@@ -89,9 +89,18 @@ def stopping(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
         raise
 
 
+GONE = "something that the run had when it was looked at has been removed since, as a compaction does: look at it again"
+
+
+def is_gone(error: Exception) -> bool:
+    return isinstance(error, duckdb.Error) and "Failed to open local file" in str(error)
+
+
 def explain(error: duckdb.Error) -> str:
     """The message without the excerpt of the query below it."""
     message = str(error).split("\nLINE ")[0]
+    if is_gone(error):
+        return GONE
     return " ".join(line.strip() for line in message.splitlines() if line.strip())
 
 

@@ -21,7 +21,7 @@ from flows.processes import (
     NotNow,
     Role,
     is_gone,
-    last_attempt,
+    last_life,
     signal_role,
 )
 from storage.control import State, change_state, read_state
@@ -43,7 +43,7 @@ class Life(Protocol):
     """One life of a role, started by a launcher."""
 
     role: Role
-    attempt: int
+    number: int
 
     @property
     def where(self) -> str: ...
@@ -76,7 +76,7 @@ class Launcher(Protocol):
     end_grace: float
     """Seconds between `terminate` and `kill`, and after `kill` until a life is given up for lost."""
 
-    def start(self, role: Role, attempt: int) -> Life:
+    def start(self, role: Role, number: int) -> Life:
         """NotNow, saying why, if it cannot be had at the moment."""
         ...
 
@@ -168,7 +168,7 @@ class Watched:
     next_kill: float = 0.0
     told_waiting: bool = False  # that it has not begun
     never_began: int = 0  # lives in a row that took no lease
-    attempt: int = 0
+    number: int = 0
     first_seen: tuple[int, int] | None = None  # life and counter of somebody else's lease
     told_silent: int = 0  # life of the lease of which that was said
     adopted: bool = False
@@ -335,15 +335,15 @@ class Supervisor:
             return  # nobody would learn from it
         seen, now = self.seen.get(w.role.name), time.monotonic()
         w.life_before = seen.lease.life if seen else 0
-        attempt = max(w.attempt, w.life_before, last_attempt(self.run, w.role)) + 1
+        number = max(w.number, w.life_before, last_life(self.run, w.role)) + 1
         try:
-            w.life = self.launcher.start(w.role, attempt)
+            w.life = self.launcher.start(w.role, number)
         except NotNow as reason:
             self.wait(w, str(reason), now)
             return
-        w.attempt, w.since, w.waits = w.life.attempt, now, None
+        w.number, w.since, w.waits = w.life.number, now, None
         w.killed, w.told_waiting = None, False
-        self.tell("role-started", f"{w.role.name}, attempt {w.attempt}: {w.life.where}", w=w)
+        self.tell("role-started", f"{w.role.name}, life {w.number}: {w.life.where}", w=w)
 
     def wait(self, w: Watched, reason: str, now: float) -> None:
         """It cannot be started: say so once, and try again, until the deadline."""
@@ -373,7 +373,7 @@ class Supervisor:
         w.life, w.draining = None, None
         self.next_look = 0.0
         severity = "info" if code in (FINISHED, STOPPED) else "warning"
-        self.tell("role-ended", f"{w.role.name}, attempt {life.attempt}, {_say(code)}", severity, w=w, code=code)
+        self.tell("role-ended", f"{w.role.name}, life {life.number}, {_say(code)}", severity, w=w, code=code)
         try:
             self.launcher.ended(life)
         except StorageError as error:
@@ -407,7 +407,7 @@ class Supervisor:
             mark = (seen.lease.life, seen.lease.counter)
             w.first_seen = w.first_seen or mark
             if mark != w.first_seen and not w.adopted:
-                w.adopted, w.attempt = True, seen.lease.life
+                w.adopted, w.number = True, seen.lease.life
                 self.tell("role-adopted", f"{w.role.name} lives: pid {seen.lease.pid} on {seen.lease.host}", w=w)
             return True
         if self.is_open(w):
@@ -503,7 +503,7 @@ class Supervisor:
                 w.life.let_go()
 
     def tell(self, kind: str, message: str, severity: str = "info", *, w: Watched | None = None, **data: Any) -> None:
-        about = {"of": w.role.name, "attempt": w.attempt, **data} if w else data
+        about = {"of": w.role.name, "life": w.number, **data} if w else data
         self.events.write(kind, message, severity=severity, **about)
         self.on_event(Event(kind, message, severity, about))
 

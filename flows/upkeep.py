@@ -24,4 +24,6 @@ def compact(run: str, drop_payloads: bool = False) -> None:
 
 @task(persist_result=False)
 def compact_shards(run: str, drop_payloads: bool) -> None:
-    get_run_logger().info(describe(compact_run(Run.open(resolve(run)), drop_payloads=drop_payloads)))
+    get_run_logger().info(
+        describe(compact_run(Run.open(resolve(run)), drop_payloads=drop_payloads), drop_payloads=drop_payloads)
+    )

@@ -134,9 +134,12 @@ def _head(view: View) -> Text:
     colour = {"running": "green", "finished": "green", "failed": "red"}.get(summary.state, "yellow")
     why = f"\n{view.why}" if summary.state in ("stopping", "stopped", "failed") else ""
     version = "no version yet" if summary.version is None else f"version {summary.version}"
+    parent = f"  fork of {summary.parent}" if summary.parent else ""
+    replays = view.run.inherits and view.run.inherits.replays
+    searchers = "" if replays else f"  {summary.searchers} of {view.config.search.searchers} searchers"
     return Text.assemble(
-        (view.run.name, "bold"), f"  {summary.task}  ", (summary.state, colour), f"  {version}  ",
-        f"{summary.searchers} of {view.config.search.searchers} searchers", (why, colour),
+        (view.run.name, "bold"), f"  {summary.task}  ", (summary.state, colour), f"  {version}{searchers}{parent}",
+        (why, colour),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from storage.consistency import Relations
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
-from storage.retention import GivenUp, RetentionRecord, given_up, given_up_in, given_up_payloads
+from storage.retention import GivenUp, RetentionRecord, given_up, given_up_payloads
 from storage.run import Run
 from storage.store import check_key
 from storage.syncs import Shard, SyncRecord, decode
@@ -75,7 +75,7 @@ class _Check:
         }  # fmt: skip
         self.strangers = [entry.key for entry in run.store.list() if not layout.is_part(entry.key)]
         self.payloads: list[RetentionRecord] = []
-        self.compactions = Compactions(run.store)  # as they are when a shard is not where it was listed
+        self.compactions = Compactions(run)  # as they are when a shard is not where it was listed
         self.done, self.total = 0, sum(len(_whole(keys)) for keys in self.listed.values())
         training = run.config.get("training", {})
         self.relations = Relations(
@@ -104,10 +104,8 @@ class _Check:
 
     def replayed(self) -> list[Version]:
         """Versions of its parent that a fork which replays may cite beyond those it shares."""
-        inherits = self.run.inherits
-        if inherits is None:
-            return []
-        return [*folders.complete(inherits.parent, layout.VERSIONS), *given_up_in(inherits.parent).versions]
+        older = self.run.older
+        return [*folders.complete(older.store, layout.VERSIONS), *given_up(older).versions] if older else []
 
     # --- what is found ----------------------------------------------------------------------------------------------
 
@@ -390,7 +388,7 @@ class _Check:
                     self.relations.add_trajectories(table, sync=None, step=None)
                     shards, rows = shards + 1, rows + len(table)
         if shards:
-            self.note(f"{shards} shards with {rows} trajectories wait for the next sync")
+            self.note(f"{shards} shards with {rows} trajectories have arrived since the last sync")
 
     # --- the ledger -------------------------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class _Admitted(NamedTuple):
 class _Compaction:
     def __init__(self, run: Run, keep: int, capacity: int | None, progress: Progress):
         self.run, self.store, self.capacity, self.progress = run, run.store, capacity, progress
-        self.compactions = Compactions(run.store)
+        self.compactions = Compactions(run)
         self.synced = read_chain(run)
         self.checkpoint = _oldest_checkpoint(run, keep)
         self.outcome = Compacted(run.name, self.checkpoint)

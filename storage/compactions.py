@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from storage import layout, records
-from storage.inheritance import ForkedStore
+from storage.run import Run
 from storage.schema import TRAJECTORY_SCHEMA
 from storage.store import Store
 from storage.syncs import Shard
@@ -119,8 +119,8 @@ class Compactions:
     """Where the shards that a run admits lie, as far as it has been looked. A record never changes and is read once.
     Safe to use from several threads."""
 
-    def __init__(self, store: Store):
-        self.store = store
+    def __init__(self, run: Run):
+        self.run, self.store = run, run.store
         self._known: dict[str, Compaction] = {}  # by key of the record
         self._places: dict[tuple[str, str], Place] = {}
         self._shards: dict[str, Shard] | None = None
@@ -145,7 +145,7 @@ class Compactions:
     def shards(self) -> dict[str, Shard]:
         """Those of this run, by their keys. What a fork sees of its parent's compactions holds others too."""
         if self._shards is None:
-            shared = self.store.inherits if isinstance(self.store, ForkedStore) else lambda key: False
+            shared = self.run.inherits.inherits if self.run.inherits else lambda key: False
             found = [(shared(place.compaction.object), place.part.shard) for place in self._places.values()]
             self._shards = {shard.key: shard for inherited, shard in found if inherited == shared(shard.key)}
         return self._shards

@@ -91,12 +91,13 @@ class Index:
 
     def _prompt_numbers(self, table: pa.Table) -> np.ndarray:
         """Of the rows; prompts that have none yet get one."""
-        prompt_ids = table["prompt_id"].to_pylist()
-        for prompt_id in dict.fromkeys(prompt_ids):
+        distinct = table["prompt_id"].combine_chunks().dictionary_encode()  # in the order in which they appear
+        prompt_ids = distinct.dictionary.to_pylist()
+        for prompt_id in prompt_ids:
             if prompt_id not in self.prompts:
                 self.pool.prompt_ids.append(prompt_id)
                 self.prompts[prompt_id] = len(self.prompts)
-        return np.array([self.prompts[prompt_id] for prompt_id in prompt_ids], np.int32)
+        return np.array([self.prompts[prompt_id] for prompt_id in prompt_ids], np.int32)[distinct.indices.to_numpy()]
 
     # --- draws out ------------------------------------------------------------------------------------------------
 

@@ -202,8 +202,8 @@ def lease(role: str) -> str:
     return f"{ROLES}{role}/lease.json"
 
 
-def log(role: str, attempt: int) -> str:
-    return f"{LOGS}{role}-{attempt:04d}.log"
+def log(role: str, life: int) -> str:
+    return f"{LOGS}{role}-{life:04d}.log"
 
 
 def role_name(role: str, index: int = 0) -> str:

@@ -43,7 +43,6 @@ WHOLE = 4 << 20
 """Bytes up to which an object is read whole: about what arrives in the time of one more request."""
 
 _SCHEMA = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in NEEDED])
-_LOCAL_THREADS = 4  # reading from a disk, more of them wait for each other
 _FOOTERS = 4  # of compactions, kept in memory: some megabytes each
 
 
@@ -64,7 +63,7 @@ class ShardReader:
     def __init__(self, run: Run, *, disk_bytes: int):
         self.run = run
         self.copies = Copies("shards", disk_bytes)
-        self.compactions = Compactions(run.store)
+        self.compactions = Compactions(run)
         self._footers: OrderedDict[str, pq.FileMetaData] = OrderedDict()  # by sha256 of the object, the newest last
         self._opening = Lock()
 
@@ -75,14 +74,15 @@ class ShardReader:
     def light(self, shards: Iterable[Shard], columns: Sequence[str]) -> Iterator[tuple[Shard, pa.Table]]:
         """Some columns of shards, in their order."""
         wanted = list(shards)
-        return zip(wanted, self._side_by_side(partial(self._light, columns=columns), wanted), strict=True)
+        return zip(wanted, self._side_by_side(partial(self._light, columns=columns), wanted, on_disk=4), strict=True)
 
     def pieces(self, wanted: Iterable[tuple[Shard, Collection[int]]]) -> Iterator[list[Piece]]:
         """For each shard the row groups that hold the rows asked for."""
-        return self._side_by_side(lambda pair: self._pieces(*pair), wanted)
+        # A gradient step goes on meanwhile, and each thread asks for the interpreter.
+        return self._side_by_side(lambda pair: self._pieces(*pair), wanted, on_disk=2)
 
-    def _side_by_side(self, work: Callable[..., T], items: Iterable) -> Iterator[T]:
-        with ThreadPoolExecutor(SIDE_BY_SIDE if self.remote else _LOCAL_THREADS) as pool:
+    def _side_by_side(self, work: Callable[..., T], items: Iterable, *, on_disk: int) -> Iterator[T]:
+        with ThreadPoolExecutor(SIDE_BY_SIDE if self.remote else on_disk) as pool:
             yield from pool.map(work, items)
 
     def _light(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
@@ -265,21 +265,24 @@ class Payloads:
         used = {shard.key: self._used(shard.key) for shard, _ in places}
         missing: dict[str, tuple[Shard, set[int]]] = {}
         for shard, row in places:
-            if _row(used[shard.key], row) is None:
+            if not any(piece.holds(row) for piece in used[shard.key]):
                 missing.setdefault(shard.key, (shard, set()))[1].add(row)
         for key, pieces in zip(missing, self.reader.pieces(missing.values()), strict=True):
             used[key] = used[key] + pieces
             self._keep(key, used[key])
-        found = [self._found(used[shard.key], shard, row) for shard, row in places]
-        rows = Rows(pa.Table.from_batches([pa.concat_batches(found)] if found else [], _SCHEMA))
+        slices = [self._found(used[shard.key], shard, row) for shard, row in places]
+        found = pa.Table.from_batches([pa.concat_batches(slices)] if slices else [], _SCHEMA)
+        for name in PAYLOAD:
+            if found[name].null_count:
+                shard, row = places[found[name].is_null().to_pylist().index(True)]
+                raise Missing(f"{self.run.url}/{shard.key}: the tokens of row {row} have been given up on purpose")
+        rows = Rows(found)
         return [rows[place] for place in range(len(places))]
 
     def _found(self, pieces: Sequence[Piece], shard: Shard, row: int) -> pa.RecordBatch:
         found = _row(pieces, row)
         if found is None:
             raise Missing(f"{self.run.url}/{shard.key} has {shard.rows} rows, none at {row}")
-        if any(found.column(name).null_count for name in PAYLOAD):
-            raise Missing(f"{self.run.url}/{shard.key}: the tokens of row {row} have been given up on purpose")
         return found
 
     def _used(self, key: str) -> list[Piece]:
@@ -301,7 +304,10 @@ def _batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def _row(pieces: Sequence[Piece], row: int) -> pa.RecordBatch | None:
-    return next((it.rows.slice(row - it.start, 1) for it in pieces if it.holds(row)), None)
+    for piece in pieces:
+        if piece.holds(row):
+            return piece.rows.slice(row - piece.start, 1)
+    return None
 
 
 def _nbytes(pieces: Sequence[Piece]) -> int:

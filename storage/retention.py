@@ -6,9 +6,7 @@ from typing import Any
 
 from storage import folders, layout, records
 from storage.folders import Found
-from storage.inheritance import ForkedStore
 from storage.run import Run
-from storage.store import Store
 from tba.errors import AlreadyExists
 from tba.types import Version
 
@@ -103,37 +101,27 @@ def _remove(
 
 def given_up(run: Run) -> GivenUp:
     """Everything that any record gives up, of what a run has stored or shares with those it inherits from."""
-    return given_up_in(run.inherits or run.own)
-
-
-def given_up_in(store: Store) -> GivenUp:
     versions: set[Version] = set()
     checkpoints: set[Version] = set()
-    own = store.own if isinstance(store, ForkedStore) else store
-    for record in records.read_all(own, layout.RETENTION, "retention", "removed"):
-        with records.reading(f"{store.url}/{layout.retention(record['retention'])}"):
+    for record in records.read_all(run.own, layout.RETENTION, "retention", "removed"):
+        with records.reading(f"{run.url}/{layout.retention(record['retention'])}"):
             versions.update(map(Version.parse, record["removed"]["versions"]))
             checkpoints.update(map(Version.parse, record["removed"]["checkpoints"]))
-    if isinstance(store, ForkedStore):  # what its parent gives up later may have the name of something of its own
-        theirs = given_up_in(store.parent)
-        versions |= {it for it in theirs.versions if store.inherits(layout.version(it) + layout.MANIFEST)}
-        checkpoints |= {it for it in theirs.checkpoints if store.inherits(layout.checkpoint(it) + layout.MANIFEST)}
+    if run.older and (fork := run.inherits):  # what its parent gives up later may have the name of something of its own
+        theirs = given_up(run.older)
+        versions |= {it for it in theirs.versions if fork.inherits(layout.version(it) + layout.MANIFEST)}
+        checkpoints |= {it for it in theirs.checkpoints if fork.inherits(layout.checkpoint(it) + layout.MANIFEST)}
     return GivenUp(versions=frozenset(versions), checkpoints=frozenset(checkpoints))
 
 
 def given_up_payloads(run: Run) -> list[RetentionRecord]:
     """By records of this run, and by those of runs it inherits from about what it shares with them."""
-    found, store, shared = [], run.store, None
-    while True:
-        own = store.own if isinstance(store, ForkedStore) else store
-        with records.reading(f"{store.url}/{layout.RETENTION}"):
-            theirs = [it for it in records.read_all(own, layout.RETENTION, "removed") if "payloads" in it["removed"]]
-            theirs = list(map(_of_payloads, theirs))
-        found += [it for it in theirs if shared is None or it.payloads.first_sync <= shared]
-        if not isinstance(store, ForkedStore):
-            return found
-        shared = store.origin.sync if shared is None else min(shared, store.origin.sync)
-        store = store.parent
+    with records.reading(f"{run.url}/{layout.RETENTION}"):
+        told = [it for it in records.read_all(run.own, layout.RETENTION, "removed") if "payloads" in it["removed"]]
+        found = list(map(_of_payloads, told))
+    if run.older and run.parent:
+        found += [it for it in given_up_payloads(run.older) if it.payloads.first_sync <= run.parent.sync]
+    return found
 
 
 def in_the_way(run: Run, start: int, newest: int) -> RetentionRecord | None:

@@ -30,6 +30,7 @@ class Run:
     created_by: str  # who asked for it
     parent: Parent | None  # of a fork
     inherits: ForkedStore | None = field(default=None, repr=False)  # a fork's store, which knows what is its parent's
+    older: "Run | None" = field(default=None, repr=False)  # the parent itself
 
     @classmethod
     def create(
@@ -87,7 +88,8 @@ class Run:
     @classmethod
     def _of(cls, store: Store, record: Mapping[str, Any]) -> Self:
         parent = Parent.decode(record["parent"], f"{store.url}/{layout.RUN}") if record["parent"] else None
-        forked = ForkedStore(store, _store_of_parent(store, parent), parent) if parent else None
+        older = _parent_beside(store, parent) if parent else None
+        forked = ForkedStore(store, older.store, parent) if parent and older else None
         return cls(
             name=record["run"],
             root=layout.root_of(store.url),
@@ -100,6 +102,7 @@ class Run:
             created_by=record["created_by"],
             parent=parent,
             inherits=forked,
+            older=older,
         )
 
     @property
@@ -109,16 +112,16 @@ class Run:
 
     def writer_of(self, key: str) -> str:
         """The name of the run that wrote an object: this one, or one that it inherits from."""
-        name, store = self.name, self.inherits
-        while store and store.inherits(key):
-            name, store = store.origin.run, store.parent if isinstance(store.parent, ForkedStore) else None
-        return name
+        run: Run = self
+        while run.older and run.inherits and run.inherits.inherits(key):
+            run = run.older
+        return run.name
 
 
-def _store_of_parent(store: Store, parent: Parent) -> Store:
+def _parent_beside(store: Store, parent: Parent) -> Run:
     url = f"{store.url.rpartition('/')[0]}/{parent.run}"
     try:
-        return Run.open(url).store
+        return Run.open(url)
     except Missing:
         raise Missing(f"{store.url} is a fork of {parent.run!r}, which is not beside it: {url}") from None
 

@@ -28,11 +28,11 @@ select
   reward::double as reward, length::integer as length, finished::boolean as finished,
   version_start::integer as version_start, version_start_attempt::integer as version_start_attempt,
   version_step::integer as version_step
-from {name}_laid where drawable = 1
+from {name}_laid{only}
 """
 _TABLES = {
-    "pool": _ROWS,
-    "front": _ROWS,
+    "pool": _ROWS.replace("{only}", " where drawable = 1"),
+    "front": _ROWS.replace("{only}", ""),
     "queue": """
 create or replace view {name} as
 select branch::varchar as branch, prompt_id::varchar as prompt_id, prompt::integer as prompt, used::boolean as used

@@ -42,7 +42,7 @@ class Trajectories:
 
     def __init__(self, run: Run):
         self.run = run
-        self.compactions = Compactions(run.store)
+        self.compactions = Compactions(run)
 
     def next_round(self, searcher: int) -> int:
         entries = self.run.store.list(layout.searcher_folder(searcher))

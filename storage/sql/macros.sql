@@ -286,4 +286,6 @@ with
   )
 select name, type, meaning from entries e
 where if(about is null, place <= 2, e.about = about)
+  or (place = 1 and about not in (select entries.about from entries)
+    and error(format('there is no view and no macro {}: from help() names them', about)))
 order by place, n, name;

@@ -190,12 +190,12 @@ print(*sys.modules, sep="\\n")
 def test_runs_lists_the_newest_first(capsys: pytest.CaptureFixture[str], root: str):
     expected = [
         {
-            "run": "live", "task": "quickstart", "state": "interrupted", "step": 4, "version": 2, "score": 0.25,
-            "searchers": 0,
+            "run": "live", "task": "quickstart", "parent": "", "state": "interrupted", "step": 4, "version": 2,
+            "score": 0.25, "searchers": 0,
         },
         {
-            "run": "first", "task": "quickstart", "state": "finished", "step": STEPS, "version": 4, "score": 0.75,
-            "searchers": 0,
+            "run": "first", "task": "quickstart", "parent": "", "state": "finished", "step": STEPS, "version": 4,
+            "score": 0.75, "searchers": 0,
         },
     ]  # fmt: skip
     assert json.loads(printed(capsys, "runs", root, "--json")) == expected
@@ -266,6 +266,8 @@ def test_runs_lists_a_run_whose_record_is_damaged_after_the_others_and_no_other_
 def test_runs_of_an_empty_root_says_how_to_begin(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "tba run quickstart" in printed(capsys, "runs", str(tmp_path))
     assert printed(capsys, "runs", str(tmp_path), "--json") == "[]\n"
+    (tmp_path / "runs").mkdir()
+    assert f"`tba runs {tmp_path}`" in printed(capsys, "runs", f"{tmp_path}/runs/")
 
 
 # --- sql --------------------------------------------------------------------------------------------------------------

@@ -107,9 +107,14 @@ def test_a_fork_keeps_what_it_replays(compacted: Run, tmp_path: Path):
 
 
 def test_the_command_says_what_it_did(compacted: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    shards = sum(len(it.parts) for it in Compactions(compacted.store).look())
+    shards = sum(len(it.parts) for it in Compactions(compacted).look())
     assert cli.main(["compact", compacted.url]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{shards:,} shards of whole, admitted up to sync")
     assert "0 written now" in said
+    assert "no tokens were given up" not in said
+    run = copied(compacted, tmp_path)
+    for said in ("trajectories were given up: retention", "no tokens were given up: those left can"):
+        assert cli.main(["compact", run.url, "--drop-payloads"]) == 0
+        assert said in capsys.readouterr().out
     assert cli.main(["compact", str(tmp_path / "none")]) == 2

@@ -110,7 +110,7 @@ def test_a_deployment_that_was_asked_for_on_the_command_line_runs_to_its_end_and
     code = run_task(stack, "quickstart", [("run", "First_Run"), ("root", str(root)), ("overrides", OVERRIDES)])
     assert code == 0
     shown = capsys.readouterr()
-    assert "trainer, attempt 1, finished" in shown.err
+    assert "trainer, life 1, finished" in shown.err
     assert "| 000001-a0001 | 4 |" in shown.out
     assert "report.html" in shown.out
     (flow,) = stack.flow_runs("COMPLETED")
@@ -121,7 +121,7 @@ def test_a_deployment_that_was_asked_for_on_the_command_line_runs_to_its_end_and
     assert artifacts["progress-first-run"]["flow_run_id"] == flow["id"]
     wanted = {"task_runs": {"flow_run_id": {"any_": [flow["id"]]}}}
     tasks = {it["name"]: it["state_type"] for it in stack.call("POST", "/task_runs/filter", wanted)}
-    assert tasks == {f"{role}, attempt 1": "COMPLETED" for role in ROLES}
+    assert tasks == {f"{role}, life 1": "COMPLETED" for role in ROLES}
 
 
 def test_roles_outlive_a_killed_flow_are_adopted_by_the_next_and_stop_when_that_is_cancelled(stack: Stack, root: Path):

@@ -273,7 +273,7 @@ def test_a_start_policy_that_changed_is_noticed(killed: Run, tmp_path: Path):
         audit.audit(run, 1)
 
 
-def test_the_commands_say_what_they_did(killed: Run, capsys: pytest.CaptureFixture[str]):
+def test_the_commands_say_what_they_did(killed: Run, unbroken: Run, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["audit", killed.url, "--step", "3"]) == 0
     assert "the step is what the ledger says: 32 rows" in capsys.readouterr().out
     assert cli.main(["audit", killed.url, "--step", "3", "--json"]) == 0
@@ -283,6 +283,10 @@ def test_the_commands_say_what_they_did(killed: Run, capsys: pytest.CaptureFixtu
     assert cli.main(["fork", killed.url, "--step", "12", "--no-start", "--set", "sampling.recent_share=0.9"]) == 0
     made = Run.open(capsys.readouterr().out.strip())
     assert (made.name, made.config["sampling"]["recent_share"]) == ("whole-12", 0.9)
+    cli.main(["runs", made.root, "--json"])
+    told = {it["run"]: (it["parent"], it["state"]) for it in json.loads(capsys.readouterr().out)}
+    assert told["whole-12"] == ("whole@12", "new")
+    assert told[unbroken.name] == ("whole@0 replayed", "interrupted")  # nobody has scored its last version
     assert forks.default_name(killed, 12) == "whole-12-2"
 
 

@@ -62,7 +62,8 @@ def test_the_page_is_whole_and_fetches_nothing(page: str):
 
 def test_the_page_has_every_section(page: str):
     assert Page(page).headings == [
-        "Curves", "Time", "Selection", "Searchers", "Evaluations", "Versions", "Attempts", "Events", "Settings",
+        "Curves", "Time", "Selection", "Searchers", "Evaluations", "Versions that are kept", "Attempts", "Events",
+        "Settings",
     ]  # fmt: skip
 
 

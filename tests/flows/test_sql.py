@@ -111,7 +111,7 @@ def test_help_lists_and_explains(finished: Run, prompt: Callable[[Run], Terminal
     assert "trajectories " in listed
     assert "unsolved(min_tries, solved_at) " in listed
     assert "share of groups whose rewards are all alike" in terminal.type(".help steps\n", until=READY)
-    assert "no view or macro" in terminal.type(".help nonsense\n", until=READY)
+    assert "no view and no macro" in terminal.type(".help nonsense\n", until=READY)
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ class Lost:
 
     where, waits_for = "somewhere", "no machine has taken it"
 
-    def __init__(self, role: Role, attempt: int):
-        self.role, self.attempt = role, attempt
+    def __init__(self, role: Role, number: int):
+        self.role, self.number = role, number
         self.kills = 0
 
     def poll(self) -> None: ...
@@ -241,11 +241,11 @@ class Losing(LocalLauncher):
         """Short once all the others have begun."""
         return 1.0 if len(read_leases(self.run)) == len(ROLES) else 60.0
 
-    def start(self, role: Role, attempt: int) -> Any:
+    def start(self, role: Role, number: int) -> Any:
         if role.name != self.loses or not self.left:
-            return super().start(role, attempt)
+            return super().start(role, number)
         self.left -= 1
-        self.lost.append(Lost(role, attempt))
+        self.lost.append(Lost(role, number))
         return self.lost[-1]
 
 
@@ -315,10 +315,10 @@ class Full(LocalLauncher):
         super().__init__(run, command=script, devices=Devices(run.url, uuids=[]))
         self.without = role
 
-    def start(self, role: Role, attempt: int) -> Any:
+    def start(self, role: Role, number: int) -> Any:
         if role.name == self.without:
             raise NotNow("no room")
-        return super().start(role, attempt)
+        return super().start(role, number)
 
 
 def test_what_cannot_be_started_is_said_once_and_fails_the_run_at_its_deadline(tmp_path: Path):

@@ -173,7 +173,7 @@ def test_an_object_has_few_shards_and_each_row_group_rows_of_one(root: str, monk
     before = tables(run)
     compacted(run)
     assert len(objects(run)) == 3
-    parts = [part for it in Compactions(run.store).look() for part in it.parts]
+    parts = [part for it in Compactions(run).look() for part in it.parts]
     assert [len(part.groups) for part in parts] == [2] * 12
     assert tables(run) == before
     assert compacted(run).written == []
@@ -296,7 +296,7 @@ def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next
             assert drawn(replayed(run, capacity=CAPACITY), range(9, 20)) == draws, at
             compacted(run, drop_beyond=drop_beyond)
         assert loose(run) == loose(finished)
-        assert objects(run) == [it.object for it in Compactions(run.store).look()]
+        assert objects(run) == [it.object for it in Compactions(run).look()]
         assert not [note for note in check(run).notes if "compaction" in note], at
         shutil.rmtree(run.url)
     assert at > 10

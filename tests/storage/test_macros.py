@@ -142,6 +142,11 @@ def test_help_tells_every_column_of_a_view(con: duckdb.DuckDBPyConnection):
     assert told == described
 
 
+def test_help_about_nothing_known_says_so(con: duckdb.DuckDBPyConnection):
+    with pytest.raises(duckdb.Error, match="there is no view and no macro nonsense"):
+        rows(con, "from help('nonsense')")
+
+
 def test_help_tells_the_parameters_of_a_macro(con: duckdb.DuckDBPyConnection):
     told = rows(con, "select name, type from help('unsolved') where type in ('macro', 'parameter')")
     assert told == [
