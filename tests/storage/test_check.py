@@ -94,7 +94,7 @@ def test_a_whole_run_is_clean_on_every_store(root: str):
 
 def test_shards_that_wait_and_attempts_that_were_given_up_are_only_noted(whole: Run):
     notes = "\n".join(check(whole).notes)
-    assert "2 shards with 12 trajectories wait" in notes
+    assert "2 shards with 12 trajectories have arrived since the last sync" in notes
     assert "took again after a crash: 1" in notes
 
 
