@@ -86,11 +86,12 @@ class ForkedStore:
         """What the shared records admit or refuse, and of a fork that replays also the later ones up to its last."""
         keys = [layout.sync(sync) for sync in range(self.origin.newest_record + 1)]
         found: set[str] = set()
-        for key, data in zip(keys, self.parent.read_many(keys), strict=True):
+        for sync, (key, data) in enumerate(zip(keys, self.parent.read_many(keys), strict=True)):
             record = records.decode(data, f"{self.parent.url}/{key}", "shards", "refused")
             with records.reading(f"{self.parent.url}/{key}"):
                 found.update(shard["key"] for shard in record["shards"])
-                found.update(refusal["key"] for refusal in record["refused"])  # such a name is never admitted again
+                if sync <= self.origin.sync:  # by a record they share; such a name is never admitted again
+                    found.update(refusal["key"] for refusal in record["refused"])
         return frozenset(found)
 
     # --- reading ----------------------------------------------------------------------------------------------------
