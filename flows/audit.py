@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from flows.progress import bar
 from flows.role import use_threads
+from storage import layout
 from storage.attempts import chain
 from storage.ledger import Entry, read_entries
 from storage.run import Run
 from tba.config import Config, parse
-from tba.errors import ConfigError, Missing
+from tba.errors import ConfigError, Damaged, Missing
+from tba.types import Version
 
 if TYPE_CHECKING:
     from tba.retake import Retaken
@@ -85,7 +87,11 @@ def audit(run: Run, step: int, *, tolerance: float | None = None) -> Audit:
         for taken in past.retake(last):
             tell(taken.step - found.began_after, last - found.began_after)
             if taken.step == step:
-                _compare_step(found, entries[step - last - 1], taken)
+                entry = entries[step - last - 1]
+                written = Version(entry.step["version"], entry.step["version_attempt"])
+                began_with = Version(config.sync_before(step), attempt)
+                found.compared.append(Compared("version", str(written), str(began_with), written == began_with))
+                _compare_step(found, entry, taken)
     written, now = entries[-1].step["weights_sha256"], past.weights_sha256()
     agrees = written == now or accepted > 0  # bits that are not repeatable say nothing
     found.compared.append(Compared(f"sha256 of the weights after step {last}", written, now, agrees))
@@ -108,7 +114,9 @@ def _attempt_of(run: Run, config: Config, step: int) -> int:
 def _entries(run: Run, sync: int, attempt: int) -> list[Entry]:
     try:
         return read_entries(run, sync, attempt)
-    except Missing:
+    except Missing as error:
+        if any(run.store.exists(name(sync, attempt)) for name in (layout.steps, layout.draws)):
+            raise Damaged(str(error)) from None
         raise ConfigError(f"--step: the ledger of sync {sync}, which closes this step, is not stored yet") from None
 
 
@@ -126,9 +134,9 @@ def _compare_step(found: Audit, entry: Entry, taken: "Retaken") -> None:
         place = f"slot {said['slot']}, position {said['position']}"
         values = (_compare(found, f"{place}: {name}", said[name], now[name], scales[name]) for name in _OF_A_ROW)
         found.rows += [it for it in values if not it.agrees]
-    for name, value in sorted(taken.learned.metrics.items()):
-        said = entry.step.get(name)
-        if said is not None:  # a metric that was not measured then says nothing
+    for name, value in sorted(taken.metrics.items()):
+        if name in entry.step:  # one that was not measured then says nothing
+            said = entry.step[name]
             found.compared.append(_compare(found, name, said, value, _scale([said])))
 
 

@@ -37,7 +37,7 @@ STEPS = "select * from steps order by step"
 
 TOTALS = """
 select
-    (select count(*) from trajectories), (select count(*) from shards),
+    (select count(*) from trajectories), (select count(*) from shards where state = 'admitted'),
     (select count(*) from trajectories where sync is null),
     (select sum(length) from trajectories), (select count(*) from draws), (select max(attempt) from attempts),
     (select max(created_at) - min(created_at) from trajectories)

@@ -5,7 +5,8 @@ import json as json_texts
 import math
 import shutil
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -46,6 +47,8 @@ def answer(
         rows = last(con, query)
         if rows is None:
             raise ConfigError("the last statement has no rows to show")
+        if json or target:
+            _check_names("--json" if json else "--parquet", rows.columns)
         if csv:
             _print_csv(rows)
         elif json:
@@ -122,6 +125,12 @@ def print_table(rows: duckdb.DuckDBPyRelation) -> None:
         print("\n".join(text for _, text in rows.fetchall()))
     else:
         rows.show(max_rows=_ROWS, max_width=shutil.get_terminal_size((160, 40)).columns)
+
+
+def _check_names(option: str, names: Sequence[str]) -> None:
+    twice = [name for name, n in Counter(names).items() if n > 1]
+    if twice:
+        raise ConfigError(f"{option}: {twice[0]!r} names more than one column; give each a name with AS")
 
 
 def _print_csv(rows: duckdb.DuckDBPyRelation) -> None:

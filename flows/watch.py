@@ -48,8 +48,9 @@ select avg(age), max(age), avg((branch = 'recent')::int) from draws where sync =
 
 BUFFER = """
 select
-    coalesce(sum(rows) filter (state = 'admitted'), 0), coalesce(sum(rows) filter (state = 'waiting'), 0), count(*),
-    max(sync), count(*) filter (state in ('refused', 'unreadable', 'missing'))
+    coalesce(sum(rows) filter (state = 'admitted'), 0), coalesce(sum(rows) filter (state = 'waiting'), 0),
+    count(*) filter (state = 'admitted'), (select max(sync) from syncs),
+    count(*) filter (state in ('refused', 'unreadable', 'missing'))
 from shards
 """
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from storage import layout, records
+from storage.attempts import chain, stands
 from storage.run import Run
 from tba.errors import AlreadyExists
 from tba.types import Score, Version
@@ -31,8 +32,10 @@ class Evaluations:
                 continue
 
     def done(self) -> set[Version]:
+        """Versions that have scores and that the current weights descend from: the others' numbers come again."""
+        spans = chain(self.run)
         found = (layout.parse_evaluation(entry.key) for entry in self.run.store.list(layout.EVALUATIONS))
-        return {version for version in found if version}
+        return {version for version in found if version and stands(spans, version)}
 
     def scores(self) -> list[Score]:
         """Every score, oldest version first."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tba.errors import ConfigError, DataError
-from tba.types import Trajectory
+from tba.types import Draw, Metrics, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,18 @@ class Batch:
     @property
     def groups(self) -> int:
         return len(self.lengths) // self.responses_per_prompt
+
+
+def batch_metrics(draws: Sequence[Draw], batch: Batch) -> Metrics:
+    """What a batch is, whatever is learned from it."""
+    n = len(draws)
+    return {
+        "reward_mean": float(batch.reward_B.mean()),
+        "age_mean": sum(d.age for d in draws) / n,
+        "age_max": float(max(d.age for d in draws)),
+        "recent_share": sum(d.branch == "recent" for d in draws) / n,
+        "tokens": float(batch.response_mask_BT.sum()),
+    }
 
 
 class Padded(NamedTuple):

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tba.batching import batch_metrics
 from tba.interfaces import ReplayBuffer
 from tba.learner import Learned, Learner
-from tba.types import Draw
+from tba.types import Draw, Metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,6 +14,7 @@ class Retaken:
     step: int
     draws: Sequence[Draw]
     learned: Learned
+    metrics: Metrics  # of the batch, and of what was learned from it
 
 
 def retake(learner: Learner, buffer: ReplayBuffer, *, after: int, upto: int) -> Iterator[Retaken]:
@@ -21,5 +23,7 @@ def retake(learner: Learner, buffer: ReplayBuffer, *, after: int, upto: int) -> 
     for step in range(after + 1, upto + 1):
         buffer.replay(learner.config.sync_before(step))
         draws = buffer.draw(step)
-        learned = learner.learn(step, learner.collate(buffer.fetch(draws)))
-        yield Retaken(step=step, draws=draws, learned=learned)
+        batch = learner.collate(buffer.fetch(draws))
+        learned = learner.learn(step, batch)
+        metrics = {**learned.metrics, **batch_metrics(draws, batch)}
+        yield Retaken(step=step, draws=draws, learned=learned, metrics=metrics)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tba.batching import Batch
+from tba.batching import Batch, batch_metrics
 from tba.config import Config
 from tba.errors import DeadlinePassed, Stopped
 from tba.interfaces import CheckpointStore, Lease, Ledger, MetricLog, ReplayBuffer, VersionStore
@@ -26,7 +26,7 @@ from tba.policy import Policy
 from tba.syncing import Copy, SyncWriter
 from tba.timing import timed
 from tba.training_state import TrainingState
-from tba.types import Draw, Metrics, StepRecord, Version
+from tba.types import Draw, StepRecord, Version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +181,7 @@ class Trainer:
         version = Version(config.sync_before(step), self.attempt)
         metrics = {
             **learned.metrics,
-            **_batch_metrics(prepared),
+            **batch_metrics(prepared.draws, prepared.batch),
             **{f"seconds_{part}": spent for part, spent in {**prepared.seconds, **seconds}.items()},
         }
         self.metrics.write(dict(metrics), step=step)
@@ -195,15 +195,3 @@ class Trainer:
             outcomes=learned.outcomes,
             metrics=metrics,
         )
-
-
-def _batch_metrics(prepared: Prepared) -> Metrics:
-    draws, batch = prepared.draws, prepared.batch
-    n = len(draws)
-    return {
-        "reward_mean": float(batch.reward_B.mean()),
-        "age_mean": sum(d.age for d in draws) / n,
-        "age_max": float(max(d.age for d in draws)),
-        "recent_share": sum(d.branch == "recent" for d in draws) / n,
-        "tokens": float(batch.response_mask_BT.sum()),
-    }

@@ -205,8 +205,9 @@ comment on view settings is 'One row per setting of the run.';
 comment on column settings.name is 'dotted, as --set takes it';
 comment on column settings.value is 'as JSON';
 
-comment on macro table eligible_at is 'What the replay buffer held once a sync was over: the newest copy of equal content, and of those the newest of each prompt up to its capacity.
-at_sync: the sync, such as (select max(sync) from syncs)';
+comment on macro table eligible_at is 'What the replay buffer held once a sync was over: the newest copy of equal content, and of those the newest of each prompt up to its capacity. A fork applies its own capacity throughout.
+at_sync: the sync, such as (select max(sync) from syncs)
+sync: the sync at which it entered';
 
 comment on macro table compare_selection is 'How what was learned from differs from what was generated, by reward, length, finished and age at entry. What was chosen is compared with all that entered at the same sync, so that a policy which changes over time is no bias.
 measure: reward, length, finished or age
@@ -245,7 +246,9 @@ gini: 0 if every prompt that was generated for is used evenly, towards 1 if few 
 
 comment on macro table learned_from is 'What one step learned from.
 step: which step
-version_start: the version that generated it';
+slot: place in the batch; the rows of a slot are of one prompt
+version_start: the version that generated it
+age: steps taken when it was drawn, since the version that generated it';
 
 comment on macro table trajectory is 'One trajectory and every step that drew it.
 id: its trajectory_id, searcher/seq/row
@@ -311,12 +314,13 @@ residual_abs: mean absolute residual';
 
 comment on macro table stale is 'How much of each step is older than an age.
 max_age: the age, in steps
+step: which step
 draws: responses in the step
 stale: of them, those older
 stale_share: of them, those older
 age_max: of the oldest';
 
-comment on macro table drift is 'How far the trainer''s policy had moved from the policies that generated what it drew: log-probability of the response by the one minus that by the other.
+comment on macro table drift is 'How far the trainer''s policy had moved from the policies that generated what it drew: log-probability of the response by the one minus that by the other. Draws whose log-probabilities were given up are left out.
 width: of a range of ages, in steps (10)
 age_from: least age of the range
 draws: how many

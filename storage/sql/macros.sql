@@ -150,7 +150,7 @@ select
   coalesce(list(d.step order by d.step) filter (d.step is not null), []) as drawn_at,
   coalesce(list(d.residual order by d.step) filter (d.step is not null), []) as residuals
 from trajectories t
-left join prompts p using (prompt_id)
+left join stored.asked p using (prompt_id)
 left join draws d using (trajectory_id)
 where t.trajectory_id = id
 group by all;
@@ -172,7 +172,7 @@ with
     from trajectories group by prompt_id
   )
 select t.prompt_id, p.text, p.answer, t.tries, t.reward_max, t.distinct_responses, t.newest_version
-from tried t left join prompts p using (prompt_id)
+from tried t left join stored.asked p using (prompt_id)
 where t.reward_max < solved_at and t.tries >= min_tries
 order by t.tries desc, t.prompt_id;
 
@@ -183,7 +183,7 @@ select
   sum(t.length)::bigint as tokens, sum(t.generate_seconds) as generate_seconds,
   sum(t.length) / nullif(count(*) filter (t.reward >= solved_at), 0) as tokens_per_solved,
   sum(t.generate_seconds) / nullif(count(*) filter (t.reward >= solved_at), 0) as seconds_per_solved
-from trajectories t left join prompts p using (prompt_id)
+from trajectories t left join stored.asked p using (prompt_id)
 group by t.prompt_id
 order by tokens_per_solved desc nulls first, tokens desc, t.prompt_id;
 
@@ -249,6 +249,7 @@ with
   gaps as (
     select d.age // width * width as age_from, d.logp - list_sum(t.behaviour_logps)::double as gap, t.length
     from draws d join trajectories t using (trajectory_id)
+    where t.behaviour_logps is not null
   )
 select
   age_from, count(*) as draws, avg(gap) as drift_mean, avg(abs(gap)) as drift_abs, max(abs(gap)) as drift_max,

@@ -69,6 +69,9 @@ select
         + split_part(trajectory_id, '/', 3)::integer as place
 from main.trajectories;
 
+-- What trajectories answer: another split may use the same ids.
+create view stored.asked as from main.prompts where split = 'train';
+
 create view stored.capacity as
 select coalesce(max(value::bigint), 9223372036854775807) as responses from main.settings where name = 'sampling.capacity';
 
@@ -77,7 +80,8 @@ select trajectory_id, count(*) as draws, min(step) as first_step, max(step) as l
 from main.draws group by trajectory_id;
 
 -- Which trajectories could be drawn, and which were. Eligible is what was still in the replay buffer once the sync at
--- which it entered was over, the newest copies of equal content and the newest of a prompt, if a step followed.
+-- which it entered was over, the newest copies of equal content and the newest of a prompt, if a step followed. A fork
+-- applies its own capacity also to what its parent did; what was drawn was eligible.
 create view selection as
 with
   light as materialized (from stored.light),
@@ -90,6 +94,6 @@ with
   )
 select
     trajectory_id, prompt_id, searcher, version_start, sync, step, age, reward, length, finished,
-    coalesce(step < (select max(step) from steps) and place in (from survivors), false) as eligible,
+    draws is not null or coalesce(step < (select max(step) from steps) and place in (from survivors), false) as eligible,
     coalesce(draws, 0) as draws, first_step, last_step, age_drawn
 from light left join stored.drawn using (trajectory_id);

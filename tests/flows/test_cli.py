@@ -23,7 +23,7 @@ from tests.conftest import s3_root
 from tests.servers import Server
 from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
 
-COMMANDS = ("run", "resume", "runs", "watch", "sql", "report", "check", "export", "grade", "audit", "fork")
+COMMANDS = ("run", "resume", "runs", "watch", "sql", "report", "check", "export", "grade", "audit", "fork", "compact")
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +275,15 @@ def test_runs_of_an_empty_root_says_how_to_begin(tmp_path: Path, capsys: pytest.
 
 def test_sql_answers_as_a_table(capsys: pytest.CaptureFixture[str]):
     assert "│ count_star() │" in printed(capsys, "sql", "first", "select count(*) from steps")
+
+
+def test_sql_refuses_two_columns_of_one_name_where_one_would_be_lost(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    query = "select d.step, t.step from draws d join trajectories t using (trajectory_id)"
+    for form in (["--json"], ["--parquet", str(tmp_path / "answer.parquet")]):
+        assert f"{form[0]}: 'step' names more than one column" in refused(capsys, "sql", "first", query, *form)
+    assert printed(capsys, "sql", "first", query, "--csv").startswith("step,step\n")
 
 
 def test_sql_answers_as_rows_of_json(capsys: pytest.CaptureFixture[str]):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -124,6 +125,10 @@ def put(table: pa.Table, column: str, row: int, value: object) -> pa.Table:
     [
         ("loss", 0.125, "loss"),
         ("grad_norm", 1.0, "grad_norm"),
+        ("grad_norm", None, "grad_norm"),
+        ("reward_mean", 123.0, "reward_mean"),
+        ("age_max", 99.0, "age_max"),
+        ("tokens", 1.0, "tokens"),
         ("weights_sha256", "0" * 64, "sha256 of the weights after step 2"),
         ("residual", 9.0, "slot 0, position 1: residual"),
         ("age", 7, "slot 0, position 1: age"),
@@ -141,6 +146,28 @@ def test_an_audit_names_what_differs(killed: Run, tmp_path: Path, column: str, v
     differing = {it.what: it.ledger for it in [*found.compared, *found.rows] if not it.agrees}
     assert differing[said] == value
     assert differing.keys() <= {said, "trajectories drawn"}
+
+
+def test_an_audit_says_what_the_ledger_lacks(killed: Run, tmp_path: Path):
+    attempt = rows(killed, "select attempt from steps where step = 1")[0][0]
+    run = altered(killed, tmp_path, layout.steps(1, attempt), lambda table: put(table, "version", 0, 7))
+    assert [(it.ledger, it.now) for it in audit.audit(run, 1).compared if not it.agrees] == [
+        (f"000007-a{attempt:04d}", f"000000-a{attempt:04d}")
+    ]
+    run.store.delete(layout.draws(1, attempt))
+    with pytest.raises(Damaged, match=r"draws/000001-a\d{4}.parquet"):
+        audit.audit(run, 1)
+
+
+def test_an_audit_that_finds_a_difference_shows_the_row_and_ends_with_1(
+    killed: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    attempt = rows(killed, "select attempt from steps where step = 1")[0][0]
+    run = altered(killed, tmp_path, layout.draws(1, attempt), lambda table: put(table, "residual", 1, 9.0))
+    assert cli.main(["audit", run.url, "--step", "1"]) == 1
+    said = capsys.readouterr().out
+    assert re.search(r"slot 0, position 1: residual\s+9\s+\S+\s+differs", said)
+    assert "1 value differs from the ledger" in said
 
 
 def test_an_audit_on_other_hardware_accepts_what_it_is_told_to(killed: Run, tmp_path: Path):

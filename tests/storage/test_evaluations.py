@@ -1,15 +1,17 @@
 """Scores of versions, written once."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from storage import layout
+from storage import folders, layout
+from storage.attempts import claim_attempt
 from storage.evaluations import Evaluations
 from storage.run import Run
 from tba.errors import Damaged
 from tba.types import Score, Version
-from tests.storage.synthetic import put
+from tests.storage.synthetic import LAST_SYNC, SyntheticRun, put
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -24,11 +26,23 @@ def scores(version: Version, value: float) -> list[Score]:
 def test_scores_come_back_by_version(run: Run):
     evaluations = Evaluations(run)
     assert evaluations.done() == set()
-    for version, value in ((Version(10, 1), 0.5), (Version(0, 1), 0.25), (Version(5, 2), 0.75)):
+    claim_attempt(run)
+    for version, value in ((Version(10, 1), 0.5), (Version(0, 1), 0.25), (Version(5, 1), 0.75)):
         evaluations.write(scores(version, value))
-    assert evaluations.done() == {Version(0, 1), Version(10, 1), Version(5, 2)}
-    expected = [*scores(Version(0, 1), 0.25), *scores(Version(10, 1), 0.5), *scores(Version(5, 2), 0.75)]
+    assert evaluations.done() == {Version(0, 1), Version(10, 1), Version(5, 1)}
+    expected = [*scores(Version(0, 1), 0.25), *scores(Version(5, 1), 0.75), *scores(Version(10, 1), 0.5)]
     assert evaluations.scores() == expected
+
+
+def test_a_version_that_is_taken_again_after_a_crash_is_still_to_be_scored(tmp_path: Path):
+    made = SyntheticRun(str(tmp_path), "first").begin()
+    made.take_syncs(1, range(1, LAST_SYNC + 1), made.buffer(1))
+    for version in (Version(2, 1), Version(LAST_SYNC, 1)):
+        made.evaluate(version, 0.5)
+    assert Version(LAST_SYNC, 1) in Evaluations(made.run).done()
+    folders.remove(made.run.store, layout.checkpoint(Version(LAST_SYNC, 1)))  # it was killed before it was there
+    assert claim_attempt(made.run).continues == Version(2, 1)
+    assert Evaluations(made.run).done() == {Version(0, 1), Version(2, 1)}
 
 
 @local

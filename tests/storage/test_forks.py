@@ -1,6 +1,7 @@
 """A fork shares what its parent had stored by a step, adds its own, and neither harms the other."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,14 @@ from storage.forks import pinned_checkpoints, register
 from storage.inheritance import Parent
 from storage.retention import given_up
 from storage.run import Run
+from storage.schema import encode, to_table
 from storage.syncs import read_chain
 from storage.trajectories import Trajectories
 from storage.versions import Versions
 from tba.errors import AlreadyExists, Damaged, Missing, StorageError
 from tba.types import Version
-from tests.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, make_run, prune_version
+from tests.builders import make_shard
+from tests.storage.synthetic import EVERY, LAST_SYNC, PROMPTS, SyntheticRun, make_run, prune_version
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -49,6 +52,20 @@ def go_on(run: Run, sync: int) -> None:
     buffer.replay(sync)
     version = Version(sync, attempt.number)
     made.take_syncs(attempt.number, range(sync + 1, LAST_SYNC + 1), buffer, version=version)
+
+
+def test_what_the_parent_refused_later_does_not_wait_in_a_replay(tmp_path: Path):
+    made = SyntheticRun(str(tmp_path), "first").begin()
+    buffer = made.take_syncs(1, range(1, 2), made.buffer(1))
+    odd = [replace(it, reward=float("nan")) for it in make_shard({PROMPTS[0]: [1.0]}, searcher=5)]
+    made.run.store.create(layout.shard(5, 0), encode(to_table(odd, run=made.run.name, searcher=5, seq=0)))
+    made.take_syncs(1, range(2, 4), buffer)
+    replay = fork(made.run, 0, replays=3)
+    shards = "select state from shards where searcher = 5"
+    assert (rows(made.run, shards), rows(replay, shards)) == ([("refused",)], [])
+    rewards = "select count(*), avg(reward) from trajectories"
+    assert rows(replay, rewards) == rows(made.run, rewards)
+    assert check(replay).problems == []
 
 
 def names(run: Run) -> set[str]:

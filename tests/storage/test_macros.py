@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import storage
+from storage.compacting import compact
+from storage.prompts import write_prompts
 from storage.run import Run
 from storage.trajectories import Trajectories
-from tests.builders import make_shard
+from tests.builders import make_prompt, make_shard
 from tests.storage.choosing import few_contents, make_choosing_run
 from tests.storage.synthetic import EVERY, STEPS, B, K, S, make_run
 
@@ -40,6 +42,18 @@ def test_a_trajectory_knows_every_step_that_drew_it(con: duckdb.DuckDBPyConnecti
         assert found == [(id, len(steps), steps, len(steps), "3")]
     never = rows(con, "select trajectory_id from trajectories anti join draws using (trajectory_id) limit 1")[0][0]
     assert rows(con, f"select draws, len(residuals) from trajectory('{never}')") == [(0, 0)]
+
+
+def test_a_test_prompt_of_the_same_name_is_no_answer(tmp_path: Path):
+    run = Run.create(str(tmp_path), "first", config={}, sampler_sql="", code_version="")
+    write_prompts(run, "train", [make_prompt("0")])
+    write_prompts(run, "test", [make_prompt("0", text="another", answer="9")])
+    Trajectories(run).append(0, 0, make_shard({"0": [0.0, 0.0]}))
+    con = storage.connect(run)
+    text, answer = rows(con, "select text, answer from prompts where split = 'train'")[0]
+    assert rows(con, "select text, tries from cost_per_solved()") == [(text, 2)]
+    assert rows(con, "select text, answer, tries from unsolved()") == [(text, answer, 2)]
+    assert rows(con, "select answer from trajectory('0/0/0')") == [(answer,)]
 
 
 def test_the_group_of_a_trajectory_has_all_its_responses(con: duckdb.DuckDBPyConnection):
@@ -134,6 +148,18 @@ def test_drift_is_the_trainers_log_probability_minus_the_searchers(tmp_path: Pat
     assert (draws, mean, greatest) == (len(lengths), pytest.approx(lengths.mean() / 2), lengths.max() / 2)
     assert of_token == pytest.approx(0.5)
     assert share == pytest.approx(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
+
+
+def test_drift_leaves_out_what_was_given_up(tmp_path: Path):
+    run = make_run(str(tmp_path))
+    compact(run, keep_checkpoints=1, drop_beyond=2)
+    con = storage.connect(run)
+    kept = "from draws d join trajectories t using (trajectory_id) where behaviour_logps is not null"
+    drifts = [drift for (drift,) in rows(con, f"select d.logp - list_sum(behaviour_logps) {kept}")]
+    [(draws, mean, share)] = rows(con, "select draws, drift_mean, effective_share from drift(1000)")
+    assert 0 < draws == len(drifts) < rows(con, "select count(*) from draws")[0][0]
+    weights = np.exp(drifts)
+    assert (mean, share) == pytest.approx((np.mean(drifts), weights.sum() ** 2 / (draws * (weights**2).sum())))
 
 
 def test_help_tells_every_column_of_a_view(con: duckdb.DuckDBPyConnection):
