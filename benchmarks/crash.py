@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -283,8 +283,10 @@ def finish(run: Run, notes: Path, findings: Findings) -> None:
     findings.acknowledged += len(acknowledged)
 
 
-def measure(store: str, root: str, policy: Path, kills: list[Kill], scratch: Path, seed: int) -> Findings:
-    findings, chance, began = Findings(store), random.Random(seed), time.monotonic()
+def measure(
+    findings: Findings, root: str, policy: Path, kills: list[Kill], scratch: Path, seed: int, keep: Callable[[], None]
+) -> None:
+    store, chance, began = findings.store, random.Random(seed), time.monotonic()
     while kills:
         notes = scratch / f"{store}-{findings.runs}"
         notes.touch()
@@ -294,9 +296,9 @@ def measure(store: str, root: str, policy: Path, kills: list[Kill], scratch: Pat
         change_state(run, desired="stop", why="finished")
         finish(run, notes, findings)
         findings.runs += 1
+        findings.seconds = round(time.monotonic() - began, 1)
         print(say(findings), file=sys.stderr)
-    findings.seconds = round(time.monotonic() - began, 1)
-    return findings
+        keep()
 
 
 def say(it: Findings) -> str:
@@ -330,19 +332,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable(logging.WARNING)
     forkserver.set_forkserver_preload(["flows.wiring"])
     results: list[Findings] = []
-    with tempfile.TemporaryDirectory(prefix="tba-crash-") as name:
-        scratch = Path(name)
-        os.environ["TBA_CACHE"] = str(scratch / "cache")
-        policy = tiny_folder(scratch / "policy")
-        for store in options.stores:
-            with root_of(store, scratch) as (kind, root):
-                kills = planned(options.kills // len(options.stores), random.Random(options.seed))
-                results.append(measure(kind, root, policy, kills, scratch, options.seed))
-    for found in results:
-        print(say(found), f"({found.seconds:.0f} s)")
-        for problem in [*found.lost, *found.wrong, *found.differing][:20]:
-            print("  ", problem)
-    if options.out:
+
+    def keep() -> None:
+        """What is known so far: all of it takes long."""
+        if not options.out:
+            return
         options.out.mkdir(parents=True, exist_ok=True)
         facts = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -353,6 +347,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "results": [asdict(it) for it in results],
         }
         (options.out / "crash.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+    with tempfile.TemporaryDirectory(prefix="tba-crash-") as name:
+        scratch = Path(name)
+        os.environ["TBA_CACHE"] = str(scratch / "cache")
+        policy = tiny_folder(scratch / "policy")
+        for store in options.stores:
+            with root_of(store, scratch) as (kind, root):
+                kills = planned(options.kills // len(options.stores), random.Random(options.seed))
+                results.append(Findings(kind))
+                measure(results[-1], root, policy, kills, scratch, options.seed, keep)
+    for found in results:
+        print(say(found), f"({found.seconds:.0f} s)")
+        for problem in [*found.lost, *found.wrong, *found.differing][:20]:
+            print("  ", problem)
     return int(any(found.lost or found.wrong or found.differing for found in results))
 
 

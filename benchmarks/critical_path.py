@@ -3,10 +3,10 @@
     python -m benchmarks.critical_path [--sizes 10000 100000 1000000 10000000] [--out FOLDER] [--work FOLDER]
 
 The reader of a trainer works beside its steps: it looks for arrivals and admits a record every k steps, draws 7 prompts
-x 20 responses, fetches and collates them. Here it does so with the real buffer on a disk, in a thread on one core, with
-rests, beside another thread on another core. What is counted is for how long that other thread does not run while the
-reader reads, less what it does not in as long a time of rest. It takes gradient steps of about half a second, of
-quickstart's policy; or multiplies small matrices in a loop, which no real step is as sensitive as.
+x 20 responses, fetches and collates them. Here it does so with the real buffer on a disk, in a thread on one core,
+beside every second step of another thread on another core: what is counted is by how much such a step is longer than
+the one before or after it. These are gradient steps of about half a second, of quickstart's policy; or as long a loop
+of small matrix products, which no real step is as sensitive as.
 
 Made-up rows fill the index, 100 per prompt; payloads are of real shards, of 100 trajectories (20 responses to each of 5
 prompts) of about 90 + 230 tokens, of which 2 arrive per step. A drawn row that is made up stands for a row of one of
@@ -24,13 +24,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,7 +56,7 @@ from tba.policy import Policy
 from tba.tasks.quickstart_policy import make_model, make_tokenizer
 from tba.types import Draw, Trajectory
 
-READS, REST_SECONDS, STEP_SECONDS = 60, 0.1, 0.5
+READS, STEP_SECONDS = 60, 0.5
 PERIODS = (2, 10)  # steps per sync
 ARRIVING = 2  # shards per step
 STORED = 1000  # shards that made-up rows stand for
@@ -64,12 +65,9 @@ FIRST_SEARCHER = 100  # of made-up rows
 PARTS = ("admit", "draw", "fetch", "collate")
 
 
-class Lost(NamedTuple):
-    """By the worker, while something was read."""
-
-    part: str
+class Step(NamedTuple):
     seconds: float
-    lost: float
+    stood: float  # of them, while the thread did not run
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -136,48 +134,61 @@ class Reader:
         return buffer
 
     def beside(self, name: str, k: int) -> dict[str, Any]:
-        """What a thread loses that works meanwhile."""
+        """Steps with a reader beside them and steps without one, in pairs."""
         shards = [make_shards(self.run, self.arriving, ARRIVING * k, self.prompts) for _ in range(0, READS, k)]
-        found, cores = list[Lost](), os.sched_getaffinity(0)
-        work, worker = WORK[name](), time.pthread_getcpuclockid(threading.get_ident())
-        reader = threading.Thread(target=self.read, args=(shards, k, worker, found))
+        cores, work, found = os.sched_getaffinity(0), WORK[name](), list[tuple[str, float]]()
+        turns, told = SimpleQueue[int | None](), SimpleQueue[str]()
+        reader = threading.Thread(target=self.read, args=(shards, k, turns, told, found), daemon=True)
         reader.start()
         os.sched_setaffinity(0, {min(cores)})
-        done, began = 0, time.perf_counter()
-        while reader.is_alive():
-            work()
-            done += 1
-        seconds = time.perf_counter() - began
+        pairs: list[dict[bool, Step]] = []
+        step_of(work)  # the first is slower
+        for n in range(READS):
+            pair: dict[bool, Step] = {}
+            for reading in (n % 2 == 0, n % 2 == 1):
+                if reading:
+                    turns.put(n)
+                    told.get(timeout=60)
+                pair[reading] = step_of(work)
+                if reading:
+                    told.get(timeout=60)
+            pairs.append(pair)
+        turns.put(None)
         os.sched_setaffinity(0, cores)
-        if len(found) != READS * len(PARTS):
-            raise RuntimeError("the reader failed")
-        lost = [sum(it.lost for it in found[start : start + len(PARTS)]) for start in range(0, len(found), len(PARTS))]
+        longer = [pair[True].seconds - pair[False].seconds for pair in pairs]
+        stood = [pair[True].stood - pair[False].stood for pair in pairs]
+        low, median, high = statistics.quantiles(longer, n=4)
         return {
             "work": name,
             "steps_per_sync": k,
-            "work_ms": round(1e3 * seconds / done, 2),
-            "reading_ms": {part: per_step(it.seconds for it in found if it.part == part) for part in PARTS},
-            "lost_ms": {part: per_step(it.lost for it in found if it.part == part) for part in PARTS},
-            "loss_percent": round(100 * statistics.mean(lost) / STEP_SECONDS, 2),
-            "standard_error": round(100 * statistics.stdev(lost) / READS**0.5 / STEP_SECONDS, 2),
+            "step_ms": milliseconds(statistics.median(pair[False].seconds for pair in pairs)),
+            "reading_ms": {part: milliseconds(sum(it for name, it in found if name == part) / READS) for part in PARTS},
+            "longer_ms": {"median": milliseconds(median), "quartiles": [milliseconds(low), milliseconds(high)]},
+            "longer_ms_mean": milliseconds(statistics.mean(longer)),
+            "standing_ms": milliseconds(statistics.median(stood)),
+            "loss_percent": round(100 * median / STEP_SECONDS, 2),
         }
 
-    def read(self, arriving: Sequence[dict[str, bytes]], k: int, worker: int, found: list[Lost]) -> None:
+    def read(
+        self,
+        arriving: Sequence[dict[str, bytes]],
+        k: int,
+        turns: "SimpleQueue[int | None]",
+        told: "SimpleQueue[str]",
+        found: list[tuple[str, float]],
+    ) -> None:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        for n in range(READS):
+
+        @contextmanager
+        def part(name: str) -> Iterator[None]:
+            began = time.perf_counter()
+            yield
+            found.append((name, time.perf_counter() - began))
+
+        while (n := turns.get()) is not None:
             for key, data in arriving[n // k].items() if n % k == 0 else ():
                 (Path(self.run.url) / key).write_bytes(data)
-            rest, waited = time.perf_counter(), _waited(worker)
-            time.sleep(REST_SECONDS)
-            idle = (_waited(worker) - waited) / (time.perf_counter() - rest)
-
-            @contextmanager
-            def part(name: str, idle: float = idle) -> Iterator[None]:
-                began, before = time.perf_counter(), _waited(worker)
-                yield
-                seconds = time.perf_counter() - began
-                found.append(Lost(name, seconds, _waited(worker) - before - idle * seconds))
-
+            told.put("begins")
             step = next(self.steps)
             with part("admit"):
                 if n % k == 0:
@@ -189,6 +200,7 @@ class Reader:
             named = [replace(row, prompt_id=draw.prompt_id) for row, draw in zip(trajectories, draws, strict=True)]
             with part("collate"):
                 self.learner.collate(named)
+            told.put("ends")
 
     def fetch(self, draws: Sequence[Draw]) -> list[Trajectory]:
         places = [draw.trajectory_id.split("/") for draw in draws]
@@ -240,35 +252,50 @@ def make_learner() -> Learner:
 
 
 def small_products() -> Callable[[], Any]:
-    """Of a fifth of a millisecond each, between which the interpreter is asked for."""
+    """Half a second of products of a fifth of a millisecond each, between which the interpreter is asked for."""
     a = torch.rand(256, 256)
-    return partial(torch.mm, a, a)
+
+    def work() -> None:
+        for _ in range(2000):
+            torch.mm(a, a)
+
+    return work
 
 
 WORK = {"gradient steps": gradient_steps, "small products": small_products}
 
 
-def _waited(worker: int) -> float:
-    """For how long a thread has not run, from an arbitrary start."""
-    return time.perf_counter() - time.clock_gettime(worker)
+def step_of(work: Callable[[], Any]) -> Step:
+    began, before = time.perf_counter(), time.thread_time()
+    work()
+    seconds = time.perf_counter() - began
+    return Step(seconds, seconds - (time.thread_time() - before))
 
 
 # --- what is said of it -----------------------------------------------------------------------------------------------
 
 
-def per_step(seconds: Iterable[float]) -> float:
-    return round(1e3 * sum(seconds) / READS, 2)
+def milliseconds(seconds: float) -> float:
+    return round(1e3 * seconds, 2)
 
 
 def markdown(results: Sequence[dict[str, Any]]) -> str:
-    parts = [f"{part}: ms, of them lost" for part in PARTS]
-    header = ["trajectories", "beside", "k", *parts, f"lost of a {STEP_SECONDS} s step, %"]
+    header = [
+        "trajectories",
+        "beside",
+        "k",
+        *(f"{part}, ms" for part in PARTS),
+        "a step is longer by, ms",
+        "of 0.5 s, %",
+    ]
     lines = [header, ["---:"] * len(header)]
     for result in results:
         for it in result["found"]:
-            shares = [f"{it['reading_ms'][part]}, {it['lost_ms'][part]}" for part in PARTS]
-            loss = f"{it['loss_percent']} ± {it['standard_error']}"
-            lines.append([f"{result['size']:,}", it["work"], str(it["steps_per_sync"]), *shares, loss])
+            low, high = it["longer_ms"]["quartiles"]
+            longer = f"{it['longer_ms']['median']} ({low} to {high})"
+            read = [str(it["reading_ms"][part]) for part in PARTS]
+            size, k = f"{result['size']:,}", str(it["steps_per_sync"])
+            lines.append([size, it["work"], k, *read, longer, str(it["loss_percent"])])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
