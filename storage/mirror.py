@@ -37,6 +37,9 @@ LISTED = (
 )
 """What refers is listed before what it refers to, so that a snapshot of a live run names nothing it lacks."""
 
+PAUSES = (0.1, 0.3, 1.0, 2.0)
+"""Seconds before another look where rows are gone that were listed: the run was compacted meanwhile, most likely."""
+
 _SIDE_BY_SIDE = 16  # objects copied at once
 _KEPT = 30 * 24 * 3600.0  # seconds for which the copies of a run stay when nobody asks for it
 
@@ -66,20 +69,27 @@ class Snapshot:
 
 
 def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
-    """Look at a run now. Of a remote run only what is new since the last time is copied."""
-    while (snapshot := _take(run, progress or (lambda done, total: None))) is None:
-        continue  # it was compacted meanwhile
+    """Look at a run now. Of a remote run only what is new since the last time is copied. What its listings show and
+    nobody can read is left out."""
+    progress = progress or (lambda done, total: None)
+    snapshot, whole = _take(run, progress)
+    for pause in PAUSES:
+        if whole:
+            break
+        time.sleep(pause)
+        snapshot, whole = _take(run, progress)
     return snapshot
 
 
-def _take(run: Run, progress: Progress) -> Snapshot | None:
+def _take(run: Run, progress: Progress) -> tuple[Snapshot, bool]:
+    """And whether it has all rows that were listed."""
     entries = [entry for prefix in LISTED for entry in run.store.list(prefix) if _wanted(entry.key)]
     if run.store.local_path(layout.RUN) is not None:
         here = {entry.key: run.store.local_path(entry.key) for entry in entries}
-        return Snapshot(run, {key: path for key, path in here.items() if path is not None}, copied=False)
+        return Snapshot(run, {key: path for key, path in here.items() if path is not None}, copied=False), True
     copies = _copy(run, entries, progress)
     rows = (entry.key for entry in entries if entry.key.startswith((layout.TRAJECTORIES, layout.COMPACTIONS)))
-    return Snapshot(run, copies, copied=True) if all(key in copies for key in rows) else None
+    return Snapshot(run, copies, copied=True), all(key in copies for key in rows)
 
 
 def _wanted(key: str) -> bool:

@@ -5,8 +5,10 @@ objects are read when a query asks for them, through handles that the connection
 system, and DuckDB is told to refuse it altogether: files can be neither read nor written, whatever the SQL says.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -19,7 +21,7 @@ from pyarrow import fs
 
 from storage import layout, mirror, records, tables
 from storage.attempts import Span, accepts, chain
-from storage.compactions import FACTS, Place
+from storage.compactions import FACTS, Place, is_record
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress, Snapshot
 from storage.prompts import PROMPTS_SCHEMA
@@ -76,12 +78,17 @@ def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckD
 
 
 def _look(run: Run, progress: Progress | None) -> tuple[Snapshot, tables.Compacted]:
-    while True:
-        snapshot = mirror.take(run, progress=progress)
+    snapshot = mirror.take(run, progress=progress)
+    for pause in mirror.PAUSES:
         try:
             return snapshot, tables.compacted(snapshot)
         except Missing:  # it was compacted meanwhile
-            continue
+            time.sleep(pause)
+            snapshot = mirror.take(run, progress=progress)
+    read = {key for key, _ in snapshot.read_all(layout.COMPACTIONS, only=is_record)}
+    files = {key: path for key, path in snapshot.files.items() if key in read or not is_record(key)}
+    snapshot = replace(snapshot, files=files)  # without records that are listed and that nobody can read
+    return snapshot, tables.compacted(snapshot)
 
 
 def _memory_limit(con: duckdb.DuckDBPyConnection) -> str:

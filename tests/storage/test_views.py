@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import duckdb
 import pyarrow as pa
@@ -17,11 +18,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import storage
-from storage import layout, parquet, views
+from storage import layout, mirror, parquet, views
 from storage.check import check
+from storage.compacting import compact
+from storage.compactions import is_record
 from storage.events import Events
 from storage.run import Run
 from storage.schema import encode
+from storage.store import Entry, Store
 from storage.tables import METRICS
 from storage.trajectories import Trajectories
 from tba.errors import Damaged, Missing
@@ -464,6 +468,47 @@ def test_copies_of_runs_that_nobody_asks_for_are_forgotten(root: str, cache: Pat
         os.utime(next(path for path in copy.parents if path.parent.name == "runs"), (then, then))
     storage.connect(runs[2])
     assert [len(copies_of(cache, run)) for run in runs] == [0, 1, 1]
+
+
+class Behind:
+    """A store whose listings go on showing what has been deleted."""
+
+    def __init__(self, store: Store):
+        self.store, self.gone = store, set[Entry]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def delete(self, key: str) -> None:
+        self.gone |= {entry for entry in self.store.list(key) if entry.key == key}
+        self.store.delete(key)
+
+    def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
+        shown = (entry for entry in self.gone if entry.key.startswith(prefix) and entry.key > after)
+        return sorted({*self.store.list(prefix, after=after), *shown})
+
+
+@pytest.mark.parametrize(
+    ("root", "what"),
+    [("moto", "shard"), ("moto", "object"), ("moto", "record"), ("local", "record")],
+    indirect=["root"],
+)
+def test_what_a_listing_shows_for_ever_although_it_is_gone_is_missing(
+    root: str, what: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(mirror, "PAUSES", (0.0, 0.01))
+    run = make_run(root, f"behind-{what}")
+    store = Behind(run.store)
+    lost = layout.shard(0, 0)
+    if what != "shard":
+        compact(run, keep_checkpoints=1)
+        [lost] = [it.key for it in store.list(layout.COMPACTIONS) if is_record(it.key) == (what == "record")]
+    store.delete(lost)
+    con = storage.connect(replace(run, store=cast(Store, store)))
+    missing = rows(con, "select key from shards where state = 'missing' order by key")
+    admitted = rows(con, "select key from shards where sync is not null order by key")
+    assert missing == ([(lost,)] if what == "shard" else admitted)
+    assert len(rows(con, "select trajectory_id from trajectories")) == 2 * S * (13 if what == "shard" else 2)
 
 
 def copies_of(cache: Path, run: Run, *, connect: bool = False) -> list[Path]:
