@@ -76,6 +76,7 @@ class _Check:
         self.strangers = [entry.key for entry in run.store.list() if not layout.is_part(entry.key)]
         self.payloads: list[RetentionRecord] = []
         self.compactions = Compactions(run)  # as they are when a shard is not where it was listed
+        self.opened: tuple[Compaction, pq.ParquetFile] | None = None  # the last: its shards are asked for one by one
         self.done, self.total = 0, sum(len(_whole(keys)) for keys in self.listed.values())
         training = run.config.get("training", {})
         self.relations = Relations(
@@ -273,9 +274,9 @@ class _Check:
         try:
             data = self.store.read(shard.key)
         except Missing:
-            if (place := self.compactions.place_now(shard, None)) is None:
+            if (place := self._place_now(shard, None)) is None:
                 raise
-            return self._compacted(self._object(place.compaction), place.part, record)
+            return self._compacted(place, record)
         if len(data) != shard.bytes:
             raise Damaged(f"has {len(data)} bytes, its record says {shard.bytes}")
         if hashlib.sha256(data).hexdigest() != shard.sha256:
@@ -290,9 +291,9 @@ class _Check:
         for key in self.listed[layout.COMPACTIONS]:
             if is_record(key):
                 with self.looking_at(key):
-                    if self.store.exists(key):
+                    try:
                         found.append(decode_compaction(self.store.read(key), key))
-                    else:
+                    except Missing:
                         self.note(f"{key} has just been taken the place of")
         if found:
             self.count("compactions", len(found))
@@ -313,32 +314,55 @@ class _Check:
         ]
         if counting:
             with self.looking_at(compaction.object):
-                file = self._object(compaction)
                 for part, record in counting:
-                    table = self._compacted(file, part, record)
+                    table = self._compacted(Place(compaction, part), record)
                     self.relations.add_trajectories(table, sync=record.sync, step=record.step)
         elif compaction.object not in self.listed[layout.COMPACTIONS] and pairs:
-            missing = [part.shard.key for part, _ in pairs if part.shard.key not in self.listed[layout.TRAJECTORIES]]
-            if any((part.shard.key, part.shard.sha256) not in found for part, _ in pairs) and missing:
-                self.wrong(compaction.object, f"is missing, and holds {missing[0]} and the like")
+            lost = [
+                part.shard
+                for part, _ in pairs
+                if part.shard.key not in self.listed[layout.TRAJECTORIES]
+                and (part.shard.key, part.shard.sha256) not in found
+                and self._place_now(part.shard, Place(compaction, part)) is None
+            ]
+            if lost:
+                self.wrong(compaction.object, f"is missing, and holds {lost[0].key} and the like")
         if not self._is_inherited(compaction.object):
             for part in compaction.parts:
                 if part.shard.key not in admitted or admitted[part.shard.key][0] != part.shard:
                     self.wrong(compaction.record, f"holds {part.shard.key}, which no record admits as it says")
 
+    def _place_now(self, shard: Shard, gone: Place | None) -> Place | None:
+        """Where a shard lies that is not where it was: it is compacted, perhaps again, while it is looked for."""
+        known = self.compactions.place(shard)
+        now = self.compactions.place_now(shard, known) if known in (None, gone) else known
+        return None if now == gone else now
+
     def _object(self, compaction: Compaction) -> pq.ParquetFile:
+        if self.opened is None or self.opened[0] != compaction:
+            self.opened = compaction, self._open(compaction)
+        return self.opened[1]
+
+    def _open(self, compaction: Compaction) -> pq.ParquetFile:
         data = self.store.read(compaction.object)
         if hashlib.sha256(data).hexdigest() != compaction.sha256 or len(data) != compaction.bytes:
-            raise Damaged("has not the content that its record promises (sha256 differs)")
+            raise Damaged(f"{compaction.object} has not the content that its record promises (sha256 differs)")
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         if (file.metadata.metadata or {}).get(b"run") != self.run.writer_of(compaction.object).encode():
-            raise Damaged("is another run's")
+            raise Damaged(f"{compaction.object} is another run's")
         if file.num_row_groups != compaction.parts[-1].end_group:
-            raise Damaged(f"has {file.num_row_groups} row groups, its record says {compaction.parts[-1].end_group}")
+            wanted = compaction.parts[-1].end_group
+            raise Damaged(f"{compaction.object} has {file.num_row_groups} row groups, its record says {wanted}")
         return file
 
-    def _compacted(self, file: pq.ParquetFile, part: Part, record: SyncRecord) -> pa.Table:
-        key = part.shard.key
+    def _compacted(self, place: Place, record: SyncRecord) -> pa.Table:
+        part, key = place.part, place.part.shard.key
+        try:
+            file = self._object(place.compaction)
+        except Missing:
+            if (now := self._place_now(part.shard, place)) is None:
+                raise
+            return self._compacted(now, record)
         table = file.read_row_groups(list(part.groups), use_threads=False)
         if len(table) != part.shard.rows:
             raise Damaged(f"{key} has {len(table)} rows in it, its record says {part.shard.rows}")
@@ -349,9 +373,15 @@ class _Check:
         if part.given_up and not self._is_inherited(key):  # else the parent answers for it
             if (part.sync, part.step) != (record.sync, record.step):
                 raise Damaged(f"{key} was admitted by record {record.sync}, not {part.sync}")
-            if not any(it.payloads.first_sync <= part.sync <= it.payloads.last_sync for it in self.payloads):
+            if not self._gives_up(part):
                 raise Damaged(f"{key}: {part.given_up} rows lack their tokens, which no retention record gives up")
         return table
+
+    def _gives_up(self, part: Part) -> bool:
+        """Whether a retention record does, be it a new one."""
+        if not any(it.payloads.first_sync <= part.sync <= it.payloads.last_sync for it in self.payloads):
+            self.payloads = given_up_payloads(self.run)
+        return any(it.payloads.first_sync <= part.sync <= it.payloads.last_sync for it in self.payloads)
 
     def _is_inherited(self, key: str) -> bool:
         return self.run.inherits is not None and self.run.inherits.inherits(key)

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage import layout
-from storage.check import Findings, check
+from storage.check import Findings, _Check, check
+from storage.compacting import compact
 from storage.run import Run
 from storage.schema import encode
 from storage.trajectories import Trajectories
@@ -150,6 +151,47 @@ def test_progress_ends_at_all_of_it(whole: Run):
     check(whole, progress=lambda done, total: told.append((done, total)))
     assert told == sorted(told)
     assert told[-1][0] == told[-1][1]
+
+
+@pytest.mark.parametrize("moment", ["shards", "read_compactions", "_object"])
+@pytest.mark.parametrize("drop_beyond", [None, 2])
+def test_a_run_that_is_compacted_meanwhile_is_clean(
+    whole: Run, moment: str, drop_beyond: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    """Compacted before, and again by somebody else around each moment of the check."""
+    compact(whole, keep_checkpoints=2)
+    for after in (False, True):
+        run = copy_run(whole, Path(whole.url).with_name(f"after-{after}"))
+        done, usual = [], getattr(_Check, moment)
+
+        def meanwhile(self: _Check, *asked: Any, run=run, after=after, done=done, usual=usual) -> Any:
+            found = usual(self, *asked) if after else None
+            if not done:
+                done.append(True)
+                done += compact(run, keep_checkpoints=1, drop_beyond=drop_beyond).written
+            return found if after else usual(self, *asked)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(_Check, moment, meanwhile)
+            findings = check(run)
+        assert findings.problems == []
+        assert findings.checked["trajectories"] == 14 * 2 * S
+        assert len(done) == 2
+        assert check(run).problems == []
+
+
+def test_an_object_of_many_shards_is_read_once(whole: Run, monkeypatch: pytest.MonkeyPatch):
+    usual, read = whole.store.read, []
+    shards = _Check.shards
+
+    def meanwhile(self: _Check, *asked: Any) -> None:
+        compact(whole, keep_checkpoints=1)
+        monkeypatch.setattr(whole.store, "read", lambda key: (read.append(key), usual(key))[1])
+        shards(self, *asked)
+
+    monkeypatch.setattr(_Check, "shards", meanwhile)
+    assert check(whole).problems == []
+    assert len([key for key in read if key.endswith(".parquet") and key.startswith(layout.COMPACTIONS)]) == 1
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
