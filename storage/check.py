@@ -8,7 +8,7 @@ against it.
 import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from storage.attempts import Attempt, Span, accepts, chain, read_attempt, stands
 from storage.compactions import Compaction, Compactions, Part, Place, is_record, places
 from storage.compactions import decode as decode_compaction
 from storage.consistency import Relations
+from storage.inheritance import Parent
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
@@ -70,7 +71,7 @@ class _Check:
             for prefix in (
                 layout.EVALUATIONS, layout.CHECKPOINTS, layout.VERSIONS, layout.STEPS, layout.DRAWS, layout.SYNCS,
                 layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS, layout.ATTEMPTS, layout.RETENTION,
-                layout.EVENTS, layout.ROLES,
+                layout.EVENTS, layout.ROLES, layout.FORKS,
             )
         }  # fmt: skip
         self.strangers = [entry.key for entry in run.store.list() if not layout.is_part(entry.key)]
@@ -95,6 +96,7 @@ class _Check:
         standing = [name for name in (*versions, *checkpoints, *evaluated) if stands(spans, name)]
         self.ledger(spans, sync_records, reached=max((name.number for name in standing), default=0))
         self.prompts()
+        self.forks()
         self.small_records()
         self.what_else_is_there()
         self.relations.add_published({*published, *self.replayed()})
@@ -228,6 +230,32 @@ class _Check:
                     self.wrong(key, "has no scores")
                 found.append(version)
         self.count("evaluations", len(found))
+        return found
+
+    def forks(self) -> None:
+        """What pruning must understand of each fork; and of a fork, that its parent knows what it starts from."""
+        for key in self.listed[layout.FORKS]:
+            with self.looking_at(key), suppress(Missing):  # of one that was given up before it was made
+                if (left := Parent.decode(records.read(self.store, key, "fork"), key).run) != self.run.name:
+                    self.wrong(key, f"says that it leaves run {left!r}")
+        if self.listed[layout.FORKS]:
+            self.count("forks", len(self.listed[layout.FORKS]))
+        if self.run.older:
+            with self.looking_at(layout.RUN):
+                origins = self._registered(self.run.older)
+                if not origins:
+                    raise Damaged(f"its parent has no record of it in {layout.FORKS}: nothing keeps what it needs")
+                if self.run.parent not in origins:
+                    raise Damaged(f"its parent's record of it in {layout.FORKS} says that it leaves it elsewhere")
+
+    def _registered(self, parent: Run) -> list[Parent]:
+        """What its parent's records say of this run; the parent answers for those that cannot be read."""
+        found: list[Parent] = []
+        for key in (entry.key for entry in parent.own.list(layout.FORKS) if layout.is_part(entry.key)):
+            with suppress(Missing, Damaged):
+                record = records.read(parent.own, key, "fork")
+                if record["fork"] == self.run.name:
+                    found.append(Parent.decode(record, key))
         return found
 
     def small_records(self) -> None:

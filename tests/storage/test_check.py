@@ -31,6 +31,7 @@ from tests.storage.synthetic import (
     prune_version,
     put,
 )
+from tests.storage.test_forks import fork
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def whole(finished: Run, tmp_path: Path) -> Run:
     """A copy of a finished run to be damaged."""
     return copy_run(finished, tmp_path)
+
+
+@pytest.fixture
+def parent(finished: Run, tmp_path: Path) -> Run:
+    """The same where forks can lie beside it."""
+    return copy_run(finished, tmp_path / "runs")
 
 
 def path_of(run: Run, key: str) -> Path:
@@ -367,6 +374,35 @@ def test_a_gap_in_the_records_is_named_once(whole: Run):
 def test_a_place_in_a_round_that_is_filled_twice_is_found(whole: Run):
     Trajectories(whole).append(0, 40, make_shard({PROMPTS[0]: [1.0]}, round=2))
     assert found(check(whole), "trajectories", "searcher 0 round 2 slot 0 is stored 2 times")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("garbage", "JSON"), ('{"fork": "fork"}', "lacks 'run'"), (None, "says that it leaves run 'another'")],
+)
+def test_a_record_of_a_fork_that_makes_no_sense_is_found(parent: Run, content: str | None, problem: str):
+    fork(parent, 2)
+    key = layout.fork("fork")
+    assert check(parent).checked["forks"] == 1
+    if content:
+        path_of(parent, key).write_text(content)
+    else:
+        path_of(parent, key).write_text(parent.store.read(key).decode().replace('"run": "first"', '"run": "another"'))
+    findings = check(parent)
+    assert found(findings, key, problem) and len(findings.problems) == 1
+
+
+def test_a_fork_that_its_parent_does_not_know_is_found(parent: Run):
+    run, key = fork(parent, 2), layout.fork("fork")
+    rewrite_json(parent, key, added="by a later version")
+    assert check(run).ok
+    fork(parent, 4, "another")
+    path_of(parent, layout.fork("another")).write_text("{")  # for which the parent answers
+    assert check(run).ok
+    rewrite_json(parent, key, sync=1)
+    assert found(check(run), layout.RUN, "its parent's record of it in forks/ says that it leaves it elsewhere")
+    parent.store.delete(key)
+    assert found(check(run), layout.RUN, "its parent has no record of it in forks/: nothing keeps what it needs")
 
 
 def test_a_shard_that_is_admitted_twice_is_found(whole: Run):
