@@ -76,6 +76,7 @@ class _Check:
         }  # fmt: skip
         self.strangers = [entry.key for entry in run.store.list() if not layout.is_part(entry.key)]
         self.payloads: list[RetentionRecord] = []
+        self.weights: dict[Version, str | None] = {}  # their sha256, in full precision as in the ledger, by manifests
         self.compactions = Compactions(run)  # as they are when a shard is not where it was listed
         self.opened: tuple[Compaction, pq.ParquetFile] | None = None  # the last: its shards are asked for one by one
         self.done, self.total = 0, sum(len(_whole(keys)) for keys in self.listed.values())
@@ -486,6 +487,9 @@ class _Check:
                 with self.looking_at(key := layout.steps(*name)):
                     table = tables.decode_steps(self.store.read(key), key)
                     _check_names(table, sync=name.number, attempt=name.attempt)
+                    digest = self.weights.get(name)
+                    if digest and {*table["weights_sha256"].drop_null().to_pylist()} - {digest}:
+                        self.wrong(layout.version(name), f"says that its weights are others than {key} says")
                     self.count("ledger objects")
                     if name in expected:
                         self.relations.add_steps(table, key=key, sync=name.number)
@@ -530,6 +534,7 @@ class _Check:
                 _check_name(folder, file["name"])
             if prefix == layout.VERSIONS:
                 fitting([tables.version_row(version, manifest)], tables.VERSIONS)
+                self.weights[version] = manifest.get("weights_sha256")
             else:
                 fitting([tables.checkpoint_row(version, manifest)], tables.CHECKPOINTS)
             number = manifest["version"] if prefix == layout.VERSIONS else manifest["sync"]

@@ -418,6 +418,18 @@ def test_a_copy_of_another_searchers_shard_is_found(whole: Run):
     assert found(check(whole), layout.shard(0, 60))
 
 
+def test_a_version_of_other_weights_than_the_ledger_says_is_found(whole: Run):
+    key = layout.version(Version(3, 2)) + layout.MANIFEST
+    rewrite_json(whole, key, weights_sha256="f" * 64)
+    findings = check(whole)
+    assert found(findings, layout.version(Version(3, 2)), f"says that its weights are others than {layout.steps(3, 2)}")
+    assert len(findings.problems) == 1
+    record = json.loads(whole.store.read(key))
+    del record["weights_sha256"]
+    path_of(whole, key).write_text(json.dumps(record))
+    assert check(whole).ok
+
+
 def test_draws_that_are_missing_are_found(whole: Run):
     rewrite_parquet(whole, layout.draws(2, 1), lambda table: table.slice(1))
     assert found(check(whole), layout.draws(2, 1), f"step 3 has {B * K - 1} draws")
