@@ -523,11 +523,11 @@ class _Check:
                 continue
             kept.append(version)
             with self.looking_at(folder):
-                self._folder(folder, prefix, version, removed=version in gone)
+                self._folder(folder, prefix, version)
         self.count(kind, len(kept))
         return kept
 
-    def _folder(self, folder: str, prefix: str, version: Version, *, removed: bool) -> None:
+    def _folder(self, folder: str, prefix: str, version: Version) -> None:
         try:
             manifest = records.read(self.store, folder + layout.MANIFEST, "files", "sha256", "attempt")
             for file in manifest["files"]:
@@ -546,15 +546,15 @@ class _Check:
                 with tempfile.TemporaryDirectory(prefix="tba-check-") as scratch:
                     folders.fetch(self.store, folder, Path(scratch))
         except (Missing, Damaged):
-            if removed or not self._still_there(folder, version, prefix):
+            if not self.store.exists(folder + layout.MANIFEST) and self._is_given_up(version, prefix):
                 self.note(f"{folder} is being removed")
                 return
             raise
 
-    def _still_there(self, folder: str, version: Version, prefix: str) -> bool:
-        """Whether a folder has not been given up while it was looked at."""
+    def _is_given_up(self, version: Version, prefix: str) -> bool:
+        """By now. It may be kept all the same, for a fork: only its manifest tells."""
         now = given_up(self.run)
-        return version not in (now.versions if prefix == layout.VERSIONS else now.checkpoints)
+        return version in (now.versions if prefix == layout.VERSIONS else now.checkpoints)
 
     def prompts(self) -> None:
         """What was asked: of every trajectory, and of every evaluation."""

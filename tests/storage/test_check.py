@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage import layout
+from storage import folders, layout
 from storage.check import Findings, _Check, check
 from storage.compacting import compact
+from storage.retention import give_up
 from storage.run import Run
 from storage.schema import encode
 from storage.trajectories import Trajectories
@@ -244,6 +245,34 @@ def test_a_truncated_ledger_or_prompts_are_found(whole: Run, key: str):
 def test_a_flipped_byte_of_weights_is_found(whole: Run, name: str):
     flip(whole, f"{name}/model.safetensors")
     assert found(check(whole), name, "model.safetensors")
+
+
+def test_damage_of_a_checkpoint_that_was_given_up_and_is_kept_for_a_fork_is_found(parent: Run):
+    fork(parent, 2)
+    start = Version(2, 1)
+    give_up(parent, checkpoints=[start], why="before the fork was looked for")
+    assert check(parent).ok
+    flip(parent, layout.checkpoint(start) + "model.safetensors")
+    assert found(check(parent), layout.checkpoint(start), "model.safetensors")
+
+
+@pytest.mark.parametrize("prefix", [layout.VERSIONS, layout.CHECKPOINTS])
+def test_what_is_given_up_and_removed_meanwhile_is_only_noted(whole: Run, prefix: str, monkeypatch: pytest.MonkeyPatch):
+    name, usual = Version(2, 1), _Check.folders
+
+    def meanwhile(self: _Check, asked: str, *others: Any) -> list[Version]:
+        if asked == prefix:
+            if prefix == layout.VERSIONS:
+                give_up(whole, versions=[name], why="a test")
+            else:
+                give_up(whole, checkpoints=[name], why="a test")
+            folders.remove(whole.store, f"{prefix}{name}/")
+        return usual(self, asked, *others)
+
+    monkeypatch.setattr(_Check, "folders", meanwhile)
+    findings = check(whole)
+    assert findings.problems == []
+    assert f"{prefix}{name}/ is being removed" in findings.notes
 
 
 def test_a_truncated_shard_is_found(whole: Run):
