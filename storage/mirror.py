@@ -42,6 +42,8 @@ PAUSES = (0.1, 0.3, 1.0, 2.0)
 
 _SIDE_BY_SIDE = 16  # objects copied at once
 _KEPT = 30 * 24 * 3600.0  # seconds for which the copies of a run stay when nobody asks for it
+_ROWS = (layout.TRAJECTORIES, layout.COMPACTIONS)
+_KEPT_ROWS = 3600.0  # seconds for which copies of rows stay that have been compacted, or compacted again
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,8 @@ def _take(run: Run, progress: Progress) -> tuple[Snapshot, bool]:
     if run.store.local_path(layout.RUN) is not None:
         here = {entry.key: run.store.local_path(entry.key) for entry in entries}
         return Snapshot(run, {key: path for key, path in here.items() if path is not None}, copied=False), True
-    copies = _copy(run, entries, progress)
-    rows = (entry.key for entry in entries if entry.key.startswith((layout.TRAJECTORIES, layout.COMPACTIONS)))
-    return Snapshot(run, copies, copied=True), all(key in copies for key in rows)
+    copies, whole = _copy(run, entries, progress)
+    return Snapshot(run, copies, copied=True), whole
 
 
 def _wanted(key: str) -> bool:
@@ -98,8 +99,9 @@ def _wanted(key: str) -> bool:
     return layout.is_part(key) and (folder is None or folder[1] == layout.MANIFEST)
 
 
-def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> dict[str, Path]:
-    """The content of `run.json` is part of the folder's name: a new run under an old name starts afresh."""
+def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> tuple[dict[str, Path], bool]:
+    """The copies, and whether they are all. The content of `run.json` is part of the folder's name: a new run under an
+    old name starts afresh."""
     identity = sha256(run.url.encode() + b"\0" + run.store.read(layout.RUN)).hexdigest()[:16]
     folder = cache_folder("runs") / f"{run.name}-{identity}"
     _use(folder)
@@ -119,7 +121,11 @@ def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> dict[str, P
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
         for done, _ in enumerate(pool.map(copy, missing), start=1):
             progress(done, len(missing))
-    return {entry.key: copies[entry.key] for entry in entries if entry.key in copies}
+    here = {entry.key: copies[entry.key] for entry in entries if entry.key in copies}
+    whole = all(entry.key in here for entry in entries if entry.key.startswith(_ROWS))
+    if whole:
+        _forget([copy for key, copy in found.items() if key.startswith(_ROWS) and key not in here])
+    return here, whole
 
 
 def _use(folder: Path) -> None:
@@ -135,6 +141,7 @@ def _use(folder: Path) -> None:
 class _Found(NamedTuple):
     path: Path
     size: int
+    made: float
 
 
 def _copies(folder: Path, prefix: str = "") -> dict[str, _Found]:
@@ -148,8 +155,18 @@ def _copies(folder: Path, prefix: str = "") -> dict[str, _Found]:
                 found.update(_copies(folder / entry.name, f"{prefix}{entry.name}/"))
             else:
                 key = f"{prefix}{entry.name}".rpartition(".")[0]
-                found[key] = _Found(folder / entry.name, entry.stat().st_size)
+                with suppress(FileNotFoundError):  # another process has just forgotten it
+                    about = entry.stat()
+                    found[key] = _Found(folder / entry.name, about.st_size, about.st_mtime)
     return found
+
+
+def _forget(compacted: Sequence[_Found]) -> None:
+    """Copies of rows that lie elsewhere by now, but for new ones: another process may be about to open those."""
+    for copy in compacted:
+        if time.time() - copy.made > _KEPT_ROWS:
+            with suppress(OSError):  # it is in nobody's way
+                copy.path.unlink()
 
 
 def _suffix(data: bytes) -> str:

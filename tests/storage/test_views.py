@@ -511,6 +511,24 @@ def test_what_a_listing_shows_for_ever_although_it_is_gone_is_missing(
     assert len(rows(con, "select trajectory_id from trajectories")) == 2 * S * (13 if what == "shard" else 2)
 
 
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_copies_of_rows_that_were_compacted_are_forgotten_after_an_hour(root: str, cache: Path):
+    run = make_run(root, "twice")
+    made = {*copies_of(cache, run, connect=True)}
+    for keep in (2, 1):
+        compact(run, keep_checkpoints=keep)
+        made |= {*copies_of(cache, run, connect=True)}
+    assert {*copies_of(cache, run)} == made  # another process may be about to open them
+    for copy in made:
+        os.utime(copy, (time.time() - 3700, time.time() - 3700))
+    con = storage.connect(run)
+    kinds = (layout.TRAJECTORIES, layout.COMPACTIONS)
+    kept = [path for path in copies_of(cache, run) if any(f"/{kind}" in str(path) for kind in kinds)]
+    assert len(kept) == sum(len(run.store.list(kind)) for kind in kinds) == 4
+    assert len(made) - len(copies_of(cache, run)) == 12 + 2
+    assert len(rows(con, "select response_tokens from trajectories")) == 14 * 2 * S
+
+
 def copies_of(cache: Path, run: Run, *, connect: bool = False) -> list[Path]:
     if connect:
         storage.connect(run)
