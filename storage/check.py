@@ -443,11 +443,23 @@ class _Check:
         for key in self.listed[layout.TRAJECTORIES]:
             if key not in spoken_of:
                 with self.looking_at(key):
-                    table = read_shard(self.run.writer_of(key), key, self.store.read(key))
+                    if (data := self._waiting(key)) is None:
+                        continue
+                    table = read_shard(self.run.writer_of(key), key, data)
                     self.relations.add_trajectories(table, sync=None, step=None)
                     shards, rows = shards + 1, rows + len(table)
         if shards:
             self.note(f"{shards} shards with {rows} trajectories have arrived since the last sync")
+
+    def _waiting(self, key: str) -> bytes | None:
+        """None of one that has been admitted and compacted meanwhile."""
+        try:
+            return self.store.read(key)
+        except Missing:
+            self.compactions.look()
+            if key not in self.compactions.shards():
+                raise
+            return None
 
     # --- the ledger -------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from storage.trajectories import Trajectories
 from tba.types import Version
 from tests.builders import make_shard
 from tests.storage.synthetic import (
+    LAST_SYNC,
     PROMPTS,
     STEPS,
     STRANGERS,
@@ -32,6 +33,7 @@ from tests.storage.synthetic import (
     prune_version,
     put,
 )
+from tests.storage.test_compaction import replayed, save_checkpoint
 from tests.storage.test_forks import fork
 
 
@@ -186,6 +188,22 @@ def test_a_run_that_is_compacted_meanwhile_is_clean(
         assert findings.checked["trajectories"] == 14 * 2 * S
         assert len(done) == 2
         assert check(run).problems == []
+
+
+@pytest.mark.parametrize("moment", ["shards", "waiting"])
+def test_shards_that_are_admitted_and_compacted_meanwhile_are_not_missed(
+    whole: Run, moment: str, monkeypatch: pytest.MonkeyPatch
+):
+    usual = getattr(_Check, moment)
+
+    def meanwhile(self: _Check, *asked: Any) -> None:
+        replayed(whole).sync(LAST_SYNC + 1, step=100)
+        save_checkpoint(whole, LAST_SYNC + 1, step=100)
+        assert compact(whole, keep_checkpoints=1).shards == 14
+        usual(self, *asked)
+
+    monkeypatch.setattr(_Check, moment, meanwhile)
+    assert check(whole).problems == []
 
 
 def test_an_object_of_many_shards_is_read_once(whole: Run, monkeypatch: pytest.MonkeyPatch):
