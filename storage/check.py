@@ -358,8 +358,13 @@ class _Check:
                 self.wrong(compaction.object, f"is missing, and holds {lost[0].key} and the like")
         if not self._is_inherited(compaction.object):
             for part in compaction.parts:
-                if part.shard.key not in admitted or admitted[part.shard.key][0] != part.shard:
+                said = part.shard.key in admitted and admitted[part.shard.key][0] == part.shard
+                if not said and not self._is_new(part.sync):
                     self.wrong(compaction.record, f"holds {part.shard.key}, which no record admits as it says")
+
+    def _is_new(self, sync: int) -> bool:
+        """Whether there is a record of it, made after the records were listed."""
+        return layout.sync(sync) not in self.listed[layout.SYNCS] and self.store.exists(layout.sync(sync))
 
     def _place_now(self, shard: Shard, gone: Place | None) -> Place | None:
         """Where a shard lies that is not where it was: it is compacted, perhaps again, while it is looked for."""

@@ -190,20 +190,33 @@ def test_a_run_that_is_compacted_meanwhile_is_clean(
         assert check(run).problems == []
 
 
-@pytest.mark.parametrize("moment", ["shards", "waiting"])
+@pytest.mark.parametrize("moment", ["listing", "shards", "waiting"])
 def test_shards_that_are_admitted_and_compacted_meanwhile_are_not_missed(
     whole: Run, moment: str, monkeypatch: pytest.MonkeyPatch
 ):
-    usual = getattr(_Check, moment)
+    usual = whole.store.list if moment == "listing" else getattr(_Check, moment)
 
-    def meanwhile(self: _Check, *asked: Any) -> None:
+    def go_on() -> None:
+        monkeypatch.undo()
         replayed(whole).sync(LAST_SYNC + 1, step=100)
         save_checkpoint(whole, LAST_SYNC + 1, step=100)
         assert compact(whole, keep_checkpoints=1).shards == 14
+
+    def meanwhile(self: _Check, *asked: Any) -> None:
+        go_on()
         usual(self, *asked)
 
-    monkeypatch.setattr(_Check, moment, meanwhile)
+    def listed(prefix: str = "", **others: Any) -> Any:
+        if prefix == layout.COMPACTIONS:
+            go_on()
+        return usual(prefix, **others)
+
+    if moment == "listing":
+        monkeypatch.setattr(whole.store, "list", listed)
+    else:
+        monkeypatch.setattr(_Check, moment, meanwhile)
     assert check(whole).problems == []
+    assert not whole.store.exists(layout.shard(0, 6))
 
 
 def test_an_object_of_many_shards_is_read_once(whole: Run, monkeypatch: pytest.MonkeyPatch):
