@@ -1,4 +1,5 @@
-"""Copies of a remote store's objects as files on this machine, named by their content, within a budget of bytes.
+"""Copies of what a remote store gave as files on this machine, within a budget of bytes: objects, named by their
+content, and what was made of a part of one, named by its origin.
 
 Processes and runs share them. A copy that another process has removed, or that something has changed, is not there.
 """
@@ -15,6 +16,7 @@ from storage.cache import cache_folder
 
 log = logging.getLogger(__name__)
 
+_DIGEST = 32  # bytes of a sha256
 _SPARED = 0.9  # of the budget: what stays when it is exceeded, so that not every new copy removes an old one
 
 
@@ -28,22 +30,36 @@ class Copies:
 
     def read(self, digest: str) -> bytes | None:
         """The content of this sha256, if there is a copy."""
+        data = self._read(digest)
+        return data if data is not None and sha256(data).hexdigest() == digest else None
+
+    def read_made(self, name: str) -> bytes | None:
+        """What was kept under a name that is not its sha256, which then lies before it."""
+        data = self._read(name)
+        if data is None or sha256(content := data[_DIGEST:]).digest() != data[:_DIGEST]:
+            return None
+        return content
+
+    def _read(self, name: str) -> bytes | None:
         if not self.limit:
             return None
-        path = cache_folder(self.kind) / digest
+        path = cache_folder(self.kind) / name
         try:
             data = path.read_bytes()
             os.utime(path)
         except OSError:
             return None
-        return data if sha256(data).hexdigest() == digest else None
+        return data
 
-    def keep(self, digest: str, data: bytes) -> None:
+    def keep_made(self, name: str, data: bytes) -> None:
+        self.keep(name, sha256(data).digest() + data)
+
+    def keep(self, name: str, data: bytes) -> None:
         """A disk that is full is no reason to stop: then there is no copy."""
         if len(data) > self.limit:
             return
-        path = cache_folder(self.kind) / digest
-        unfinished = path.with_name(f".{digest}.{secrets.token_hex(6)}")
+        path = cache_folder(self.kind) / name
+        unfinished = path.with_name(f".{name}.{secrets.token_hex(6)}")
         try:
             unfinished.write_bytes(data)
             os.replace(unfinished, path)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +21,7 @@ from storage.compacting import Compacted, compact
 from storage.compactions import PAYLOAD, Compactions
 from storage.forks import unregister
 from storage.index import COLUMNS
-from storage.payloads import ShardReader
+from storage.payloads import Payloads, ShardReader
 from storage.replay_buffer import DuckReplayBuffer
 from storage.retention import given_up_payloads, in_the_way
 from storage.run import Run
@@ -213,6 +213,86 @@ def test_columns_of_a_task_are_kept_and_a_shard_that_does_not_fit_stays_as_it_is
         assert (number, total) == (6, 15)
     assert compacted(run).written == []
     assert not [it for it in check(run).problems if it.key.startswith((layout.TRAJECTORIES, layout.COMPACTIONS))]
+
+
+# --- what reading costs -----------------------------------------------------------------------------------------------
+
+
+class Asked:
+    """A store that says which ranges of compactions were asked of it."""
+
+    def __init__(self, store: Store):
+        self.store = store
+        self.ranges: list[tuple[str, int, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        self.ranges.append((key, start, start + length))
+        return self.store.read_range(key, start, length)
+
+
+def asked(run: Run) -> tuple[Run, Asked]:
+    store = Asked(run.store)
+    return replace(run, store=cast(Store, store)), store
+
+
+def every_row(run: Run, *, disk_bytes: int) -> list:
+    """As a trainer reads them that has just started: first the light columns, then two rows of each shard."""
+    shards = [shard for record in read_chain(run) for shard in record.shards]
+    payloads = Payloads(run, memory_bytes=0, disk_bytes=disk_bytes)
+    found: list = [table for _, table in payloads.reader.light(shards, COLUMNS)]
+    return found + [payloads.fetch([(shard, row) for shard in reversed(shards)]) for row in (0, 5)]
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_each_compaction_is_opened_once_and_a_later_life_asks_for_nothing(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(compacting, "SHARDS", 5)
+    run = make_run(root)
+    expected = every_row(run, disk_bytes=0)
+    compacted(run)
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "another machine"))
+    watching, store = asked(run)
+    assert every_row(watching, disk_bytes=1 << 30) == expected
+    sizes = {it.object: it.bytes for it in Compactions(run).look()}
+    assert len(sizes) == 3
+    assert sorted(key for key, _, end in store.ranges if end == sizes[key]) == sorted(sizes)
+    store.ranges.clear()
+    assert every_row(watching, disk_bytes=1 << 30) == expected
+    assert store.ranges == []
+    for copy in (tmp_path / "another machine" / "shards").iterdir():
+        copy.write_bytes(copy.read_bytes()[:-1])
+    assert every_row(watching, disk_bytes=1 << 30) == expected
+    assert store.ranges
+    store.ranges.clear()
+    assert every_row(watching, disk_bytes=0) == expected
+    assert store.ranges
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_copies_of_compacted_shards_stay_within_their_budget(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = make_run(root)
+    expected = every_row(run, disk_bytes=0)
+    compacted(run)
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    assert every_row(run, disk_bytes=10_000) == expected
+    sizes = [copy.stat().st_size for copy in (tmp_path / "cache" / "shards").iterdir()]
+    assert 0 < sum(sizes) <= 10_000
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_what_has_been_given_up_is_missing_in_a_copy_too(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = make_run(root)
+    compacted(run, drop_beyond=CAPACITY)
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    for _ in range(2):
+        with pytest.raises(Missing, match=r"the tokens of row \d have been given up"):
+            every_row(run, disk_bytes=1 << 30)
 
 
 # --- beside a run that lives ------------------------------------------------------------------------------------------
