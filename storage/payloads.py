@@ -1,7 +1,7 @@
 """The rows of admitted shards: where they lie, how they are read and verified, the last used ones kept in memory.
 
 A shard is an object of its own until a compaction takes it in and it is removed. So whoever does not find one looks at
-the newest records of compactions, also while a run is compacted.
+the newest records of compactions, also while a run is compacted, and again for a while where listings may be behind.
 
 Up to `WHOLE` bytes an object is read at once and compared with the sha256 of the record that admits it: one request to
 a remote store costs less than several small ones, and the checksum less than making rows of the bytes. Of a larger
@@ -13,6 +13,8 @@ lies in a compaction, and by `tba check`.
 """
 
 import io
+import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +36,8 @@ from storage.syncs import Shard
 from tba.errors import Damaged, Missing, StorageError, TBAError
 from tba.types import Trajectory
 
+log = logging.getLogger(__name__)
+
 A = TypeVar("A")
 T = TypeVar("T")
 
@@ -45,6 +49,7 @@ WHOLE = 4 << 20
 
 _SCHEMA = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in NEEDED])
 _FOOTERS = 256 << 20  # bytes of the footers of compactions that stay in memory
+_PAUSE = 0.1, 5.0  # seconds between two looks for a shard, at first and at most
 _UNPACKED = 7  # times what it is as bytes: what a footer takes in memory
 
 
@@ -114,7 +119,7 @@ class ShardReader:
     ) -> list[Piece]:
         """Some columns of the row groups that hold these rows, or of all in one piece, from the object where a shard
         lies."""
-        place = self.compactions.place(shard)
+        place, pauses = self.compactions.place(shard), self._pauses(shard)
         while True:
             try:
                 with self._naming(shard, place):
@@ -123,10 +128,22 @@ class ShardReader:
                         return self._compacted(place, columns, rows)
                     with self._opened(shard, whole, in_part=in_part) as file:
                         return _pieces(file, range(file.num_row_groups), columns, rows)
-            except (Missing, Damaged):
+            except (Missing, Damaged) as error:
                 known, place = place, self.compactions.place_now(shard, place)
-                if place == known:
+                if place == known and (isinstance(error, Damaged) or next(pauses, None) is None):
                     raise
+
+    def _pauses(self, shard: Shard) -> Iterator[float]:
+        """Before one looks again for a shard that was found nowhere: what a remote store lists may be behind."""
+        if not self.remote:
+            return
+        patience, pause = self.run.store_deadline, _PAUSE[0]
+        log.warning("%s/%s is not there; looking for it for up to %g s", self.run.url, shard.key, patience)
+        ends = time.monotonic() + patience
+        while time.monotonic() + pause < ends:
+            time.sleep(pause)
+            yield pause
+            pause = min(2 * pause, _PAUSE[1])
 
     def _compacted(self, place: Place, columns: Sequence[str], rows: Collection[int] | None) -> list[Piece]:
         """Of a remote object all rows of a shard are asked for at once, and a copy of them is kept."""

@@ -110,6 +110,10 @@ class Run:
         """Without what a fork inherits."""
         return self.inherits.own if self.inherits else self.store
 
+    @property
+    def store_deadline(self) -> float:
+        return _deadline(self.config)
+
     def writer_of(self, key: str) -> str:
         """The name of the run that wrote an object: this one, or one that it inherits from."""
         run: Run = self

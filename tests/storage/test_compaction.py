@@ -26,7 +26,7 @@ from storage.replay_buffer import DuckReplayBuffer
 from storage.retention import given_up_payloads, in_the_way
 from storage.run import Run
 from storage.schema import encode
-from storage.store import Store
+from storage.store import Entry, Store
 from storage.syncs import read_chain
 from storage.trajectories import Trajectories
 from tba.errors import Damaged, Missing, Superseded
@@ -293,6 +293,37 @@ def test_what_has_been_given_up_is_missing_in_a_copy_too(root: str, tmp_path: Pa
     for _ in range(2):
         with pytest.raises(Missing, match=r"the tokens of row \d have been given up"):
             every_row(run, disk_bytes=1 << 30)
+
+
+class Behind:
+    """A store whose next `looks` listings show nothing of compactions."""
+
+    def __init__(self, store: Store, looks: int):
+        self.store, self.looks = store, looks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
+        if prefix != layout.COMPACTIONS or self.looks <= 0:
+            return self.store.list(prefix, after=after)
+        self.looks -= 1
+        return []
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_a_shard_that_is_listed_nowhere_yet_is_looked_for_until_the_deadline(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    run = make_run(root)
+    expected = every_row(run, disk_bytes=0)
+    compacted(run)
+    late = replace(run, store=cast(Store, Behind(run.store, looks=50)))
+    assert every_row(late, disk_bytes=0) == expected
+    impatient = {"limits": {"store_deadline": 0.3}}
+    with pytest.raises(Missing, match=r"seq=00000000\.parquet does not exist"):
+        every_row(replace(run, store=cast(Store, Behind(run.store, looks=10**6)), config=impatient), disk_bytes=0)
 
 
 # --- beside a run that lives ------------------------------------------------------------------------------------------

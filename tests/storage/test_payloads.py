@@ -282,6 +282,7 @@ def test_a_flipped_bit_anywhere_leaves_rows_as_they_were_or_is_damage(run: Run, 
 def test_a_shard_that_is_gone_is_missing(run: Run, whole: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(payloads, "WHOLE", whole)
     [shard] = admit(run, [round_of(0)])
+    run = replace(run, config={"limits": {"store_deadline": 0.3}})
     run.store.delete(shard.key)
     with pytest.raises(Missing, match=r"searcher=000/seq=00000000\.parquet"):
         make_payloads(run).fetch([(shard, 0)])
