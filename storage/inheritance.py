@@ -94,6 +94,15 @@ class ForkedStore:
                     found.update(refusal["key"] for refusal in record["refused"])
         return frozenset(found)
 
+    @cached_property
+    def _newest_inherited(self) -> dict[str, str]:
+        """By folder of a searcher the last of the shards in it that are inherited."""
+        newest: dict[str, str] = {}
+        for key in self.inherited_shards:
+            folder = key.split("/")[1]
+            newest[folder] = max(key, newest.get(folder, ""))
+        return newest
+
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def read(self, key: str) -> bytes:
@@ -121,12 +130,14 @@ class ForkedStore:
         """Whether the parent need be asked: it may have stored much since."""
         if not prefix.startswith(layout.TRAJECTORIES):
             return True
-        return any(key.startswith(prefix) and key > after for key in self.inherited_shards)
+        folders = {f"{layout.TRAJECTORIES}{name}/": newest for name, newest in self._newest_inherited.items()}
+        found = (newest for it, newest in folders.items() if it.startswith(prefix) or prefix.startswith(it))
+        return any(newest > after for newest in found)
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         names = set(self.own.folders(prefix))
         if prefix == layout.TRAJECTORIES:
-            names.update(key.split("/")[1] for key in self.inherited_shards)
+            names.update(self._newest_inherited)
         return sorted(names)
 
     def download(self, key: str, path: Path) -> None:

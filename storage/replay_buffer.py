@@ -139,7 +139,7 @@ class DuckReplayBuffer:
 
     def _arrived(self, step: int) -> list[Shard]:
         if self.recording:
-            return self.recording.arrivals(step, {shard.key for shard in self.shards.values()})
+            return self.recording.arrivals(step, self.shards)
         self.arrivals.look()
         found = (it.shard for it in self.arrivals.found.values())
         return sorted(found, key=lambda shard: (shard.searcher, shard.seq))

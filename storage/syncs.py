@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from itertools import count, takewhile
+from itertools import count, islice, takewhile
 
 from storage import layout, records
 from storage.inheritance import ForkedStore
@@ -77,13 +77,18 @@ class Recording:
         self._records = [decode(data, f"{store.parent.url}/{key}") for key, data in found]
         self._steps = {record.sync: record.step for record in self._records}
         self._attempts = store.origin.attempts
+        self._entered = 0  # records from the first one on whose shards have all been admitted
 
     def arrivals(self, step: int, admitted: Collection[str]) -> list[Shard]:
-        """By a step, but for the shards of these keys, in the order of a record."""
-        found = [shard for record in self._records if record.step <= step for shard in record.shards]
-        return sorted(
-            (shard for shard in found if shard.key not in admitted), key=lambda shard: (shard.searcher, shard.seq)
-        )
+        """By a step, in the order of a record, but for shards that are admitted, by searcher/seq: ever more of them."""
+        found: list[Shard] = []
+        for record in islice(self._records, self._entered, None):
+            if record.step > step:
+                break
+            new = [shard for shard in record.shards if f"{shard.searcher}/{shard.seq}" not in admitted]
+            self._entered += not (new or found)
+            found += new
+        return sorted(found, key=lambda shard: (shard.searcher, shard.seq))
 
     def step_of(self, version: Version) -> int | None:
         """The step that a version of the parent follows; None if it is not one of the parent's."""

@@ -43,6 +43,9 @@ class Trajectories:
     def __init__(self, run: Run):
         self.run = run
         self.compactions = Compactions(run)
+        self._taken: dict[
+            int, int
+        ] = {}  # by searcher that began here: up to which round names have been, or are, taken
 
     def next_round(self, searcher: int) -> int:
         entries = self.run.store.list(layout.searcher_folder(searcher))
@@ -51,7 +54,9 @@ class Trajectories:
         names = [name for key in keys if (name := layout.parse_shard(key))]
         stored = {seq for owner, seq in names if owner == searcher}
         free = (round for round in count() if round not in stored)
-        return next(round for round in free if not self.run.store.exists(layout.shard(searcher, round)))
+        first = next(round for round in free if not self.run.store.exists(layout.shard(searcher, round)))
+        self._taken[searcher] = max([first, *stored])  # also the first: what was listed may have been behind
+        return first
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
         """As the protocol says. What the buffer would refuse is not stored: DataError says why."""
@@ -62,13 +67,16 @@ class Trajectories:
             raise ValueError(f"searcher {searcher} cannot append trajectories of searcher {strangers.pop()}")
         key = layout.shard(searcher, seq)
         table, data = self._encoded(key, trajectories)
+        is_new = searcher in self._taken and seq > self._taken[searcher]
+        if is_new:  # until it is tried again, when the answer to this was lost
+            self._taken[searcher] = seq
         try:
             self.run.store.create(key, data)
         except AlreadyExists:
             if not (self._holds(key, table, data) or self._compacted(key) == sha256(data).hexdigest()):
                 raise self._another_incarnation(key) from None
         else:
-            if digest := self._compacted(key):  # so its name had become free
+            if not is_new and (digest := self._compacted(key)):  # so its name had become free
                 self.run.store.delete(key)
                 if digest != sha256(data).hexdigest():
                     raise self._another_incarnation(key)

@@ -129,6 +129,26 @@ def test_a_round_that_was_compacted_is_neither_taken_again_nor_overwritten(root:
     assert loose(run) == []
 
 
+@local
+def test_what_an_append_asks_for_does_not_grow_with_what_is_compacted(root: str, monkeypatch: pytest.MonkeyPatch):
+    run = make_run(root)
+    compacted(run)
+    log = Trajectories(run)
+    first = log.next_round(0)
+    log.append(0, first, make_shard({"train/0": [1.0]}, round=first))
+    with monkeypatch.context() as asking:
+        asking.setattr(run.store, "list", None)
+        for round in range(first + 1, first + 4):
+            log.append(0, round, make_shard({"train/0": [1.0]}, round=round))
+    replayed(run).sync(LAST_SYNC + 1, step=100)
+    save_checkpoint(run, LAST_SYNC + 1, step=100)
+    compacted(run)
+    assert log.append(0, first + 3, make_shard({"train/0": [1.0]}, round=first + 3))  # its answer was lost
+    with pytest.raises(Superseded, match="another incarnation"):
+        log.append(0, first + 3, make_shard({"train/0": [0.0]}, round=first + 3))
+    assert layout.shard(0, first + 3) not in loose(run)
+
+
 def save_checkpoint(run: Run, sync: int, *, step: int) -> None:
     """What a trainer stores after a record, as far as a compaction looks at it."""
     made = SyntheticRun.of(run)

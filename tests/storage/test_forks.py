@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,11 +14,11 @@ from storage.check import check
 from storage.checkpoints import Checkpoints
 from storage.control import change_state, read_state
 from storage.forks import pinned_checkpoints, register
-from storage.inheritance import Parent
+from storage.inheritance import ForkedStore, Parent
 from storage.retention import given_up
 from storage.run import Run
 from storage.schema import encode, to_table
-from storage.syncs import read_chain
+from storage.syncs import Recording, read_chain
 from storage.trajectories import Trajectories
 from storage.versions import Versions
 from tba.errors import AlreadyExists, Damaged, Missing, StorageError
@@ -291,6 +292,47 @@ def test_a_look_of_a_fork_asks_nothing_about_what_its_parent_has_stored_since(
     newest = max(key for key in run.inherits.inherited_shards if "searcher=000" in key)
     monkeypatch.setattr(run.inherits.parent, "list", None)
     assert run.store.list(layout.searcher_folder(0), after=newest) == []
+
+
+@local
+def test_a_look_of_a_fork_does_not_go_through_what_it_inherits(root: str):
+    parent = make_run(root)
+    run = fork(parent, 2)
+    shown = run.inherits
+    assert shown
+    names, newest = run.store.folders(layout.TRAJECTORIES), max(shown.inherited_shards)
+
+    class Asked(frozenset):
+        def __iter__(self):
+            raise AssertionError("all of them")
+
+    shown.__dict__["inherited_shards"] = Asked(list(shown.inherited_shards))
+    assert run.store.folders(layout.TRAJECTORIES) == names == ["searcher=000", "searcher=001"]
+    assert run.store.list(layout.TRAJECTORIES, after=newest) == []
+    assert layout.shard(0, 0) in {entry.key for entry in run.store.list(layout.searcher_folder(0))}
+
+
+@local
+def test_what_has_entered_the_buffer_of_a_replay_is_not_gone_through_again(root: str):
+    parent = make_run(root)
+    recording = Recording(cast(ForkedStore, fork(parent, 0, replays=LAST_SYNC).inherits))
+    shards = [[shard for shard in record.shards] for record in read_chain(parent)]
+
+    class Asked(dict):
+        names: list[str] = []  # noqa: RUF012
+
+        def __contains__(self, name: object) -> bool:
+            self.names.append(str(name))
+            return super().__contains__(name)
+
+    admitted, named = Asked(), lambda it: f"{it.searcher}/{it.seq}"
+    for sync in range(LAST_SYNC + 1):
+        for step in (sync * EVERY, sync * EVERY):  # a record that was not stored is made again
+            assert recording.arrivals(step, admitted) == sorted(shards[sync], key=lambda it: (it.searcher, it.seq))
+        admitted.update((named(it), it) for it in shards[sync])
+    Asked.names.clear()
+    assert recording.arrivals(100, admitted) == []
+    assert set(Asked.names) <= {named(it) for it in shards[-1]}
 
 
 @local
