@@ -18,7 +18,7 @@ from storage.inheritance import ForkedStore, Parent
 from storage.retention import given_up
 from storage.run import Run
 from storage.schema import encode, to_table
-from storage.syncs import Recording, read_chain
+from storage.syncs import Recording, Shard, read_chain
 from storage.trajectories import Trajectories
 from storage.versions import Versions
 from tba.errors import AlreadyExists, Damaged, Missing, StorageError
@@ -316,23 +316,26 @@ def test_a_look_of_a_fork_does_not_go_through_what_it_inherits(root: str):
 def test_what_has_entered_the_buffer_of_a_replay_is_not_gone_through_again(root: str):
     parent = make_run(root)
     recording = Recording(cast(ForkedStore, fork(parent, 0, replays=LAST_SYNC).inherits))
-    shards = [[shard for shard in record.shards] for record in read_chain(parent)]
+    shards = [list(record.shards) for record in read_chain(parent)]
+
+    names: list[str] = []
 
     class Asked(dict):
-        names: list[str] = []  # noqa: RUF012
-
         def __contains__(self, name: object) -> bool:
-            self.names.append(str(name))
+            names.append(str(name))
             return super().__contains__(name)
 
-    admitted, named = Asked(), lambda it: f"{it.searcher}/{it.seq}"
+    def named(it: Shard) -> str:
+        return f"{it.searcher}/{it.seq}"
+
+    admitted = Asked()
     for sync in range(LAST_SYNC + 1):
         for step in (sync * EVERY, sync * EVERY):  # a record that was not stored is made again
             assert recording.arrivals(step, admitted) == sorted(shards[sync], key=lambda it: (it.searcher, it.seq))
         admitted.update((named(it), it) for it in shards[sync])
-    Asked.names.clear()
+    names.clear()
     assert recording.arrivals(100, admitted) == []
-    assert set(Asked.names) <= {named(it) for it in shards[-1]}
+    assert set(names) <= {named(it) for it in shards[-1]}
 
 
 @local
