@@ -3,10 +3,12 @@
     python -m benchmarks.shards [--sizes 100 1000 10000 100000] [--out FOLDER] [--work FOLDER]
 
 `append`: a round of 512 trajectories of about 90 + 230 tokens, made durable by `Trajectories.append`, beside
-`pyarrow.parquet.write_table` and fsync of the same rows: with Parquet's usual encodings and our compression, and with
-all of our settings. `growth`: runs of small shards, of 100 trajectories of 16 tokens each, by eight searchers.
+`pyarrow.parquet.write_table` and fsync of the same rows: without any setting, with Parquet's usual encodings and our
+compression, and with all of our settings. `growth`: runs of small shards, of 100 trajectories of 16 tokens each, by
+eight searchers.
 `fetch`: 140 responses from as many shards out of 10,000 of 100 usual trajectories, on a disk; out of 1,000 on S3, which
-is Ceph on loopback where that is installed and moto where it is not, in either case without a network's latency.
+is Ceph on loopback where that is installed and moto where it is not, in either case without a network's latency. The
+same once more out of the first 1,000 as they lie in compactions.
 `memory`: what a process grows by that fetches more than its budget. All need 6 GB in the folder to work in.
 
 What is compared runs in turn, in alternating order, in one process. Medians, with the quartiles beside them.
@@ -41,11 +43,15 @@ import pyarrow.parquet as pq
 from flows.charts import Series, picture
 from storage import layout, trajectories
 from storage.arrivals import Arrivals
+from storage.attempts import claim_attempt
+from storage.checkpoints import Checkpoints
+from storage.compacting import compact
 from storage.index import COLUMNS
 from storage.payloads import Payloads, ShardReader
 from storage.run import Run
 from storage.schema import ENCODING, encode, expected_metadata, to_table, trajectory_ids
-from storage.syncs import Shard
+from storage.syncs import Shard, SyncRecord
+from storage.syncs import encode as encode_record
 from storage.trajectories import Trajectories
 from tba.types import Trajectory, Version
 
@@ -54,6 +60,7 @@ SEARCHERS = 8
 REPEATS = 40
 FETCHED = 140
 ON_DISK, ON_S3 = 10_000, 1_000
+ADMITTED = 20  # by a record
 BUDGET = 256 << 20
 
 
@@ -80,6 +87,11 @@ def measure(work: Path, sizes: Sequence[int]) -> dict[str, Any]:
     run, shards = filled(work, "usual", make_round(prompts=5, responses=20), ON_DISK)
     result["fetch"] = {"disk": fetch_from_disk(run, shards), **fetch_from_s3(work, shards[:ON_S3], run)}
     result["memory"] = in_a_fresh_process(run)
+    run, shards = compacted(run, shards[:ON_S3])
+    result["fetch"] |= {
+        "disk, compacted": fetch_from_disk(run, shards),
+        **{f"{kind}, compacted": it for kind, it in fetch_from_s3(work / "compacted", shards, run).items()},
+    }
     shutil.rmtree(run.url)
     return result
 
@@ -109,12 +121,14 @@ def append(work: Path) -> dict[str, Any]:
         {"to_table": lambda: to_table(rows, run=run.name, searcher=0, seq=0)})["to_table"])}  # fmt: skip
     for begun, made in (("trajectories", None), ("table", table)):
         seconds = in_turn({
+            "default": lambda made=made: raw(made, {}),
             "ours": lambda made=made: ours(made),
             "usual encodings": lambda made=made: raw(made, PLAIN),
             "our settings": lambda made=made: raw(made, ENCODING),
         })  # fmt: skip
         result[f"from {begun}"] = {
             **{name: spread(times) for name, times in seconds.items()},
+            "rate / default": ratio(seconds["default"], seconds["ours"]),
             "rate / usual encodings": ratio(seconds["usual encodings"], seconds["ours"]),
             "rate / our settings": ratio(seconds["our settings"], seconds["ours"]),
         }
@@ -208,15 +222,24 @@ def fetch_from_disk(run: Run, shards: Sequence[Shard]) -> dict[str, Any]:
         seconds["files in the system's memory"].append(seconds_of(lambda places=places: no_memory().fetch(places)))
         warm.fetch(places)
         seconds["warm"].append(seconds_of(lambda places=places: warm.fetch(places)))
-    return {"shards": len(shards), "bytes": shards[0].bytes, **{name: spread(it) for name, it in seconds.items()}}
+    return {
+        "shards": len(shards),
+        "bytes": shards[0].bytes,
+        **{name: spread(it) for name, it in seconds.items()},
+        "resume_milliseconds_per_shard": resume(run, shards[:ON_S3])["milliseconds_per_shard"],
+    }
 
 
 def fetch_from_s3(work: Path, shards: Sequence[Shard], source: Run) -> dict[str, Any]:
     """The same objects, copied: each fetched from the server, from the copy on the disk, and from memory."""
+    work.mkdir(exist_ok=True)  # of each server its own
     with s3(work) as (kind, root):
         run = Run.create(root, source.name, config={}, sampler_sql="", code_version="benchmark")
         for shard in shards:
-            run.store.create(shard.key, source.store.read(shard.key))
+            if source.store.exists(shard.key):
+                run.store.create(shard.key, source.store.read(shard.key))
+        for entry in source.store.list(layout.COMPACTIONS):
+            run.store.create(entry.key, source.store.read(entry.key))
         seconds: dict[str, list[float]] = {"cold": [], "from copies on disk": [], "warm": []}
         for places in batches(shards, REPEATS // 4):
             shutil.rmtree(work / "copies", ignore_errors=True)
@@ -337,6 +360,27 @@ def filled(work: Path, name: str, rows: Sequence[Trajectory], size: int) -> tupl
     return run, shards
 
 
+def compacted(run: Run, shards: Sequence[Shard]) -> tuple[Run, Sequence[Shard]]:
+    """The run, of which these shards lie in compactions."""
+    previous, newest = None, len(shards) // ADMITTED
+    for sync in range(newest + 1):
+        admitted = shards[sync * ADMITTED : (sync + 1) * ADMITTED]
+        record = SyncRecord(
+            sync=sync, step=sync, attempt=1, shards=admitted, rows=sum(it.rows for it in admitted),
+            previous_sha256=previous, refused=[], created_at="",
+        )  # fmt: skip
+        run.store.create(layout.sync(sync), data := encode_record(record))
+        previous = sha256(data).hexdigest()
+    claim_attempt(run)
+    for key in (layout.draws(newest, 1), layout.steps(newest, 1)):  # without them there is no checkpoint
+        run.store.create(key, b"")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "weights").write_bytes(b"none")
+        Checkpoints(run).save(newest, 1, newest, Path(folder))
+    compact(run, keep_checkpoints=1)
+    return run, shards
+
+
 def renamed(table: pa.Table, run: str, searcher: int, seq: int) -> pa.Table:
     ids, searchers = trajectory_ids(searcher, seq, len(table)), [searcher] * len(table)
     named = table.set_column(0, "trajectory_id", pa.array(ids)).set_column(
@@ -347,8 +391,12 @@ def renamed(table: pa.Table, run: str, searcher: int, seq: int) -> pa.Table:
 
 def forget_files(run: Run, shards: Sequence[Shard]) -> None:
     """So that they come from the disk again."""
-    for shard in shards:
-        descriptor = os.open(Path(run.url) / shard.key, os.O_RDONLY)
+    files = [Path(run.url) / shard.key for shard in shards]
+    files += Path(run.url).glob(f"{layout.COMPACTIONS}*.parquet")
+    for file in files:
+        if not file.exists():  # it lies in a compaction
+            continue
+        descriptor = os.open(file, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
 
@@ -401,13 +449,14 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def append_table(found: Mapping[str, Any]) -> str:
     lines = [
-        "| append of 512, ms | ours | raw, usual encodings | raw, our settings | our rate to these |",
-        "|---|---|---|---|---|",
+        "| append of 512, ms | ours | raw, default | raw, usual encodings | raw, our settings | our rate to these |",
+        "|---|---|---|---|---|---|",
     ]
     for begun in ("from trajectories", "from table"):
         it = found[begun]
-        rates = f"{it['rate / usual encodings']['median']:.2f}, {it['rate / our settings']['median']:.2f}"
-        cells = " | ".join(milliseconds(it[name]) for name in ("ours", "usual encodings", "our settings"))
+        others = ("default", "usual encodings", "our settings")
+        rates = ", ".join(f"{it[f'rate / {name}']['median']:.2f}" for name in others)
+        cells = " | ".join(milliseconds(it[name]) for name in ("ours", *others))
         lines.append(f"| {begun} | {cells} | {rates} |")
     return "\n".join(lines)
 
@@ -447,6 +496,7 @@ def fetch_table(result: Mapping[str, Any]) -> str:
     lines = ["| 140 responses, ms | from | |", "|---|---|---|"]
     for place, found in result["fetch"].items():
         lines += [f"| {place} | {name} | {milliseconds(it)} |" for name, it in found.items() if isinstance(it, dict)]
+        lines.append(f"| {place} | resume, per shard | {found['resume_milliseconds_per_shard']:.2f} |")
     return "\n".join(lines)
 
 
