@@ -441,8 +441,7 @@ def fork_command(options: argparse.Namespace) -> int:
     from flows import forks
 
     parent = open_run(options.run)
-    name = options.name or forks.default_name(parent, options.step)
-    run = forks.fork(parent, options.step, _changes(options), name=name, replay=options.replay)
+    run = forks.fork(parent, options.step, _changes(options), name=options.name, replay=options.replay)
     if options.no_start:
         print(run.url)
         return DONE

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from flows import plan
@@ -12,7 +13,7 @@ from storage import layout, records
 from storage.attempts import chain, newest_attempt
 from storage.checkpoints import Checkpoints
 from storage.control import change_state
-from storage.forks import register, unregister
+from storage.forks import register, settle, unregister
 from storage.inheritance import Parent
 from storage.ledger import read_entries
 from storage.retention import given_up_payloads, in_the_way
@@ -33,29 +34,50 @@ FIXED = ("task.", "model.path", "model.revision", "search.temperature", "start."
 scored."""
 
 
-def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str, replay: bool = False) -> Run:
-    """Make the run; nothing has been started. ConfigError says why it cannot be."""
-    layout.run_url(parent.root, name)  # it can be one
+def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str | None = None, replay: bool = False) -> Run:
+    """Make the run, by default under the first name that is free; nothing has been started. ConfigError says why it
+    cannot be."""
+    if name and open_store(layout.run_url(parent.root, name)).exists(layout.RUN):
+        raise _taken(parent, name)
     before = parse(parent.config)
     origin = _origin(parent, step, replay=replay)
     config, sampler = _settings(parent, before, origin, changes)
     _check_steps(parent, origin, config)
     _check_payloads(parent, origin, config)
     past = _take_again(parent, origin) if origin.rebuilt else None
-    _register(parent, name, origin)
-    try:
-        run = _create(parent, origin, config, sampler, name)
-    except ConfigError:  # the name is another run's
-        unregister(parent, name)
-        raise
-    except BaseException:
-        if not open_store(layout.run_url(parent.root, name)).exists(layout.RUN):
-            unregister(parent, name)
-        raise
+    run = _make(parent, origin, config, sampler, name)
     if past:
         past.save(run, origin.attempt)
     change_state(run, desired="run", searchers=0 if replay else config.search.searchers, why="forked")
     return run
+
+
+def _make(parent: Run, origin: Parent, config: Config, sampler: str, given: str | None) -> Run:
+    """Under the given name, or the next that is free if somebody else is faster."""
+    while True:
+        name = given or default_name(parent, origin.step)
+        registration = register(parent, name, origin)
+        try:
+            run = Run.create(
+                parent.root,
+                name,
+                config=config.to_dict(),
+                sampler_sql=sampler,
+                code_version=plan.code_version(),
+                created_by="tba fork",
+                parent=origin,
+            )
+        except AlreadyExists:
+            unregister(parent, registration)
+            if given:
+                raise _taken(parent, name) from None
+            continue
+        settle(parent, name, registration)
+        return run
+
+
+def _taken(parent: Run, name: str) -> ConfigError:
+    return ConfigError(f"--name: run {name!r} exists already beside {parent.name!r}")
 
 
 def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
@@ -83,16 +105,6 @@ def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
         replays=synced[-1].sync if replay else None,
         rebuilt=bool(sync) and checkpoint not in Checkpoints(parent).complete(),
     )
-
-
-def _register(parent: Run, name: str, origin: Parent) -> None:
-    try:
-        register(parent, name, origin)
-    except AlreadyExists as error:
-        if open_store(layout.run_url(parent.root, name)).exists(layout.RUN):
-            raise ConfigError(f"--name: {error}") from None
-        unregister(parent, name)  # by somebody who was killed before the run was made
-        register(parent, name, origin)
 
 
 def _check_parent(parent: Run, step: int) -> None:
@@ -156,21 +168,6 @@ def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
             )
 
 
-def _create(parent: Run, origin: Parent, config: Config, sampler: str, name: str) -> Run:
-    try:
-        return Run.create(
-            parent.root,
-            name,
-            config=config.to_dict(),
-            sampler_sql=sampler,
-            code_version=plan.code_version(),
-            created_by="tba fork",
-            parent=origin,
-        )
-    except AlreadyExists:
-        raise ConfigError(f"--name: run {name!r} exists already beside {parent.name!r}") from None
-
-
 def _take_again(parent: Run, origin: Parent) -> "Past":
     """The state at which the fork begins, where the parent keeps no checkpoint of it: from an older one, or from the
     start."""
@@ -195,6 +192,5 @@ def _take_again(parent: Run, origin: Parent) -> "Past":
 def default_name(parent: Run, step: int) -> str:
     """The parent's name, the step, and a number where that is taken."""
     base = f"{parent.name}-{step}"
-    taken = {entry.key for entry in parent.own.list(layout.FORKS)}
-    names = (base if n == 1 else f"{base}-{n}" for n in range(1, len(taken) + 2))
-    return next(name for name in names if layout.fork(name) not in taken)
+    names = (base if n == 1 else f"{base}-{n}" for n in count(1))
+    return next(name for name in names if not open_store(layout.run_url(parent.root, name)).exists(layout.RUN))

@@ -7,7 +7,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,17 +19,19 @@ import pytest
 import storage
 from flows import audit, cli, forks, plan, wiring
 from flows.past import load_past
-from storage import folders, layout, parquet
+from storage import folders, layout, parquet, records
 from storage.check import check
 from storage.checkpoints import Checkpoints
 from storage.control import change_state, read_state
 from storage.forks import register
 from storage.retention import give_up
 from storage.run import Run
-from tba.errors import ConfigError, Damaged
+from storage.store import LocalStore
+from tba.errors import ConfigError, Damaged, Missing
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings
+from tests.storage.synthetic import make_run
 from tests.tba.tiny import tiny_folder
 
 STEPS, EVERY = 24, 2
@@ -261,8 +266,83 @@ def test_a_fork_that_was_cut_short_can_be_made_again(killed: Run):
     assert origin
     register(killed, "again", origin)  # and no more, as by a process that was killed then
     assert forks.fork(killed, 12, {}, name="again").parent == origin
-    with pytest.raises(ConfigError, match="has a fork 'again' already"):
+    with pytest.raises(ConfigError, match="run 'again' exists already beside 'whole'"):
         forks.fork(killed, 12, {}, name="again")
+
+
+class Killed(BaseException): ...
+
+
+def before_write(patch: pytest.MonkeyPatch, number: int, happen: Callable[[], object]) -> None:
+    """Once, before the n-th write to do with forks."""
+    left = [number]
+
+    def watched(write: Callable[..., None]) -> Callable[..., None]:
+        def watch(self: LocalStore, key: str, *data: bytes) -> None:
+            if key == layout.RUN or key.startswith(layout.FORKS):
+                left[0] -= 1
+                if not left[0]:
+                    happen()
+            write(self, key, *data)
+
+        return watch
+
+    for name in ("create", "delete"):
+        patch.setattr(LocalStore, name, watched(getattr(LocalStore, name)))
+
+
+@pytest.mark.parametrize("one_is_killed", [False, True])
+def test_a_run_that_exists_is_registered_whoever_else_wanted_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_is_killed: bool
+):
+    parent = make_run(str(tmp_path))
+    fork = partial(forks.fork, parent, changes={"training.steps": "20"})
+
+    def die() -> None:
+        raise Killed
+
+    def other(at: int, name: str) -> None:
+        with monkeypatch.context() as patch, suppress(Killed, ConfigError):
+            before_write(patch, at, die)
+            fork(8, name=name)
+        if one_is_killed:
+            raise Killed
+
+    for one, two in product(range(1, 4), range(2, 5)):
+        name = f"x-{one}-{two}"
+        with monkeypatch.context() as patch, suppress(Killed, ConfigError):
+            before_write(patch, one, partial(other, two, name))
+            fork(4, name=name)
+        with suppress(Missing):
+            assert is_registered(parent, Run.open(layout.run_url(parent.root, name)))
+        with suppress(ConfigError):
+            fork(4, name=name)  # what was cut short can be made
+        assert is_registered(parent, Run.open(layout.run_url(parent.root, name)))
+
+
+def is_registered(parent: Run, run: Run) -> bool:
+    registered = records.read_all(parent.store, layout.FORKS, "fork", "sync")
+    return run.parent is not None and (run.name, run.parent.sync) in {(it["fork"], it["sync"]) for it in registered}
+
+
+def test_a_fork_that_has_got_its_name_removes_what_others_registered_for_it(tmp_path: Path):
+    parent = make_run(str(tmp_path))
+    other = forks.fork(parent, 0, {}, name="mine-2").parent
+    assert other
+    for _ in range(2):
+        register(parent, "mine", other)
+    forks.fork(parent, 4, {}, name="mine")
+    registered = records.read_all(parent.store, layout.FORKS, "fork", "sync")
+    assert [(it["fork"], it["sync"]) for it in registered] == [("mine-2", 0), ("mine", 2)]
+
+
+def test_of_two_that_fork_at_once_one_takes_the_next_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    parent = make_run(str(tmp_path))
+    with monkeypatch.context() as patch:
+        before_write(patch, 2, lambda: forks.fork(parent, 4, {}))
+        assert forks.fork(parent, 4, {}).name == "first-4-2"
+    registered = records.read_all(parent.store, layout.FORKS, "fork")
+    assert {it["fork"] for it in registered} == {"first-4", "first-4-2"}
 
 
 def test_a_fork_without_the_checkpoint_it_starts_from_says_so_and_publishes_nothing(killed: Run):
