@@ -58,6 +58,7 @@ def _make(parent: Run, origin: Parent, config: Config, sampler: str, given: str 
         name = given or default_name(parent, origin.step)
         registration = register(parent, name, origin)
         try:
+            _check_payloads(parent, origin, config)  # again: from here on, what is given up leaves out what it draws
             run = Run.create(
                 parent.root,
                 name,
@@ -72,6 +73,9 @@ def _make(parent: Run, origin: Parent, config: Config, sampler: str, given: str 
             if given:
                 raise _taken(parent, name) from None
             continue
+        except ConfigError:  # before there was anything of the run
+            unregister(parent, registration)
+            raise
         settle(parent, name, registration)
         return run
 

@@ -22,6 +22,7 @@ from flows.past import load_past
 from storage import folders, layout, parquet, records
 from storage.check import check
 from storage.checkpoints import Checkpoints
+from storage.compacting import compact
 from storage.control import change_state, read_state
 from storage.forks import register
 from storage.retention import give_up
@@ -31,7 +32,8 @@ from tba.errors import ConfigError, Damaged, Missing
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings
-from tests.storage.synthetic import make_run
+from tests.storage import synthetic
+from tests.storage.synthetic import make_config, make_run
 from tests.tba.tiny import tiny_folder
 
 STEPS, EVERY = 24, 2
@@ -343,6 +345,19 @@ def test_of_two_that_fork_at_once_one_takes_the_next_name(tmp_path: Path, monkey
         assert forks.fork(parent, 4, {}).name == "first-4-2"
     registered = records.read_all(parent.store, layout.FORKS, "fork")
     assert {it["fork"] for it in registered} == {"first-4", "first-4-2"}
+
+
+def test_what_is_given_up_before_a_fork_with_a_larger_index_is_registered_is_in_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(synthetic, "make_config", partial(make_config().replace, {"sampling.capacity": 4}))
+    parent = make_run(str(tmp_path))
+    with monkeypatch.context() as patch:
+        before_write(patch, 1, lambda: compact(parent, keep_checkpoints=1, drop_beyond=4))
+        with pytest.raises(ConfigError, match=r"sampling.capacity: at most 4, .* got 50"):
+            forks.fork(parent, 8, {"sampling.capacity": "50", "training.steps": "20"})
+    assert not parent.store.list(layout.FORKS)
+    assert forks.fork(parent, 8, {"training.steps": "20"}).name == "first-8"
 
 
 def test_a_fork_without_the_checkpoint_it_starts_from_says_so_and_publishes_nothing(killed: Run):
