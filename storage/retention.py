@@ -1,6 +1,6 @@
 """What has been given up on purpose, and why: a record written before anything is removed."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ def give_up(
     removed: dict[str, Any] = {"versions": [str(v) for v in versions], "checkpoints": [str(c) for c in checkpoints]}
     if payloads:
         removed["payloads"] = asdict(payloads)
-    number = len(run.own.list(layout.RETENTION))
+    number = max(_numbers(run), default=0)
     while True:
         number += 1
         record = {"retention": number, "removed": removed, "why": why, "created_at": records.now()}
@@ -103,7 +103,7 @@ def given_up(run: Run) -> GivenUp:
     """Everything that any record gives up, of what a run has stored or shares with those it inherits from."""
     versions: set[Version] = set()
     checkpoints: set[Version] = set()
-    for record in records.read_all(run.own, layout.RETENTION, "retention", "removed"):
+    for record in _told(run):
         with records.reading(f"{run.url}/{layout.retention(record['retention'])}"):
             versions.update(map(Version.parse, record["removed"]["versions"]))
             checkpoints.update(map(Version.parse, record["removed"]["checkpoints"]))
@@ -117,8 +117,7 @@ def given_up(run: Run) -> GivenUp:
 def given_up_payloads(run: Run) -> list[RetentionRecord]:
     """By records of this run, and by those of runs it inherits from about what it shares with them."""
     with records.reading(f"{run.url}/{layout.RETENTION}"):
-        told = [it for it in records.read_all(run.own, layout.RETENTION, "removed") if "payloads" in it["removed"]]
-        found = list(map(_of_payloads, told))
+        found = [_of_payloads(it) for it in _told(run) if "payloads" in it["removed"]]
     if run.older and run.parent:
         found += [it for it in given_up_payloads(run.older) if it.payloads.first_sync <= run.parent.sync]
     return found
@@ -128,6 +127,21 @@ def in_the_way(run: Run, start: int, newest: int) -> RetentionRecord | None:
     """What keeps steps from being taken from the state of sync `start` on records up to `newest`; the last such."""
     found = [it for it in given_up_payloads(run) if it.payloads.lacks(start, newest)]
     return max(found, key=lambda it: it.payloads.last_sync, default=None)
+
+
+def _told(run: Run) -> Iterator[Mapping[str, Any]]:
+    """Every record of the run itself."""
+    keys = [layout.retention(number) for number in _numbers(run)]
+    for key, data in zip(keys, run.own.read_many(keys), strict=True):
+        yield records.decode(data, f"{run.url}/{key}", "retention", "removed")
+
+
+def _numbers(run: Run) -> list[int]:
+    keys = [entry.key for entry in run.own.list(layout.RETENTION) if layout.is_part(entry.key)]
+    found = sorted(int(key.removeprefix(layout.RETENTION).removesuffix(".json")) for key in keys)
+    while run.own.exists(layout.retention(newest := max(found, default=0) + 1)):  # the listing may be behind
+        found.append(newest)
+    return found
 
 
 def _of_payloads(record: Mapping[str, Any]) -> RetentionRecord:
