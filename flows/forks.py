@@ -11,9 +11,8 @@ from flows.role import use_threads
 from flows.runs import newest_sync
 from storage import layout, records
 from storage.attempts import chain, newest_attempt
-from storage.checkpoints import Checkpoints
 from storage.control import change_state
-from storage.forks import register, settle, unregister
+from storage.forks import is_kept, register, settle, unregister
 from storage.inheritance import Parent
 from storage.ledger import read_entries
 from storage.retention import given_up_payloads, in_the_way
@@ -107,7 +106,7 @@ def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
         attempt=attempt,
         attempts=attempts,
         replays=synced[-1].sync if replay else None,
-        rebuilt=bool(sync) and checkpoint not in Checkpoints(parent).complete(),
+        rebuilt=bool(sync) and not is_kept(parent, checkpoint),
     )
 
 
@@ -179,7 +178,10 @@ def _take_again(parent: Run, origin: Parent) -> "Past":
     from flows.past import load_past
 
     past = load_past(parent, origin.step + 1)
-    log.info("no checkpoint of step %d is kept: taking steps %d to %d again", origin.step, past.step + 1, origin.step)
+    if past.step < origin.step:  # else one that was given up is still there
+        log.info(
+            "no checkpoint of step %d is kept: taking steps %d to %d again", origin.step, past.step + 1, origin.step
+        )
     with bar(f"taking the steps up to {origin.step} again") as tell:
         for taken in past.retake(origin.step):
             tell(taken.step, origin.step)

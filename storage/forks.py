@@ -15,6 +15,7 @@ from storage import folders, layout, records
 from storage.inheritance import Parent
 from storage.retention import given_up, in_the_way
 from storage.run import Run
+from storage.store import open_store
 from tba.errors import AlreadyExists, Missing
 from tba.types import Version
 
@@ -31,7 +32,7 @@ def register(parent: Run, name: str, origin: Parent) -> str:
     key = _create(parent, name, origin)
     checkpoint = _start_of(origin)
     # Whoever prunes says so before it looks for forks. Here it is the other way round: one of the two sees the other.
-    if checkpoint and (checkpoint in given_up(parent).checkpoints or not _exists(parent, checkpoint)):
+    if checkpoint and not is_kept(parent, checkpoint):
         unregister(parent, key)
         raise Missing(f"{parent.url}: checkpoint {checkpoint} has just been given up")
     if gone := in_the_way(parent, origin.sync, origin.newest_record):
@@ -51,6 +52,15 @@ def settle(parent: Run, name: str, key: str) -> None:
     for it in list(_registered(parent)):
         if it.fork == name and it.key != key:
             parent.own.delete(it.key)
+
+
+def is_kept(run: Run, checkpoint: Version) -> bool:
+    """Whether a fork that is registered by now can start from a checkpoint. One that a record gives up may be about to
+    be removed, by who has not seen this fork, unless a fork that was made starts from it. For that one was registered
+    before the record, or it would not have been made, and so who wrote the record has seen it and removed nothing."""
+    if checkpoint in given_up(run).checkpoints and not _starts_a_fork(run, checkpoint):
+        return False
+    return folders.read_manifest(run.store, layout.checkpoint(checkpoint)) is not None
 
 
 def pinned_checkpoints(run: Run) -> set[Version]:
@@ -89,5 +99,19 @@ def _start_of(origin: Parent) -> Version | None:
     return None if origin.rebuilt or not origin.sync else Version(origin.sync, origin.attempt)
 
 
-def _exists(run: Run, checkpoint: Version) -> bool:
-    return folders.read_manifest(run.store, layout.checkpoint(checkpoint)) is not None
+def _starts_a_fork(run: Run, checkpoint: Version) -> bool:
+    """One that has been made: the run itself, or one of those that it has registered."""
+    if run.parent and _start_of(run.parent) == checkpoint:
+        return True
+    found = [it for it in _registered(run) if _start_of(it.origin) == checkpoint]
+    return any(_parent_of(layout.run_url(run.root, it.fork)) == it.origin for it in found)
+
+
+def _parent_of(url: str) -> Parent | None:
+    """Of a run that may not exist."""
+    store = open_store(url)
+    try:
+        record = records.read(store, layout.RUN, "parent")
+    except Missing:
+        return None
+    return Parent.decode(record["parent"], f"{store.url}/{layout.RUN}") if record["parent"] else None

@@ -33,7 +33,7 @@ from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings
 from tests.storage import synthetic
-from tests.storage.synthetic import make_config, make_run
+from tests.storage.synthetic import copy_run, make_config, make_run
 from tests.tba.tiny import tiny_folder
 
 STEPS, EVERY = 24, 2
@@ -211,6 +211,17 @@ def test_a_checkpoint_that_was_given_up_is_made_again(killed: Run):
     assert check(run).problems == []  # also before it has begun
     assert live(run, "trainer", wiring.run_trainer) == []
     assert rows(run, LEDGER) == rows(killed, LEDGER)
+    assert check(run).problems == []
+
+
+def test_a_checkpoint_that_was_given_up_and_is_still_there_is_taken_along(killed: Run, tmp_path: Path):
+    parent = copy_run(killed, tmp_path / "runs")
+    checkpoint = Checkpoints(parent).complete()[0]
+    give_up(parent, checkpoints=[checkpoint], why="a test")  # by somebody who was killed then, or is about to remove it
+    run = forks.fork(parent, checkpoint.number * EVERY, {"training.steps": "28"}, name="copied")
+    assert run.parent and run.parent.rebuilt
+    folders.remove(parent.store, layout.checkpoint(checkpoint))
+    assert checkpoint in Checkpoints(run).complete()
     assert check(run).problems == []
 
 

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 import storage
-from storage import layout, retention
+from storage import folders, layout, records, retention
 from storage.attempts import claim_attempt, newest_attempt
 from storage.check import check
 from storage.checkpoints import Checkpoints
@@ -18,6 +18,7 @@ from storage.inheritance import ForkedStore, Parent
 from storage.retention import given_up
 from storage.run import Run
 from storage.schema import encode, to_table
+from storage.store import LocalStore
 from storage.syncs import Recording, Shard, read_chain
 from storage.trajectories import Trajectories
 from storage.versions import Versions
@@ -222,6 +223,71 @@ def test_pruning_and_forking_at_once_leave_the_checkpoint_or_refuse_the_fork(
         go_on(outcome[0], 2)
     else:
         assert not parent.store.exists(layout.fork("fork"))
+
+
+@local
+def test_a_checkpoint_that_was_spared_for_a_fork_can_be_started_from_again(root: str, monkeypatch: pytest.MonkeyPatch):
+    parent = make_run(root)
+    at_giving_up(monkeypatch, lambda: fork(parent, 2, "one"))
+    assert Checkpoints(parent).prune(1) == []
+    assert Version(2, 1) in given_up(parent).checkpoints
+    go_on(fork(parent, 2, "two"), 2)
+    go_on(fork(Run.open(layout.run_url(root, "one")), 2, "of-the-fork"), 2)
+    for made in (layout.fork("one"), layout.fork("two")):
+        parent.store.delete(made)  # it is given up
+    assert Checkpoints(parent).prune(1) == [Version(2, 1)]
+
+
+@local
+@pytest.mark.parametrize("other", ["nobody", "who registered and was killed", "of another step"])
+def test_no_fork_starts_from_a_checkpoint_that_is_about_to_be_removed(
+    root: str, monkeypatch: pytest.MonkeyPatch, other: str
+):
+    parent = make_run(root)
+    refused: list[Missing] = []
+
+    def meanwhile(run: Run, prefix: str) -> None:
+        if other != "nobody":
+            origin = Parent(run="first", step=4, sync=2, attempt=1, attempts=2, replays=None, rebuilt=False)
+            run.store.create(layout.fork("one"), records.encode({"fork": "one", **origin.encode()}))
+        if other == "of another step":
+            fork(parent, 4, "one")
+        with pytest.raises(Missing, match="has just been given up") as found:
+            fork(parent, 2, "two")
+        refused.append(found.value)
+        remove(run.own, prefix)
+
+    remove = folders.remove
+    monkeypatch.setattr(retention.folders, "remove", lambda store, prefix: meanwhile(parent, prefix))
+    assert Checkpoints(parent).prune(1) == [Version(2, 1)]
+    assert len(refused) == 1
+
+
+def at_giving_up(patch: pytest.MonkeyPatch, happen: Callable[[], object]) -> None:
+    """Once, before the next record of it."""
+    give_up: Callable = retention.give_up
+
+    def meanwhile(*arguments, **named) -> int:
+        patch.setattr(retention, "give_up", give_up)
+        happen()
+        return give_up(*arguments, **named)
+
+    patch.setattr(retention, "give_up", meanwhile)
+
+
+@local
+def test_a_fork_sees_what_is_given_up_before_a_listing_shows_it(root: str, monkeypatch: pytest.MonkeyPatch):
+    parent = make_run(root)
+    listed: Callable = LocalStore.list
+
+    def behind(self, prefix: str = "", *, after: str = "") -> list:
+        return [] if prefix == layout.RETENTION else listed(self, prefix, after=after)
+
+    monkeypatch.setattr(LocalStore, "list", behind)
+    assert [retention.give_up(parent, why="a test", checkpoints=[Version(n, 1)]) for n in (1, 2)] == [1, 2]
+    with pytest.raises(Missing, match="checkpoint 000002-a0001 has just been given up"):
+        fork(parent, 2)
+    assert given_up(parent).checkpoints == {Version(1, 1), Version(2, 1)}
 
 
 @local
