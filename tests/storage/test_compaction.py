@@ -668,5 +668,5 @@ def test_once_a_fork_is_gone_its_payloads_can_be_given_up(root: str):
     parent = make_run(root)
     fork(parent, 4)
     assert compacted(parent, drop_beyond=CAPACITY).payloads_given_up == 0
-    unregister(parent, "fork")
+    unregister(parent, layout.fork("fork"))
     assert compacted(parent, drop_beyond=CAPACITY).payloads_given_up > 0
