@@ -133,7 +133,8 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
     steps = changes.get("training.steps", before.training.steps)
     if str(steps).isdecimal() and int(steps) <= origin.step:
         raise ConfigError(
-            f"--set: training.steps must be > {origin.step}, the step after which the fork goes on, got {steps}"
+            f"--set: training.steps must be > {origin.step}, the step after which the fork goes on, got {steps}; with "
+            "--set training.steps=… it goes further"
         )
     config = plan.checked(before.replace({**changes, **start}))
     if _fixed(config) != _fixed(before):  # a whole section may have been given
@@ -148,7 +149,7 @@ def _check_steps(parent: Run, origin: Parent, config: Config) -> None:
     if config.training.steps > recorded:
         raise ConfigError(
             f"--set: training.steps: {parent.name} has recorded {recorded} steps, and a replay goes no further, got "
-            f"{config.training.steps}"
+            f"{config.training.steps}: --set training.steps={recorded}"
         )
 
 

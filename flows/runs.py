@@ -42,11 +42,9 @@ def show(root: str | None, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps([asdict(summary) for summary in runs], indent=1))
     elif not runs:
-        above, folder, rest = f"{root.rstrip('/')}/".rpartition(layout.RUNS)
-        instead = (
-            f"; runs lie in ROOT/{layout.RUNS}: `tba runs {above.rstrip('/') or '.'}`" if folder and not rest else ""
-        )
-        print(f"no runs under {root}{instead or '; `tba run quickstart` makes one'}")
+        above, _, last = root.rstrip("/").rpartition("/")
+        instead = f"runs lie in ROOT/{layout.RUNS}: `tba runs {above or '.'}`" if f"{last}/" == layout.RUNS else ""
+        print(f"no runs under {root}; {instead or '`tba run quickstart` makes one'}")
     else:
         _print_table(runs)
     return 0
@@ -185,7 +183,10 @@ def _print_table(summaries: list[Summary]) -> None:
             str(it.searchers),
         )
         table.add_row(*cells)
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 240  # whoever reads it there can take it
+    console.print(table)
 
 
 def _blank(number: int | None) -> str:

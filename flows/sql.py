@@ -3,6 +3,7 @@
 import csv as csv_files
 import json as json_texts
 import math
+import re
 import shutil
 import sys
 from collections import Counter
@@ -100,11 +101,13 @@ def is_gone(error: Exception) -> bool:
 
 
 def explain(error: duckdb.Error) -> str:
-    """The message without the excerpt of the query below it."""
+    """The message in one line, and where in the query."""
     message = str(error).split("\nLINE ")[0]
     if is_gone(error):
         return GONE
-    return " ".join(line.strip() for line in message.splitlines() if line.strip())
+    said = " ".join(line.strip() for line in message.splitlines() if line.strip())
+    where = re.search(r"\nLINE (\d+): (.*)", str(error))
+    return f"{said} (line {where[1]}: {where[2].strip()})" if where else said
 
 
 def last(con: duckdb.DuckDBPyConnection, query: str) -> duckdb.DuckDBPyRelation | None:

@@ -38,7 +38,7 @@ NEWEST_SHARDS = """
 select avg(reward), count(*), max(version_start), avg(length), avg(finished::int)
 from trajectories
 join (
-    select searcher, max(seq) as seq from shards where state in ('admitted', 'waiting') group by searcher
+    select searcher, max(seq) as seq from shards where state in ('admitted', $waiting) group by searcher
 ) using (searcher, seq)
 """
 
@@ -82,8 +82,12 @@ class View:
         rows = found.fetchall()
         return dict(zip(names, rows[0], strict=True)) if rows else {}
 
-    def values(self, query: str) -> tuple[Any, ...]:
-        return self.con.execute(query).fetchall()[0]
+    def values(self, query: str, **parameters: Any) -> tuple[Any, ...]:
+        return self.con.execute(query, parameters or None).fetchall()[0]
+
+    @property
+    def replays(self) -> bool:
+        return bool(self.run.inherits and self.run.inherits.replays)
 
 
 def watch(run: Run, *, once: bool = False, every: float) -> None:
@@ -136,8 +140,7 @@ def _head(view: View) -> Text:
     why = f"\n{view.why}" if summary.state in ("stopping", "stopped", "failed") else ""
     version = "no version yet" if summary.version is None else f"version {summary.version}"
     parent = f"  fork of {summary.parent}" if summary.parent else ""
-    replays = view.run.inherits and view.run.inherits.replays
-    searchers = "" if replays else f"  {summary.searchers} of {view.config.search.searchers} searchers"
+    searchers = "" if view.replays else f"  {summary.searchers} of {view.config.search.searchers} searchers"
     return Text.assemble(
         (view.run.name, "bold"), f"  {summary.task}  ", (summary.state, colour), f"  {version}{searchers}{parent}",
         (why, colour),
@@ -161,7 +164,9 @@ def _learning(view: View) -> str:
 
 
 def _reward(view: View) -> str:
-    reward, rows, version, length, finished = view.values(NEWEST_SHARDS)
+    # What waits in a replay is its parent's future.
+    waiting = "admitted" if view.replays else "waiting"
+    reward, rows, version, length, finished = view.values(NEWEST_SHARDS, waiting=waiting)
     last = view.row(LAST_STEP).get("reward_mean")
     parts = [] if last is None else [f"last batch {last:.3f}"]
     if rows:
@@ -201,7 +206,7 @@ def _told(view: View, role: str) -> str:
 
 def _buffer(view: View) -> str:
     admitted, waiting, shards, sync, bad = view.values(BUFFER)
-    text = f"{admitted:,} trajectories in {shards:,} shards  {waiting:,} waiting"
+    text = f"{admitted:,} trajectories in {shards:,} shards  {waiting:,} {'to come' if view.replays else 'waiting'}"
     text += "" if sync is None else f"  sync {sync}"
     return text + (f"  {bad} refused or damaged" if bad else "")
 

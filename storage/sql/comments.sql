@@ -330,6 +330,13 @@ drift_max: greatest absolute drift
 drift_per_token: mean drift of a token
 effective_share: what importance weights would leave of the draws: (Σw)² / (n Σw²), w = exp(drift)';
 
+comment on macro table from_reference is 'How far the policy had moved from the reference, by the version that generated: log-probability of its responses by the one minus that by the other, at the temperature of generation.
+responses: how many it is estimated from
+left_out: those whose log-probabilities were given up
+kl: in nats a response, unbiased where sampling was not cut by top_p and nothing is left out
+kl_error: its standard error
+kl_per_token: in nats a token';
+
 comment on macro table help is 'The views and macros, or what one of them offers.
 about: the name of a view or macro; without it all are listed
 name: of a view, a macro with its parameters, a column or a parameter

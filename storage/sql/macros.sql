@@ -257,6 +257,21 @@ select
   sum(exp(least(gap, 50))) ** 2 / (count(*) * sum(exp(2 * least(gap, 50)))) as effective_share
 from gaps group by age_from order by age_from;
 
+-- How far the policy that generated had moved from the reference.
+create macro from_reference() as table
+with
+  gaps as (
+    select
+      version_start, length,
+      case when behaviour_logps is not null then list_sum(behaviour_logps)::double - list_sum(ref_logps)::double end as gap
+    from trajectories
+  )
+select
+  version_start, count(gap) as responses, count(*) - count(gap) as left_out, avg(gap) as kl,
+  stddev_samp(gap) / sqrt(count(gap)) as kl_error,
+  sum(gap) / nullif(sum(length) filter (gap is not null), 0) as kl_per_token
+from gaps group by version_start order by version_start;
+
 -- --- what there is to ask -------------------------------------------------------------------------------------------
 
 create macro help(about := null) as table

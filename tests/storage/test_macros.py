@@ -150,6 +150,27 @@ def test_drift_is_the_trainers_log_probability_minus_the_searchers(tmp_path: Pat
     assert share == pytest.approx(weights.sum() ** 2 / (len(weights) * (weights**2).sum()))
 
 
+def test_how_far_the_policy_is_from_the_reference(tmp_path: Path):
+    run = make_run(str(tmp_path))
+    con = storage.connect(run)
+    query = "select version_start, list_sum(behaviour_logps) - list_sum(ref_logps), length from trajectories"
+    gaps: dict[int, list] = {}
+    for version, gap, length in rows(con, query):
+        gaps.setdefault(version, []).append((gap, length))
+    for version, responses, left_out, kl, error, per_token in rows(con, "from from_reference()"):
+        own, lengths = np.array(gaps.pop(version)).T
+        assert (responses, left_out) == (len(own), 0)
+        assert (kl, per_token) == pytest.approx((own.mean(), own.sum() / lengths.sum()))
+        assert error == pytest.approx(own.std(ddof=1) / len(own) ** 0.5)
+    assert not gaps
+    compact(run, keep_checkpoints=1, drop_beyond=2)
+    [(responses, left_out)] = rows(storage.connect(run), "select sum(responses), sum(left_out) from from_reference()")
+    [(given_up, all)] = rows(
+        storage.connect(run), "select count(*) filter (ref_logps is null), count(*) from trajectories"
+    )
+    assert (left_out, responses) == (given_up, all - given_up) and given_up > 0
+
+
 def test_drift_leaves_out_what_was_given_up(tmp_path: Path):
     run = make_run(str(tmp_path))
     compact(run, keep_checkpoints=1, drop_beyond=2)

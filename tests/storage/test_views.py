@@ -53,8 +53,8 @@ VIEWS = (
 
 MACROS = (
     "compare_selection()", "compare_versions()", "cost_per_solved()", "drift()", "duplicates()", "eligible_at(2)",
-    "group_of('0/0/0')", "help()", "learned_from(1)", "pass_at(2)", "prompts_by_set()", "reward_by_age()",
-    "selection_by('length')", "stale(2)", "trajectory('0/0/0')", "unsolved()",
+    "from_reference()", "group_of('0/0/0')", "help()", "learned_from(1)", "pass_at(2)", "prompts_by_set()",
+    "reward_by_age()", "selection_by('length')", "stale(2)", "trajectory('0/0/0')", "unsolved()",
 )  # fmt: skip
 
 
