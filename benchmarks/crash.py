@@ -27,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
@@ -344,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "cores": os.cpu_count(),
             "seed": options.seed,
             "settings": SETTINGS,
-            "results": [asdict(it) for it in results],
+            "results": [{**vars(it), "kills": dict(it.kills)} for it in results],
         }
         (options.out / "crash.json").write_text(json.dumps(facts, indent=1) + "\n")
 

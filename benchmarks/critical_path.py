@@ -56,7 +56,7 @@ from tba.policy import Policy
 from tba.tasks.quickstart_policy import make_model, make_tokenizer
 from tba.types import Draw, Trajectory
 
-READS, STEP_SECONDS = 60, 0.5
+READS, STEP_SECONDS = 40, 0.5
 PERIODS = (2, 10)  # steps per sync
 ARRIVING = 2  # shards per step
 STORED = 1000  # shards that made-up rows stand for
