@@ -83,7 +83,7 @@ class ForkedStore:
 
     @cached_property
     def inherited_shards(self) -> frozenset[str]:
-        """What the shared records admit or refuse, and of a fork that replays also the later ones up to its last."""
+        """What the shared records admit or refuse, and what those admit that a fork replays beyond them."""
         keys = [layout.sync(sync) for sync in range(self.origin.newest_record + 1)]
         found: set[str] = set()
         for sync, (key, data) in enumerate(zip(keys, self.parent.read_many(keys), strict=True)):

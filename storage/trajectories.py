@@ -43,9 +43,7 @@ class Trajectories:
     def __init__(self, run: Run):
         self.run = run
         self.compactions = Compactions(run)
-        self._taken: dict[
-            int, int
-        ] = {}  # by searcher that began here: up to which round names have been, or are, taken
+        self._taken: dict[int, int] = {}  # by searcher that began here: the last round whose name may be taken
 
     def next_round(self, searcher: int) -> int:
         entries = self.run.store.list(layout.searcher_folder(searcher))

@@ -32,8 +32,7 @@ from tba.errors import ConfigError, Damaged, Missing
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings
-from tests.storage import synthetic
-from tests.storage.synthetic import copy_run, make_config, make_run
+from tests.storage.synthetic import SyntheticRun, copy_run, make_run
 from tests.tba.tiny import tiny_folder
 
 STEPS, EVERY = 24, 2
@@ -361,8 +360,7 @@ def test_of_two_that_fork_at_once_one_takes_the_next_name(tmp_path: Path, monkey
 def test_what_is_given_up_before_a_fork_with_a_larger_index_is_registered_is_in_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(synthetic, "make_config", partial(make_config().replace, {"sampling.capacity": 4}))
-    parent = make_run(str(tmp_path))
+    parent = SyntheticRun(str(tmp_path), "first", **{"sampling.capacity": 4}).finish().run
     with monkeypatch.context() as patch:
         before_write(patch, 1, lambda: compact(parent, keep_checkpoints=1, drop_beyond=4))
         with pytest.raises(ConfigError, match=r"sampling.capacity: at most 4, .* got 50"):

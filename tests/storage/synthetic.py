@@ -84,8 +84,8 @@ def copy_run(run: Run, folder: Path) -> Run:
 
 
 class SyntheticRun:
-    def __init__(self, root: str, name: str):
-        self.config = make_config()
+    def __init__(self, root: str, name: str, **changes: Any):
+        self.config = make_config().replace(changes)
         self.run = Run.create(
             root, name, config=self.config.to_dict(), sampler_sql=default_sampler(), code_version="test"
         )
