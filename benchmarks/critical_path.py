@@ -3,15 +3,17 @@
     python -m benchmarks.critical_path [--sizes 10000 100000 1000000 10000000] [--out FOLDER] [--work FOLDER]
 
 The reader of a trainer works beside its steps: it looks for arrivals and admits a record every k steps, draws 7 prompts
-x 20 responses, fetches and collates them. Here it does so with the real buffer on a disk, in a thread on one core,
-beside every second step of another thread on another core: what is counted is by how much such a step is longer than
-the one before or after it. These are gradient steps of about half a second, of quickstart's policy; or as long a loop
-of small matrix products, which no real step is as sensitive as.
+x 20 responses, fetches and collates them. Here it does so with the real buffer on a disk and on one core, beside steps
+on another core; these are gradient steps of about half a second, of quickstart's policy, or as long a loop of small
+matrix products, which no real step is as sensitive as. Steps are taken in threes, in changing order: alone; with the
+reader in a thread, as a trainer has it; with the reader in a process of its own, which shares memory, caches and clock
+with the step but no interpreter. By how much the second is longer than the first is what a step loses in all; by how
+much it is longer than the third is what the design costs, beyond what any work on that machine's other core does.
 
 Made-up rows fill the index, 100 per prompt; payloads are of real shards, of 100 trajectories (20 responses to each of 5
 prompts) of about 90 + 230 tokens, of which 2 arrive per step. A drawn row that is made up stands for a row of one of
-1000 such shards; memory holds few of them, so most are read from files. Each size has a process of its own; the largest
-takes 6 GB.
+1000 such shards; memory holds few of them, so most are read from files. Each size has two processes
+of its own; at the largest each takes 6 GB.
 """
 
 import argparse
@@ -24,12 +26,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import count, islice
+from itertools import count, islice, permutations, product
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -51,18 +53,21 @@ from storage.schema import encode, to_table
 from storage.syncs import Shard
 from tba.batching import Batch
 from tba.config import quickstart
+from tba.fetched import Fetched
 from tba.learner import Learner
 from tba.policy import Policy
 from tba.tasks.quickstart_policy import make_model, make_tokenizer
-from tba.types import Draw, Trajectory
+from tba.timing import timed
+from tba.types import Draw
 
-READS, STEP_SECONDS = 40, 0.5
+READS, STEP_SECONDS = 60, 0.5
 PERIODS = (2, 10)  # steps per sync
 ARRIVING = 2  # shards per step
 STORED = 1000  # shards that made-up rows stand for
 MEMORY = 64 << 20
 FIRST_SEARCHER = 100  # of made-up rows
 PARTS = ("admit", "draw", "fetch", "collate")
+ORDERS = tuple(permutations(("alone", "thread", "process")))
 
 
 class Step(NamedTuple):
@@ -76,12 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--work", type=Path, help="where the shards are made; of the system's choice if not given")
     parser.add_argument("--one", type=int, help="measure this size here, and print what is found as JSON")
+    parser.add_argument("--reader", type=int, help="read at this size here, when told to on standard input")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    if options.one:
+    if options.one or options.reader:
         sys.setswitchinterval(SWITCH_SECONDS)
         with tempfile.TemporaryDirectory(dir=options.work) as work:
-            print(json.dumps(measure(Path(work), options.one)))
+            if options.one:
+                print(json.dumps(measure(Path(work), options.one)))
+            else:
+                serve(Path(work), options.reader)
         return
     options.out.mkdir(parents=True, exist_ok=True)
     results = []
@@ -94,24 +103,77 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def in_a_fresh_process(size: int, work: Path | None) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.critical_path", "--one", str(size)]
-    command += ["--work", str(work)] if work else []
-    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.splitlines()[-1])
+    out = subprocess.run(command("--one", size, work), check=True, stdout=subprocess.PIPE).stdout
+    return json.loads(out.splitlines()[-1])
+
+
+def command(what: str, size: int, work: Path | None) -> list[str]:
+    own = [sys.executable, "-m", "benchmarks.critical_path", what, str(size)]
+    return own + (["--work", str(work)] if work else [])
 
 
 def measure(work: Path, size: int) -> dict[str, Any]:
-    reader = Reader(work, Filled(size, first_searcher=FIRST_SEARCHER))
-    load = os.getloadavg()[0]
-    return {"size": size, "load": load, "found": [reader.beside(name, k) for name in WORK for k in PERIODS]}
+    load, found = os.getloadavg()[0], []
+    with in_a_process(work, size) as away, in_a_thread(work, size) as here:
+        for name, k in product(WORK, PERIODS):
+            found.append({"work": name, "steps_per_sync": k, **beside(WORK[name](), k, here, away)})
+    return {"size": size, "load": load, "found": found}
+
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Told:
+    """A reader elsewhere: it is told what to do, and says when it begins and when it ends."""
+
+    tell: Callable[[str], object]
+    hear: Callable[[], str]
+
+    def __call__(self, what: str) -> None:
+        self.tell(what)
+        if (said := self.hear()) != "begins":
+            raise RuntimeError(f"the reader says {said!r}")
+
+    def ends(self) -> dict[str, float]:
+        """Seconds for each part."""
+        return json.loads(self.hear())
+
+
+@contextmanager
+def in_a_thread(work: Path, size: int) -> Iterator[Told]:
+    orders, said = SimpleQueue[str](), SimpleQueue[str]()
+    reader = Reader(work, size)
+    thread = threading.Thread(target=reader.listen, args=(iter(orders.get, ""), said.put), daemon=True)
+    thread.start()
+    yield Told(orders.put, partial(said.get, timeout=600))
+    orders.put("")
+    thread.join()
+
+
+@contextmanager
+def in_a_process(work: Path, size: int) -> Iterator[Told]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command("--reader", size, work), stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
+        assert process.stdin and process.stdout
+        orders, said = process.stdin, process.stdout
+        yield Told(lambda order: orders.write(f"{order}\n"), lambda: said.readline().strip())
+        orders.close()
+
+
+def serve(work: Path, size: int) -> None:
+    Reader(work, size).listen(map(str.strip, sys.stdin), partial(print, flush=True))
 
 
 class Reader:
     """A trainer's reader over an index of many rows."""
 
-    def __init__(self, work: Path, made: Filled):
-        self.run, self.stored = filled(work, "read", make_round(prompts=5, responses=20), STORED)
+    def __init__(self, work: Path, size: int):
+        made = Filled(size, first_searcher=FIRST_SEARCHER)
+        self.run, self.stored = filled(work, f"read-{os.getpid()}", make_round(prompts=5, responses=20), STORED)
         self.buffer = self.make_buffer(made)
-        self.prompts, self.steps, self.arriving = made.prompts, made.steps, count(STORED)
+        self.prompts, self.steps, self.numbers = made.prompts, made.steps, count(STORED)
+        self.arriving: list[dict[str, bytes]] = []
         self.learner = make_learner()
 
     def make_buffer(self, made: Filled) -> DuckReplayBuffer:
@@ -133,76 +195,40 @@ class Reader:
         buffer.arrivals.settle(shard.key for shard in self.stored)
         return buffer
 
-    def beside(self, name: str, k: int) -> dict[str, Any]:
-        """Steps with a reader beside them and steps without one, in pairs."""
-        shards = [make_shards(self.run, self.arriving, ARRIVING * k, self.prompts) for _ in range(0, READS, k)]
-        cores, work, found = os.sched_getaffinity(0), WORK[name](), list[tuple[str, float]]()
-        turns, told = SimpleQueue[int | None](), SimpleQueue[str]()
-        reader = threading.Thread(target=self.read, args=(shards, k, turns, told, found), daemon=True)
-        reader.start()
-        os.sched_setaffinity(0, {min(cores)})
-        pairs: list[dict[bool, Step]] = []
-        step_of(work)  # the first is slower
-        for n in range(READS):
-            pair: dict[bool, Step] = {}
-            for reading in (n % 2 == 0, n % 2 == 1):
-                if reading:
-                    turns.put(n)
-                    told.get(timeout=60)
-                pair[reading] = step_of(work)
-                if reading:
-                    told.get(timeout=60)
-            pairs.append(pair)
-        turns.put(None)
-        os.sched_setaffinity(0, cores)
-        longer = [pair[True].seconds - pair[False].seconds for pair in pairs]
-        stood = [pair[True].stood - pair[False].stood for pair in pairs]
-        low, median, high = statistics.quantiles(longer, n=4)
-        return {
-            "work": name,
-            "steps_per_sync": k,
-            "step_ms": milliseconds(statistics.median(pair[False].seconds for pair in pairs)),
-            "reading_ms": {part: milliseconds(sum(it for name, it in found if name == part) / READS) for part in PARTS},
-            "longer_ms": {"median": milliseconds(median), "quartiles": [milliseconds(low), milliseconds(high)]},
-            "longer_ms_mean": milliseconds(statistics.mean(longer)),
-            "standing_ms": milliseconds(statistics.median(stood)),
-            "loss_percent": round(100 * median / STEP_SECONDS, 2),
-        }
+    def listen(self, orders: Iterable[str], say: Callable[[str], object]) -> None:
+        """`make N K`: N rounds of arrivals, for syncs every K steps. `read`: what the next step needs, and `sync`: a
+        record before it."""
+        cores = os.sched_getaffinity(0)
+        for order in orders:
+            what, *numbers = order.split()
+            if what == "make":
+                rounds, k = map(int, numbers)
+                self.arriving = [make_shards(self.run, self.numbers, ARRIVING * k, self.prompts) for _ in range(rounds)]
+                say("begins")
+                say("{}")
+                continue
+            os.sched_setaffinity(0, {max(cores)})
+            if what == "sync":
+                for key, data in self.arriving.pop().items():
+                    (Path(self.run.url) / key).write_bytes(data)
+            say("begins")
+            say(json.dumps(self.read(sync=what == "sync")))
 
-    def read(
-        self,
-        arriving: Sequence[dict[str, bytes]],
-        k: int,
-        turns: "SimpleQueue[int | None]",
-        told: "SimpleQueue[str]",
-        found: list[tuple[str, float]],
-    ) -> None:
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    def read(self, *, sync: bool) -> dict[str, float]:
+        spent, step = dict[str, float](), next(self.steps)
+        with timed(spent, "admit"):
+            if sync:
+                self.buffer.sync(self.buffer.applied + 1, step=step - 1)
+        with timed(spent, "draw"):
+            draws = self.buffer.draw(step)
+        with timed(spent, "fetch"):
+            fetched = self.fetch(draws)
+        named = replace(fetched, prompt_ids=[draw.prompt_id for draw in draws])
+        with timed(spent, "collate"):
+            self.learner.collate(named)
+        return spent
 
-        @contextmanager
-        def part(name: str) -> Iterator[None]:
-            began = time.perf_counter()
-            yield
-            found.append((name, time.perf_counter() - began))
-
-        while (n := turns.get()) is not None:
-            for key, data in arriving[n // k].items() if n % k == 0 else ():
-                (Path(self.run.url) / key).write_bytes(data)
-            told.put("begins")
-            step = next(self.steps)
-            with part("admit"):
-                if n % k == 0:
-                    self.buffer.sync(self.buffer.applied + 1, step=step - 1)
-            with part("draw"):
-                draws = self.buffer.draw(step)
-            with part("fetch"):
-                trajectories = self.fetch(draws)
-            named = [replace(row, prompt_id=draw.prompt_id) for row, draw in zip(trajectories, draws, strict=True)]
-            with part("collate"):
-                self.learner.collate(named)
-            told.put("ends")
-
-    def fetch(self, draws: Sequence[Draw]) -> list[Trajectory]:
+    def fetch(self, draws: Sequence[Draw]) -> Fetched:
         places = [draw.trajectory_id.split("/") for draw in draws]
         return self.buffer.payloads.fetch([(self.shard(int(a), int(b)), int(row)) for a, b, row in places])
 
@@ -223,6 +249,56 @@ def make_shards(run: Run, numbers: Iterator[int], n: int, prompts: int) -> dict[
         ]
         made[layout.shard(searcher, seq)] = encode(to_table(rows, run=run.name, searcher=searcher, seq=seq))
     return made
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def beside(work: Callable[[], Any], k: int, here: Told, away: Told) -> dict[str, Any]:
+    """Steps alone, beside the reader in a thread, and beside one in another process, in threes."""
+    for reader in (here, away):
+        reader(f"make {math.ceil(READS / k)} {k}")
+        reader.ends()
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    threes: list[dict[str, Step]] = []
+    reading: list[dict[str, float]] = []
+    readers = {"alone": None, "thread": here, "process": away}
+    step_of(work)  # the first is slower
+    for n in range(READS):
+        three: dict[str, Step] = {}
+        for kind in ORDERS[n % len(ORDERS)]:
+            if reader := readers[kind]:
+                reader("sync" if n % k == 0 else "read")
+            three[kind] = step_of(work)
+            if reader:
+                spent = reader.ends()
+                reading += [spent] if kind == "thread" else []
+        threes.append(three)
+    os.sched_setaffinity(0, cores)
+    lost = spread([it["thread"].seconds - it["alone"].seconds for it in threes])
+    return {
+        "step_ms": milliseconds(statistics.median(it["alone"].seconds for it in threes)),
+        "reading_ms": {part: milliseconds(statistics.mean(it.get(part, 0.0) for it in reading)) for part in PARTS},
+        "lost_ms": lost,
+        "other_process_ms": spread([it["process"].seconds - it["alone"].seconds for it in threes]),
+        "beyond_other_process_ms": spread([it["thread"].seconds - it["process"].seconds for it in threes]),
+        "standing_ms": spread([it["thread"].stood - it["alone"].stood for it in threes]),
+        "lost_percent": round(lost["median"] / (10 * STEP_SECONDS), 2),
+    }
+
+
+def spread(seconds: Sequence[float]) -> dict[str, Any]:
+    """The median, between which it lies with 95 % probability, and the quartiles."""
+    ordered, n = sorted(seconds), len(seconds)
+    low, median, high = statistics.quantiles(ordered, n=4)
+    reach = 0.98 * math.sqrt(n)
+    within = ordered[max(0, math.floor(n / 2 - reach))], ordered[min(n - 1, math.ceil(n / 2 + reach))]
+    return {
+        "median": milliseconds(median),
+        "within": [milliseconds(it) for it in within],
+        "quartiles": [milliseconds(low), milliseconds(high)],
+    }
 
 
 # --- the work beside it -----------------------------------------------------------------------------------------------
@@ -286,16 +362,20 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
         "k",
         *(f"{part}, ms" for part in PARTS),
         "a step is longer by, ms",
-        "of 0.5 s, %",
+        "% of 0.5 s",
+        "by the same in another process, ms",
+        "difference, ms",
     ]
     lines = [header, ["---:"] * len(header)]
     for result in results:
         for it in result["found"]:
-            low, high = it["longer_ms"]["quartiles"]
-            longer = f"{it['longer_ms']['median']} ({low} to {high})"
             read = [str(it["reading_ms"][part]) for part in PARTS]
-            size, k = f"{result['size']:,}", str(it["steps_per_sync"])
-            lines.append([size, it["work"], k, *read, longer, str(it["loss_percent"])])
+            lost, other, beyond = (
+                f"{it[name]['median']} ({it[name]['within'][0]} to {it[name]['within'][1]})"
+                for name in ("lost_ms", "other_process_ms", "beyond_other_process_ms")
+            )
+            where = [f"{result['size']:,}", it["work"], str(it["steps_per_sync"])]
+            lines.append([*where, *read, lost, str(it["lost_percent"]), other, beyond])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -305,7 +385,7 @@ def chart(results: Sequence[dict[str, Any]]) -> str:
     for result in results:
         for it in result["found"]:
             name = f"beside {it['work']}, k = {it['steps_per_sync']}"
-            lines.setdefault(name, []).append((math.log10(result["size"]), it["loss_percent"]))
+            lines.setdefault(name, []).append((math.log10(result["size"]), it["lost_percent"]))
     series = [Series(name, line, marked=True) for name, line in lines.items()]
     return picture(f"% of a {STEP_SECONDS} s step lost", series, x_name="log10 trajectories")
 

@@ -30,11 +30,11 @@ import pyarrow.parquet as pq
 from storage.compactions import COLUMNS, PAYLOAD, Compaction, Compactions, Place
 from storage.copies import Copies
 from storage.run import Run
-from storage.schema import NEEDED, TRAJECTORY_SCHEMA, UNREADABLE, Rows, expected_metadata
+from storage.schema import TRAJECTORY_SCHEMA, UNREADABLE, expected_metadata, flat
 from storage.store import Store
 from storage.syncs import Shard
 from tba.errors import Damaged, Missing, StorageError, TBAError
-from tba.types import Trajectory
+from tba.fetched import Fetched
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,13 @@ SIDE_BY_SIDE = 32
 WHOLE = 4 << 20
 """Bytes up to which an object is read whole: about what arrives in the time of one more request."""
 
-_SCHEMA = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in NEEDED])
+_SCHEMA = pa.schema(
+    [
+        TRAJECTORY_SCHEMA.field(name)
+        for name in ("prompt_id", "prompt_tokens", "response_tokens", "ref_logps", "reward", "finished")
+    ]
+)
+"""What is read of the rows that are drawn."""
 _FOOTERS = 256 << 20  # bytes of the footers of compactions that stay in memory
 _PAUSE = 0.1, 5.0  # seconds between two looks for a shard, at first and at most
 _UNPACKED = 7  # times what it is as bytes: what a footer takes in memory
@@ -112,7 +118,7 @@ class ShardReader:
         return pa.Table.from_batches([piece.rows for piece in pieces])
 
     def _pieces(self, shard: Shard, rows: Collection[int]) -> list[Piece]:
-        return self._wherever(shard, NEEDED, rows)
+        return self._wherever(shard, _SCHEMA.names, rows)
 
     def _wherever(
         self, shard: Shard, columns: Sequence[str], rows: Collection[int] | None, *, in_part: bool = False
@@ -346,8 +352,8 @@ class _Object(io.RawIOBase):
 
 
 class Payloads:
-    """Trajectories of admitted shards. The row groups that were used last stay in memory as Arrow keeps them, up to
-    `memory_bytes`, and for as long as a fetch lasts those that it uses."""
+    """Trajectories of admitted shards. What batches need of the row groups that were used last stays in memory as Arrow
+    keeps it, up to `memory_bytes`, and for as long as a fetch lasts what it uses."""
 
     def __init__(self, run: Run, *, memory_bytes: int, disk_bytes: int):
         self.run, self.limit = run, memory_bytes
@@ -358,9 +364,9 @@ class Payloads:
     def keep(self, shard: Shard, table: pa.Table, data: bytes) -> None:
         """A shard that has just been read, and judged good."""
         self.reader.copy(shard, data)
-        self._keep(shard.key, [Piece(0, _batch(table, NEEDED))])
+        self._keep(shard.key, [Piece(0, _batch(table, _SCHEMA.names))])
 
-    def fetch(self, places: Sequence[tuple[Shard, int]]) -> list[Trajectory]:
+    def fetch(self, places: Sequence[tuple[Shard, int]]) -> Fetched:
         """The trajectories at these rows of these shards; what is not in memory is read."""
         used = {shard.key: self._used(shard.key) for shard, _ in places}
         missing: dict[str, tuple[Shard, set[int]]] = {}
@@ -373,11 +379,18 @@ class Payloads:
         slices = [self._found(used[shard.key], shard, row) for shard, row in places]
         found = pa.Table.from_batches([pa.concat_batches(slices)] if slices else [], _SCHEMA)
         for name in PAYLOAD:
-            if found[name].null_count:
+            if name in _SCHEMA.names and found[name].null_count:
                 shard, row = places[found[name].is_null().to_pylist().index(True)]
                 raise Missing(f"{self.run.url}/{shard.key}: the tokens of row {row} have been given up on purpose")
-        rows = Rows(found)
-        return [rows[place] for place in range(len(places))]
+        return Fetched(
+            trajectory_ids=[f"{shard.searcher}/{shard.seq}/{row}" for shard, row in places],
+            prompt_ids=found["prompt_id"].to_pylist(),
+            prompt_tokens=flat(found["prompt_tokens"]),
+            response_tokens=flat(found["response_tokens"]),
+            ref_logps=flat(found["ref_logps"]),
+            reward_B=found["reward"].to_numpy(),
+            finished_B=found["finished"].to_numpy(),
+        )
 
     def _found(self, pieces: Sequence[Piece], shard: Shard, row: int) -> pa.RecordBatch:
         found = _row(pieces, row)

@@ -13,7 +13,8 @@ from storage.payloads import Payloads
 from storage.run import Run
 from storage.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
 from tba.errors import AlreadyExists, Damaged, Missing, Superseded
-from tba.types import Draw, Trajectory, Version
+from tba.fetched import Fetched
+from tba.types import Draw, Version
 
 
 class DuckReplayBuffer:
@@ -190,7 +191,7 @@ class DuckReplayBuffer:
     def draw(self, step: int) -> list[Draw]:
         return self.index.draw(step)
 
-    def fetch(self, draws: Sequence[Draw]) -> list[Trajectory]:
+    def fetch(self, draws: Sequence[Draw]) -> Fetched:
         places = [draw.trajectory_id.rpartition("/") for draw in draws]
         return self.payloads.fetch([(self._admitted(shard), int(row)) for shard, _, row in places])
 

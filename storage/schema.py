@@ -1,4 +1,4 @@
-"""A shard's columns, and rows to and from trajectories.
+"""A shard's columns, and how trajectories become them.
 
 A shard is one Parquet object: the trajectories of one append, sorted by prompt and slot. Its metadata says whose it
 is, so an object that was moved or copied from elsewhere is recognised. Columns that a task adds are kept.
@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tba.errors import DataError
-from tba.types import Trajectory, Version
+from tba.fetched import Lists
+from tba.types import Trajectory
 
 SCHEMA_VERSION = 1
 
@@ -64,8 +65,6 @@ _LISTS = {"prompt_tokens": "i", "response_tokens": "i", "behaviour_logps": "f", 
 """Columns of lists, each with what `struct` calls their elements."""
 VERSIONS = ("version_start", "version_end", "reference_version")
 """Each with its attempt in a column of its own."""
-NEEDED = (*_AS_THEY_ARE, *_LISTS, *VERSIONS, *(f"{name}_attempt" for name in VERSIONS), "reward_parts")
-"""Columns that trajectories are made of."""
 _FLOATS = ["behaviour_logps.list.element", "ref_logps.list.element"]
 _REPETITIVE = ["group_id", "prompt_id", "prompt", "reward_parts.key_value.key"]
 _SCALARS = [field.name for field in TRAJECTORY_SCHEMA if pa.types.is_primitive(field.type)] + ["prompt_id"]
@@ -88,9 +87,9 @@ def _content_hash(prompt_id: str, tokens_T: np.ndarray) -> str:
 
 def content_hashes(columns: pa.Table | Mapping[str, pa.Array]) -> list[str]:
     """The content hash of every row, computed anew."""
-    tokens_N, starts_B = flat(columns["response_tokens"])
-    tokens_N = np.asarray(tokens_N, dtype="<i4")
-    spans = zip(columns["prompt_id"].to_pylist(), pairwise(starts_B), strict=True)
+    tokens = flat(columns["response_tokens"])
+    tokens_N, ends_B = np.asarray(tokens.elements_N, dtype="<i4"), np.cumsum(tokens.lengths_B)
+    spans = zip(columns["prompt_id"].to_pylist(), pairwise([0, *ends_B.tolist()]), strict=True)
     return [_content_hash(prompt_id, tokens_N[start:end]) for prompt_id, (start, end) in spans]
 
 
@@ -126,27 +125,6 @@ def _lists(field: pa.Field, values: Sequence[Sequence[float]]) -> pa.Array:
     starts = pa.py_buffer(np.concatenate([np.zeros(1, "<i4"), ends_B]))
     numbers = pa.Array.from_buffers(field.type.value_type, int(ends_B[-1]), [None, pa.py_buffer(elements)])
     return pa.Array.from_buffers(field.type, len(values), [None, starts], children=[numbers])
-
-
-class Rows:
-    """The rows of a table that has at least the columns `NEEDED`, each made a trajectory when it is asked for."""
-
-    def __init__(self, table: pa.Table):
-        self._columns: dict[str, list[Any]] = {name: table[name].to_pylist() for name in _AS_THEY_ARE}
-        self._columns["reward_parts"] = [dict(parts) for parts in table["reward_parts"].to_pylist()]
-        for name in VERSIONS:
-            pairs = zip(table[name].to_pylist(), table[f"{name}_attempt"].to_pylist(), strict=True)
-            self._columns[name] = [Version(number, attempt) for number, attempt in pairs]
-        self._lists = {name: _parts(table[name]) for name in _LISTS}
-
-    def __len__(self) -> int:
-        return len(self._columns["trajectory_id"])
-
-    def __getitem__(self, row: int) -> Trajectory:
-        fields: dict[str, Any] = {name: values[row] for name, values in self._columns.items()}
-        for name, (elements_N, starts) in self._lists.items():
-            fields[name] = tuple(elements_N[starts[row] : starts[row + 1]].tolist())
-        return Trajectory(**fields)
 
 
 ENCODING: dict[str, Any] = {
@@ -191,12 +169,7 @@ def expected_metadata(run: str, searcher: int, seq: int) -> dict[bytes, bytes]:
     return {key.encode(): value.encode() for key, value in _metadata(run, searcher, seq).items()}
 
 
-def flat(column: pa.ChunkedArray | pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """A column of lists as all its elements, and where each row starts and, last, where the last one ends."""
+def flat(column: pa.ChunkedArray | pa.Array) -> Lists:
+    """A column of lists."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return whole.flatten().to_numpy(), np.concatenate([[0], np.cumsum(whole.value_lengths().to_numpy())]).astype(int)
-
-
-def _parts(column: pa.ChunkedArray) -> tuple[np.ndarray, list[int]]:
-    elements_N, starts_B = flat(column)
-    return elements_N, starts_B.tolist()
+    return Lists(whole.flatten().to_numpy(), whole.value_lengths().to_numpy().astype(np.int64))

@@ -1,6 +1,7 @@
 """The replay log: a searcher appends shards, and whoever reads one learns whether it can be trusted."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from hashlib import sha256
@@ -21,7 +22,6 @@ from storage.schema import (
     decode,
     encode,
     expected_metadata,
-    flat,
     to_table,
     trajectory_ids,
 )
@@ -31,9 +31,8 @@ from tba.types import Trajectory
 LARGEST_REWARD = 1e100
 """In size. Far beyond it, inverse temperature times reward is no longer a number."""
 
+_TYPES = {field.name: field.type for field in TRAJECTORY_SCHEMA}
 _NUMBERED = ("round", "slot", *(f"{name}{of}" for name in VERSIONS for of in ("", "_attempt")))
-
-
 _CALENDAR = tuple(pa.scalar(day, pa.timestamp("us")).value for day in (datetime.min, datetime.max))
 
 
@@ -85,7 +84,7 @@ class Trajectories:
         searcher, seq = _name(key)
         try:
             table = to_table(trajectories, run=self.run.name, searcher=searcher, seq=seq)
-            _check_values(table)
+            _check_values(_columns(table))
             return table, encode(table)
         except (DataError, _Fault) as fault:
             raise DataError(
@@ -131,19 +130,20 @@ def check_compacted(table: pa.Table, key: str, *, given_up: int) -> None:
     """That these rows are those of a shard which a compaction has taken in, of which so many have lost their payload;
     Damaged, naming key and fault, if not."""
     try:
-        _check_schema(table)
-        lost = table["response_tokens"].is_null()
+        columns = _columns(table)
+        lost = columns["response_tokens"].is_null()
         with _naming_nonsense():
-            if any(not table[name].is_null().equals(lost) for name in PAYLOAD):
+            if any(not columns[name].is_null().equals(lost) for name in PAYLOAD):
                 raise _Fault(f"it has rows with a part of {', '.join(PAYLOAD)}")
-            kept = table.filter(table["response_tokens"].is_valid())
+            kept = table.filter(columns["response_tokens"].is_valid())
             if len(table) - len(kept) != given_up:
                 raise _Fault(f"{len(table) - len(kept)} of its rows lack their payload, not {given_up}")
-            _check_nulls(table, [name for name in TRAJECTORY_SCHEMA.names if name not in PAYLOAD])
-            _check_names(table, *_name(key))
+            _check_nulls({name: column for name, column in columns.items() if name not in PAYLOAD})
+            _check_names(columns, *_name(key))
             if len(kept):
-                _check_values(kept)
-                _check_hashes(kept)
+                columns = _columns(kept)
+                _check_values(columns)
+                _check_hashes(columns)
     except _Fault as fault:
         raise Damaged(f"{key}: {fault}") from None
 
@@ -169,19 +169,26 @@ def _decoded(data: bytes) -> pa.Table:
 
 def _check(table: pa.Table, run: str, searcher: int, seq: int) -> None:
     _check_metadata(table, run, searcher, seq)
-    _check_schema(table)
-    _check_values(table)
+    columns = _columns(table)
+    _check_values(columns)
     with _naming_nonsense():
-        _check_names(table, searcher, seq)
-        _check_hashes(table)
+        _check_names(columns, searcher, seq)
+        _check_hashes(columns)
 
 
-def _check_values(table: pa.Table) -> None:
+def _columns(table: pa.Table) -> dict[str, pa.Array]:
+    """Those of the schema, each in one piece; a fault if one is not there or of another type."""
+    _check_schema(table)
+    with _naming_nonsense():
+        return {name: table[name].combine_chunks() for name in _TYPES}
+
+
+def _check_values(columns: Mapping[str, pa.Array]) -> None:
     """What `to_table` leaves open."""
     with _naming_nonsense():
-        _check_nulls(table, TRAJECTORY_SCHEMA.names)
-        _check_lengths(table)
-        _check_numbers(table)
+        _check_nulls(columns)
+        _check_lengths(columns)
+        _check_numbers(columns)
 
 
 @contextmanager
@@ -206,74 +213,70 @@ def _check_metadata(table: pa.Table, run: str, searcher: int, seq: int) -> None:
 
 
 def _check_schema(table: pa.Table) -> None:
-    if twice := {name for name in table.column_names if table.column_names.count(name) > 1}:
+    names = Counter(table.column_names)
+    if twice := [name for name, times in names.items() if times > 1]:
         raise _Fault(f"it has column {min(twice)!r} more than once")
-    for field in TRAJECTORY_SCHEMA:
-        if field.name not in table.column_names:
-            raise _Fault(f"it has no column {field.name!r}")
-        found = table.schema.field(field.name).type
-        if found != field.type:
-            raise _Fault(f"column {field.name!r} is {found}, not {field.type}")
+    types = dict(zip(names, table.schema.types, strict=True))
+    for name, expected in _TYPES.items():
+        if name not in types:
+            raise _Fault(f"it has no column {name!r}")
+        if types[name] != expected:
+            raise _Fault(f"column {name!r} is {types[name]}, not {expected}")
     if not len(table):
         raise _Fault("it has no rows")
 
 
-def _check_names(table: pa.Table, searcher: int, seq: int) -> None:
-    expected_ids = trajectory_ids(searcher, seq, len(table))
-    if table["trajectory_id"].to_pylist() != expected_ids:
+def _check_names(columns: Mapping[str, pa.Array], searcher: int, seq: int) -> None:
+    expected_ids = trajectory_ids(searcher, seq, len(columns["trajectory_id"]))
+    if columns["trajectory_id"].to_pylist() != expected_ids:
         raise _Fault(f"its trajectories are not numbered {expected_ids[0]} and on")
-    for column, expected in (("searcher", searcher), ("schema_version", SCHEMA_VERSION)):
-        if set(table[column].to_pylist()) != {expected}:
-            raise _Fault(f"column {column!r} is not {expected} throughout")
+    for name, expected in (("searcher", searcher), ("schema_version", SCHEMA_VERSION)):
+        if (columns[name].to_numpy() != expected).any():
+            raise _Fault(f"column {name!r} is not {expected} throughout")
 
 
-def _check_hashes(table: pa.Table) -> None:
-    if content_hashes(table) != table["content_hash"].to_pylist():
+def _check_hashes(columns: Mapping[str, pa.Array]) -> None:
+    if content_hashes(columns) != columns["content_hash"].to_pylist():
         raise _Fault("column 'content_hash' disagrees with the tokens")
 
 
-def _check_nulls(table: pa.Table, columns: Sequence[str]) -> None:
-    for column in columns:
-        array = table[column].combine_chunks()
-        if array.null_count or (pa.types.is_list(array.type) and array.flatten().null_count):
-            raise _Fault(f"column {column!r} has missing values")
+def _check_nulls(columns: Mapping[str, pa.Array]) -> None:
+    for name, column in columns.items():
+        if column.null_count or (pa.types.is_list(column.type) and column.flatten().null_count):
+            raise _Fault(f"column {name!r} has missing values")
 
 
-def _check_lengths(table: pa.Table) -> None:
-    length_B = table["length"].to_numpy()
-    for column in ("response_tokens", "behaviour_logps", "ref_logps"):
-        if not np.array_equal(_lengths(table, column), length_B):
-            raise _Fault(f"the lengths of {column!r} disagree with column 'length'")
-    if not _lengths(table, "prompt_tokens").all():
+def _check_lengths(columns: Mapping[str, pa.Array]) -> None:
+    length_B = columns["length"].to_numpy()
+    for name in ("response_tokens", "behaviour_logps", "ref_logps"):
+        if not np.array_equal(columns[name].value_lengths().to_numpy(), length_B):
+            raise _Fault(f"the lengths of {name!r} disagree with column 'length'")
+    if not columns["prompt_tokens"].value_lengths().to_numpy().all():
         raise _Fault("a prompt has no tokens")
 
 
-def _check_numbers(table: pa.Table) -> None:
-    for column in TRAJECTORY_SCHEMA.names:
-        values = _floats(table[column].combine_chunks())
+def _check_numbers(columns: Mapping[str, pa.Array]) -> None:
+    for name, column in columns.items():
+        values = _floats(column)
         if values is not None and not np.isfinite(values).all():
-            raise _Fault(f"column {column!r} has a number that is not finite")
-    if np.abs(table["reward"].to_numpy()).max() > LARGEST_REWARD:
+            raise _Fault(f"column {name!r} has a number that is not finite")
+    if np.abs(columns["reward"].to_numpy()).max() > LARGEST_REWARD:
         raise _Fault(f"a reward is beyond {LARGEST_REWARD:g}")
-    microseconds_B = table["created_at"].cast(pa.int64()).to_numpy()
+    microseconds_B = columns["created_at"].cast(pa.int64()).to_numpy()
     if ((microseconds_B < _CALENDAR[0]) | (microseconds_B > _CALENDAR[1])).any():
         raise _Fault("column 'created_at' has a time beyond all calendars")
-    for column in _NUMBERED:
-        if (table[column].to_numpy() < 0).any():
-            raise _Fault(f"column {column!r} has a number below 0")
-    for column in ("prompt_tokens", "response_tokens"):
-        if (flat(table[column])[0] < 0).any():
-            raise _Fault(f"column {column!r} has a negative token")
+    for name in _NUMBERED:
+        if (columns[name].to_numpy() < 0).any():
+            raise _Fault(f"column {name!r} has a number below 0")
+    for name in ("prompt_tokens", "response_tokens"):
+        if (columns[name].flatten().to_numpy() < 0).any():
+            raise _Fault(f"column {name!r} has a negative token")
 
 
-def _lengths(table: pa.Table, column: str) -> np.ndarray:
-    return table[column].combine_chunks().value_lengths().to_numpy()
-
-
-def _floats(array: pa.Array) -> np.ndarray | None:
+def _floats(column: pa.Array) -> np.ndarray | None:
     """The floating-point numbers in a column, whatever it nests them in; None if it holds no such."""
-    if pa.types.is_map(array.type):
-        array = array.items
-    elif pa.types.is_list(array.type):
-        array = array.flatten()
-    return array.to_numpy(zero_copy_only=False) if pa.types.is_floating(array.type) else None
+    if pa.types.is_map(column.type):
+        column = column.items
+    elif pa.types.is_list(column.type):
+        column = column.flatten()
+    return column.to_numpy(zero_copy_only=False) if pa.types.is_floating(column.type) else None

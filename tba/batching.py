@@ -1,4 +1,4 @@
-"""Trajectories to padded tensors: the one place where shapes are born.
+"""Fetched trajectories to padded tensors: the one place where shapes are born.
 
 A batch is groups of K rows, one prompt each, in the order of the draw; a group is never split, because its residuals
 are taken from its own mean. Rows are padded on the right.
@@ -7,7 +7,6 @@ are taken from its own mean. Rows are padded on the right.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor
 
 from tba.errors import ConfigError, DataError
-from tba.types import Draw, Metrics, Trajectory
+from tba.fetched import Fetched, Lists
+from tba.types import Draw, Metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,36 +53,27 @@ class Padded(NamedTuple):
 
 
 def collate(
-    trajectories: Sequence[Trajectory],
+    fetched: Fetched,
     *,
     responses_per_prompt: int,
     pad_id: int,
     include_eos: bool,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """Consecutive runs of K trajectories as groups, in the given order.
+    """Consecutive runs of K rows as groups, in the given order.
 
     A finished response ends with EOS, which counts if `include_eos`; a truncated one counts whole either way.
     """
-    _check_groups(trajectories, responses_per_prompt)
-    counted = [_counted(trajectory, include_eos) for trajectory in trajectories]
-    tokens_BT, response_mask_BT, lengths = pad(
-        [t.prompt_tokens for t in trajectories],
-        [t.response_tokens[:n] for t, n in zip(trajectories, counted, strict=True)],
-        pad_id=pad_id,
-        device=device,
-    )
-    row_N = np.repeat(np.arange(len(counted)), counted)
-    ref_logps = (t.ref_logps[:n] for t, n in zip(trajectories, counted, strict=True))
-    ref_logp_N = np.fromiter(chain.from_iterable(ref_logps), np.float64, count=len(row_N))
-    ref_logp_B = np.bincount(row_N, weights=ref_logp_N, minlength=len(counted))
+    _check_groups(fetched, responses_per_prompt)
+    counted_B = _counted(fetched, include_eos)
+    padded = _pad(fetched.prompt_tokens, fetched.response_tokens.first(counted_B), pad_id=pad_id, device=device)
     return Batch(
-        tokens_BT=tokens_BT,
-        response_mask_BT=response_mask_BT,
-        ref_logp_B=torch.from_numpy(ref_logp_B).float().to(device),
-        reward_B=torch.tensor([t.reward for t in trajectories], dtype=torch.float32, device=device),
+        tokens_BT=padded.tokens_BT,
+        response_mask_BT=padded.response_mask_BT,
+        ref_logp_B=torch.from_numpy(fetched.ref_logps.first(counted_B).sums()).float().to(device),
+        reward_B=torch.tensor(fetched.reward_B, dtype=torch.float32, device=device),
         responses_per_prompt=responses_per_prompt,
-        lengths=lengths,
+        lengths=padded.lengths,
     )
 
 
@@ -94,15 +85,20 @@ def pad(
     device: torch.device | str = "cpu",
 ) -> Padded:
     """Rows of prompt and response, padded on the right to the longest; the mask is true on the response."""
-    start_B = np.array([len(prompt) for prompt in prompts])
-    end_B = start_B + np.array([len(response) for response in responses])
+    return _pad(Lists.of(prompts, np.int64), Lists.of(responses, np.int64), pad_id=pad_id, device=device)
+
+
+def _pad(prompts: Lists, responses: Lists, *, pad_id: int, device: torch.device | str) -> Padded:
+    start_B = prompts.lengths_B
+    end_B = start_B + responses.lengths_B
     if not start_B.all():
         raise DataError(f"row {int(start_B.argmin())}: a prompt needs at least 1 token, got 0")
-    parts = chain.from_iterable(zip(prompts, responses, strict=True))
     column_T = np.arange(end_B.max())
+    prompt_mask_BT = column_T < start_B[:, None]
+    response_mask_BT = ~prompt_mask_BT & (column_T < end_B[:, None])
     tokens_BT = np.full((len(end_B), len(column_T)), pad_id, np.int64)
-    tokens_BT[column_T < end_B[:, None]] = np.fromiter(chain.from_iterable(parts), np.int64, count=end_B.sum())
-    response_mask_BT = (column_T >= start_B[:, None]) & (column_T < end_B[:, None])
+    tokens_BT[prompt_mask_BT] = prompts.elements_N
+    tokens_BT[response_mask_BT] = responses.elements_N
     return Padded(
         torch.from_numpy(tokens_BT).to(device), torch.from_numpy(response_mask_BT).to(device), tuple(end_B.tolist())
     )
@@ -131,27 +127,28 @@ def micro_batches(batch: Batch, groups_per_micro_batch: int) -> Iterator[tuple[i
         )
 
 
-def _counted(trajectory: Trajectory, include_eos: bool) -> int:
-    """How many of the response's tokens count."""
-    if len(trajectory.ref_logps) != trajectory.length:
+def _counted(fetched: Fetched, include_eos: bool) -> np.ndarray:
+    """How many tokens of each response count."""
+    length_B, scored_B = fetched.response_tokens.lengths_B, fetched.ref_logps.lengths_B
+    for row in np.flatnonzero(length_B != scored_B):
         raise DataError(
-            f"trajectory {trajectory.trajectory_id!r}: {trajectory.length} response tokens, "
-            f"but {len(trajectory.ref_logps)} reference log-probabilities"
+            f"trajectory {fetched.trajectory_ids[row]!r}: {length_B[row]} response tokens, "
+            f"but {scored_B[row]} reference log-probabilities"
         )
-    if not trajectory.finished or include_eos:
-        return trajectory.length
-    if not trajectory.length:
-        raise DataError(f"trajectory {trajectory.trajectory_id!r}: finished, but without an EOS token")
-    return trajectory.length - 1
+    if include_eos:
+        return length_B
+    for row in np.flatnonzero(fetched.finished_B & (length_B == 0)):
+        raise DataError(f"trajectory {fetched.trajectory_ids[row]!r}: finished, but without an EOS token")
+    return length_B - fetched.finished_B
 
 
-def _check_groups(trajectories: Sequence[Trajectory], k: int) -> None:
+def _check_groups(fetched: Fetched, k: int) -> None:
     if k < 2:
         raise ConfigError(f"training.responses_per_prompt must be >= 2, or nothing is learnt, got {k}")
-    if not trajectories or len(trajectories) % k:
-        raise DataError(f"a batch is whole groups of {k} trajectories, got {len(trajectories)} trajectories")
-    for first in range(0, len(trajectories), k):
-        prompts = dict.fromkeys(t.prompt_id for t in trajectories[first : first + k])
+    if not len(fetched) or len(fetched) % k:
+        raise DataError(f"a batch is whole groups of {k} trajectories, got {len(fetched)} trajectories")
+    for first in range(0, len(fetched), k):
+        prompts = dict.fromkeys(fetched.prompt_ids[first : first + k])
         if len(prompts) > 1:
             raise DataError(
                 f"group {first // k} (rows {first} to {first + k - 1}) must have one prompt, got "

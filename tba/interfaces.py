@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from tba.types import Draw, Metrics, Prompt, Response, Reward, Score, StepRecord, Trajectory, Version
+
+if TYPE_CHECKING:
+    from tba.fetched import Fetched  # NumPy, which nobody needs who only asks what roles ask
 
 
 class Task(Protocol):
@@ -112,7 +115,7 @@ class ReplayBuffer(Protocol):
 
     def draw(self, step: int) -> list[Draw]: ...
 
-    def fetch(self, draws: Sequence[Draw]) -> list[Trajectory]:
+    def fetch(self, draws: Sequence[Draw]) -> "Fetched":
         """The drawn trajectories, in the order of `draws`."""
         ...
 

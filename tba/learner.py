@@ -12,12 +12,13 @@ from torch import Tensor
 from tba.batching import Batch, collate, micro_batches
 from tba.config import Config
 from tba.errors import ConfigError, RunFailed
+from tba.fetched import Fetched
 from tba.logprobs import response_logps
 from tba.objectives import Loss, trajectory_balance
 from tba.policy import Policy
 from tba.schedules import beta_at, learning_rate_at
 from tba.training_state import TrainingState, restore_optimizer
-from tba.types import Metrics, Outcome, Trajectory
+from tba.types import Metrics, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +47,9 @@ class Learner:
         restore_optimizer(self.optimizer, state.optimizer)
         torch.set_rng_state(state.random)
 
-    def collate(self, trajectories: Sequence[Trajectory]) -> Batch:
+    def collate(self, fetched: Fetched) -> Batch:
         return collate(
-            trajectories,
+            fetched,
             responses_per_prompt=self.config.training.responses_per_prompt,
             pad_id=self.policy.pad_id,
             include_eos=self.config.objective.include_eos,

@@ -161,9 +161,9 @@ class Trainer:
         with timed(seconds, "draw"):
             draws = self.buffer.draw(step)
         with timed(seconds, "fetch"):
-            trajectories = self.buffer.fetch(draws)
+            fetched = self.buffer.fetch(draws)
         with timed(seconds, "collate"):
-            batch = self.learner.collate(trajectories)
+            batch = self.learner.collate(fetched)
         return Prepared(batch=batch, draws=draws, seconds=seconds)
 
     # --- being told, and telling ----------------------------------------------------------------------------------

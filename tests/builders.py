@@ -1,12 +1,15 @@
 """Tiny builders: everything has a default, a test names what it is about."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from storage.schema import Rows
+from storage.schema import VERSIONS
+from tba.fetched import Fetched
 from tba.types import Prompt, Trajectory, Version
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 345678, tzinfo=UTC)
@@ -70,6 +73,29 @@ def make_shard(
     ]  # fmt: skip
 
 
+def as_stored(shard: Sequence[Trajectory]) -> dict[str, Trajectory]:
+    """The trajectories of one append, by the names that they get."""
+    ordered = sorted(shard, key=lambda t: (t.prompt_id, t.slot))
+    named = {f"{t.searcher}/{t.round}/{row}": t for row, t in enumerate(ordered)}
+    return {name: dataclasses.replace(t, trajectory_id=name) for name, t in named.items()}
+
+
 def from_table(table: pa.Table) -> list[Trajectory]:
-    rows = Rows(table)
-    return [rows[row] for row in range(len(rows))]
+    """The trajectories that a table was made of, under the names they are stored by."""
+    return [_from_row(row) for row in table.to_pylist()]
+
+
+def _from_row(row: Mapping[str, Any]) -> Trajectory:
+    fields = {field.name: row[field.name] for field in dataclasses.fields(Trajectory)}
+    fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    fields |= {name: Version(row[name], row[f"{name}_attempt"]) for name in VERSIONS}
+    return Trajectory(**fields | {"reward_parts": dict(row["reward_parts"])})
+
+
+def rows_of(fetched: Fetched) -> list[tuple]:
+    """Row by row, to be compared."""
+    lists = (fetched.prompt_tokens, fetched.response_tokens, fetched.ref_logps)
+    columns = [np.split(it.elements_N, np.cumsum(it.lengths_B)[:-1]) for it in lists]
+    scalars = (fetched.trajectory_ids, fetched.prompt_ids, fetched.reward_B.tolist(), fetched.finished_B.tolist())
+    rows = enumerate(zip(*scalars, strict=True))
+    return [(*row, *(tuple(column[n].tolist()) for column in columns)) for n, row in rows]

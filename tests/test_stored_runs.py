@@ -113,7 +113,7 @@ def test_the_records_give_the_draws_that_the_ledger_has(root: Path):
                     name: getattr(draw, name) for name in draw.__slots__ if name != "weight"
                 }
                 assert draw.weight == pytest.approx(said["weight"])
-            assert [it.trajectory_id for it in buffer.fetch(draws)] == [it["trajectory_id"] for it in entry.draws]
+            assert buffer.fetch(draws).prompt_ids == [it["prompt_id"] for it in entry.draws]
 
 
 @pytest.mark.parametrize(("name", "step"), [("whole", 2), ("whole", 6), ("whole", 10), ("replayed", 9)])

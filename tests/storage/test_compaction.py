@@ -31,7 +31,7 @@ from storage.syncs import read_chain
 from storage.trajectories import Trajectories
 from tba.errors import Damaged, Missing, Superseded
 from tba.types import Version
-from tests.builders import make_shard
+from tests.builders import make_shard, rows_of
 from tests.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_config, make_run
 from tests.storage.test_crashes import Killed, Watched
 from tests.storage.test_forks import fork, go_on
@@ -81,7 +81,7 @@ def replayed(run: Run, upto: int = LAST_SYNC, *, capacity: int | None = None) ->
 
 
 def drawn(buffer: DuckReplayBuffer, steps: range) -> list[tuple]:
-    return [(draws := buffer.draw(step), buffer.fetch(draws)) for step in steps]
+    return [(draws := buffer.draw(step), rows_of(buffer.fetch(draws))) for step in steps]
 
 
 def light(run: Run) -> list[pa.Table]:
@@ -263,7 +263,7 @@ def every_row(run: Run, *, disk_bytes: int) -> list:
     shards = [shard for record in read_chain(run) for shard in record.shards]
     payloads = Payloads(run, memory_bytes=0, disk_bytes=disk_bytes)
     found: list = [table for _, table in payloads.reader.light(shards, COLUMNS)]
-    return found + [payloads.fetch([(shard, row) for shard in reversed(shards)]) for row in (0, 5)]
+    return found + [rows_of(payloads.fetch([(shard, row) for shard in reversed(shards)])) for row in (0, 5)]
 
 
 @pytest.mark.parametrize("root", ["moto"], indirect=True)

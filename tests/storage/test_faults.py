@@ -512,9 +512,11 @@ def train(run: Run) -> None:
             steps = range((sync - 1) * EVERY + 1, sync * EVERY + 1)
             records = [made.step(step, sync, buffer.draw(step), attempt) for step in steps]
             for record in records:
-                assert [it.trajectory_id for it in buffer.fetch(record.draws)] == [
-                    draw.trajectory_id for draw in record.draws
-                ]
+                fetched = buffer.fetch(record.draws)
+                assert fetched.prompt_ids == [draw.prompt_id for draw in record.draws]
+                found = fetched.response_tokens.elements_N.reshape(-1, 4)  # they begin with searcher and round
+                drawn = [draw.trajectory_id.split("/") for draw in record.draws]
+                assert found[:, :2].tolist() == [[int(searcher), int(round)] for searcher, round, _ in drawn]
             if sync == SYNCS:
                 _ = [searcher.result() for searcher in searching]
                 while buffer.waiting() and len(buffer.shards) + len(buffer.arrivals.found) < 2 * ROUNDS:

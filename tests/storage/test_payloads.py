@@ -17,8 +17,9 @@ from storage.store import Store
 from storage.syncs import Shard
 from storage.trajectories import Trajectories
 from tba.errors import Damaged, Missing
+from tba.fetched import Fetched
 from tba.types import Trajectory
-from tests.builders import make_shard, make_trajectory
+from tests.builders import make_shard, make_trajectory, rows_of
 
 on_disk = pytest.mark.parametrize("root", ["local"], indirect=True)
 on_s3 = pytest.mark.parametrize("root", ["moto", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
@@ -66,6 +67,9 @@ def round_of(seq: int, *, rows: int = 600, tokens: int = 20) -> list[Trajectory]
             slot=slot,
             tokens=rng.integers(0, 32_000, tokens).tolist(),
             response=f"{slot}",
+            ref_logps=tuple((-rng.integers(0, 1000, tokens) / 64).tolist()),
+            reward=slot / 7,
+            finished=slot % 3 > 0,
         )
         for slot in range(rows)
     ]
@@ -104,7 +108,8 @@ def test_rows_come_back_in_the_order_asked_for_however_they_are_read(
     fetched = make_payloads(run)
     for places in ([(0, 599), (1, 2), (0, 0), (2, 0), (0, 300), (0, 599)], [(0, 1), (1, 0), (0, 599), (0, 320)], []):
         expected = [replace(rounds[n][row], trajectory_id=f"0/{n}/{row}") for n, row in places]
-        assert fetched.fetch([(shards[n], row) for n, row in places]) == expected
+        found = fetched.fetch([(shards[n], row) for n, row in places])
+        assert rows_of(found) == rows_of(Fetched.of(expected))
 
 
 @on_disk
@@ -173,14 +178,15 @@ def payload_bytes(run: Run, shard: Shard) -> int:
 
 @on_s3
 def test_a_remote_shard_is_asked_for_once_on_this_machine(run: Run):
-    shards = admit(run, [round_of(seq) for seq in range(3)])
+    rounds = [round_of(seq) for seq in range(3)]
+    shards = admit(run, rounds)
     counting, store = counted(run)
     for _ in range(2):  # two processes, so to speak, without memory
         fetched = make_payloads(counting, memory_bytes=0)
         for row in (0, 300):
-            assert [t.trajectory_id for t in fetched.fetch([(shard, row) for shard in shards])] == [
-                f"0/{n}/{row}" for n in range(3)
-            ]
+            expected = [replace(rounds[n][row], trajectory_id=f"0/{n}/{row}") for n in range(3)]
+            found = fetched.fetch([(shard, row) for shard in shards])
+            assert rows_of(found) == rows_of(Fetched.of(expected))
     list(ShardReader(counting, disk_bytes=1 << 30).light(shards, COLUMNS))
     assert sorted(store.read_bytes) == sorted(shard.bytes for shard in shards)
 
@@ -190,7 +196,7 @@ def test_without_a_budget_on_disk_a_remote_shard_is_asked_for_again(run: Run):
     [shard] = admit(run, [round_of(0)])
     counting, store = counted(run)
     fetched = make_payloads(counting, memory_bytes=0, disk_bytes=0)
-    assert fetched.fetch([(shard, 0)]) == fetched.fetch([(shard, 0)])
+    assert rows_of(fetched.fetch([(shard, 0)])) == rows_of(fetched.fetch([(shard, 0)]))
     assert store.read_bytes == [shard.bytes] * 2
 
 
@@ -262,9 +268,9 @@ def test_a_flipped_bit_anywhere_leaves_rows_as_they_were_or_is_damage(run: Run, 
     monkeypatch.setattr(payloads, "WHOLE", 0)
     [shard] = admit(run, [round_of(0, rows=100)])
 
-    def read() -> tuple[pa.Table, list[Trajectory]]:
+    def read() -> tuple[pa.Table, list[tuple]]:
         [(_, table)] = ShardReader(run, disk_bytes=0).light([shard], COLUMNS)
-        return table, make_payloads(run).fetch([(shard, row) for row in range(100)])
+        return table, rows_of(make_payloads(run).fetch([(shard, row) for row in range(100)]))
 
     expected, data, path, refused = read(), run.store.read(shard.key), Path(run.url) / shard.key, 0
     for place in np.random.default_rng(0).integers(0, len(data), 200).tolist():

@@ -23,8 +23,9 @@ from storage.store import Store
 from storage.syncs import read_chain
 from storage.trajectories import Trajectories
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
+from tba.fetched import Fetched
 from tba.types import Draw, Trajectory
-from tests.builders import make_shard, make_trajectory
+from tests.builders import as_stored, make_shard, make_trajectory, rows_of
 from tests.storage.indexes import oracle_rows
 from tests.storage.oracle import Oracle
 
@@ -86,16 +87,11 @@ def test_what_searchers_appended_is_what_is_drawn_and_fetched(run: Run):
     assert buffer.sync(0, step=0) == 36
     assert (buffer.recorded(0), buffer.waiting()) == (True, 0)
 
-    stored = {oracle.trajectory_id: oracle for shard in shards for oracle in oracle_rows(shard)}
+    stored = {name: trajectory for shard in shards for name, trajectory in as_stored(shard).items()}
     draws = buffer.draw(1)
-    fetched = buffer.fetch(draws)
-    assert [t.trajectory_id for t in fetched] == [draw.trajectory_id for draw in draws]
-    assert [t.prompt_id for t in fetched] == [draw.prompt_id for draw in draws]
-    appended = {(t.searcher, t.round, t.slot): t for shard in shards for t in shard}
-    for trajectory in fetched:
-        place = (trajectory.searcher, trajectory.round, trajectory.slot)
-        assert replace(trajectory, trajectory_id="") == appended[place]
-        assert trajectory.reward == stored[trajectory.trajectory_id].reward
+    drawn = [stored[draw.trajectory_id] for draw in draws]
+    assert [draw.prompt_id for draw in draws] == [trajectory.prompt_id for trajectory in drawn]
+    assert rows_of(buffer.fetch(draws)) == rows_of(Fetched.of(drawn))
 
 
 @on_disk
@@ -119,7 +115,7 @@ def test_drawn_duplicates_are_the_same_trajectory(run: Run):
     append(run, make_shard({"a": [1.0]}))
     buffer = make_buffer(run)
     buffer.sync(0, step=0)
-    first, second, *_ = buffer.fetch(buffer.draw(1))
+    first, second, *_ = rows_of(buffer.fetch(buffer.draw(1)))
     assert first == second
 
 
@@ -146,7 +142,7 @@ def test_shards_that_do_not_fit_in_memory_are_read_again(run: Run):
     ample, tight = make_buffer(run), make_buffer(run, memory_bytes=1)
     draws = train(run, ample, range(4))
     assert train(run, tight, range(4)) == draws
-    assert [tight.fetch(it) for it in draws] == [ample.fetch(it) for it in draws]
+    assert [rows_of(tight.fetch(it)) for it in draws] == [rows_of(ample.fetch(it)) for it in draws]
 
 
 @on_disk

@@ -19,8 +19,9 @@ from storage.sampler import default_sampler
 from storage.syncs import Refusal, Shard, SyncRecord, decode, encode
 from storage.tables import decode_steps
 from storage.trajectories import Trajectories, read_shard
+from tba.fetched import Fetched
 from tba.types import Draw, Outcome, Prompt, StepRecord, Trajectory, Version
-from tests.builders import make_trajectory
+from tests.builders import as_stored, from_table, make_trajectory, rows_of
 
 INT32 = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -68,16 +69,15 @@ def trajectories(draw: st.DrawFn, searcher: int) -> Trajectory:
 def test_what_was_appended_is_what_is_admitted_and_fetched(run: Run, first: list[Trajectory], second: list[Trajectory]):
     run = Run.create(run.root, f"run{next(NAMES)}", config={}, sampler_sql="", code_version="")
     expected: dict[str, Trajectory] = {}
-    for searcher, stored in enumerate((first, second)):
-        key = Trajectories(run).append(searcher, 0, stored)
-        assert len(read_shard(run.name, key, run.store.read(key))) == len(stored)
-        ordered = sorted(stored, key=lambda t: (t.prompt_id, t.slot))
-        expected |= {f"{searcher}/0/{row}": t for row, t in enumerate(ordered)}
+    for searcher, appended in enumerate((first, second)):
+        key = Trajectories(run).append(searcher, 0, appended)
+        named = as_stored([replace(t, searcher=searcher, round=0) for t in appended])
+        assert from_table(read_shard(run.name, key, run.store.read(key))) == list(named.values())
+        expected |= named
     buffer = make_buffer(run)
     assert buffer.sync(0, step=0) == len(expected)
-    assert buffer.fetch([make_draw(name) for name in expected]) == [
-        replace(trajectory, trajectory_id=name) for name, trajectory in expected.items()
-    ]
+    fetched = buffer.fetch([make_draw(name) for name in reversed(expected)])
+    assert rows_of(fetched) == rows_of(Fetched.of(list(reversed(expected.values()))))
 
 
 def make_buffer(run: Run) -> DuckReplayBuffer:

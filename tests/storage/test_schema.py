@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.schema import TRAJECTORY_SCHEMA, Rows, content_hash, decode, encode, to_table
+from storage.schema import TRAJECTORY_SCHEMA, content_hash, decode, encode, to_table
 from tba.errors import DataError
 from tba.types import Trajectory, Version
 from tests.builders import from_table, make_shard, make_trajectory
@@ -91,13 +91,6 @@ def test_content_is_prompt_and_response_tokens_and_nothing_else():
     other = to_table([make_trajectory("p"), make_trajectory("q"), make_trajectory("p", tokens=(7,))],
                      run="r", searcher=0, seq=0)  # fmt: skip
     assert len(set(other["content_hash"].to_pylist())) == 3
-
-
-def test_rows_can_be_taken_from_any_place_of_any_table():
-    first, second = make_shard({"a": [0.0, 1.0, 2.0]}), make_shard({"b": [3.0, 4.0]}, round=1)
-    tables = [to_table(shard, run="r", searcher=0, seq=seq) for seq, shard in enumerate((first, second))]
-    rows = Rows(pa.concat_tables(tables).slice(1, 3))
-    assert [replace(rows[row], trajectory_id="") for row in range(len(rows))] == [*first[1:], second[0]]
 
 
 def test_a_column_that_cannot_hold_its_values_is_named():

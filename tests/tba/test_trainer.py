@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tba.config import Config, preset
 from tba.errors import ConfigError, DeadlinePassed, RunFailed, Stopped, StorageError, Superseded
+from tba.fetched import Fetched
 from tba.generation import TransformersGenerator
 from tba.interfaces import Lease
 from tba.policy import Policy, PolicyScorer, Snapshot
@@ -89,7 +90,10 @@ class Buffer:
             for j in range(RESPONSES)
         ]  # fmt: skip
 
-    def fetch(self, draws: Sequence[Draw]) -> list[Trajectory]:
+    def fetch(self, draws: Sequence[Draw]) -> Fetched:
+        return Fetched.of(self.trajectories(draws))
+
+    def trajectories(self, draws: Sequence[Draw]) -> list[Trajectory]:
         first = self.rewards.get(draws[0].step, 1.0)
         return [
             trajectory(
@@ -260,7 +264,7 @@ def adamw_by_hand(config: Config, rewards: Mapping[int, float]) -> tuple[torch.n
     for step in range(1, training.steps + 1):
         beta, rate = beta_at(step, config.objective), learning_rate_at(step, training)
         buffer = Buffer(Journal(), rewards)
-        loss = plain_loss(model, config, buffer.fetch(buffer.draw(step)), beta=beta)
+        loss = plain_loss(model, config, buffer.trajectories(buffer.draw(step)), beta=beta)
         gradients = torch.autograd.grad(loss, parameters)
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
         scale = min(1.0, training.clip_norm / norm) if training.clip_norm else 1.0
@@ -587,8 +591,8 @@ class Lottery:
             for i in range(2) for j in range(16)
         ]  # fmt: skip
 
-    def fetch(self, draws: Sequence[Draw]) -> list[Trajectory]:
-        return [self.newest[int(draw.trajectory_id)] for draw in draws]
+    def fetch(self, draws: Sequence[Draw]) -> Fetched:
+        return Fetched.of([self.newest[int(draw.trajectory_id)] for draw in draws])
 
 
 def test_the_reward_goes_up_while_versions_advance(tmp_path):

@@ -1,0 +1,63 @@
+"""Drawn trajectories column by column: what storage hands over and a batch is made of, without an object per row or
+number. NumPy only."""
+# Shapes: B rows, N elements in all.
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from tba.types import Trajectory
+
+
+class Lists(NamedTuple):
+    """A list of numbers per row, one after the other."""
+
+    elements_N: np.ndarray
+    lengths_B: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[float]], dtype: type[np.number]) -> "Lists":
+        lengths_B = np.fromiter(map(len, rows), np.int64, count=len(rows))
+        return cls(np.fromiter(chain.from_iterable(rows), dtype, count=lengths_B.sum()), lengths_B)
+
+    def first(self, counted_B: np.ndarray) -> "Lists":
+        """Of each list the first so many elements."""
+        ends_B = np.cumsum(self.lengths_B)
+        left_N = np.repeat(ends_B - self.lengths_B + counted_B, self.lengths_B)
+        return Lists(self.elements_N[np.arange(len(self.elements_N)) < left_N], counted_B)
+
+    def sums(self) -> np.ndarray:
+        """Of each list, in double precision."""
+        row_N = np.repeat(np.arange(len(self.lengths_B)), self.lengths_B)
+        return np.bincount(row_N, weights=self.elements_N, minlength=len(self.lengths_B))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetched:
+    """Each field has one entry per row, in the order of the draws."""
+
+    trajectory_ids: Sequence[str]
+    prompt_ids: Sequence[str]
+    prompt_tokens: Lists  # integers
+    response_tokens: Lists  # integers, EOS last where finished
+    ref_logps: Lists  # one per token of the response
+    reward_B: np.ndarray  # float64
+    finished_B: np.ndarray  # bool
+
+    def __len__(self) -> int:
+        return len(self.trajectory_ids)
+
+    @classmethod
+    def of(cls, trajectories: Sequence[Trajectory]) -> "Fetched":
+        return cls(
+            trajectory_ids=[t.trajectory_id for t in trajectories],
+            prompt_ids=[t.prompt_id for t in trajectories],
+            prompt_tokens=Lists.of([t.prompt_tokens for t in trajectories], np.int32),
+            response_tokens=Lists.of([t.response_tokens for t in trajectories], np.int32),
+            ref_logps=Lists.of([t.ref_logps for t in trajectories], np.float32),
+            reward_B=np.array([t.reward for t in trajectories], np.float64),
+            finished_B=np.array([t.finished for t in trajectories], bool),
+        )
