@@ -2,11 +2,13 @@
 
     python -m benchmarks.crash [--kills 240] [--stores local s3] [--seed 0] [--out FOLDER]
 
-Runs of a tiny policy, their trainer and searcher in processes of their own, killed again and again and started again.
-A kill is planned for one of the writes in `POINTS`, before, after or in the middle of it, or for a random instant.
-After each kill `tba check` must find nothing wrong. When a run has finished, everything that a process had been told is
-stored must be there, byte by byte, and a fork that replays the run's records from the start, unbroken, must have drawn
-the same trajectories, found the same numbers for each of them and ended every sync with the same weights.
+Runs of a tiny policy; their trainer, searcher and evaluator, and a process that compacts what they have admitted, are
+killed again and again and started again. A kill is planned for one of the writes in `POINTS`, before, after or in the
+middle of it, or for a random instant. After each kill `tba check` must find nothing wrong. When a run has finished,
+everything that a process had been told is stored must be there, byte by byte (a shard that was compacted by its
+checksum), every version that was due must have its scores once, and a fork that replays the run's records from the
+start, unbroken, must have drawn the same trajectories, found the same numbers for each of them and ended every sync
+with the same weights.
 
 `s3` is Ceph's gateway where it is installed, else a simulation of S3.
 """
@@ -31,15 +33,18 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
+from itertools import cycle, islice
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, cast
 
 import storage
 from flows import forks, plan
+from flows.compact import compact_run
 from flows.role import live
 from storage import layout
 from storage.check import check
+from storage.compactions import Compactions
 from storage.control import change_state
 from storage.retention import given_up
 from storage.run import Run
@@ -61,10 +66,20 @@ POINTS = {
     "retention record": ("trainer", "create", r"retention/.*"),
     "removal of a manifest": ("trainer", "delete", r".*/MANIFEST.json"),
     "removal of a part": ("trainer", "delete", r".*(?<!MANIFEST.json)"),
+    "scores": ("evaluator", "create", r"evaluations/.*"),
+    "compaction": ("compaction", "create", r"compactions/.*\.parquet"),
+    "record of a compaction": ("compaction", "create", r"compactions/.*\.json"),
+    "removal of a shard": ("compaction", "delete", r"trajectories/.*"),
+    "removal of a compaction": ("compaction", "delete", r"compactions/.*\.parquet"),
+    "removal of its record": ("compaction", "delete", r"compactions/.*\.json"),
 }
 """Who writes, how, and what."""
 MOMENTS = ("before", "during", "after")
+ONCE = ("attempt", "scores", *(name for name, (role, _, _) in POINTS.items() if role == "compaction"))
+"""Points that are not passed three times in every life."""
 RANDOM = "a random instant"
+PASSING = ("control/", "compactions/")
+"""What is replaced: states, and compactions by larger ones, whose rows a check compares with the records."""
 
 SETTINGS = {
     "training.steps": 200,
@@ -76,13 +91,21 @@ SETTINGS = {
     "sync.checkpoint_every": 2,
     "sync.keep_checkpoints": 2,
     "sync.keep_versions": 2,
-    "evaluation.every": 10**6,
+    "evaluation.every": 4,
+    "evaluation.prompts": 4,
     "limits.lease_every": 0.5,
     "limits.silent_after": 20,
     "limits.store_deadline": 20,
 }
+ROLES = ("trainer", "searcher", "evaluator", "compaction")
+SCORES = """
+select version, max(times)
+from (select version, metric, count(*) as times from evaluations where not abandoned group by all)
+group by 1
+"""
 KILLS_PER_RUN = 30
 ROUND_EVERY = 0.15  # seconds: a searcher that is slowed down leaves time to look at what it stores
+COMPACT_EVERY = 1.0  # seconds
 LONGEST_LIFE = 120.0
 
 forkserver = multiprocessing.get_context("forkserver")
@@ -112,6 +135,7 @@ class Findings:
     kills: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     trajectories: int = 0
+    compacted: int = 0  # shards that lie in compactions at the end
     acknowledged: int = 0  # objects that a process had been told are stored
     lost: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)  # problems that a check found
@@ -176,21 +200,29 @@ def life(role: str, url: str, kill: Kill | None, notes: str, seed: int, environm
     os.dup2(silent, 1)
     os.dup2(silent, 2)
     run = Run.open(url)
-    os._exit(live(role, 0, replace(run, store=cast(Store, Deadly(run.store, kill, Path(notes), seed)))))
+    run = replace(run, store=cast(Store, Deadly(run.store, kill, Path(notes), seed)))
+    os._exit(keep_compacting(run) if role == "compaction" else live(role, 0, run))
+
+
+def keep_compacting(run: Run) -> int:
+    while True:
+        compact_run(run)
+        time.sleep(COMPACT_EVERY)
 
 
 # --- in the process that kills --------------------------------------------------------------------------------------
 
 
 def planned(number: int, chance: random.Random) -> list[Kill]:
-    """Every named point at every moment, as often as there is room for, and as many random instants as points."""
+    """Half of them at named points, each at every moment as often as there is room for, and half at random instants."""
     named = [(point, moment) for point in POINTS for moment in MOMENTS]
     kills = [
-        Kill(POINTS[point][0], point, moment, nth=1 if point == "attempt" else chance.randint(1, 3))
-        for point, moment in named * (number // 72 + 1)
+        Kill(POINTS[point][0], point, moment, nth=1 if point in ONCE else chance.randint(1, 3))
+        for point, moment in islice(cycle(named), number - number // 2)
     ]
-    instants = (Kill(chance.choice(("trainer", "trainer", "searcher")), RANDOM) for _ in range(number))
-    kills = kills[: number // 2] + [replace(kill, seconds=chance.uniform(0.1, 6.0)) for kill in instants][: number // 2]
+    kills += [
+        Kill(chance.choice(("trainer", *ROLES)), RANDOM, seconds=chance.uniform(0.1, 6.0)) for _ in range(number // 2)
+    ]
     chance.shuffle(kills)
     return kills
 
@@ -208,7 +240,7 @@ def end(process: ForkServerProcess) -> None:
 
 def one_run(run: Run, kills: list[Kill], notes: Path, findings: Findings, chance: random.Random) -> None:
     """Kill roles of a run until it has finished, or enough were killed; then let it finish."""
-    roles = {name: start(name, run, None, notes, 0) for name in ("searcher", "trainer")}
+    roles = {name: start(name, run, None, notes, 0) for name in ROLES}
     try:
         for _ in range(KILLS_PER_RUN):
             if not kills or roles["trainer"].exitcode == 0:
@@ -219,16 +251,17 @@ def one_run(run: Run, kills: list[Kill], notes: Path, findings: Findings, chance
             if die_as_planned(roles[kill.role], kill, roles):
                 findings.kills[kill.name] += 1
                 look(run, findings, f"after a kill {kill.name}")
-            elif roles["trainer"].exitcode != 0:
+            elif 0 not in (roles["trainer"].exitcode, roles[kill.role].exitcode):
                 findings.wrong.append(f"{run.name}: {kill.role} ended with {roles[kill.role].exitcode}: {kill.name}")
             else:
                 kills.insert(0, kill)
             if roles["trainer"].exitcode != 0:
                 end(roles[kill.role])
                 roles[kill.role] = start(kill.role, run, None, notes, 0)
-        roles["trainer"].join(5 * LONGEST_LIFE)
-        if roles["trainer"].exitcode != 0:
-            findings.wrong.append(f"{run.name}: the trainer ended with {roles['trainer'].exitcode}")
+        for name in ("trainer", "evaluator"):  # each ends by itself
+            roles[name].join(5 * LONGEST_LIFE)
+            if roles[name].exitcode != 0:
+                findings.wrong.append(f"{run.name}: the {name} ended with {roles[name].exitcode}")
     finally:
         for process in roles.values():
             end(process)
@@ -260,10 +293,15 @@ def finish(run: Run, notes: Path, findings: Findings) -> None:
     removed = given_up(run)
     gone = {layout.version(it) for it in removed.versions} | {layout.checkpoint(it) for it in removed.checkpoints}
     acknowledged = [line.split(" ", 1) for line in notes.read_text().splitlines()]
+    compactions = Compactions(run)
+    compactions.look()
+    compacted = compactions.shards()
+    findings.compacted += len(compacted)
     for digest, key in acknowledged:
-        if key.startswith("control/") or any(key.startswith(folder) for folder in gone):
+        if key.startswith(PASSING) or any(key.startswith(folder) for folder in gone):
             continue
-        if not run.store.exists(key) or sha256(run.store.read(key)).hexdigest() != digest:
+        whole = run.store.exists(key) and sha256(run.store.read(key)).hexdigest() == digest
+        if not whole and not (key in compacted and compacted[key].sha256 == digest):
             findings.lost.append(f"{run.name}: {key}")
     unbroken = forks.fork(run, 0, {}, name=f"{run.name}-unbroken", replay=True)
     trainer = start("trainer", unbroken, None, notes.with_suffix(".unbroken"), 0)
@@ -275,7 +313,10 @@ def finish(run: Run, notes: Path, findings: Findings) -> None:
                 findings.differing.append(f"{run.name}: {what}")
     with storage.connect(run) as con:
         counts = con.execute("select (select count(*) from steps), (select count(*) from trajectories)").fetchone()
+        scored = dict(con.execute(SCORES).fetchall())
     steps, trajectories = counts or (0, 0)
+    if not scored.keys() >= {0, SETTINGS["training.steps"] // SETTINGS["sync.every"]} or set(scored.values()) != {1}:
+        findings.wrong.append(f"{run.name}: scores by version: {scored}")
     if steps != SETTINGS["training.steps"]:
         findings.lost.append(f"{run.name}: it has {steps} steps")
     findings.steps += steps
@@ -304,7 +345,8 @@ def measure(
 def say(it: Findings) -> str:
     return (
         f"{it.store}: {sum(it.kills.values())} kills at {len(it.kills)} kinds of instants, {it.runs} runs, "
-        f"{it.steps} steps, {it.trajectories} trajectories, {it.acknowledged} acknowledged objects: "
+        f"{it.steps} steps, {it.trajectories} trajectories, {it.compacted} shards compacted, "
+        f"{it.acknowledged} acknowledged objects: "
         f"{len(it.lost)} lost, {len(it.wrong)} problems, {len(it.differing)} differences from an unbroken run"
     )
 

@@ -7,8 +7,9 @@ x 20 responses, fetches and collates them. Here it does so with the real buffer 
 on another core; these are gradient steps of about half a second, of quickstart's policy, or as long a loop of small
 matrix products, which no real step is as sensitive as. Steps are taken in threes, in changing order: alone; with the
 reader in a thread, as a trainer has it; with the reader in a process of its own, which shares memory, caches and clock
-with the step but no interpreter. By how much the second is longer than the first is what a step loses in all; by how
-much it is longer than the third is what the design costs, beyond what any work on that machine's other core does.
+with the step but no interpreter. What is said of the second, against the first: for how long the step's thread did not
+run, which is the interpreter that it waits for, and by how much it took longer in all. By how much the third takes
+longer is what any work on that machine's other core does to it.
 
 Made-up rows fill the index, 100 per prompt; payloads are of real shards, of 100 trajectories (20 responses to each of 5
 prompts) of about 90 + 230 tokens, of which 2 arrive per step. A drawn row that is made up stands for a row of one of
@@ -42,7 +43,7 @@ import torch
 from benchmarks.index import PER_PROMPT, RESPONSES, SLOTS, Filled, hardware
 from benchmarks.shards import SEARCHERS, filled, make_round
 from flows.charts import Series, picture
-from flows.role import SWITCH_SECONDS
+from flows.role import switch_soon
 from storage import layout
 from storage.attempts import claim_attempt
 from storage.events import Events
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if options.one or options.reader:
-        sys.setswitchinterval(SWITCH_SECONDS)
+        switch_soon()
         with tempfile.TemporaryDirectory(dir=options.work) as work:
             if options.one:
                 print(json.dumps(measure(Path(work), options.one)))
@@ -276,6 +277,7 @@ def beside(work: Callable[[], Any], k: int, here: Told, away: Told) -> dict[str,
                 reading += [spent] if kind == "thread" else []
         threes.append(three)
     os.sched_setaffinity(0, cores)
+    standing = spread([it["thread"].stood - it["alone"].stood for it in threes])
     lost = spread([it["thread"].seconds - it["alone"].seconds for it in threes])
     return {
         "step_ms": milliseconds(statistics.median(it["alone"].seconds for it in threes)),
@@ -283,7 +285,8 @@ def beside(work: Callable[[], Any], k: int, here: Told, away: Told) -> dict[str,
         "lost_ms": lost,
         "other_process_ms": spread([it["process"].seconds - it["alone"].seconds for it in threes]),
         "beyond_other_process_ms": spread([it["thread"].seconds - it["process"].seconds for it in threes]),
-        "standing_ms": spread([it["thread"].stood - it["alone"].stood for it in threes]),
+        "standing_ms": standing,
+        "standing_percent": round(standing["median"] / (10 * STEP_SECONDS), 2),
         "lost_percent": round(lost["median"] / (10 * STEP_SECONDS), 2),
     }
 
@@ -361,21 +364,22 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
         "beside",
         "k",
         *(f"{part}, ms" for part in PARTS),
-        "a step is longer by, ms",
+        "a step stands still for, ms",
+        "is longer by, ms",
         "% of 0.5 s",
-        "by the same in another process, ms",
-        "difference, ms",
+        "beside another process by, ms",
     ]
     lines = [header, ["---:"] * len(header)]
     for result in results:
         for it in result["found"]:
             read = [str(it["reading_ms"][part]) for part in PARTS]
-            lost, other, beyond = (
+            standing, lost, other = (
                 f"{it[name]['median']} ({it[name]['within'][0]} to {it[name]['within'][1]})"
-                for name in ("lost_ms", "other_process_ms", "beyond_other_process_ms")
+                for name in ("standing_ms", "lost_ms", "other_process_ms")
             )
             where = [f"{result['size']:,}", it["work"], str(it["steps_per_sync"])]
-            lines.append([*where, *read, lost, str(it["lost_percent"]), other, beyond])
+            percent = f"{it['standing_percent']}, {it['lost_percent']}"
+            lines.append([*where, *read, standing, lost, percent, other])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -385,9 +389,9 @@ def chart(results: Sequence[dict[str, Any]]) -> str:
     for result in results:
         for it in result["found"]:
             name = f"beside {it['work']}, k = {it['steps_per_sync']}"
-            lines.setdefault(name, []).append((math.log10(result["size"]), it["lost_percent"]))
+            lines.setdefault(name, []).append((math.log10(result["size"]), it["standing_percent"]))
     series = [Series(name, line, marked=True) for name, line in lines.items()]
-    return picture(f"% of a {STEP_SECONDS} s step lost", series, x_name="log10 trajectories")
+    return picture(f"% of a {STEP_SECONDS} s step that it stands still", series, x_name="log10 trajectories")
 
 
 if __name__ == "__main__":

@@ -360,9 +360,15 @@ def run_command(options: argparse.Namespace) -> int:
 
 
 def resume_command(options: argparse.Namespace) -> int:
-    from flows import plan
+    from flows import plan, runs
+    from flows.summary import where_next
 
-    run, _ = plan.resume(open_run(options.run).url)
+    run = open_run(options.run)
+    if (found := runs.summarise(run)).state == "finished":
+        further = f"tba fork {run.url} --step {found.step} --set training.steps=…"
+        print(f"run {run.name} has finished already; `{further}` goes further\n\n{where_next(run)}")
+        return DONE
+    run, _ = plan.resume(run.url)
     return supervise(run)
 
 

@@ -40,9 +40,10 @@ def describe(done: Compacted, *, drop_payloads: bool = False) -> str:
     if done.payloads_given_up:
         lines.append(f"the tokens of {done.payloads_given_up:,} trajectories were given up: retention {done.retention}")
     elif drop_payloads:
+        held = f"here or by a fork ({', '.join(done.forks)})" if done.forks else "here"
         lines.append(
-            "no tokens were given up: those left can still be drawn, here or by a fork, or are too few to be worth "
-            "objects written anew"
+            f"no tokens were given up: those left can still be drawn, {held}, or are too few to be worth objects "
+            "written anew"
         )
     lines += [f"left as it is: {key}: {why}" for key, why in done.left.items()]
     return "\n".join(lines)

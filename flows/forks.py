@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from itertools import count
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from flows import plan
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIXED = ("task.", "model.path", "model.revision", "search.temperature", "start.")
+FIXED = ("task", "model.path", "model.revision", "search.temperature")
 """Settings that a fork shares with its parent: by them the trajectories it inherits were asked for, generated and
 scored."""
 
@@ -127,8 +128,8 @@ def _check_parent(parent: Run, step: int) -> None:
 def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str, Any]) -> tuple[Config, str]:
     """The parent's settings and sampler, with changes."""
     for key in changes:
-        if key.startswith(FIXED):
-            raise ConfigError(f"--set: {key} is shared with the parent and cannot be changed in a fork")
+        if key.partition(".")[0] == "start":
+            raise ConfigError(f"--set: {key} follows from --step")
     start = {"start.sync": origin.sync, "start.step": origin.step}
     steps = changes.get("training.steps", before.training.steps)
     if str(steps).isdecimal() and int(steps) <= origin.step:
@@ -137,8 +138,10 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
             "--set training.steps=… it goes further"
         )
     config = plan.checked(before.replace({**changes, **start}))
-    if _fixed(config) != _fixed(before):  # a whole section may have been given
-        raise ConfigError(f"--set: {', '.join(FIXED)} are shared with the parent and cannot be changed in a fork")
+    for name in FIXED:
+        if attrgetter(name)(config) != attrgetter(name)(before):
+            given = next((key for key in changes if key.startswith(name)), name)  # or a section that holds it
+            raise ConfigError(f"--set: {given} is shared with the parent and cannot be changed in a fork")
     return config, plan.read_sampler(config) if "sampling.sql" in changes else parent.sampler_sql
 
 
@@ -151,10 +154,6 @@ def _check_steps(parent: Run, origin: Parent, config: Config) -> None:
             f"--set: training.steps: {parent.name} has recorded {recorded} steps, and a replay goes no further, got "
             f"{config.training.steps}: --set training.steps={recorded}"
         )
-
-
-def _fixed(config: Config) -> tuple[Any, ...]:
-    return config.task, config.model.path, config.model.revision, config.search.temperature
 
 
 def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:

@@ -112,7 +112,7 @@ def run_here(run: Run) -> None:
                 for event in background.news():
                     if event:
                         display.tell(event)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, SystemExit):
                 display.say(f"stopping; `tba resume {run.url}` goes on from there (Ctrl-C once more leaves at once)")
                 raise
             except Stopped as stopped:

@@ -162,27 +162,25 @@ def _print_table(summaries: list[Summary]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))  # a terminal of 80 columns holds it
     longest = max(len(it.run) for it in summaries)
     table.add_column("run", no_wrap=True, min_width=longest)  # what every other command asks for: never shortened
-    forks = any(it.parent for it in summaries)
-    for name in ("task", *(["fork of"] if forks else []), "state"):
-        table.add_column(name)
-    for name in ("step", "version", "score", "searchers"):
-        table.add_column(name, justify="right")
-    for it in summaries:
-        score = "" if it.score is None else f"{it.score:.3f}"
-        cells = (
-            it.run,
-            it.task,
-            *([it.parent] if forks else []),
-            it.state,
-            _blank(it.step),
-            _blank(it.version),
-            score,
-            str(it.searchers),
+    columns = {
+        "task": [it.task for it in summaries],
+        "fork of": [it.parent for it in summaries],
+        "state": [it.state for it in summaries],
+        "step": [_blank(it.step) for it in summaries],
+        "version": [_blank(it.version) for it in summaries],
+        "score": ["" if it.score is None else f"{it.score:.3f}" for it in summaries],
+        "searchers": [str(it.searchers or "") for it in summaries],
+    }
+    shown = {name: cells for name, cells in columns.items() if name not in ("fork of", "searchers") or any(cells)}
+    for name in shown:
+        table.add_column(
+            name, justify="right" if name in ("step", "version", "score", "searchers") else "left", overflow="fold"
         )
-        table.add_row(*cells)
+    for it, cells in zip(summaries, zip(*shown.values(), strict=True), strict=True):
+        table.add_row(it.run, *cells)
     console = Console()
     if not console.is_terminal:
         console.width = 240  # whoever reads it there can take it

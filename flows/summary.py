@@ -86,10 +86,13 @@ def markdown(run: Run) -> str:
 def where_next(run: Run) -> str:
     """Commands that work as they stand, also where the environment's programs are not on the path."""
     tba = "tba" if shutil.which("tba") else str(Path(sys.executable).with_name("tba"))
+    rewards = "select version_start, avg(reward) from trajectories group by 1 order by 1"
+    replays = run.parent is not None and run.parent.replays is not None
+    learned = "select step, loss, grad_norm from steps order by step"  # what a replay has that its parent has not
     return "\n".join(
         [
             f"{tba} report {run.url}",
-            f'{tba} sql {run.url} "select version_start, avg(reward) from trajectories group by 1 order by 1"',
+            f'{tba} sql {run.url} "{learned if replays else rewards}"',
             f'{tba} sql {run.url} "select * from evaluations order by step"',
             f"{tba} check {run.url}",
         ]

@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage import folders, layout, records, retention
+from storage import folders, forks, layout, records, retention
 from storage.attempts import accepts, chain
 from storage.compactions import COLUMNS, FACTS, PAYLOAD, Compaction, Compactions, Part, Place, encode, understood
-from storage.forks import newest_pinned_record
 from storage.index import COLUMNS as INDEXED
 from storage.index import Index
 from storage.payloads import SIDE_BY_SIDE, ShardReader
@@ -58,6 +57,7 @@ class Compacted:
     bytes_written: int = 0
     payloads_given_up: int = 0  # of how many rows
     retention: int | None = None  # the record that says so
+    forks: list[str] = field(default_factory=list)  # that may draw what no step of the run can
     left: dict[str, str] = field(default_factory=dict)  # shards that stay as they are, and why
 
 
@@ -162,8 +162,9 @@ class _Compaction:
 
     def choose_payloads(self, capacity: int) -> None:
         """Which rows no step after the checkpoint can draw: the index says so, as it is then."""
+        self.outcome.forks = forks.names(self.run)
         last = [record for record in self.synced if self.checkpoint and record.sync <= self.checkpoint.number]
-        first = 1 + max(newest_pinned_record(self.run), self.run.parent.sync if self.run.parent else -1)
+        first = 1 + max(forks.newest_pinned_record(self.run), self.run.parent.sync if self.run.parent else -1)
         if first > last[-1].sync:
             return
         index, named = _index(self.run, last, capacity)
@@ -200,7 +201,7 @@ class _Compaction:
         self.outcome.retention = (
             said[0].number if said else retention.give_up(self.run, why=why, payloads=self.payloads)
         )
-        pinned = newest_pinned_record(self.run)
+        pinned = forks.newest_pinned_record(self.run)
         for group in groups:
             for it in group:
                 if it.sync <= pinned:

@@ -73,6 +73,11 @@ def newest_pinned_record(run: Run) -> int:
     return max((it.origin.newest_record for it in _registered(run)), default=-1)
 
 
+def names(run: Run) -> list[str]:
+    """Of those that are registered."""
+    return sorted({it.fork for it in _registered(run)})
+
+
 def _create(parent: Run, name: str, origin: Parent) -> str:
     record = {"fork": name, **origin.encode(), "created_at": records.now()}
     key, number = layout.fork(name), 1

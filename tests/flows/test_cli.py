@@ -16,7 +16,7 @@ import pytest
 from flows.cli import main
 from storage import layout
 from storage.control import change_state
-from storage.leases import SUPERVISOR, HeldLease
+from storage.leases import SUPERVISOR, HeldLease, read_leases
 from storage.run import Run
 from tba.config import preset
 from tests.conftest import s3_root
@@ -202,7 +202,7 @@ def test_runs_lists_the_newest_first(capsys: pytest.CaptureFixture[str], root: s
     assert json.loads(printed(capsys, "runs", "--json")) == expected
     table = printed(capsys, "runs").splitlines()
     assert [line.split() for line in table if "first" in line] == [
-        ["first", "quickstart", "finished", "8", "4", "0.750", "0"]
+        ["first", "quickstart", "finished", "8", "4", "0.750"]
     ]
 
 
@@ -242,6 +242,14 @@ def test_a_run_that_somebody_looks_after_is_not_resumed(tmp_path: Path, capsys: 
     with HeldLease(run, SUPERVISOR, every=0.2) as held:
         assert f"looked after already, by pid {os.getpid()}" in refused(capsys, "resume", run.url)
         held.check()
+
+
+def test_a_finished_run_is_not_started_again(capsys: pytest.CaptureFixture[str], root: str):
+    said, run = printed(capsys, "resume", "first"), Run.open(f"{root}/runs/first")
+    assert (
+        f"first has finished already; `tba fork {run.url} --step {STEPS} --set training.steps=…` goes further" in said
+    )
+    assert read_leases(run) == []
 
 
 def test_runs_lists_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

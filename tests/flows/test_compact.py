@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flows import audit, cli, forks, plan, wiring
-from flows.compact import compact_run
+from flows.compact import compact_run, describe
 from storage import layout
 from storage.check import check
 from storage.compactions import Compactions
@@ -101,7 +101,9 @@ def test_steps_before_what_was_given_up_are_refused_and_later_ones_are_not(
 def test_a_fork_keeps_what_it_replays(compacted: Run, tmp_path: Path):
     run = copied(compacted, tmp_path)
     fork = forks.fork(run, 0, {}, name="all", replay=True)
-    assert compact_run(run, drop_payloads=True).payloads_given_up == 0
+    done = compact_run(run, drop_payloads=True)
+    assert done.payloads_given_up == 0
+    assert "still be drawn, here or by a fork (all)" in describe(done, drop_payloads=True)
     assert live(fork, "trainer", wiring.run_trainer) == []
     assert rows(fork, LEDGER) == rows(run, LEDGER)
 

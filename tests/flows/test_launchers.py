@@ -71,10 +71,12 @@ def test_a_program_that_is_told_to_end_stops_its_roles_first(run: Run, number: s
         "try: run_here(Run.open(sys.argv[1]))\n"
         "except KeyboardInterrupt: sys.exit(130)"
     )
-    process = subprocess.Popen([sys.executable, "-c", program, run.url], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([sys.executable, "-c", program, run.url], stderr=subprocess.PIPE, text=True)
     leases = at_work(run, *ROLES)
     process.send_signal(number)
-    assert process.wait(30) == code
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert f"`tba resume {run.url}` goes on from there" in said
     assert not any(is_running(lease.pid) for lease in leases.values())
     assert read_state(run).desired == "stop"
     assert {lease.status for lease in read_leases(run)} == {"stopped"}
