@@ -128,6 +128,8 @@ def _check_parent(parent: Run, step: int) -> None:
 def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str, Any]) -> tuple[Config, str]:
     """The parent's settings and sampler, with changes."""
     for key in changes:
+        if key.startswith(FIXED):
+            raise _shared(key)
         if key.partition(".")[0] == "start":
             raise ConfigError(f"--set: {key} follows from --step")
     start = {"start.sync": origin.sync, "start.step": origin.step}
@@ -139,10 +141,13 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
         )
     config = plan.checked(before.replace({**changes, **start}))
     for name in FIXED:
-        if attrgetter(name)(config) != attrgetter(name)(before):
-            given = next((key for key in changes if key.startswith(name)), name)  # or a section that holds it
-            raise ConfigError(f"--set: {given} is shared with the parent and cannot be changed in a fork")
+        if attrgetter(name)(config) != attrgetter(name)(before):  # a whole section may have been given
+            raise _shared(name)
     return config, plan.read_sampler(config) if "sampling.sql" in changes else parent.sampler_sql
+
+
+def _shared(key: str) -> ConfigError:
+    return ConfigError(f"--set: {key} is shared with the parent and cannot be changed in a fork")
 
 
 def _check_steps(parent: Run, origin: Parent, config: Config) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from transformers.utils import logging as transformers_logging
 
 from flows import wiring
+from flows.reader import make_buffer
 from storage.attempts import accepts, chain
 from storage.checkpoints import Checkpoints
 from storage.events import Events
@@ -70,7 +71,7 @@ def load_past(run: Run, before: int) -> Past:
             f"--step: the steps of {run.name} after step {config.step_of_sync(start)} drew tokens that have been given "
             f"up, says {gone}; steps can be taken again from step {min(later, default=gone.payloads.step) + 1} on"
         )
-    buffer = wiring.make_buffer(run, config, spans[-1].attempt, Events(run, "past", 0))  # it will write nothing
+    buffer = make_buffer(run, config, spans[-1].attempt, Events(run, "past", 0))  # it will write nothing
     if not usable and config.start.sync:
         raise Damaged(f"{run.url} starts from the checkpoint of sync {config.start.sync}, which is gone")
     if not usable:

@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
+from flows.reader import Reader
 from storage.attempts import claim_attempt
 from storage.cache import cache_folder, shared_copy
 from storage.checkpoints import Checkpoints
@@ -17,7 +18,6 @@ from storage.leases import HeldLease
 from storage.ledger import ParquetLedger
 from storage.metric_log import open_metric_log
 from storage.prompts import read_prompts, write_prompts
-from storage.replay_buffer import DuckReplayBuffer
 from storage.rows import read_rows
 from storage.run import Run
 from storage.store import Store, open_store
@@ -86,12 +86,15 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
             policy = load_start(run, config, lease.tell)
             if not run.parent:
                 _store_prompts(run, config, task, policy.tokenizer, events)
-        with closing(open_metric_log(run, config.metrics)) as metrics:
+        with (
+            closing(open_metric_log(run, config.metrics)) as metrics,
+            Reader(run, attempt.number, lease.life) as buffer,
+        ):
             trainer = Trainer(
                 config,
                 attempt=attempt.number,
                 policy=policy,
-                buffer=make_buffer(run, config, attempt.number, events),
+                buffer=buffer,
                 ledger=ParquetLedger(run, attempt.number),
                 versions=Versions(run),
                 checkpoints=Checkpoints(run),
@@ -156,25 +159,6 @@ def _load_policy(config: Config, path: str | Path) -> Policy:
         device=model.device,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
-    )
-
-
-def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckReplayBuffer:
-    sampling, training, limits = config.sampling, config.training, config.limits
-    return DuckReplayBuffer(
-        run,
-        seed=config.seed,
-        slots=training.prompts_per_step,
-        responses=training.responses_per_prompt,
-        recent_share=sampling.recent_share,
-        inv_temp=sampling.inv_temp,
-        capacity=sampling.capacity,
-        sampler_sql=run.sampler_sql,
-        attempt=attempt,
-        events=events,
-        memory_bytes=int(limits.memory_gb * 1e9),
-        disk_bytes=int(limits.disk_gb * 1e9),
-        threads=limits.draw_threads,
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 import storage
 from flows import audit, forks, plan, role, watch, wiring
 from flows.past import load_past
+from flows.reader import make_buffer
 from flows.report import write as write_report
 from flows.runs import summarise
 from flows.summary import markdown
@@ -101,7 +102,7 @@ def test_a_report_can_be_made(root: Path, expected: dict[str, Any], tmp_path: Pa
 def test_the_records_give_the_draws_that_the_ledger_has(root: Path):
     run = opened(root)
     config = parse(run.config)
-    buffer = wiring.make_buffer(run, config, newest_attempt(run), Events(run, "past", 0))
+    buffer = make_buffer(run, config, newest_attempt(run), Events(run, "past", 0))
     for sync in range(1, config.last_sync + 1):
         attempt = next(span.attempt for span in chain(run) if span.covers(sync))
         for entry in read_entries(run, sync, attempt):

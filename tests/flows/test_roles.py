@@ -11,6 +11,7 @@ import pytest
 
 import storage
 from flows import plan, wiring
+from flows.reader import make_buffer
 from storage import layout
 from storage.attempts import claim_attempt
 from storage.cache import cache_folder
@@ -252,7 +253,7 @@ def test_a_trainer_that_is_asked_to_stop_leaves_a_checkpoint_and_no_lost_step(fi
 def test_a_superseded_trainer_stops_without_writing_a_record(finished, tmp_path):
     run = broken_off(finished, tmp_path, after_checkpoint=2, keep_records=2)
     original = claim_attempt(run)
-    buffer = wiring.make_buffer(run, Config(), original.number, Events(run, "trainer", 9))
+    buffer = make_buffer(run, Config(), original.number, Events(run, "trainer", 9))
     for sync in range(3):
         buffer.sync(sync, step=sync * EVERY)
     claim_attempt(run)

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from flows import plan, wiring
+from flows import plan
+from flows.reader import make_buffer
 from storage.events import Events
 from tba.config import preset
 
@@ -11,7 +12,7 @@ def test_the_replay_buffer_keeps_as_much_at_hand_and_draws_with_as_many_threads_
     limits = {"limits.memory_gb": 0.5, "limits.disk_gb": 0.25, "limits.draw_threads": 3}
     config = preset("quickstart").replace(limits)
     run = plan.start(config, str(tmp_path), "first")
-    buffer = wiring.make_buffer(run, config, 1, Events(run, "trainer", 1))
+    buffer = make_buffer(run, config, 1, Events(run, "trainer", 1))
     assert buffer.payloads.limit == 500_000_000
     assert buffer.payloads.reader.copies.limit == 250_000_000
     assert buffer.index.tables.con.execute("select current_setting('threads')").fetchone() == (3,)

@@ -1,0 +1,266 @@
+"""A trainer's replay buffer, in a process of its own: `python -m flows.reader`, started by the trainer.
+
+What is read for the next gradient step is admitted, drawn and decoded beside the step at hand. In one process the two
+would wait for each other's turn of the interpreter; here a step shares nothing but the machine with what is read.
+
+Orders go in through a pipe and answers come out through another: JSON, and numbers as they lie in memory. The process
+ends when the trainer's end of the pipe does, however that came about; until then nothing else ends it but SIGKILL.
+What it writes are the records that the trainer asks for, in the name of the trainer's attempt.
+"""
+
+import argparse
+import fcntl
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+
+from storage.events import Events
+from storage.replay_buffer import DuckReplayBuffer
+from storage.run import Run
+from tba import errors
+from tba.config import Config, parse
+from tba.errors import RunFailed, TBAError
+from tba.fetched import Fetched, Lists
+from tba.types import Draw
+
+COMMAND = [sys.executable, "-P", "-m", "flows.reader"]
+
+_HEAD = 8  # bytes for the length of each of the two parts of a message
+_PIPE = 1 << 20  # bytes: a step's answer in one piece
+_F_SETPIPE_SZ = 1031
+_PATIENCE = 10.0  # seconds for the process to end when it is no longer needed
+
+Numbers = Sequence[np.ndarray]
+
+
+def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckReplayBuffer:
+    sampling, training, limits = config.sampling, config.training, config.limits
+    return DuckReplayBuffer(
+        run,
+        seed=config.seed,
+        slots=training.prompts_per_step,
+        responses=training.responses_per_prompt,
+        recent_share=sampling.recent_share,
+        inv_temp=sampling.inv_temp,
+        capacity=sampling.capacity,
+        sampler_sql=run.sampler_sql,
+        attempt=attempt,
+        events=events,
+        memory_bytes=int(limits.memory_gb * 1e9),
+        disk_bytes=int(limits.disk_gb * 1e9),
+        threads=limits.draw_threads,
+    )
+
+
+# --- the trainer's side -----------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """The `ReplayBuffer` of one attempt, elsewhere. Errors are those of the buffer; RunFailed if its process has
+    died."""
+
+    def __init__(self, run: Run, attempt: int, life: int):
+        command = [*COMMAND, "--run", run.url, "--attempt", str(attempt), "--life", str(life)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._lock = threading.Lock()
+        for pipe in (self.process.stdin, self.process.stdout):
+            _widen(pipe)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """An order that is being carried out is not waited for: who leaves has no use for it, and nothing that is
+        committed needs it."""
+        assert self.process.stdin and self.process.stdout
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(0 if kind else _PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def sync(self, sync: int, *, step: int) -> int:
+        return self._ask("sync", sync, step)
+
+    def replay(self, sync: int) -> None:
+        self._ask("replay", sync)
+
+    def recorded(self, sync: int) -> bool:
+        return self._ask("recorded", sync)
+
+    def waiting(self) -> int:
+        return self._ask("waiting")
+
+    def queues(self) -> dict[str, Any]:
+        return self._ask("queues")
+
+    def restore(self, queues: Mapping[str, Any]) -> None:
+        self._ask("restore", dict(queues))
+
+    def draw(self, step: int) -> list[Draw]:
+        return [_draw(values) for values in self._ask("draw", step)]
+
+    def fetch(self, draws: Sequence[Draw]) -> Fetched:
+        return _fetched(*self._exchange("fetch", [astuple(draw) for draw in draws]))
+
+    def _ask(self, what: str, *arguments: Any) -> Any:
+        return self._exchange(what, *arguments)[0]
+
+    def _exchange(self, what: str, *arguments: Any) -> tuple[Any, Numbers]:
+        assert self.process.stdin and self.process.stdout
+        with self._lock:
+            try:
+                _send(self.process.stdin, {"do": what, "with": arguments})
+                answer = _receive(self.process.stdout)
+            except BrokenPipeError:
+                answer = None
+        if answer is None:
+            raise RunFailed(f"the trainer's reader (pid {self.process.pid}) has died while it was asked to {what}")
+        said, numbers = answer
+        if "error" in said:
+            raise _error(said["error"], said["says"])
+        return said["is"], numbers
+
+
+def _error(name: str, says: str) -> Exception:
+    kind = getattr(errors, name, None)
+    return kind(says) if isinstance(kind, type) and issubclass(kind, TBAError) else RuntimeError(f"{name}: {says}")
+
+
+# --- the reader's side ------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m flows.reader", description="The replay buffer of a trainer.")
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--attempt", type=int, required=True)
+    parser.add_argument("--life", type=int, required=True)
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    for number in (signal.SIGTERM, signal.SIGINT):  # meant for the trainer, which may still need a record
+        signal.signal(number, signal.SIG_IGN)
+    orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints is no answer
+    serve(Run.open(options.run), options.attempt, options.life, orders, answers)
+
+
+def serve(run: Run, attempt: int, life: int, orders: BinaryIO, answers: BinaryIO) -> None:
+    buffer: DuckReplayBuffer | None = None
+    while (order := _receive(orders)) is not None:
+        what, arguments = order[0]["do"], order[0]["with"]
+        numbers: Numbers = ()
+        try:
+            if buffer is None:  # here, so that its errors reach whoever asks first
+                buffer = make_buffer(run, parse(run.config), attempt, Events(run, "trainer", life))
+            found, numbers = _ORDERS[what](buffer, *arguments)
+            answer = {"is": found}
+        except TBAError as error:
+            answer = {"error": type(error).__name__, "says": str(error)}
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": type(error).__name__, "says": str(error)}
+        try:
+            _send(answers, answer, numbers)
+        except BrokenPipeError:
+            return
+
+
+def _fetch(buffer: DuckReplayBuffer, draws: Sequence[Sequence[Any]]) -> tuple[Any, Numbers]:
+    fetched = buffer.fetch([_draw(values) for values in draws])
+    lists = (fetched.prompt_tokens, fetched.response_tokens, fetched.ref_logps)
+    numbers = [array for it in lists for array in it] + [fetched.reward_B, fetched.finished_B]
+    return [fetched.trajectory_ids, fetched.prompt_ids], numbers
+
+
+_ORDERS: Mapping[str, Callable[..., tuple[Any, Numbers]]] = {
+    "sync": lambda buffer, sync, step: (buffer.sync(sync, step=step), ()),
+    "replay": lambda buffer, sync: (buffer.replay(sync), ()),
+    "recorded": lambda buffer, sync: (buffer.recorded(sync), ()),
+    "waiting": lambda buffer: (buffer.waiting(), ()),
+    "queues": lambda buffer: (buffer.queues(), ()),
+    "restore": lambda buffer, queues: (buffer.restore(queues), ()),
+    "draw": lambda buffer, step: ([astuple(draw) for draw in buffer.draw(step)], ()),
+    "fetch": _fetch,
+}
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _draw(values: Sequence[Any]) -> Draw:
+    step, slot, position, trajectory_id, prompt_id, branch, weight, age = values
+    return Draw(
+        step=step,
+        slot=slot,
+        position=position,
+        trajectory_id=trajectory_id,
+        prompt_id=prompt_id,
+        branch=branch,
+        weight=weight,
+        age=age,
+    )
+
+
+def _fetched(ids: Sequence[Sequence[str]], numbers: Numbers) -> Fetched:
+    prompts, prompt_lengths, responses, response_lengths, logps, logp_lengths, reward_B, finished_B = numbers
+    return Fetched(
+        trajectory_ids=ids[0],
+        prompt_ids=ids[1],
+        prompt_tokens=Lists(prompts, prompt_lengths),
+        response_tokens=Lists(responses, response_lengths),
+        ref_logps=Lists(logps, logp_lengths),
+        reward_B=reward_B,
+        finished_B=finished_B,
+    )
+
+
+def _send(pipe: BinaryIO | Any, said: Any, numbers: Numbers = ()) -> None:
+    shapes = [[array.dtype.str, len(array)] for array in numbers]
+    head = json.dumps([said, shapes]).encode()
+    data = b"".join(array.tobytes() for array in numbers)
+    pipe.write(len(head).to_bytes(_HEAD) + len(data).to_bytes(_HEAD) + head + data)
+    pipe.flush()
+
+
+def _receive(pipe: BinaryIO | Any) -> tuple[Any, Numbers] | None:
+    """What was sent; None at the end of the pipe, also in the middle of a message."""
+    sizes = pipe.read(2 * _HEAD)
+    if len(sizes) < 2 * _HEAD:
+        return None
+    head, data = (int.from_bytes(sizes[at : at + _HEAD]) for at in (0, _HEAD))
+    body = pipe.read(head + data)
+    if len(body) < head + data:
+        return None
+    said, shapes = json.loads(body[:head])
+    numbers, at = [], head
+    for dtype, n in shapes:
+        numbers.append(np.frombuffer(body, dtype, n, at))
+        at += numbers[-1].nbytes
+    return said, numbers
+
+
+def _widen(pipe: Any) -> None:
+    if sys.platform == "linux":
+        with suppress(OSError):  # more than this user may have: answers come in more pieces
+            fcntl.fcntl(pipe, _F_SETPIPE_SZ, _PIPE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A replay buffer in another process is the replay buffer."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows import plan
+from flows.reader import Reader, make_buffer
+from storage import layout
+from storage.attempts import claim_attempt
+from storage.events import Events
+from storage.run import Run
+from storage.store import open_store
+from storage.trajectories import Trajectories
+from tba.errors import ConfigError, Missing, RunFailed, Superseded
+from tba.types import Version
+from tests.builders import make_shard, rows_of
+from tests.flows.roles import is_running, until
+from tests.storage.synthetic import EVERY, PROMPTS, make_config
+
+RESPONSES = [0.0, 0.5, 1.0]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = plan.start(make_config(), str(tmp_path), "first")
+    claim_attempt(run)
+    for round in range(3):
+        append(run, round)
+    return run
+
+
+@pytest.fixture
+def reader(run: Run) -> Iterator[Reader]:
+    with Reader(run, 1, 1) as reader:
+        yield reader
+
+
+def append(run: Run, round: int) -> None:
+    for searcher in range(2):
+        rewards = dict.fromkeys(PROMPTS[searcher::2], RESPONSES)
+        versions = {"version_start": Version(0, 1), "version_end": Version(0, 1)}
+        Trajectories(run).append(searcher, round, make_shard(rewards, searcher=searcher, round=round, **versions))
+
+
+def test_it_finds_draws_and_fetches_what_the_buffer_would(run: Run, reader: Reader):
+    """A record that one of them has made is the other's."""
+    buffer = make_buffer(run, make_config(), 1, Events(run, "trainer", 2))
+    assert (reader.recorded(0), reader.waiting()) == (buffer.recorded(0), buffer.waiting()) == (False, 54)
+    for sync in range(3):
+        assert reader.sync(sync, step=sync * EVERY) == buffer.sync(sync, step=sync * EVERY)
+        assert reader.queues() == buffer.queues()
+        for step in (sync * EVERY + 1, sync * EVERY + 2):
+            draws = reader.draw(step)
+            assert draws == buffer.draw(step)
+            assert rows_of(reader.fetch(draws)) == rows_of(buffer.fetch(draws))
+        append(run, 3 + sync)
+    assert reader.recorded(2)
+
+
+def test_it_goes_on_from_what_a_checkpoint_keeps(run: Run, reader: Reader):
+    reader.sync(0, step=0)
+    queues = reader.queues()
+    draws = [reader.draw(1), reader.draw(2)]
+    with Reader(run, 1, 2) as later:
+        later.replay(0)
+        later.restore(queues)
+        assert [later.draw(1), later.draw(2)] == draws
+
+
+def test_its_errors_are_those_of_the_buffer(run: Run, reader: Reader):
+    with pytest.raises(Missing, match=r"000000\.json does not exist"):
+        reader.replay(3)
+    reader.sync(0, step=0)
+    claim_attempt(run)
+    with pytest.raises(Superseded, match="attempt 2 of the trainer has taken over from attempt 1"):
+        reader.sync(1, step=EVERY)
+    assert not reader.recorded(1)
+    with pytest.raises(RuntimeError, match="ValueError: records are applied one after the other"):
+        reader.sync(7, step=7 * EVERY)
+    assert len(reader.draw(1)) == 4  # it goes on
+
+
+def test_a_buffer_that_cannot_be_made_is_said_to_the_first_who_asks(run: Run):
+    store = open_store(run.url)
+    record = store.read(layout.RUN).replace(b"select", b"selct")
+    store.delete(layout.RUN)
+    store.create(layout.RUN, record)
+    with Reader(run, 1, 1) as reader, pytest.raises(ConfigError, match="selct"):
+        reader.waiting()
+
+
+def test_one_that_was_killed_is_named(reader: Reader):
+    reader.process.kill()
+    with pytest.raises(RunFailed, match=rf"reader \(pid {reader.process.pid}\) has died while it was asked to draw"):
+        reader.draw(1)
+
+
+def test_signals_that_are_meant_for_the_trainer_leave_it_alone(reader: Reader):
+    assert reader.waiting() == 54
+    for number in (signal.SIGTERM, signal.SIGINT):
+        reader.process.send_signal(number)
+    assert reader.waiting() == 54
+
+
+def test_it_ends_with_its_trainer_however_that_ends(run: Run):
+    program = (
+        "import sys, time; from flows.reader import Reader; from storage.run import Run\n"
+        "reader = Reader(Run.open(sys.argv[1]), 1, 1); reader.waiting()\n"
+        "print(reader.process.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, run.url], stdout=subprocess.PIPE, text=True) as trainer:
+        assert trainer.stdout
+        pid = int(trainer.stdout.readline())
+        assert is_running(pid)
+        os.kill(trainer.pid, signal.SIGKILL)
+        until(lambda: not is_running(pid), "the reader ends")
+
+
+def test_who_leaves_by_an_error_does_not_wait_for_an_answer(run: Run):
+    asking: list[threading.Thread] = []
+
+    def ask(reader: Reader) -> None:
+        with pytest.raises(RunFailed):
+            reader.waiting()
+
+    with pytest.raises(ZeroDivisionError), Reader(run, 1, 1) as reader:
+        reader.process.send_signal(signal.SIGSTOP)
+        asking.append(threading.Thread(target=ask, args=(reader,)))
+        asking[0].start()
+        raise ZeroDivisionError
+    asking[0].join(10)
+    assert not asking[0].is_alive()
+    assert reader.process.returncode == -signal.SIGKILL
