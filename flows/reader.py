@@ -205,17 +205,7 @@ _ORDERS: Mapping[str, Callable[..., tuple[Any, Numbers]]] = {
 
 
 def _draw(values: Sequence[Any]) -> Draw:
-    step, slot, position, trajectory_id, prompt_id, branch, weight, age = values
-    return Draw(
-        step=step,
-        slot=slot,
-        position=position,
-        trajectory_id=trajectory_id,
-        prompt_id=prompt_id,
-        branch=branch,
-        weight=weight,
-        age=age,
-    )
+    return Draw(**dict(zip(Draw.__slots__, values, strict=True)))
 
 
 def _fetched(ids: Sequence[Sequence[str]], numbers: Numbers) -> Fetched:
