@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import storage
-from flows import forks, plan
+from flows import forks, plan, reader
 from flows.compact import compact_run
 from flows.role import live
 from storage import layout
@@ -51,7 +51,6 @@ from storage.run import Run
 from storage.store import Store
 from tests import servers
 from tests.flows.roles import DRAWS, LEDGER
-from tests.tba.tiny import tiny_folder
 
 POINTS = {
     "shard": ("searcher", "create", r"trajectories/.*"),
@@ -97,6 +96,7 @@ SETTINGS = {
     "limits.silent_after": 20,
     "limits.store_deadline": 20,
 }
+COMMAND = [sys.executable, "-m", "benchmarks.crash"]
 ROLES = ("trainer", "searcher", "evaluator", "compaction")
 SCORES = """
 select version, max(times)
@@ -149,8 +149,9 @@ class Findings:
 class Deadly:
     """A store that kills its process at one of its writes, and notes every object that is known to be stored."""
 
-    def __init__(self, store: Store, kill: Kill | None, notes: Path, seed: int):
+    def __init__(self, store: Store, kill: Kill | None, notes: Path, seed: int, *, die_with: Sequence[int] = ()):
         self.store, self.kill, self.notes, self.random = store, kill, notes, random.Random(seed)
+        self.doomed = [*die_with, os.getpid()]
         self.left = kill.nth if kill else 0
         self.lock = threading.Lock()
 
@@ -162,19 +163,24 @@ class Deadly:
         key = arguments[1] if name == "upload" else arguments[0]
         moment = self.moment(name, key)
         if moment == "before":
-            die()
+            self.die()
         if moment == "during":
             threading.Thread(target=method, args=arguments, daemon=True).start()
             time.sleep(self.random.uniform(0, 0.004))
-            die()
+            self.die()
         method(*arguments)
         if moment == "after":
-            die()
+            self.die()
         if name == "create":
             with self.notes.open("a") as file:
                 file.write(f"{sha256(arguments[1]).hexdigest()} {key}\n")
             if key.startswith(layout.TRAJECTORIES):
                 time.sleep(ROUND_EVERY)
+
+    def die(self) -> None:
+        for pid in self.doomed:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(60)
 
     def moment(self, name: str, key: str) -> str:
         """When to die, if this is the write."""
@@ -188,20 +194,27 @@ class Deadly:
             return self.kill.moment if self.left == 0 else ""
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
-
-
 def life(role: str, url: str, kill: Kill | None, notes: str, seed: int, environment: dict[str, str]) -> None:
     """One life of a role, in a process of its own. Its environment is that of whoever started it."""
     os.environ.update(environment)
     silent = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 1)
     os.dup2(silent, 2)
+    reader.COMMAND[:] = [*COMMAND, "--reader", json.dumps([kill and vars(kill), notes, seed])]
     run = Run.open(url)
     run = replace(run, store=cast(Store, Deadly(run.store, kill, Path(notes), seed)))
     os._exit(keep_compacting(run) if role == "compaction" else live(role, 0, run))
+
+
+def read(given: str, arguments: Sequence[str]) -> None:
+    """The reader of such a trainer. It writes the trainer's records, and when it dies the trainer dies with it."""
+    kill, notes, seed = json.loads(given)
+
+    def open_run(url: str) -> Run:
+        run, kills = Run.open(url), Kill(**kill) if kill else None
+        return replace(run, store=cast(Store, Deadly(run.store, kills, Path(notes), seed, die_with=[os.getppid()])))
+
+    reader.main(arguments, open_run)
 
 
 def keep_compacting(run: Run) -> int:
@@ -370,8 +383,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stores", nargs="+", choices=["local", "s3"], default=["local", "s3"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the results as JSON")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--reader", help="be the reader of a trainer that is killed")
+    options, rest = parser.parse_known_args(arguments)
     logging.disable(logging.WARNING)
+    if options.reader:
+        read(options.reader, rest)
+        return 0
+    if rest:
+        parser.error(f"unknown arguments: {' '.join(rest)}")
+    from tests.tba.tiny import tiny_folder  # and torch, which a reader does not need
+
     forkserver.set_forkserver_preload(["flows.wiring"])
     results: list[Findings] = []
 

@@ -2,19 +2,18 @@
 
     python -m benchmarks.critical_path [--sizes 10000 100000 1000000 10000000] [--out FOLDER] [--work FOLDER]
 
-The reader of a trainer works beside its steps: it looks for arrivals and admits a record every k steps, draws 7 prompts
-x 20 responses, fetches and collates them. Here it does so with the real buffer on a disk and on one core, beside steps
-on another core; these are gradient steps of about half a second, of quickstart's policy, or as long a loop of small
-matrix products, which no real step is as sensitive as. Steps are taken in threes, in changing order: alone; with the
-reader in a thread, as a trainer has it; with the reader in a process of its own, which shares memory, caches and clock
-with the step but no interpreter. What is said of the second, against the first: for how long the step's thread did not
-run, which is the interpreter that it waits for, and by how much it took longer in all. By how much the third takes
-longer is what any work on that machine's other core does to it.
+Beside the steps of a trainer its reader looks for arrivals and admits a record every k steps, draws 7 prompts x 20
+responses and fetches them, in a process of its own, and a thread of the trainer asks for that and collates. Here they
+do so with the real buffer on a disk and on one core, beside steps on another core; these are gradient steps of about
+half a second, of quickstart's policy, or as long a loop of small matrix products, which no real step is as sensitive
+as. Steps are taken in threes, in changing order: alone; with the reader in its process, as a trainer has it; with all
+of it in a thread instead, as it would be without that process. What is said of each, against the first: by how much it
+takes longer, and for how long its thread did not run.
 
 Made-up rows fill the index, 100 per prompt; payloads are of real shards, of 100 trajectories (20 responses to each of 5
 prompts) of about 90 + 230 tokens, of which 2 arrive per step. A drawn row that is made up stands for a row of one of
 1000 such shards; memory holds few of them, so most are read from files. Each size has two processes
-of its own; at the largest each takes 6 GB.
+of its own with an index each; at the largest each takes 6 GB.
 """
 
 import argparse
@@ -25,16 +24,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count, islice, permutations, product
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,7 +39,9 @@ import torch
 
 from benchmarks.index import PER_PROMPT, RESPONSES, SLOTS, Filled, hardware
 from benchmarks.shards import SEARCHERS, filled, make_round
+from flows import reader
 from flows.charts import Series, picture
+from flows.reader import Reader, serve, take_pipes
 from flows.role import switch_soon
 from storage import layout
 from storage.attempts import claim_attempt
@@ -54,13 +53,13 @@ from storage.schema import encode, to_table
 from storage.syncs import Shard
 from tba.batching import Batch
 from tba.config import quickstart
-from tba.fetched import Fetched
+from tba.interfaces import ReplayBuffer
 from tba.learner import Learner
 from tba.policy import Policy
 from tba.tasks.quickstart_policy import make_model, make_tokenizer
 from tba.timing import timed
-from tba.types import Draw
 
+COMMAND = [sys.executable, "-m", "benchmarks.critical_path"]
 READS, STEP_SECONDS = 60, 0.5
 PERIODS = (2, 10)  # steps per sync
 ARRIVING = 2  # shards per step
@@ -68,7 +67,8 @@ STORED = 1000  # shards that made-up rows stand for
 MEMORY = 64 << 20
 FIRST_SEARCHER = 100  # of made-up rows
 PARTS = ("admit", "draw", "fetch", "collate")
-ORDERS = tuple(permutations(("alone", "thread", "process")))
+KINDS = ("alone", "process", "thread")
+ORDERS = tuple(permutations(KINDS))
 
 
 class Step(NamedTuple):
@@ -82,104 +82,58 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--work", type=Path, help="where the shards are made; of the system's choice if not given")
     parser.add_argument("--one", type=int, help="measure this size here, and print what is found as JSON")
-    parser.add_argument("--reader", type=int, help="read at this size here, when told to on standard input")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--serve", type=int, help="be the reader of a run with so many made-up rows")
+    options, rest = parser.parse_known_args(arguments)
+    if rest and not options.serve:
+        parser.error(f"unknown arguments: {' '.join(rest)}")
     torch.set_num_threads(1)
-    if options.one or options.reader:
-        switch_soon()
+    if options.serve:
+        run = Run.open(rest[rest.index("--run") + 1])
+        serve(lambda: MadeUp(run, options.serve), *take_pipes())
+    elif options.one:
         with tempfile.TemporaryDirectory(dir=options.work) as work:
-            if options.one:
-                print(json.dumps(measure(Path(work), options.one)))
-            else:
-                serve(Path(work), options.reader)
-        return
+            print(json.dumps(measure(Path(work), options.one)))
+    else:
+        measure_all(options)
+
+
+def measure_all(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     results = []
     for size in options.sizes:
-        results.append(in_a_fresh_process(size, options.work))
+        command = [*COMMAND, "--one", str(size), *(["--work", str(options.work)] if options.work else [])]
+        out = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+        results.append(json.loads(out.splitlines()[-1]))
         record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
         (options.out / "critical_path.json").write_text(json.dumps(record, indent=1) + "\n")
         (options.out / "critical_path.svg").write_text(chart(results))
     print(markdown(results))
 
 
-def in_a_fresh_process(size: int, work: Path | None) -> dict[str, Any]:
-    out = subprocess.run(command("--one", size, work), check=True, stdout=subprocess.PIPE).stdout
-    return json.loads(out.splitlines()[-1])
-
-
-def command(what: str, size: int, work: Path | None) -> list[str]:
-    own = [sys.executable, "-m", "benchmarks.critical_path", what, str(size)]
-    return own + (["--work", str(work)] if work else [])
-
-
 def measure(work: Path, size: int) -> dict[str, Any]:
-    load, found = os.getloadavg()[0], []
-    with in_a_process(work, size) as away, in_a_thread(work, size) as here:
+    load, rows, found = os.getloadavg()[0], make_round(prompts=5, responses=20), []
+    runs = {kind: filled(work, kind, rows, STORED)[0] for kind in ("process", "thread")}
+    switch_soon()
+    reader.COMMAND[:] = [*COMMAND, "--serve", str(size)]
+    with Reader(runs["process"], 1, 1) as apart:
+        buffers: dict[str, ReplayBuffer] = {"process": apart, "thread": MadeUp(runs["thread"], size)}
+        asking = {kind: Asking(runs[kind], buffer) for kind, buffer in buffers.items()}
         for name, k in product(WORK, PERIODS):
-            found.append({"work": name, "steps_per_sync": k, **beside(WORK[name](), k, here, away)})
+            found.append({"work": name, "steps_per_sync": k, **beside(WORK[name](), k, asking)})
     return {"size": size, "load": load, "found": found}
 
 
 # --- readers ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Told:
-    """A reader elsewhere: it is told what to do, and says when it begins and when it ends."""
+class MadeUp(DuckReplayBuffer):
+    """A buffer of so many rows that are made up, each of which stands for a row of a shard that is stored."""
 
-    tell: Callable[[str], object]
-    hear: Callable[[], str]
-
-    def __call__(self, what: str) -> None:
-        self.tell(what)
-        if (said := self.hear()) != "begins":
-            raise RuntimeError(f"the reader says {said!r}")
-
-    def ends(self) -> dict[str, float]:
-        """Seconds for each part."""
-        return json.loads(self.hear())
-
-
-@contextmanager
-def in_a_thread(work: Path, size: int) -> Iterator[Told]:
-    orders, said = SimpleQueue[str](), SimpleQueue[str]()
-    reader = Reader(work, size)
-    thread = threading.Thread(target=reader.listen, args=(iter(orders.get, ""), said.put), daemon=True)
-    thread.start()
-    yield Told(orders.put, partial(said.get, timeout=600))
-    orders.put("")
-    thread.join()
-
-
-@contextmanager
-def in_a_process(work: Path, size: int) -> Iterator[Told]:
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command("--reader", size, work), stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
-        assert process.stdin and process.stdout
-        orders, said = process.stdin, process.stdout
-        yield Told(lambda order: orders.write(f"{order}\n"), lambda: said.readline().strip())
-        orders.close()
-
-
-def serve(work: Path, size: int) -> None:
-    Reader(work, size).listen(map(str.strip, sys.stdin), partial(print, flush=True))
-
-
-class Reader:
-    """A trainer's reader over an index of many rows."""
-
-    def __init__(self, work: Path, size: int):
-        made = Filled(size, first_searcher=FIRST_SEARCHER)
-        self.run, self.stored = filled(work, f"read-{os.getpid()}", make_round(prompts=5, responses=20), STORED)
-        self.buffer = self.make_buffer(made)
-        self.prompts, self.steps, self.numbers = made.prompts, made.steps, count(STORED)
-        self.arriving: list[dict[str, bytes]] = []
-        self.learner = make_learner()
-
-    def make_buffer(self, made: Filled) -> DuckReplayBuffer:
-        buffer = DuckReplayBuffer(
-            self.run,
+    def __init__(self, run: Run, size: int):
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {max(cores)})  # of this thread; what it starts stays with it
+        super().__init__(
+            run,
             seed=0,
             slots=SLOTS,
             responses=RESPONSES,
@@ -187,55 +141,57 @@ class Reader:
             inv_temp=1.0,
             capacity=PER_PROMPT,
             sampler_sql=default_sampler(),
-            attempt=claim_attempt(self.run).number,
-            events=Events(self.run, "trainer", 1),
+            attempt=claim_attempt(run).number,
+            events=Events(run, "trainer", 1),
             memory_bytes=MEMORY,
         )
-        buffer.index, buffer.applied = made.index, next(made.syncs) - 1
-        buffer._steps[3] = 3  # the version that the stored trajectories cite
-        buffer.arrivals.settle(shard.key for shard in self.stored)
-        return buffer
+        made = Filled(size, first_searcher=FIRST_SEARCHER)
+        self.index, self.applied = made.index, next(made.syncs) - 1
+        self._steps[3] = 3  # the version that the stored trajectories cite
+        self.stored = [Shard(**it) for it in json.loads((Path(run.url) / "shards.json").read_text())]
+        self.arrivals.settle(shard.key for shard in self.stored)
+        start = {"sync": self.applied + 1, "step": next(made.steps), "prompts": made.prompts}
+        (Path(run.url) / "start.json").write_text(json.dumps(start))
 
-    def listen(self, orders: Iterable[str], say: Callable[[str], object]) -> None:
-        """`make N K`: N rounds of arrivals, for syncs every K steps. `read`: what the next step needs, and `sync`: a
-        record before it."""
-        cores = os.sched_getaffinity(0)
-        for order in orders:
-            what, *numbers = order.split()
-            if what == "make":
-                rounds, k = map(int, numbers)
-                self.arriving = [make_shards(self.run, self.numbers, ARRIVING * k, self.prompts) for _ in range(rounds)]
-                say("begins")
-                say("{}")
-                continue
-            os.sched_setaffinity(0, {max(cores)})
-            if what == "sync":
-                for key, data in self.arriving.pop().items():
-                    (Path(self.run.url) / key).write_bytes(data)
-            say("begins")
-            say(json.dumps(self.read(sync=what == "sync")))
+    def _admitted(self, name: str) -> Shard:
+        searcher, seq = map(int, name.split("/"))
+        return self.shards.get(name) or self.stored[(31 * seq + searcher) % STORED]
 
-    def read(self, *, sync: bool) -> dict[str, float]:
+
+class Asking:
+    """What a trainer's thread asks of its reader for each step."""
+
+    def __init__(self, run: Run, buffer: ReplayBuffer):
+        self.run, self.buffer = run, buffer
+        buffer.waiting()  # so that it is there
+        start = json.loads((Path(run.url) / "start.json").read_text())
+        self.syncs, self.steps, self.prompts = count(start["sync"]), count(start["step"]), start["prompts"]
+        self.numbers, self.arriving = count(STORED), list[dict[str, bytes]]()
+        self.learner = make_learner()
+        core = {max(os.sched_getaffinity(0))}
+        self.thread = ThreadPoolExecutor(1, initializer=lambda: os.sched_setaffinity(0, core))
+
+    def prepare(self, rounds: int, k: int) -> None:
+        self.arriving = [make_shards(self.run, self.numbers, ARRIVING * k, self.prompts) for _ in range(rounds)]
+
+    def begin(self, *, sync: bool) -> Future[dict[str, float]]:
+        if sync:
+            for key, data in self.arriving.pop().items():
+                (Path(self.run.url) / key).write_bytes(data)
+        return self.thread.submit(self.read, sync)
+
+    def read(self, sync: bool) -> dict[str, float]:
         spent, step = dict[str, float](), next(self.steps)
         with timed(spent, "admit"):
             if sync:
-                self.buffer.sync(self.buffer.applied + 1, step=step - 1)
+                self.buffer.sync(next(self.syncs), step=step - 1)
         with timed(spent, "draw"):
             draws = self.buffer.draw(step)
         with timed(spent, "fetch"):
-            fetched = self.fetch(draws)
-        named = replace(fetched, prompt_ids=[draw.prompt_id for draw in draws])
+            fetched = self.buffer.fetch(draws)
         with timed(spent, "collate"):
-            self.learner.collate(named)
+            self.learner.collate(replace(fetched, prompt_ids=[draw.prompt_id for draw in draws]))
         return spent
-
-    def fetch(self, draws: Sequence[Draw]) -> Fetched:
-        places = [draw.trajectory_id.split("/") for draw in draws]
-        return self.buffer.payloads.fetch([(self.shard(int(a), int(b)), int(row)) for a, b, row in places])
-
-    def shard(self, searcher: int, seq: int) -> Shard:
-        """What a row that is made up stands for; others lie where the buffer says."""
-        return self.buffer.shards.get(f"{searcher}/{seq}") or self.stored[(31 * seq + searcher) % STORED]
 
 
 def make_shards(run: Run, numbers: Iterator[int], n: int, prompts: int) -> dict[str, bytes]:
@@ -255,40 +211,32 @@ def make_shards(run: Run, numbers: Iterator[int], n: int, prompts: int) -> dict[
 # --- steps ------------------------------------------------------------------------------------------------------------
 
 
-def beside(work: Callable[[], Any], k: int, here: Told, away: Told) -> dict[str, Any]:
-    """Steps alone, beside the reader in a thread, and beside one in another process, in threes."""
-    for reader in (here, away):
-        reader(f"make {math.ceil(READS / k)} {k}")
-        reader.ends()
+def beside(work: Callable[[], Any], k: int, asking: Mapping[str, Asking]) -> dict[str, Any]:
+    """Steps alone, and beside each of those who ask."""
+    for it in asking.values():
+        it.prepare(math.ceil(READS / k), k)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
-    threes: list[dict[str, Step]] = []
-    reading: list[dict[str, float]] = []
-    readers = {"alone": None, "thread": here, "process": away}
+    taken: dict[str, list[Step]] = {kind: [] for kind in KINDS}
+    spent: dict[str, list[dict[str, float]]] = {kind: [] for kind in asking}
     step_of(work)  # the first is slower
     for n in range(READS):
-        three: dict[str, Step] = {}
         for kind in ORDERS[n % len(ORDERS)]:
-            if reader := readers[kind]:
-                reader("sync" if n % k == 0 else "read")
-            three[kind] = step_of(work)
-            if reader:
-                spent = reader.ends()
-                reading += [spent] if kind == "thread" else []
-        threes.append(three)
+            reading = asking[kind].begin(sync=n % k == 0) if kind in asking else None
+            taken[kind].append(step_of(work))
+            if reading:
+                spent[kind].append(reading.result(60))
     os.sched_setaffinity(0, cores)
-    standing = spread([it["thread"].stood - it["alone"].stood for it in threes])
-    lost = spread([it["thread"].seconds - it["alone"].seconds for it in threes])
-    return {
-        "step_ms": milliseconds(statistics.median(it["alone"].seconds for it in threes)),
-        "reading_ms": {part: milliseconds(statistics.mean(it.get(part, 0.0) for it in reading)) for part in PARTS},
-        "lost_ms": lost,
-        "other_process_ms": spread([it["process"].seconds - it["alone"].seconds for it in threes]),
-        "beyond_other_process_ms": spread([it["thread"].seconds - it["process"].seconds for it in threes]),
-        "standing_ms": standing,
-        "standing_percent": round(standing["median"] / (10 * STEP_SECONDS), 2),
-        "lost_percent": round(lost["median"] / (10 * STEP_SECONDS), 2),
-    }
+    alone = taken["alone"]
+    found: dict[str, Any] = {"step_ms": milliseconds(statistics.median(it.seconds for it in alone))}
+    for kind in asking:
+        pairs = list(zip(taken[kind], alone, strict=True))
+        found[kind] = {
+            "reading_ms": {part: milliseconds(statistics.mean(it[part] for it in spent[kind])) for part in PARTS},
+            "longer_ms": spread([it.seconds - other.seconds for it, other in pairs]),
+            "standing_ms": spread([it.stood - other.stood for it, other in pairs]),
+        }
+    return found
 
 
 def spread(seconds: Sequence[float]) -> dict[str, Any]:
@@ -360,27 +308,35 @@ def milliseconds(seconds: float) -> float:
 
 def markdown(results: Sequence[dict[str, Any]]) -> str:
     header = [
-        "trajectories",
-        "beside",
-        "k",
-        *(f"{part}, ms" for part in PARTS),
-        "a step stands still for, ms",
-        "is longer by, ms",
-        "% of 0.5 s",
-        "beside another process by, ms",
-    ]
+        "trajectories", "beside", "k", *(f"{part}, ms" for part in PARTS), "a step is longer by, ms", "of 0.5 s, %",
+        "stands still, ms", "longer without the process, ms",
+    ]  # fmt: skip
     lines = [header, ["---:"] * len(header)]
     for result in results:
         for it in result["found"]:
-            read = [str(it["reading_ms"][part]) for part in PARTS]
-            standing, lost, other = (
-                f"{it[name]['median']} ({it[name]['within'][0]} to {it[name]['within'][1]})"
-                for name in ("standing_ms", "lost_ms", "other_process_ms")
+            ours, other = it["process"], it["thread"]
+            lines.append(
+                [
+                    f"{result['size']:,}",
+                    it["work"],
+                    str(it["steps_per_sync"]),
+                    *(str(ours["reading_ms"][part]) for part in PARTS),
+                    within(ours["longer_ms"]),
+                    str(percent(ours["longer_ms"])),
+                    within(ours["standing_ms"]),
+                    within(other["longer_ms"]),
+                ]
             )
-            where = [f"{result['size']:,}", it["work"], str(it["steps_per_sync"])]
-            percent = f"{it['standing_percent']}, {it['lost_percent']}"
-            lines.append([*where, *read, standing, lost, percent, other])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def within(it: dict[str, Any]) -> str:
+    low, high = it["within"]
+    return f"{it['median']} ({low} to {high})"
+
+
+def percent(it: dict[str, Any]) -> float:
+    return round(it["median"] / (10 * STEP_SECONDS), 2)
 
 
 def chart(results: Sequence[dict[str, Any]]) -> str:
@@ -389,9 +345,9 @@ def chart(results: Sequence[dict[str, Any]]) -> str:
     for result in results:
         for it in result["found"]:
             name = f"beside {it['work']}, k = {it['steps_per_sync']}"
-            lines.setdefault(name, []).append((math.log10(result["size"]), it["standing_percent"]))
+            lines.setdefault(name, []).append((math.log10(result["size"]), percent(it["process"]["longer_ms"])))
     series = [Series(name, line, marked=True) for name, line in lines.items()]
-    return picture(f"% of a {STEP_SECONDS} s step that it stands still", series, x_name="log10 trajectories")
+    return picture(f"% by which a {STEP_SECONDS} s step is longer", series, x_name="log10 trajectories")
 
 
 if __name__ == "__main__":

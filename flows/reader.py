@@ -147,7 +147,7 @@ def _error(name: str, says: str) -> Exception:
 # --- the reader's side ------------------------------------------------------------------------------------------------
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, open_run: Callable[[str], Run] = Run.open) -> None:
     parser = argparse.ArgumentParser(prog="python -m flows.reader", description="The replay buffer of a trainer.")
     parser.add_argument("--run", required=True)
     parser.add_argument("--attempt", type=int, required=True)
@@ -156,19 +156,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     for number in (signal.SIGTERM, signal.SIGINT):  # meant for the trainer, which may still need a record
         signal.signal(number, signal.SIG_IGN)
+    run = open_run(options.run)
+    serve(
+        lambda: make_buffer(run, parse(run.config), options.attempt, Events(run, "trainer", options.life)),
+        *take_pipes(),
+    )
+
+
+def take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Standard input and output, for orders and answers alone: whatever prints does so on standard error."""
     orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints is no answer
-    serve(Run.open(options.run), options.attempt, options.life, orders, answers)
+    os.dup2(2, 1)
+    return orders, answers
 
 
-def serve(run: Run, attempt: int, life: int, orders: BinaryIO, answers: BinaryIO) -> None:
+def serve(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers: BinaryIO) -> None:
     buffer: DuckReplayBuffer | None = None
     while (order := _receive(orders)) is not None:
         what, arguments = order[0]["do"], order[0]["with"]
         numbers: Numbers = ()
         try:
-            if buffer is None:  # here, so that its errors reach whoever asks first
-                buffer = make_buffer(run, parse(run.config), attempt, Events(run, "trainer", life))
+            buffer = buffer or make()  # here, so that its errors reach whoever asks first
             found, numbers = _ORDERS[what](buffer, *arguments)
             answer = {"is": found}
         except TBAError as error:
