@@ -268,7 +268,7 @@ def one_run(run: Run, kills: list[Kill], notes: Path, findings: Findings, chance
                 findings.wrong.append(f"{run.name}: {kill.role} ended with {roles[kill.role].exitcode}: {kill.name}")
             else:
                 kills.insert(0, kill)
-            if roles["trainer"].exitcode != 0:
+            if roles[kill.role].exitcode != 0:
                 end(roles[kill.role])
                 roles[kill.role] = start(kill.role, run, None, notes, 0)
         for name in ("trainer", "evaluator"):  # each ends by itself
