@@ -89,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     if options.serve:
         run = Run.open(rest[rest.index("--run") + 1])
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         serve(lambda: MadeUp(run, options.serve), *take_pipes())
     elif options.one:
         with tempfile.TemporaryDirectory(dir=options.work) as work:
@@ -130,8 +131,6 @@ class MadeUp(DuckReplayBuffer):
     """A buffer of so many rows that are made up, each of which stands for a row of a shard that is stored."""
 
     def __init__(self, run: Run, size: int):
-        cores = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, {max(cores)})  # of this thread; what it starts stays with it
         super().__init__(
             run,
             seed=0,
