@@ -22,8 +22,9 @@ from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Supersed
 log = logging.getLogger("tba")
 
 SWITCH_SECONDS = 1e-5
-"""How soon a trainer's step gets the interpreter back from the threads beside it, which write what a sync stores and ask
-the reader. With Python's own 5 ms a step stood still for three times as long, measured beside a thread that reads."""
+"""How soon a trainer's step gets the interpreter back from the threads beside it, which write what a sync stores and
+ask the reader. With Python's own 5 ms a step stood still for three times as long, measured beside a thread that reads.
+"""
 
 _PR_SET_TIMERSLACK = 29
 
