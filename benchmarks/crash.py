@@ -2,13 +2,13 @@
 
     python -m benchmarks.crash [--kills 240] [--stores local s3] [--seed 0] [--out FOLDER]
 
-Runs of a tiny policy; their trainer, searcher and evaluator, and a process that compacts what they have admitted, are
-killed again and again and started again. A kill is planned for one of the writes in `POINTS`, before, after or in the
-middle of it, or for a random instant. After each kill `tba check` must find nothing wrong. When a run has finished,
-everything that a process had been told is stored must be there, byte by byte (a shard that was compacted by its
-checksum), every version that was due must have its scores once, and a fork that replays the run's records from the
-start, unbroken, must have drawn the same trajectories, found the same numbers for each of them and ended every sync
-with the same weights.
+Runs of a tiny policy; their trainer, its reader, searcher and evaluator, and a process that compacts what they have
+admitted, are killed again and again and started again. A kill is planned for one of the writes in `POINTS`, before,
+after or in the middle of it, or for a random instant. After each kill `tba check` must find nothing wrong. When a run
+has finished, everything that a process had been told is stored must be there, byte by byte (a shard that was compacted
+by its checksum), the first and the last version must have their scores and no version more than once, and a fork that
+replays the run's records from the start, unbroken, must have drawn the same trajectories, found the same numbers for
+each of them and ended every sync with the same weights.
 
 `s3` is Ceph's gateway where it is installed, else a simulation of S3.
 """
@@ -41,6 +41,7 @@ from typing import Any, cast
 import storage
 from flows import forks, plan, reader
 from flows.compact import compact_run
+from flows.processes import FAILED
 from flows.role import live
 from storage import layout
 from storage.check import check
@@ -123,7 +124,12 @@ class Kill:
 
     @property
     def name(self) -> str:
-        return f"{self.moment} {self.point}".strip()
+        return f"{self.point} of the {self.role}" if self.point == RANDOM else f"{self.moment} {self.point}"
+
+    @property
+    def process(self) -> str:
+        """Which of `ROLES` is started to be killed: a reader has its trainer."""
+        return "trainer" if self.role == "reader" else self.role
 
 
 @dataclass
@@ -234,7 +240,8 @@ def planned(number: int, chance: random.Random) -> list[Kill]:
         for point, moment in islice(cycle(named), number - number // 2)
     ]
     kills += [
-        Kill(chance.choice(("trainer", *ROLES)), RANDOM, seconds=chance.uniform(0.1, 6.0)) for _ in range(number // 2)
+        Kill(chance.choice(("trainer", "reader", *ROLES)), RANDOM, seconds=chance.uniform(0.1, 6.0))
+        for _ in range(number // 2)
     ]
     chance.shuffle(kills)
     return kills
@@ -259,18 +266,19 @@ def one_run(run: Run, kills: list[Kill], notes: Path, findings: Findings, chance
             if not kills or roles["trainer"].exitcode == 0:
                 break
             kill = kills.pop()
-            end(roles[kill.role])
-            roles[kill.role] = start(kill.role, run, kill, notes, chance.getrandbits(32))
-            if die_as_planned(roles[kill.role], kill, roles):
+            name = kill.process
+            end(roles[name])
+            roles[name] = start(name, run, kill, notes, chance.getrandbits(32))
+            if die_as_planned(roles[name], kill, roles):
                 findings.kills[kill.name] += 1
                 look(run, findings, f"after a kill {kill.name}")
-            elif 0 not in (roles["trainer"].exitcode, roles[kill.role].exitcode):
-                findings.wrong.append(f"{run.name}: {kill.role} ended with {roles[kill.role].exitcode}: {kill.name}")
+            elif 0 not in (roles["trainer"].exitcode, roles[name].exitcode):
+                findings.wrong.append(f"{run.name}: {name} ended with {roles[name].exitcode}: {kill.name}")
             else:
                 kills.insert(0, kill)
-            if roles[kill.role].exitcode != 0:
-                end(roles[kill.role])
-                roles[kill.role] = start(kill.role, run, None, notes, 0)
+            if roles[name].exitcode != 0:
+                end(roles[name])
+                roles[name] = start(name, run, None, notes, 0)
         for name in ("trainer", "evaluator"):  # each ends by itself
             roles[name].join(5 * LONGEST_LIFE)
             if roles[name].exitcode != 0:
@@ -285,6 +293,8 @@ def die_as_planned(process: ForkServerProcess, kill: Kill, roles: dict[str, Fork
     deadline = time.monotonic() + LONGEST_LIFE
     if kill.point == RANDOM:
         process.join(kill.seconds)
+        if kill.role == "reader":
+            return fails_without_reader(process)
         alive = process.is_alive()
         process.kill()
         process.join()
@@ -294,6 +304,26 @@ def die_as_planned(process: ForkServerProcess, kill: Kill, roles: dict[str, Fork
         if roles["trainer"].exitcode == 0:
             end(process)
     return process.exitcode == -signal.SIGKILL and roles["trainer"].exitcode != 0
+
+
+def fails_without_reader(trainer: ForkServerProcess) -> bool:
+    """A trainer whose reader is killed says so and ends by itself; one that has finished before has none."""
+    while trainer.is_alive() and not (pids := readers_of(trainer)):
+        trainer.join(0.02)
+    if not trainer.is_alive():
+        return False
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    trainer.join(LONGEST_LIFE)
+    return trainer.exitcode == FAILED
+
+
+def readers_of(trainer: ForkServerProcess) -> list[int]:
+    try:
+        children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
+        return [int(pid) for pid in children if b"--reader" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    except OSError:  # gone meanwhile
+        return []
 
 
 def look(run: Run, findings: Findings, when: str) -> None:

@@ -116,7 +116,7 @@ def measure(work: Path, size: int) -> dict[str, Any]:
     runs = {kind: filled(work, kind, rows, STORED)[0] for kind in ("process", "thread")}
     switch_soon()
     reader.COMMAND[:] = [*COMMAND, "--serve", str(size)]
-    with Reader(runs["process"], 1, 1) as apart:
+    with Reader(runs["process"], 1, 1, deadline=600) as apart:
         buffers: dict[str, ReplayBuffer] = {"process": apart, "thread": MadeUp(runs["thread"], size)}
         asking = {kind: Asking(runs[kind], buffer) for kind, buffer in buffers.items()}
         for name, k in product(WORK, PERIODS):

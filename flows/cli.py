@@ -362,11 +362,14 @@ def run_command(options: argparse.Namespace) -> int:
 def resume_command(options: argparse.Namespace) -> int:
     from flows import plan, runs
     from flows.summary import where_next
+    from tba.config import parse_known
 
     run = open_run(options.run)
-    if (found := runs.summarise(run)).state == "finished":
-        further = f"tba fork {run.url} --step {found.step} --set training.steps=…"
-        print(f"run {run.name} has finished already; `{further}` goes further\n\n{where_next(run)}")
+    if runs.has_all(run):
+        replays = run.parent is not None and run.parent.replays is not None
+        last = parse_known(run.config).training.steps
+        further = "" if replays else f"; `tba fork {run.url} --step {last} --set training.steps=…` goes further"
+        print(f"run {run.name} has finished already{further}\n\n{where_next(run)}")
         return DONE
     run, _ = plan.resume(run.url)
     return supervise(run)

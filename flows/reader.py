@@ -4,8 +4,8 @@ What is read for the next gradient step is admitted, drawn and decoded beside th
 would wait for each other's turn of the interpreter; here a step shares nothing but the machine with what is read.
 
 Orders go in through a pipe and answers come out through another: JSON, and numbers as they lie in memory. The process
-ends when the trainer's end of the pipe does, however that came about; until then nothing else ends it but SIGKILL.
-What it writes are the records that the trainer asks for, in the name of the trainer's attempt.
+ends with the trainer, however that ends, and leaves what asks a trainer to stop to the trainer, who may still need a
+record. What it writes are the records that the trainer asks for, in the name of the trainer's attempt.
 """
 
 import argparse
@@ -18,13 +18,13 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from flows.processes import ask_linux
 from storage.events import Events
 from storage.replay_buffer import DuckReplayBuffer
 from storage.run import Run
@@ -38,7 +38,8 @@ COMMAND = [sys.executable, "-P", "-m", "flows.reader"]
 
 _HEAD = 8  # bytes for the length of each of the two parts of a message
 _PIPE = 1 << 20  # bytes: a step's answer in one piece
-_F_SETPIPE_SZ = 1031
+_F_SETPIPE_SZ, _PR_SET_PDEATHSIG = 1031, 1
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
 _PATIENCE = 10.0  # seconds for the process to end when it is no longer needed
 
 Numbers = Sequence[np.ndarray]
@@ -67,12 +68,17 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
 
 
 class Reader:
-    """The `ReplayBuffer` of one attempt, elsewhere. Errors are those of the buffer; RunFailed if its process has
-    died."""
+    """The `ReplayBuffer` of one attempt, elsewhere. Errors are those of the buffer; RunFailed if its process has died,
+    or does not answer within `deadline` seconds, and is then dead too."""
 
-    def __init__(self, run: Run, attempt: int, life: int):
+    def __init__(self, run: Run, attempt: int, life: int, *, deadline: float):
+        self.deadline = deadline
         command = [*COMMAND, "--run", run.url, "--attempt", str(attempt), "--life", str(life)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a process inherits what is blocked
+        try:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._lock = threading.Lock()
         for pipe in (self.process.stdin, self.process.stdout):
             _widen(pipe)
@@ -80,16 +86,12 @@ class Reader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """An order that is being carried out is not waited for: who leaves has no use for it, and nothing that is
-        committed needs it."""
+    def __exit__(self, *_: object) -> None:
         assert self.process.stdin and self.process.stdout
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
-            self.process.wait(0 if kind else _PATIENCE)
+            self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -124,18 +126,43 @@ class Reader:
 
     def _exchange(self, what: str, *arguments: Any) -> tuple[Any, Numbers]:
         assert self.process.stdin and self.process.stdout
-        with self._lock:
+        with self._lock, self._overdue() as overdue:
             try:
                 _send(self.process.stdin, {"do": what, "with": arguments})
                 answer = _receive(self.process.stdout)
             except BrokenPipeError:
                 answer = None
         if answer is None:
-            raise RunFailed(f"the trainer's reader (pid {self.process.pid}) has died while it was asked to {what}")
+            how = f"has not answered for {self.deadline:g} s" if overdue.is_set() else f"has died ({self._end()})"
+            raise RunFailed(f"the trainer's reader (pid {self.process.pid}) {how}, asked to {what}")
         said, numbers = answer
         if "error" in said:
             raise _error(said["error"], said["says"])
         return said["is"], numbers
+
+    @contextmanager
+    def _overdue(self) -> Iterator[threading.Event]:
+        """Set, and the process killed, once the deadline has passed."""
+        passed = threading.Event()
+
+        def end() -> None:
+            passed.set()
+            self.process.kill()
+
+        timer = threading.Timer(self.deadline, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield passed
+        finally:
+            timer.cancel()
+
+    def _end(self) -> str:
+        try:
+            code = self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return "it is still there"
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def _error(name: str, says: str) -> Exception:
@@ -153,13 +180,13 @@ def main(arguments: Sequence[str] | None = None, open_run: Callable[[str], Run] 
     parser.add_argument("--life", type=int, required=True)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    for number in (signal.SIGTERM, signal.SIGINT):  # meant for the trainer, which may still need a record
-        signal.signal(number, signal.SIG_IGN)
-    run = open_run(options.run)
-    serve(
-        lambda: make_buffer(run, parse(run.config), options.attempt, Events(run, "trainer", options.life)),
-        *take_pipes(),
-    )
+    ask_linux(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also while an order is carried out; elsewhere after it
+
+    def make() -> DuckReplayBuffer:
+        run = open_run(options.run)
+        return make_buffer(run, parse(run.config), options.attempt, Events(run, "trainer", options.life))
+
+    serve(make, *take_pipes())
 
 
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:

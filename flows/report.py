@@ -198,7 +198,7 @@ def _changing(steps: Table, title: str, metric: str) -> str:
 
 
 def _timing(steps: Table) -> str:
-    """Where the trainer's time went; parts of the reader thread run beside the gradient step."""
+    """Where the trainer's time went; parts of the thread ahead run beside the gradient step."""
     total = _sum(steps.column("seconds_step"))
     if not total:
         return ""

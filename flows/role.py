@@ -5,13 +5,12 @@ because it was asked to, 5 waited in vain for the others.
 """
 
 import argparse
-import ctypes
 import logging
 import os
 import signal
 import sys
 
-from flows.processes import FAILED, FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED
+from flows.processes import FAILED, FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED, ask_linux
 from storage import layout
 from storage.events import Events
 from storage.leases import HeldLease
@@ -92,10 +91,9 @@ def work(role: str, index: int, run: Run, lease: HeldLease, events: Events, *, t
 
 
 def switch_soon() -> None:
-    """Let this thread wait no longer for the interpreter than `SWITCH_SECONDS`."""
+    """Let no thread of this process wait longer for the interpreter than `SWITCH_SECONDS`."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    if sys.platform == "linux":  # where every wait is otherwise up to 50 us longer than was asked for
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # nanoseconds
+    ask_linux(_PR_SET_TIMERSLACK, 1)  # nanoseconds; a wait of this thread is otherwise up to 50 us longer than asked
 
 
 def use_threads(threads: int) -> None:

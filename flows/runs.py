@@ -10,6 +10,7 @@ from flows.progress import bar
 from flows.supervise import CLOSED, FAILED_WHY
 from storage import layout
 from storage.attempts import Span, accepts, chain, newest_attempt, stands
+from storage.checkpoints import Checkpoints
 from storage.control import read_state
 from storage.evaluations import Evaluations
 from storage.leases import Lease, read_leases
@@ -94,6 +95,14 @@ def summarise(run: Run) -> Summary:
         )
     except TBAError:
         return unreadable(run.name, task, _parent(run))
+
+
+def has_all(run: Run) -> bool:
+    """Whether a run has finished, its last checkpoint included."""
+    if summarise(run).state != "finished":
+        return False
+    newest = Checkpoints(run).newest()
+    return newest is not None and newest.number == parse_known(run.config).last_sync
 
 
 def unreadable(run: str, task: str = "", parent: str = "") -> Summary:

@@ -1,4 +1,5 @@
-"""A run in, assembled roles out: the only place where implementations are chosen."""
+"""A run in, assembled roles out: the place where implementations are chosen, but for the trainer's replay buffer, which
+flows/reader.py makes in a process without torch."""
 
 import json
 import tempfile
@@ -88,7 +89,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
                 _store_prompts(run, config, task, policy.tokenizer, events)
         with (
             closing(open_metric_log(run, config.metrics)) as metrics,
-            Reader(run, attempt.number, lease.life) as buffer,
+            Reader(run, attempt.number, lease.life, deadline=config.limits.data_deadline) as buffer,
         ):
             trainer = Trainer(
                 config,

@@ -85,7 +85,7 @@ def _content_hash(prompt_id: str, tokens_T: np.ndarray) -> str:
     return hashlib.md5(prompt_id.encode() + b"\n" + tokens_T.tobytes(), usedforsecurity=False).hexdigest()
 
 
-def content_hashes(columns: pa.Table | Mapping[str, pa.Array]) -> list[str]:
+def content_hashes(columns: Mapping[str, pa.Array]) -> list[str]:
     """The content hash of every row, computed anew."""
     tokens = flat(columns["response_tokens"])
     tokens_N, ends_B = np.asarray(tokens.elements_N, dtype="<i4"), np.cumsum(tokens.lengths_B)

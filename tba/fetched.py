@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tba.types import Trajectory
-
 
 class Lists(NamedTuple):
     """A list of numbers per row, one after the other."""
@@ -49,15 +47,3 @@ class Fetched:
 
     def __len__(self) -> int:
         return len(self.trajectory_ids)
-
-    @classmethod
-    def of(cls, trajectories: Sequence[Trajectory]) -> "Fetched":
-        return cls(
-            trajectory_ids=[t.trajectory_id for t in trajectories],
-            prompt_ids=[t.prompt_id for t in trajectories],
-            prompt_tokens=Lists.of([t.prompt_tokens for t in trajectories], np.int32),
-            response_tokens=Lists.of([t.response_tokens for t in trajectories], np.int32),
-            ref_logps=Lists.of([t.ref_logps for t in trajectories], np.float32),
-            reward_B=np.array([t.reward for t in trajectories], np.float64),
-            finished_B=np.array([t.finished for t in trajectories], bool),
-        )

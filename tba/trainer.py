@@ -2,7 +2,7 @@
 
 Two threads with one job each, and those of tba/syncing.py; nothing is shared between them but finished values:
 
-    reader   record of sync n (once step n x k has begun) -> draw -> fetch -> collate, one batch ahead
+    ahead    record of sync n (once step n x k has begun) -> draw -> fetch -> collate, one batch ahead
     main     forward, backward, step; a copy of all that at each sync
     syncing  ledger, version and checkpoint of sync n, from the copy
 
@@ -31,7 +31,7 @@ from tba.types import Draw, StepRecord, Version
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What the reader thread hands over: a batch, and how it came about."""
+    """What the thread ahead hands over: a batch, and how it came about."""
 
     batch: Batch
     draws: Sequence[Draw]
@@ -67,7 +67,7 @@ class Trainer:
         )
         self.first_step = 1
         self.applied = -1  # newest sync whose record the buffer holds
-        self.reading: dict[str, float] = {}  # seconds the reader has spent since the last batch
+        self.reading: dict[str, float] = {}  # seconds the thread ahead has spent since the last batch
         self.stopping: Stopped | None = None
 
     # --- starting -------------------------------------------------------------------------------------------------
@@ -86,11 +86,11 @@ class Trainer:
         if self.first_step > self.config.training.steps:
             return
         self.await_initial_fill()
-        with ThreadPoolExecutor(1, "reader") as reader, self.syncs:
+        with ThreadPoolExecutor(1, "ahead") as ahead, self.syncs:
             try:
-                self.take_steps(reader)
+                self.take_steps(ahead)
             finally:
-                reader.shutdown(wait=False, cancel_futures=True)
+                ahead.shutdown(wait=False, cancel_futures=True)
 
     def await_initial_fill(self) -> None:
         """Until enough trajectories have arrived; a recorded start needs none."""
@@ -110,11 +110,11 @@ class Trainer:
 
     # --- the loop -------------------------------------------------------------------------------------------------
 
-    def take_steps(self, reader: ThreadPoolExecutor) -> None:
+    def take_steps(self, ahead: ThreadPoolExecutor) -> None:
         """One batch ahead of the policy, never across a record that is not stored."""
         config, records = self.config, list[StepRecord]()
-        admitted = reader.submit(self.admit, config.sync_before(self.first_step))
-        upcoming = reader.submit(self.prepare, self.first_step, admitted)
+        admitted = ahead.submit(self.admit, config.sync_before(self.first_step))
+        upcoming = ahead.submit(self.prepare, self.first_step, admitted)
         for step in range(self.first_step, config.training.steps + 1):
             self.hear()
             self.syncs.check()
@@ -123,9 +123,9 @@ class Trainer:
                 prepared = upcoming.result()
             closes = step == config.step_of_sync(config.sync_of_step(step))
             if closes:
-                admitted = reader.submit(self.admit, config.sync_of_step(step))
+                admitted = ahead.submit(self.admit, config.sync_of_step(step))
             if step < config.training.steps:
-                upcoming = reader.submit(self.prepare, step + 1, admitted)
+                upcoming = ahead.submit(self.prepare, step + 1, admitted)
             with timed(seconds, "forward_backward"):
                 learned = self.learner.learn(step, prepared.batch)
             copy = self.copy(step, seconds) if closes else None
@@ -147,7 +147,7 @@ class Trainer:
         return self.syncs.copy(self.learner, sync=sync, step=step, last=last, seconds=seconds)
 
     def admit(self, sync: int) -> dict[str, Any]:
-        """Runs in the reader thread: apply record `sync`; the prompt queues after it, before any later draw."""
+        """Runs in the thread ahead: apply record `sync`; the prompt queues after it, before any later draw."""
         if sync > self.applied:
             with timed(self.reading, "sync"):
                 self.buffer.sync(sync, step=self.config.step_of_sync(sync))
@@ -155,7 +155,7 @@ class Trainer:
         return self.buffer.queues()
 
     def prepare(self, step: int, admitted: Future[dict[str, Any]]) -> Prepared:
-        """Runs in the reader thread, behind the record that this step may not cross: its batch."""
+        """Runs in the thread ahead, behind the record that this step may not cross: its batch."""
         admitted.result()
         seconds, self.reading = self.reading, {}
         with timed(seconds, "draw"):

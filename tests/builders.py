@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage.schema import VERSIONS
-from tba.fetched import Fetched
+from tba.fetched import Fetched, Lists
 from tba.types import Prompt, Trajectory, Version
 
 NOON = datetime(2026, 1, 2, 12, 0, 0, 345678, tzinfo=UTC)
@@ -90,6 +90,19 @@ def _from_row(row: Mapping[str, Any]) -> Trajectory:
     fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     fields |= {name: Version(row[name], row[f"{name}_attempt"]) for name in VERSIONS}
     return Trajectory(**fields | {"reward_parts": dict(row["reward_parts"])})
+
+
+def fetched_of(trajectories: Sequence[Trajectory]) -> Fetched:
+    """What a buffer would hand over of these."""
+    return Fetched(
+        trajectory_ids=[t.trajectory_id for t in trajectories],
+        prompt_ids=[t.prompt_id for t in trajectories],
+        prompt_tokens=Lists.of([t.prompt_tokens for t in trajectories], np.int32),
+        response_tokens=Lists.of([t.response_tokens for t in trajectories], np.int32),
+        ref_logps=Lists.of([t.ref_logps for t in trajectories], np.float32),
+        reward_B=np.array([t.reward for t in trajectories], np.float64),
+        finished_B=np.array([t.finished for t in trajectories], bool),
+    )
 
 
 def rows_of(fetched: Fetched) -> list[tuple]:

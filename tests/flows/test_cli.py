@@ -13,8 +13,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from flows import runs
 from flows.cli import main
 from storage import layout
+from storage.checkpoints import Checkpoints
 from storage.control import change_state
 from storage.leases import SUPERVISOR, HeldLease, read_leases
 from storage.run import Run
@@ -250,6 +252,15 @@ def test_a_finished_run_is_not_started_again(capsys: pytest.CaptureFixture[str],
         f"first has finished already; `tba fork {run.url} --step {STEPS} --set training.steps=…` goes further" in said
     )
     assert read_leases(run) == []
+
+
+def test_a_run_that_lacks_its_last_checkpoint_has_not_finished(tmp_path: Path, root: str):
+    run = copy_run(Run.open(f"{root}/runs/first"), tmp_path / "runs")
+    assert runs.has_all(run)
+    newest = Checkpoints(run).newest()
+    assert newest
+    run.store.delete(layout.checkpoint(newest) + layout.MANIFEST)
+    assert not runs.has_all(run)
 
 
 def test_runs_lists_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

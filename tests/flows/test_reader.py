@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.fixture
 def reader(run: Run) -> Iterator[Reader]:
-    with Reader(run, 1, 1) as reader:
+    with Reader(run, 1, 1, deadline=60) as reader:
         yield reader
 
 
@@ -68,7 +67,7 @@ def test_it_goes_on_from_what_a_checkpoint_keeps(run: Run, reader: Reader):
     reader.sync(0, step=0)
     queues = reader.queues()
     draws = [reader.draw(1), reader.draw(2)]
-    with Reader(run, 1, 2) as later:
+    with Reader(run, 1, 2, deadline=60) as later:
         later.replay(0)
         later.restore(queues)
         assert [later.draw(1), later.draw(2)] == draws
@@ -92,49 +91,52 @@ def test_a_buffer_that_cannot_be_made_is_said_to_the_first_who_asks(run: Run):
     record = store.read(layout.RUN).replace(b"select", b"selct")
     store.delete(layout.RUN)
     store.create(layout.RUN, record)
-    with Reader(run, 1, 1) as reader, pytest.raises(ConfigError, match="selct"):
+    with Reader(run, 1, 1, deadline=60) as reader, pytest.raises(ConfigError, match="selct"):
         reader.waiting()
 
 
 def test_one_that_was_killed_is_named(reader: Reader):
     reader.process.kill()
-    with pytest.raises(RunFailed, match=rf"reader \(pid {reader.process.pid}\) has died while it was asked to draw"):
+    with pytest.raises(RunFailed, match=rf"reader \(pid {reader.process.pid}\) has died \(SIGKILL\), asked to draw"):
         reader.draw(1)
 
 
-def test_signals_that_are_meant_for_the_trainer_leave_it_alone(reader: Reader):
-    assert reader.waiting() == 54
-    for number in (signal.SIGTERM, signal.SIGINT):
-        reader.process.send_signal(number)
-    assert reader.waiting() == 54
+def test_one_that_does_not_answer_is_killed_and_named(run: Run):
+    with Reader(run, 1, 1, deadline=60) as reader:
+        assert reader.waiting() == 54
+        reader.deadline = 0.5
+        reader.process.send_signal(signal.SIGSTOP)
+        with pytest.raises(RunFailed, match=r"has not answered for 0\.5 s, asked to draw"):
+            reader.draw(1)
+    assert reader.process.returncode == -signal.SIGKILL
+
+
+def test_a_run_that_cannot_be_opened_is_said_to_the_first_who_asks(run: Run):
+    open_store(run.url).delete(layout.RUN)
+    with Reader(run, 1, 1, deadline=60) as reader, pytest.raises(Missing, match=r"run\.json"):
+        reader.waiting()
+
+
+def test_signals_that_are_meant_for_the_trainer_leave_it_alone(run: Run):
+    """From its first instant on, while it imports, too."""
+    with Reader(run, 1, 1, deadline=60) as reader:
+        for _ in range(2):
+            for number in (signal.SIGTERM, signal.SIGINT):
+                reader.process.send_signal(number)
+            assert reader.waiting() == 54
 
 
 def test_it_ends_with_its_trainer_however_that_ends(run: Run):
     program = (
         "import sys, time; from flows.reader import Reader; from storage.run import Run\n"
-        "reader = Reader(Run.open(sys.argv[1]), 1, 1); reader.waiting()\n"
+        "reader = Reader(Run.open(sys.argv[1]), 1, 1, deadline=60); reader.waiting()\n"
         "print(reader.process.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, run.url], stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout
         pid = int(trainer.stdout.readline())
         assert is_running(pid)
+        if sys.platform == "linux":
+            os.kill(pid, signal.SIGSTOP)  # it does not come to look whether there is another order
         os.kill(trainer.pid, signal.SIGKILL)
         until(lambda: not is_running(pid), "the reader ends")
-
-
-def test_who_leaves_by_an_error_does_not_wait_for_an_answer(run: Run):
-    asking: list[threading.Thread] = []
-
-    def ask(reader: Reader) -> None:
-        with pytest.raises(RunFailed):
-            reader.waiting()
-
-    with pytest.raises(ZeroDivisionError), Reader(run, 1, 1) as reader:
-        reader.process.send_signal(signal.SIGSTOP)
-        asking.append(threading.Thread(target=ask, args=(reader,)))
-        asking[0].start()
-        raise ZeroDivisionError
-    asking[0].join(10)
-    assert not asking[0].is_alive()
-    assert reader.process.returncode == -signal.SIGKILL

@@ -17,9 +17,8 @@ from storage.store import Store
 from storage.syncs import Shard
 from storage.trajectories import Trajectories
 from tba.errors import Damaged, Missing
-from tba.fetched import Fetched
 from tba.types import Trajectory
-from tests.builders import make_shard, make_trajectory, rows_of
+from tests.builders import fetched_of, make_shard, make_trajectory, rows_of
 
 on_disk = pytest.mark.parametrize("root", ["local"], indirect=True)
 on_s3 = pytest.mark.parametrize("root", ["moto", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
@@ -109,7 +108,7 @@ def test_rows_come_back_in_the_order_asked_for_however_they_are_read(
     for places in ([(0, 599), (1, 2), (0, 0), (2, 0), (0, 300), (0, 599)], [(0, 1), (1, 0), (0, 599), (0, 320)], []):
         expected = [replace(rounds[n][row], trajectory_id=f"0/{n}/{row}") for n, row in places]
         found = fetched.fetch([(shards[n], row) for n, row in places])
-        assert rows_of(found) == rows_of(Fetched.of(expected))
+        assert rows_of(found) == rows_of(fetched_of(expected))
 
 
 @on_disk
@@ -186,7 +185,7 @@ def test_a_remote_shard_is_asked_for_once_on_this_machine(run: Run):
         for row in (0, 300):
             expected = [replace(rounds[n][row], trajectory_id=f"0/{n}/{row}") for n in range(3)]
             found = fetched.fetch([(shard, row) for shard in shards])
-            assert rows_of(found) == rows_of(Fetched.of(expected))
+            assert rows_of(found) == rows_of(fetched_of(expected))
     list(ShardReader(counting, disk_bytes=1 << 30).light(shards, COLUMNS))
     assert sorted(store.read_bytes) == sorted(shard.bytes for shard in shards)
 

@@ -23,9 +23,8 @@ from storage.store import Store
 from storage.syncs import read_chain
 from storage.trajectories import Trajectories
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
-from tba.fetched import Fetched
 from tba.types import Draw, Trajectory
-from tests.builders import as_stored, make_shard, make_trajectory, rows_of
+from tests.builders import as_stored, fetched_of, make_shard, make_trajectory, rows_of
 from tests.storage.indexes import oracle_rows
 from tests.storage.oracle import Oracle
 
@@ -91,7 +90,7 @@ def test_what_searchers_appended_is_what_is_drawn_and_fetched(run: Run):
     draws = buffer.draw(1)
     drawn = [stored[draw.trajectory_id] for draw in draws]
     assert [draw.prompt_id for draw in draws] == [trajectory.prompt_id for trajectory in drawn]
-    assert rows_of(buffer.fetch(draws)) == rows_of(Fetched.of(drawn))
+    assert rows_of(buffer.fetch(draws)) == rows_of(fetched_of(drawn))
 
 
 @on_disk

@@ -19,9 +19,8 @@ from storage.sampler import default_sampler
 from storage.syncs import Refusal, Shard, SyncRecord, decode, encode
 from storage.tables import decode_steps
 from storage.trajectories import Trajectories, read_shard
-from tba.fetched import Fetched
 from tba.types import Draw, Outcome, Prompt, StepRecord, Trajectory, Version
-from tests.builders import as_stored, from_table, make_trajectory, rows_of
+from tests.builders import as_stored, fetched_of, from_table, make_trajectory, rows_of
 
 INT32 = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -77,7 +76,7 @@ def test_what_was_appended_is_what_is_admitted_and_fetched(run: Run, first: list
     buffer = make_buffer(run)
     assert buffer.sync(0, step=0) == len(expected)
     fetched = buffer.fetch([make_draw(name) for name in reversed(expected)])
-    assert rows_of(fetched) == rows_of(Fetched.of(list(reversed(expected.values()))))
+    assert rows_of(fetched) == rows_of(fetched_of(list(reversed(expected.values()))))
 
 
 def make_buffer(run: Run) -> DuckReplayBuffer:

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 from tba.batching import collate, micro_batches, pad
 from tba.errors import ConfigError, DataError
-from tba.fetched import Fetched
 from tba.logprobs import response_logps
 from tba.objectives import trajectory_balance
+from tests.builders import fetched_of
 from tests.tba.tiny import EOS_ID, PAD_ID, tiny_llama, trajectory
 
 OPTIONS = {"responses_per_prompt": 2, "pad_id": PAD_ID, "include_eos": True}
@@ -39,7 +39,7 @@ def groups(draw, k: int = 3, least: int = 1):
 @settings(max_examples=50, deadline=None)
 @given(groups(), st.booleans())
 def test_a_batch_holds_each_trajectory_in_order(trajectories, include_eos):
-    batch = collate(Fetched.of(trajectories), responses_per_prompt=3, pad_id=PAD_ID, include_eos=include_eos)
+    batch = collate(fetched_of(trajectories), responses_per_prompt=3, pad_id=PAD_ID, include_eos=include_eos)
     assert batch.groups == len(trajectories) / 3
     assert batch.tokens_BT.shape == batch.response_mask_BT.shape == (len(trajectories), max(batch.lengths))
     for row, t in enumerate(trajectories):
@@ -69,7 +69,7 @@ def test_a_batch_holds_each_trajectory_in_order(trajectories, include_eos):
 def test_what_counts_of_a_response(response, included, excluded):
     trajectories = [trajectory(response_tokens=response), trajectory()]
     for include_eos, counted in ((True, included), (False, excluded)):
-        batch = collate(Fetched.of(trajectories), **{**OPTIONS, "include_eos": include_eos})
+        batch = collate(fetched_of(trajectories), **{**OPTIONS, "include_eos": include_eos})
         assert int(batch.response_mask_BT[0].sum()) == counted
         assert float(batch.ref_logp_B[0]) == -counted
 
@@ -80,12 +80,12 @@ def test_what_counts_of_a_response(response, included, excluded):
 @settings(max_examples=30, deadline=None)
 @given(groups(least=2), st.integers(1, 5))
 def test_micro_batches_are_whole_groups_that_make_up_the_batch(trajectories, size):
-    batch = collate(Fetched.of(trajectories), responses_per_prompt=3, pad_id=PAD_ID, include_eos=True)
+    batch = collate(fetched_of(trajectories), responses_per_prompt=3, pad_id=PAD_ID, include_eos=True)
     parts = list(micro_batches(batch, size))
     assert [first for first, _ in parts] == list(range(0, batch.groups, size))
     assert sum(part.groups for _, part in parts) == batch.groups
     for first, part in parts:
-        some = Fetched.of(trajectories[first * 3 : (first + size) * 3])
+        some = fetched_of(trajectories[first * 3 : (first + size) * 3])
         expected = collate(some, responses_per_prompt=3, pad_id=PAD_ID, include_eos=True)
         assert part.lengths == expected.lengths
         for name in ("tokens_BT", "response_mask_BT", "ref_logp_B", "reward_B"):
@@ -109,7 +109,7 @@ def uneven_trajectories(prompts: int):
 def gradient_of(trajectories, groups_per_micro_batch: int) -> torch.Tensor:
     """Of the batch's loss, accumulated over micro-batches."""
     model = tiny_llama().double()
-    batch = collate(Fetched.of(trajectories), responses_per_prompt=3, pad_id=PAD_ID, include_eos=True)
+    batch = collate(fetched_of(trajectories), responses_per_prompt=3, pad_id=PAD_ID, include_eos=True)
     for _, part in micro_batches(batch, groups_per_micro_batch):
         logp_PK = response_logps(model, part, temperature=0.7).view(-1, 3)
         loss = trajectory_balance(logp_PK, part.ref_logp_B.view(-1, 3), part.reward_B.view(-1, 3), beta=0.5)
@@ -150,27 +150,27 @@ def test_a_wrong_grouping_changes_the_gradient_of_several_prompts_but_not_of_one
 def test_a_group_of_two_prompts_is_refused_by_name():
     trajectories = [trajectory(), trajectory(), trajectory(prompt_id="a"), trajectory(prompt_id="b")]
     with pytest.raises(DataError, match=r"group 1 \(rows 2 to 3\) must have one prompt, got 'a', 'b'"):
-        collate(Fetched.of(trajectories), **OPTIONS)
+        collate(fetched_of(trajectories), **OPTIONS)
 
 
 def test_half_a_group_is_refused():
     with pytest.raises(DataError, match="whole groups of 2 trajectories, got 3"):
-        collate(Fetched.of([trajectory()] * 3), **OPTIONS)
+        collate(fetched_of([trajectory()] * 3), **OPTIONS)
 
 
 def test_an_empty_batch_is_refused():
     with pytest.raises(DataError, match="got 0"):
-        collate(Fetched.of([]), **OPTIONS)
+        collate(fetched_of([]), **OPTIONS)
 
 
 @pytest.mark.parametrize("k", [1, 0, -2])
 def test_fewer_than_two_responses_per_prompt_are_refused(k):
     with pytest.raises(ValueError, match=f"responses_per_prompt must be >= 2, or nothing is learnt, got {k}"):
-        collate(Fetched.of([trajectory()]), **{**OPTIONS, "responses_per_prompt": k})
+        collate(fetched_of([trajectory()]), **{**OPTIONS, "responses_per_prompt": k})
 
 
 def test_micro_batches_without_groups_are_refused():
-    batch = collate(Fetched.of([trajectory(), trajectory()]), **OPTIONS)
+    batch = collate(fetched_of([trajectory(), trajectory()]), **OPTIONS)
     with pytest.raises(ConfigError, match="groups_per_micro_batch must be >= 1, got 0"):
         next(micro_batches(batch, 0))
 
@@ -181,13 +181,13 @@ def test_micro_batches_without_groups_are_refused():
 def test_missing_reference_logps_are_refused_by_trajectory():
     damaged = trajectory(trajectory_id="0/7/3", ref_logps=(-1.0,))
     with pytest.raises(DataError, match="'0/7/3': 3 response tokens, but 1 reference"):
-        collate(Fetched.of([trajectory(), damaged]), **OPTIONS)
+        collate(fetched_of([trajectory(), damaged]), **OPTIONS)
 
 
 def test_a_finished_response_without_tokens_is_refused():
     damaged = trajectory(trajectory_id="0/7/3", response_tokens=(), finished=True)
     with pytest.raises(DataError, match="'0/7/3': finished, but without an EOS token"):
-        collate(Fetched.of([trajectory(), damaged]), **{**OPTIONS, "include_eos": False})
+        collate(fetched_of([trajectory(), damaged]), **{**OPTIONS, "include_eos": False})
 
 
 def test_an_empty_prompt_is_refused_because_nothing_predicts_the_first_token():

@@ -11,9 +11,9 @@ from transformers import (
 )
 
 from tba.batching import collate, pad
-from tba.fetched import Fetched
 from tba.logprobs import chosen_logps, response_logps, token_logps
 from tba.objectives import trajectory_balance
+from tests.builders import fetched_of
 from tests.tba.tiny import EOS_ID, PAD_ID, tiny_llama, trajectory
 
 PROMPTS = [(4, 5, 6), (7,), (8, 9)]
@@ -154,7 +154,7 @@ def test_a_stored_sum_and_a_recomputed_one_count_the_same_tokens(include_eos):
         )
         for row, response in enumerate(responses)
     ]
-    batch = collate(Fetched.of(trajectories), responses_per_prompt=4, pad_id=PAD_ID, include_eos=include_eos)
+    batch = collate(fetched_of(trajectories), responses_per_prompt=4, pad_id=PAD_ID, include_eos=include_eos)
     logp_B = response_logps(model, batch, temperature=0.7)
     torch.testing.assert_close(logp_B, batch.ref_logp_B, rtol=1e-5, atol=1e-5)
     assert (float(logp_B.detach()[2]) == 0) is (not include_eos)  # nothing is left of it
@@ -162,7 +162,7 @@ def test_a_stored_sum_and_a_recomputed_one_count_the_same_tokens(include_eos):
 
 def test_a_batch_of_nothing_but_empty_responses_has_zero_logps():
     trajectories = [trajectory(response_tokens=(EOS_ID,))] * 2
-    batch = collate(Fetched.of(trajectories), responses_per_prompt=2, pad_id=PAD_ID, include_eos=False)
+    batch = collate(fetched_of(trajectories), responses_per_prompt=2, pad_id=PAD_ID, include_eos=False)
     logp_B = response_logps(tiny_llama(), batch, temperature=1.0)
     assert logp_B.tolist() == [0.0, 0.0]
     logp_B.sum().backward()
@@ -204,7 +204,7 @@ def test_logps_of_low_precision_logits_are_computed_in_float32():
 def test_the_temperature_a_response_was_sampled_at_does_not_enter_the_loss():
     def loss(sampled_at: float) -> Tensor:
         rows = [trajectory(temperature=sampled_at, reward=reward) for reward in (0.0, 1.0)]
-        batch = collate(Fetched.of(rows), responses_per_prompt=2, pad_id=PAD_ID, include_eos=True)
+        batch = collate(fetched_of(rows), responses_per_prompt=2, pad_id=PAD_ID, include_eos=True)
         logp_PK = response_logps(tiny_llama(), batch, temperature=0.7)[None]
         return trajectory_balance(logp_PK, batch.ref_logp_B[None], batch.reward_B[None], beta=0.5).value
 

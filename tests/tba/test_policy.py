@@ -12,10 +12,10 @@ from transformers import AutoTokenizer
 
 from tba.batching import collate
 from tba.errors import ConfigError, Damaged, RunFailed
-from tba.fetched import Fetched
 from tba.logprobs import response_logps
 from tba.policy import Policy, PolicyScorer, resolve_device
 from tba.types import Prompt, Response, Version
+from tests.builders import fetched_of
 from tests.tba.tiny import EOS_ID, PAD_ID, tiny_folder, tiny_policy, trajectory
 
 
@@ -36,7 +36,7 @@ def answer(status: int) -> Any:
 
 @pytest.fixture
 def batch():
-    return collate(Fetched.of([trajectory()] * 2), responses_per_prompt=2, pad_id=PAD_ID, include_eos=True)
+    return collate(fetched_of([trajectory()] * 2), responses_per_prompt=2, pad_id=PAD_ID, include_eos=True)
 
 
 # --- Saving and loading ---
@@ -256,7 +256,7 @@ def test_the_scorer_agrees_with_what_the_trainer_computes():
         for p, group, scores in zip(PROMPTS, RESPONSES, scored, strict=True)
         for r, logps in zip(group, scores, strict=True)
     ]
-    batch = collate(Fetched.of(rows), responses_per_prompt=2, pad_id=policy.pad_id, include_eos=True)
+    batch = collate(fetched_of(rows), responses_per_prompt=2, pad_id=policy.pad_id, include_eos=True)
     logp_B = response_logps(policy.model, batch, temperature=0.7)
     torch.testing.assert_close(logp_B, batch.ref_logp_B, rtol=1e-4, atol=1e-4)
 

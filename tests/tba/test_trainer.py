@@ -26,6 +26,7 @@ from tba.trainer import Trainer
 from tba.training_state import TrainingState
 from tba.types import Draw, Prompt, StepRecord, Trajectory, Version
 from tests import fakes
+from tests.builders import fetched_of
 from tests.tba.tiny import EOS_ID, tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 
 PROMPTS, RESPONSES, STEPS, EVERY = 3, 2, 12, 2
@@ -91,7 +92,7 @@ class Buffer:
         ]  # fmt: skip
 
     def fetch(self, draws: Sequence[Draw]) -> Fetched:
-        return Fetched.of(self.trajectories(draws))
+        return fetched_of(self.trajectories(draws))
 
     def trajectories(self, draws: Sequence[Draw]) -> list[Trajectory]:
         first = self.rewards.get(draws[0].step, 1.0)
@@ -592,7 +593,7 @@ class Lottery:
         ]  # fmt: skip
 
     def fetch(self, draws: Sequence[Draw]) -> Fetched:
-        return Fetched.of([self.newest[int(draw.trajectory_id)] for draw in draws])
+        return fetched_of([self.newest[int(draw.trajectory_id)] for draw in draws])
 
 
 def test_the_reward_goes_up_while_versions_advance(tmp_path):
