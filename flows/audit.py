@@ -14,7 +14,7 @@ from flows.progress import bar
 from flows.role import use_threads
 from storage import layout
 from storage.attempts import chain
-from storage.ledger import Entry, read_entries
+from storage.ledger import LATER, Entry, read_entries
 from storage.run import Run
 from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, Missing
@@ -29,7 +29,8 @@ OFF_CPU = 0.01
 """Relative difference that is accepted, unless said otherwise, where arithmetic is not repeatable bit by bit."""
 
 _OF_A_ROW = (
-    "slot", "position", "trajectory_id", "prompt_id", "branch", "weight", "age", "residual", "log_z", "logp", "ref_logp"
+    "slot", "position", "trajectory_id", "prompt_id", "branch", "weight", "age", "advantage", "residual", "log_z",
+    "logp", "ref_logp",
 )  # fmt: skip
 
 
@@ -132,7 +133,8 @@ def _compare_step(found: Audit, entry: Entry, taken: "Retaken") -> None:
     scales = {name: _scale(row[name] for row in entry.draws) for name in _OF_A_ROW}
     for now, said in zip(drawn, entry.draws, strict=False):
         place = f"slot {said['slot']}, position {said['position']}"
-        values = (_compare(found, f"{place}: {name}", said[name], now[name], scales[name]) for name in _OF_A_ROW)
+        names = [name for name in _OF_A_ROW if said[name] is not None or name not in LATER]
+        values = [_compare(found, f"{place}: {name}", said[name], now[name], scales[name]) for name in names]
         found.rows += [it for it in values if not it.agrees]
     for name, value in sorted(taken.metrics.items()):
         if name in entry.step:  # one that was not measured then says nothing

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
@@ -18,7 +19,6 @@ from tba.config import parse
 from tba.errors import ConfigError, Damaged
 from tba.learner import Learner
 from tba.retake import Retaken, retake
-from tba.training_state import TrainingState
 
 transformers_logging.disable_progress_bar()  # its bars say nothing of the steps
 
@@ -51,7 +51,7 @@ class Past:
         """As a checkpoint of a run; it stands at a sync."""
         sync = self.learner.config.sync_of_step(self.step)
         self.buffer.replay(sync)
-        state = TrainingState.of(self.learner.optimizer, step=self.step, sync=sync, queues=self.buffer.queues())
+        state = replace(self.learner.state(step=self.step, sync=sync), queues=self.buffer.queues())
         with tempfile.TemporaryDirectory(prefix="tba-") as folder:
             self.learner.policy.snapshot().save(Path(folder))
             state.save(Path(folder))

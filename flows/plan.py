@@ -45,10 +45,6 @@ def resolve(task: str, overrides: Mapping[str, Any] | None = None, **flat: int |
 def checked(config: Config) -> Config:
     """The settings themselves, if they can be run; ConfigError if not."""
     get_task(config.task)
-    if config.objective.name != "trajectory-balance":
-        raise ConfigError(f"objective.name: {config.objective.name!r} is not available yet")
-    if config.objective.reference_reset:
-        raise ConfigError(f"objective.reference_reset: not available yet, got {config.objective.reference_reset}")
     return config
 
 

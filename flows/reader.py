@@ -61,6 +61,7 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
         memory_bytes=int(limits.memory_gb * 1e9),
         disk_bytes=int(limits.disk_gb * 1e9),
         threads=limits.draw_threads,
+        behaviour=config.objective.needs_tokens,
     )
 
 
@@ -218,8 +219,8 @@ def serve(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers: Binar
 
 def _fetch(buffer: DuckReplayBuffer, draws: Sequence[Sequence[Any]]) -> tuple[Any, Numbers]:
     fetched = buffer.fetch([_draw(values) for values in draws])
-    lists = (fetched.prompt_tokens, fetched.response_tokens, fetched.ref_logps)
-    numbers = [array for it in lists for array in it] + [fetched.reward_B, fetched.finished_B]
+    lists = (fetched.prompt_tokens, fetched.response_tokens, fetched.ref_logps, fetched.behaviour_logps)
+    numbers = [fetched.reward_B, fetched.finished_B, *(array for it in lists if it for array in it)]
     return [fetched.trajectory_ids, fetched.prompt_ids], numbers
 
 
@@ -248,15 +249,17 @@ def _draw(values: Sequence[Any]) -> Draw:
 
 
 def _fetched(ids: Sequence[Sequence[str]], numbers: Numbers) -> Fetched:
-    prompts, prompt_lengths, responses, response_lengths, logps, logp_lengths, reward_B, finished_B = numbers
+    reward_B, finished_B, *halves = numbers
+    prompts, responses, ref_logps, *behaviour_logps = map(Lists, halves[::2], halves[1::2])
     return Fetched(
         trajectory_ids=ids[0],
         prompt_ids=ids[1],
-        prompt_tokens=Lists(prompts, prompt_lengths),
-        response_tokens=Lists(responses, response_lengths),
-        ref_logps=Lists(logps, logp_lengths),
+        prompt_tokens=prompts,
+        response_tokens=responses,
+        ref_logps=ref_logps,
         reward_B=reward_B,
         finished_B=finished_B,
+        behaviour_logps=behaviour_logps[0] if behaviour_logps else None,
     )
 
 

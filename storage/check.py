@@ -21,7 +21,7 @@ from storage.compactions import Compaction, Compactions, Part, Place, is_record,
 from storage.compactions import decode as decode_compaction
 from storage.consistency import Relations
 from storage.inheritance import Parent
-from storage.ledger import DRAWS_SCHEMA
+from storage.ledger import DRAWS_SCHEMA, LATER
 from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
 from storage.retention import GivenUp, RetentionRecord, given_up, given_up_payloads
@@ -496,7 +496,7 @@ class _Check:
         for name in sorted(steps | draws | expected, key=lambda name: name.order):
             if name in draws | expected:
                 with self.looking_at(key := layout.draws(*name)):
-                    table = parquet.decode(self.store.read(key), key, DRAWS_SCHEMA)
+                    table = parquet.decode(self.store.read(key), key, DRAWS_SCHEMA, later=LATER)
                     self.count("ledger objects")
                     if name in expected:
                         self.relations.add_draws(table, key=key, sync=name.number)

@@ -27,8 +27,11 @@ DRAWS_SCHEMA = pa.schema(
         "log_z": pa.float64(),
         "logp": pa.float64(),
         "ref_logp": pa.float64(),
+        "advantage": pa.float64(),
     }
 )
+LATER = ("advantage",)
+"""Columns of draws that ledgers of 0.1.0 do not have."""
 
 _STEP = (
     ("step", pa.int32()),
@@ -91,7 +94,7 @@ class Entry:
 def read_entries(run: Run, sync: int, attempt: int) -> list[Entry]:
     """The steps that a sync closed, in order. Missing if that attempt has not stored it."""
     steps, draws = layout.steps(sync, attempt), layout.draws(sync, attempt)
-    drawn = parquet.decode(run.store.read(draws), f"{run.url}/{draws}", DRAWS_SCHEMA).to_pylist()
+    drawn = parquet.decode(run.store.read(draws), f"{run.url}/{draws}", DRAWS_SCHEMA, later=LATER).to_pylist()
     drawn.sort(key=lambda row: (row["step"], row["slot"], row["position"]))
     with reading(name := f"{run.url}/{steps}"):
         found = parquet.decode(run.store.read(steps), name).to_pylist()

@@ -1,5 +1,7 @@
 """Parquet objects as a run stores them: written with checksums, and read whole or not at all."""
 
+from collections.abc import Collection
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -13,9 +15,9 @@ def encode(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def decode(data: bytes, name: str, schema: pa.Schema | None = None) -> pa.Table:
-    """The table in `data`; if a schema is given, its columns alone, whatever others there are. Damaged, naming the
-    object, if there is no such."""
+def decode(data: bytes, name: str, schema: pa.Schema | None = None, *, later: Collection[str] = ()) -> pa.Table:
+    """The table in `data`; if a schema is given, its columns alone, whatever others there are, and null for those of
+    `later` that are not there. Damaged, naming the object, if there is no such."""
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         table = file.read(use_threads=False)
@@ -27,6 +29,9 @@ def decode(data: bytes, name: str, schema: pa.Schema | None = None) -> pa.Table:
         raise Damaged(f"{name} has {len(table)} rows and says {file.metadata.num_rows}")
     if schema is None:
         return table
+    for column in later:
+        if column not in table.column_names:
+            table = table.append_column(schema.field(column), pa.nulls(len(table), schema.field(column).type))
     if differing := _differing(table.schema, schema):
         raise Damaged(f"{name} has other columns: {differing}")
     return table.select(schema.names)

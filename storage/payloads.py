@@ -47,13 +47,8 @@ SIDE_BY_SIDE = 32
 WHOLE = 4 << 20
 """Bytes up to which an object is read whole: about what arrives in the time of one more request."""
 
-_SCHEMA = pa.schema(
-    [
-        TRAJECTORY_SCHEMA.field(name)
-        for name in ("prompt_id", "prompt_tokens", "response_tokens", "ref_logps", "reward", "finished")
-    ]
-)
-"""What is read of the rows that are drawn."""
+_DRAWN = ("prompt_id", "prompt_tokens", "response_tokens", "ref_logps", "reward", "finished")
+"""Columns that are read of the rows that are drawn."""
 _FOOTERS = 256 << 20  # bytes of the footers of compactions that stay in memory
 _PAUSE = 0.1, 5.0  # seconds between two looks for a shard, at first and at most
 _UNPACKED = 7  # times what it is as bytes: what a footer takes in memory
@@ -90,10 +85,14 @@ class ShardReader:
         for (shard, _), table in zip(wanted, self._side_by_side(self._light, wanted, on_disk=4), strict=True):
             yield shard, table
 
-    def pieces(self, wanted: Iterable[tuple[Shard, Collection[int]]]) -> Iterator[list[Piece]]:
-        """For each shard the row groups that hold the rows asked for."""
+    def pieces(self, wanted: Iterable[tuple[Shard, Collection[int]]], columns: Sequence[str]) -> Iterator[list[Piece]]:
+        """For each shard some columns of the row groups that hold the rows asked for."""
+
+        def read(shard: Shard, rows: Collection[int]) -> list[Piece]:
+            return self._wherever(shard, columns, rows)
+
         # A gradient step goes on meanwhile, and each thread asks for the interpreter.
-        return self._side_by_side(self._pieces, list(wanted), on_disk=2)
+        return self._side_by_side(read, list(wanted), on_disk=2)
 
     def _side_by_side(
         self, work: Callable[[Shard, A], T], wanted: Sequence[tuple[Shard, A]], *, on_disk: int
@@ -116,9 +115,6 @@ class ShardReader:
     def _light(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
         pieces = self._wherever(shard, columns, None, in_part=not self.remote)
         return pa.Table.from_batches([piece.rows for piece in pieces])
-
-    def _pieces(self, shard: Shard, rows: Collection[int]) -> list[Piece]:
-        return self._wherever(shard, _SCHEMA.names, rows)
 
     def _wherever(
         self, shard: Shard, columns: Sequence[str], rows: Collection[int] | None, *, in_part: bool = False
@@ -353,10 +349,13 @@ class _Object(io.RawIOBase):
 
 class Payloads:
     """Trajectories of admitted shards. What batches need of the row groups that were used last stays in memory as Arrow
-    keeps it, up to `memory_bytes`, and for as long as a fetch lasts what it uses."""
+    keeps it, up to `memory_bytes`, and for as long as a fetch lasts what it uses. With `behaviour`, that includes the
+    log-probabilities of the tokens when they were sampled."""
 
-    def __init__(self, run: Run, *, memory_bytes: int, disk_bytes: int):
+    def __init__(self, run: Run, *, memory_bytes: int, disk_bytes: int, behaviour: bool = False):
         self.run, self.limit = run, memory_bytes
+        names = (*_DRAWN, "behaviour_logps") if behaviour else _DRAWN
+        self.schema = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in names])
         self.reader = ShardReader(run, disk_bytes=disk_bytes)
         self.nbytes = 0
         self._kept: OrderedDict[str, list[Piece]] = OrderedDict()  # by key of the shard, the one used last at the end
@@ -364,7 +363,7 @@ class Payloads:
     def keep(self, shard: Shard, table: pa.Table, data: bytes) -> None:
         """A shard that has just been read, and judged good."""
         self.reader.copy(shard, data)
-        self._keep(shard.key, [Piece(0, _batch(table, _SCHEMA.names))])
+        self._keep(shard.key, [Piece(0, _batch(table, self.schema.names))])
 
     def fetch(self, places: Sequence[tuple[Shard, int]]) -> Fetched:
         """The trajectories at these rows of these shards; what is not in memory is read."""
@@ -373,13 +372,13 @@ class Payloads:
         for shard, row in places:
             if not any(piece.holds(row) for piece in used[shard.key]):
                 missing.setdefault(shard.key, (shard, set()))[1].add(row)
-        for key, pieces in zip(missing, self.reader.pieces(missing.values()), strict=True):
+        for key, pieces in zip(missing, self.reader.pieces(missing.values(), self.schema.names), strict=True):
             used[key] = used[key] + pieces
             self._keep(key, used[key])
         slices = [self._found(used[shard.key], shard, row) for shard, row in places]
-        found = pa.Table.from_batches([pa.concat_batches(slices)] if slices else [], _SCHEMA)
+        found = pa.Table.from_batches([pa.concat_batches(slices)] if slices else [], self.schema)
         for name in PAYLOAD:
-            if name in _SCHEMA.names and found[name].null_count:
+            if name in self.schema.names and found[name].null_count:
                 shard, row = places[found[name].is_null().to_pylist().index(True)]
                 raise Missing(f"{self.run.url}/{shard.key}: the tokens of row {row} have been given up on purpose")
         return Fetched(
@@ -390,6 +389,7 @@ class Payloads:
             ref_logps=flat(found["ref_logps"]),
             reward_B=found["reward"].to_numpy(),
             finished_B=found["finished"].to_numpy(),
+            behaviour_logps=flat(found["behaviour_logps"]) if "behaviour_logps" in self.schema.names else None,
         )
 
     def _found(self, pieces: Sequence[Piece], shard: Shard, row: int) -> pa.RecordBatch:

@@ -20,7 +20,8 @@ from tba.types import Draw, Version
 class DuckReplayBuffer:
     """The `ReplayBuffer` of one attempt. A draw follows from seed, sampler and records: the run's name, how often
     arrivals were looked for, and whether the buffer was rebuilt in between have no part in it. Of the payloads
-    `memory_bytes` stay in memory; of a remote run's shards copies of `disk_bytes` stay on this machine's disk."""
+    `memory_bytes` stay in memory; of a remote run's shards copies of `disk_bytes` stay on this machine's disk. With
+    `behaviour`, fetched rows have the log-probabilities of their tokens when they were sampled."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class DuckReplayBuffer:
         memory_bytes: int = 2 << 30,
         disk_bytes: int = 32 << 30,
         threads: int = 1,
+        behaviour: bool = False,
     ):
         self.run, self.attempt, self.events = run, attempt, events
         self.index = Index(
@@ -51,7 +53,7 @@ class DuckReplayBuffer:
             step_of_version=self._step_of_version,
             threads=threads,
         )
-        self.payloads = Payloads(run, memory_bytes=memory_bytes, disk_bytes=disk_bytes)
+        self.payloads = Payloads(run, memory_bytes=memory_bytes, disk_bytes=disk_bytes, behaviour=behaviour)
         self.arrivals = Arrivals(run, self.payloads, self.index.check)
         self.recording = Recording(run.inherits) if run.inherits and run.inherits.replays else None
         self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq

@@ -26,7 +26,7 @@ log = logging.getLogger("tba.wandb")
 
 AXIS = "trainer/step"
 _NAMES = {
-    "loss": "loss/tb", "log_z": "loss/log_z", "residual_abs": "loss/residual_abs", "beta": "optim/beta",
+    "loss": "loss/value", "log_z": "loss/log_z", "residual_abs": "loss/residual_abs", "beta": "optim/beta",
     "lr": "optim/lr", "grad_norm": "optim/grad_norm", "reward_mean": "reward/mean", "age_mean": "age/mean",
     "age_max": "age/max", "recent_share": "buffer/recent_share", "tokens": "progress/tokens",
     "log_ratio_mean": "kl/ref", "entropy": "entropy/mean",

@@ -28,6 +28,8 @@ class Batch:
     reward_B: Tensor  # float32
     responses_per_prompt: int  # K
     lengths: tuple[int, ...]  # B: tokens of each row without padding
+    ref_logp_BT: Tensor | None = None  # float32: of each token that counts, 0 elsewhere; so is the next
+    behaviour_logp_BT: Tensor | None = None  # when it was sampled
 
     @property
     def groups(self) -> int:
@@ -58,15 +60,22 @@ def collate(
     responses_per_prompt: int,
     pad_id: int,
     include_eos: bool,
+    by_token: bool = False,
     device: torch.device | str = "cpu",
 ) -> Batch:
     """Consecutive runs of K rows as groups, in the given order.
 
-    A finished response ends with EOS, which counts if `include_eos`; a truncated one counts whole either way.
+    A finished response ends with EOS, which counts if `include_eos`; a truncated one counts whole either way. With
+    `by_token`, log-probabilities come token by token too.
     """
     _check_groups(fetched, responses_per_prompt)
     counted_B = _counted(fetched, include_eos)
     padded = _pad(fetched.prompt_tokens, fetched.response_tokens.first(counted_B), pad_id=pad_id, device=device)
+    tokens = dict[str, Tensor]()
+    if by_token:
+        behaviour_logps = _behaviour_logps(fetched)
+        tokens["ref_logp_BT"] = _spread(fetched.ref_logps.first(counted_B), padded)
+        tokens["behaviour_logp_BT"] = _spread(behaviour_logps.first(counted_B), padded)
     return Batch(
         tokens_BT=padded.tokens_BT,
         response_mask_BT=padded.response_mask_BT,
@@ -74,6 +83,7 @@ def collate(
         reward_B=torch.tensor(fetched.reward_B, dtype=torch.float32, device=device),
         responses_per_prompt=responses_per_prompt,
         lengths=padded.lengths,
+        **tokens,
     )
 
 
@@ -123,8 +133,29 @@ def micro_batches(batch: Batch, groups_per_micro_batch: int) -> Iterator[tuple[i
                 reward_B=batch.reward_B[rows],
                 responses_per_prompt=batch.responses_per_prompt,
                 lengths=batch.lengths[rows],
+                ref_logp_BT=None if batch.ref_logp_BT is None else batch.ref_logp_BT[rows, :width],
+                behaviour_logp_BT=None if batch.behaviour_logp_BT is None else batch.behaviour_logp_BT[rows, :width],
             ),
         )
+
+
+def _spread(values: Lists, padded: Padded) -> Tensor:
+    """One number for each token that counts, where that token stands; 0 elsewhere."""
+    mask_BT = padded.response_mask_BT.cpu()
+    spread_BT = torch.zeros(mask_BT.shape).masked_scatter(mask_BT, torch.from_numpy(values.elements_N).float())
+    return spread_BT.to(padded.tokens_BT.device)
+
+
+def _behaviour_logps(fetched: Fetched) -> Lists:
+    if fetched.behaviour_logps is None:
+        raise DataError("the batch was fetched without the log-probabilities with which its tokens were sampled")
+    length_B, sampled_B = fetched.response_tokens.lengths_B, fetched.behaviour_logps.lengths_B
+    for row in np.flatnonzero(length_B != sampled_B):
+        raise DataError(
+            f"trajectory {fetched.trajectory_ids[row]!r}: {length_B[row]} response tokens, "
+            f"but {sampled_B[row]} log-probabilities of when they were sampled"
+        )
+    return fetched.behaviour_logps
 
 
 def _counted(fetched: Fetched, include_eos: bool) -> np.ndarray:

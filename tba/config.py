@@ -7,7 +7,7 @@ k steps per sync, m the share of the newest data.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, Self, TypeVar, dataclass_transform
 
@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 from pydantic.dataclasses import dataclass
 
 from tba.errors import ConfigError
+from tba.types import CorrectionKind, Level, Normaliser, Penalty
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class TaskConfig:
 
 @settings
 class ModelConfig:
-    """The policy before training; it is also the reference."""
+    """The policy before training; it is also the reference, at first."""
 
     path: str = ""
     """A folder, an `s3://` URL or a hub name; empty lets the task make its own small base policy."""
@@ -66,11 +67,30 @@ class ModelConfig:
     """CPU threads of each role; 0 leaves them to torch."""
 
 
+ObjectiveName = Literal[
+    "trajectory-balance", "tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo", "online-dpo", "kimi",
+    "oapl",
+]  # fmt: skip
+_GRADIENTS = ("tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo")
+_APPLIES: Mapping[str, Sequence[ObjectiveName]] = {
+    "log_z": ("trajectory-balance",),
+    "correction": _GRADIENTS,
+    "correction_level": _GRADIENTS,
+    "normaliser": _GRADIENTS,
+    "penalty": ("reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo"),
+    "centre": ("tba-prime",),
+    "anchor": ("kimi", "oapl"),
+    "value_beta": ("oapl",),
+}
+"""To which objectives a setting applies; for others it must be left as it is."""
+
+
 @settings
 class ObjectiveConfig:
-    """The loss, the temperature beta of its target, and what counts as part of a response."""
+    """The loss, the temperature beta of its target, and what counts as part of a response. `own` leaves a choice to the
+    objective; docs/objectives.md has the formulas."""
 
-    name: Literal["trajectory-balance", "tba-prime"] = "trajectory-balance"
+    name: ObjectiveName = "trajectory-balance"
     beta_start: Beta = 0.05
     beta_end: Beta = 0.05
     beta_target: Positive = 1
@@ -81,8 +101,64 @@ class ObjectiveConfig:
     """Whether a generated end token is part of the response; the paper's GSM8K runs left it out."""
     reference_reset: Count = 0
     """Steps between resets of the reference to the policy; 0 never."""
+    reset_optimizer: bool = False
+    """Whether the optimizer forgets at a reset what it has learned of gradients."""
+    reference_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of itself that the reference keeps at every step, while the rest is the policy's; 0 lets it stay."""
+    log_z: Literal["group", "leave-one-out"] = "group"
+    """Of which responses log Z is the mean: the whole group, or for each response the others."""
+    correction: Literal["own"] | CorrectionKind = "own"
+    """What makes up for data that another policy sampled."""
+    correction_level: Literal["own"] | Level = "own"
+    """Of what its ratio is."""
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """How far below 1 a ratio is clipped."""
+    clip_high: Annotated[float, Field(ge=0, le=1e9)] = 0.2
+    """How far above 1."""
     ratio_cap: Annotated[float, Field(gt=0, le=1e9)] = 8.0
-    """Cap of the importance ratio of `tba-prime`."""
+    """Of the ratio where it is capped, truncated or masked."""
+    prox_share: Share = 0.5
+    """Of a decoupled correction: how far its proximal policy lies from what sampled towards the policy."""
+    normaliser: Literal["own"] | Normaliser = "own"
+    """What the sum over a response's tokens is divided by."""
+    penalty: Literal["own"] | Penalty = "own"
+    """Where leaving the reference costs."""
+    centre: Literal["policy", "behaviour"] = "policy"
+    """At which policy `tba-prime` takes the mean log-ratio of a group; the paper's runs: at what sampled it."""
+    anchor: Literal["own", "reference", "behaviour"] = "own"
+    """To which policy a regression takes its log-ratio."""
+    value_beta: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """Temperature at which `oapl` averages a group's rewards; 0 takes beta."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether it may look at single tokens under the reference, and as they were sampled."""
+        match self.name:
+            case "trajectory-balance" | "online-dpo":
+                return False
+            case "reinforce" | "rloo":
+                return self.correction not in ("own", "none") or self.penalty == "loss"
+            case "kimi":
+                return self.anchor == "behaviour"
+            case _:
+                return True
+
+    @model_validator(mode="after")
+    def _settings_apply(self) -> Self:
+        for name, objectives in _APPLIES.items():
+            found = getattr(self, name)
+            if self.name not in objectives and found != getattr(type(self), name):
+                raise ValueError(f"objective.{name} does not apply to {self.name!r}, got {found!r}")
+        if self.reference_reset and self.reference_decay:
+            raise ValueError(
+                f"objective.reference_decay must be 0 where the reference is reset (objective.reference_reset = "
+                f"{self.reference_reset}), got {self.reference_decay}"
+            )
+        if self.correction == "mask" and self.ratio_cap < 1:
+            raise ValueError(f"objective.ratio_cap must be >= 1 for objective.correction 'mask', got {self.ratio_cap}")
+        if self.reset_optimizer and not self.reference_reset:
+            raise ValueError("objective.reset_optimizer does not apply where objective.reference_reset is 0")
+        return self
 
 
 @settings
@@ -110,6 +186,9 @@ class SearchConfig:
     temperature: Annotated[float, Field(ge=0.001, le=10)] = 1.0
     """Of generation, and of every log-probability in the loss."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    explore_share: Share = 0.0
+    """Share of a searcher's rounds at another temperature, and, independently, of those with another `top_p`; the
+    paper's is 0.3."""
     max_prompt_tokens: Positive = 512
     max_response_tokens: Positive = 512
     batch_responses: Positive = 512
@@ -272,6 +351,11 @@ class Config:
                 f"{training.warmup_steps} + stable_steps {training.peak_steps} + decay_steps {training.decay_steps}), "
                 f"from where to training.steps, got {training.steps}, the learning rate would be 0; raise "
                 "training.stable_steps, or leave it unset: it then takes what the others leave",
+            ),
+            (
+                not objective.reference_decay or self.model.dtype == "float32",
+                f"objective.reference_decay needs model.dtype 'float32', got {self.model.dtype!r}, in which small "
+                "moves of the reference round to none",
             ),
             (
                 self.sampling.capacity >= training.responses_per_prompt,

@@ -44,6 +44,7 @@ class Fetched:
     ref_logps: Lists  # one per token of the response
     reward_B: np.ndarray  # float64
     finished_B: np.ndarray  # bool
+    behaviour_logps: Lists | None = None  # one per token of the response, where they are asked for
 
     def __len__(self) -> int:
         return len(self.trajectory_ids)

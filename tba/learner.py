@@ -4,20 +4,21 @@ that a step can be taken again."""
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tba.batching import Batch, collate, micro_batches
 from tba.config import Config
-from tba.errors import ConfigError, RunFailed
+from tba.errors import RunFailed
 from tba.fetched import Fetched
-from tba.logprobs import response_logps
-from tba.objectives import Loss, trajectory_balance
+from tba.logprobs import token_logps
+from tba.objectives import Groups, Loss, make_objective
 from tba.policy import Policy
+from tba.reference import MovingReference
 from tba.schedules import beta_at, learning_rate_at
-from tba.training_state import TrainingState, restore_optimizer
+from tba.training_state import TrainingState, optimizer_tensors, restore_optimizer
 from tba.types import Metrics, Outcome
 
 
@@ -31,8 +32,9 @@ class Learned:
 
 class Learner:
     def __init__(self, config: Config, policy: Policy):
-        _check_objective(config)
         self.config, self.policy = config, policy
+        self.objective = make_objective(config.objective, max_tokens=config.search.max_response_tokens)
+        self.reference: MovingReference | None = None  # until it moves, what is stored of it serves
         training = config.training
         self.optimizer = torch.optim.AdamW(
             policy.model.parameters(),
@@ -46,6 +48,20 @@ class Learner:
         """Go on from a checkpoint, from which the policy has been loaded."""
         restore_optimizer(self.optimizer, state.optimizer)
         torch.set_rng_state(state.random)
+        if state.reference is not None:
+            self.reference = MovingReference(self.policy.model)
+            self.reference.restore(state.reference)
+
+    def state(self, *, step: int, sync: int) -> TrainingState:
+        """All that a checkpoint after this step keeps beside the policy, but for the prompt queues."""
+        return TrainingState(
+            step=step,
+            sync=sync,
+            queues={},
+            optimizer=optimizer_tensors(self.optimizer),
+            random=torch.get_rng_state(),
+            reference=self.reference and self.reference.tensors(),
+        )
 
     def collate(self, fetched: Fetched) -> Batch:
         return collate(
@@ -53,6 +69,7 @@ class Learner:
             responses_per_prompt=self.config.training.responses_per_prompt,
             pad_id=self.policy.pad_id,
             include_eos=self.config.objective.include_eos,
+            by_token=self.config.objective.needs_tokens,
             device=self.policy.device,
         )
 
@@ -60,6 +77,7 @@ class Learner:
         """One optimizer update on the mean of the groups' losses."""
         training = self.config.training
         beta, rate = beta_at(step, self.config.objective), learning_rate_at(step, training)
+        self._reset_reference(step)
         outcomes: list[Outcome] = []
         metrics: Metrics = {}
         self.optimizer.zero_grad(set_to_none=True)
@@ -80,34 +98,72 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        if self.reference and (decay := self.config.objective.reference_decay):
+            self.reference.follow(self.policy.model, decay=decay)
         return Learned(outcomes=outcomes, metrics=metrics)
 
     def losses(self, batch: Batch, beta: float) -> Iterator[tuple[float, Loss, list[Outcome]]]:
         """Of each micro-batch: its share of the batch, its loss, and what was found for its rows."""
-        k = self.config.training.responses_per_prompt
-        for first_slot, micro in micro_batches(batch, self.config.training.groups_per_micro_batch):
-            logp_B = response_logps(self.policy.model, micro, temperature=self.config.search.temperature)
-            logp_PK, ref_PK = logp_B.view(-1, k), micro.ref_logp_B.view(-1, k)
-            loss = trajectory_balance(logp_PK, ref_PK, micro.reward_B.view(-1, k), beta=beta)
-            yield micro.groups / batch.groups, loss, _outcomes(first_slot, logp_PK.detach(), ref_PK, loss)
+        for first_slot, part in micro_batches(batch, self.config.training.groups_per_micro_batch):
+            micro = self._referred(part)
+            groups = as_groups(self._token_logps(self.policy.model, micro), micro, whole=batch)
+            loss = self.objective(groups, beta=beta)
+            yield micro.groups / batch.groups, loss, _outcomes(first_slot, groups, loss)
+
+    def _reset_reference(self, step: int) -> None:
+        """Before a step: the reference becomes the policy as it is. One that follows begins so, too."""
+        objective = self.config.objective
+        follows = objective.reference_decay > 0
+        due = objective.reference_reset > 0 and step > 1 and (step - 1) % objective.reference_reset == 0
+        if self.reference is None and (follows or due):
+            self.reference = MovingReference(self.policy.model)
+        elif self.reference and due:
+            self.reference.follow(self.policy.model, decay=0)
+        if due and objective.reset_optimizer:
+            self.optimizer.state.clear()
+
+    def _referred(self, batch: Batch) -> Batch:
+        """With log-probabilities under the reference as it is now."""
+        if self.reference is None:
+            return batch
+        with torch.no_grad():
+            ref_logp_BT = self._token_logps(self.reference.model, batch)
+        by_token = None if batch.ref_logp_BT is None else ref_logp_BT
+        return replace(batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)
+
+    def _token_logps(self, model: nn.Module, batch: Batch) -> Tensor:
+        temperature = self.config.search.temperature
+        return token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=temperature)
 
 
-def _check_objective(config: Config) -> None:
-    """What this learner would silently leave out."""
-    objective = config.objective
-    if objective.name != "trajectory-balance":
-        raise ConfigError(f"objective.name: {objective.name!r} is not available yet")
-    if objective.reference_reset:
-        raise ConfigError(f"objective.reference_reset: not available yet, got {objective.reference_reset}")
+def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch) -> Groups:
+    """Rows under the policy as groups of K, with what an objective asks of the batch that they are a part of."""
+
+    def grouped(rows: Tensor) -> Tensor:
+        return rows.unflatten(0, (-1, part.responses_per_prompt))
+
+    return Groups(
+        logp_PKT=grouped(logp_BT),
+        mask_PKT=grouped(part.response_mask_BT),
+        reward_PK=grouped(part.reward_B),
+        ref_logp_PK=grouped(part.ref_logp_B),
+        ref_logp_PKT=None if part.ref_logp_BT is None else grouped(part.ref_logp_BT),
+        behaviour_logp_PKT=None if part.behaviour_logp_BT is None else grouped(part.behaviour_logp_BT),
+        length_PK=grouped(torch.tensor(part.lengths, device=logp_BT.device)),
+        batch_reward=float(whole.reward_B.mean()),
+        batch_tokens=float(whole.response_mask_BT.sum()) / len(whole.lengths),
+    )
 
 
-def _outcomes(first_slot: int, logp_PK: Tensor, ref_PK: Tensor, loss: Loss) -> list[Outcome]:
-    logp, ref = logp_PK.tolist(), ref_PK.tolist()
-    residual, log_z = loss.residual_PK.tolist(), loss.log_z_P.tolist()
+def _outcomes(first_slot: int, groups: Groups, loss: Loss) -> list[Outcome]:
+    logp, ref, advantage = (it.tolist() for it in (groups.logp_PK.detach(), groups.ref_logp_PK, loss.advantage_PK))
+    residual = loss.residual_PK.tolist() if loss.residual_PK is not None else [[None] * len(row) for row in logp]
+    log_z = loss.log_z_P.tolist() if loss.log_z_P is not None else [None] * len(logp)
     return [
         Outcome(
             slot=first_slot + p,
             position=j,
+            advantage=advantage[p][j],
             residual=residual[p][j],
             log_z=log_z[p],
             logp=logp[p][j],

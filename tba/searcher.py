@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
+from random import Random
 
 from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed
@@ -11,6 +12,9 @@ from tba.interfaces import EventLog, Generator, Lease, ReferenceScorer, Task, Tr
 from tba.prompts import PromptStream, request_seed
 from tba.timing import timed
 from tba.types import Prompt, Response, Trajectory, Version
+
+WARMEST, NARROWEST = 1.1 / 0.7, 0.7
+"""Of rounds that explore: the greatest factor of the temperature, and the least `top_p`."""
 
 
 class Searcher:
@@ -91,8 +95,19 @@ class Searcher:
         seeds = [
             [request_seed(self.seed, self.index, round, i * each + j) for j in range(each)] for i in range(len(prompts))
         ]
+        temperature, top_p = self.sampling_of(round)
         with timed(self.seconds, "generate"):
-            return self.generator.generate(prompts, seeds, temperature=self.config.temperature, top_p=self.config.top_p)
+            return self.generator.generate(prompts, seeds, temperature=temperature, top_p=top_p)
+
+    def sampling_of(self, round: int) -> tuple[float, float]:
+        """Temperature and `top_p` of a round, which follow from its number: now and then others, as in the paper."""
+        chance = Random(request_seed(self.seed, self.index, round, -1))
+        warmer, narrower, how_warm, how_narrow = (chance.random() for _ in range(4))
+        temperature, top_p, share = self.config.temperature, self.config.top_p, self.config.explore_share
+        return (
+            temperature * (1 + (WARMEST - 1) * how_warm) if warmer < share else temperature,
+            1 - (1 - NARROWEST) * how_narrow if narrower < share else top_p,
+        )
 
     def score(self, round: int, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]]) -> list[Trajectory]:
         """Rewards and reference log-probabilities of a round's responses."""

@@ -14,15 +14,12 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any, Self
-
-import torch
-from torch import Tensor
 
 from tba.background import Background
 from tba.config import Config
@@ -31,7 +28,7 @@ from tba.interfaces import CheckpointStore, Lease, Ledger, VersionStore
 from tba.learner import Learner
 from tba.policy import Snapshot
 from tba.timing import timed
-from tba.training_state import TrainingState, optimizer_tensors
+from tba.training_state import TrainingState
 from tba.types import StepRecord, Version
 
 
@@ -42,8 +39,7 @@ class Copy:
     sync: int
     step: int
     snapshot: Snapshot
-    random: Tensor
-    moments: dict[str, Tensor] | None  # the optimizer's; None where no checkpoint is due
+    state: TrainingState | None  # but for the prompt queues; None where no checkpoint is due
     publish: bool
 
 
@@ -107,8 +103,7 @@ class SyncWriter:
                 sync=sync,
                 step=step,
                 snapshot=learner.policy.snapshot(),
-                random=torch.get_rng_state(),
-                moments=optimizer_tensors(learner.optimizer) if checkpoint else None,
+                state=learner.state(step=step, sync=sync) if checkpoint else None,
                 publish=checkpoint or self.publishing.idle(),
             )
 
@@ -116,8 +111,8 @@ class SyncWriter:
         """Store the steps that a sync closes, and what follows them; `admitted` gives the prompt queues once record
         `copy.sync` is stored."""
         stored = self.writing.submit(partial(self._write_ledger, copy, records, admitted))
-        if copy.moments is not None:  # first: pruning asks whether one is being made
-            self.keeping.submit(partial(self._after, stored, partial(self._keep, copy, copy.moments, admitted)))
+        if copy.state is not None:  # first: pruning asks whether one is being made
+            self.keeping.submit(partial(self._after, stored, partial(self._keep, copy, copy.state, admitted)))
         if copy.publish:
             self.publishing.submit(partial(self._after, stored, partial(self._publish, copy)))
 
@@ -156,13 +151,10 @@ class SyncWriter:
         if self.keeping.idle():  # a checkpoint in the making needs its version, and cannot be seen yet
             self._prune_versions()
 
-    def _keep(self, copy: Copy, moments: dict[str, Tensor], admitted: Future[dict[str, Any]]) -> None:
-        state = TrainingState(
-            step=copy.step, sync=copy.sync, queues=admitted.result(), optimizer=moments, random=copy.random
-        )
+    def _keep(self, copy: Copy, state: TrainingState, admitted: Future[dict[str, Any]]) -> None:
         with TemporaryDirectory(dir=self.scratch) as name:
             self._save(copy.snapshot, Path(name))
-            state.save(Path(name))
+            replace(state, queues=admitted.result()).save(Path(name))
             self.checkpoints.save(copy.sync, self.attempt, step=copy.step, folder=Path(name))
         self._check_owner()
         self.checkpoints.prune(self.config.sync.keep_checkpoints)

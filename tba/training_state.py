@@ -1,7 +1,7 @@
 """What a trainer needs to go on exactly where it stopped, as a folder of safetensors and JSON.
 
-The policy in full precision, the optimizer's moments, the random state, the step, and the prompt queues of the
-replay buffer. No pickle: the optimizer is flattened into named tensors.
+The policy in full precision, the optimizer's moments, a reference that has moved, the random state, the step, and the
+prompt queues of the replay buffer. No pickle: the optimizer is flattened into named tensors.
 """
 
 import json
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tba.errors import Damaged
 
-_STATE, _TENSORS, _OPTIMIZER = "state.json", "optimizer.safetensors", "optimizer."
+_STATE, _TENSORS, _OPTIMIZER, _REFERENCE = "state.json", "optimizer.safetensors", "optimizer.", "reference.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +28,15 @@ class TrainingState:
     queues: dict[str, Any]
     optimizer: dict[str, Tensor]  # `index.name` -> tensor, index as in the optimizer's own state
     random: Tensor  # torch's CPU generator
+    reference: dict[str, Tensor] | None = None  # its weights by name, where it has moved
 
     def save(self, folder: Path) -> None:
         tensors = {f"{_OPTIMIZER}{name}": value.contiguous() for name, value in self.optimizer.items()}
         save_file({**tensors, "random": self.random}, folder / _TENSORS)
+        if self.reference is not None:
+            save_file({name: value.contiguous() for name, value in self.reference.items()}, folder / _REFERENCE)
         plain = {"step": self.step, "sync": self.sync, "queues": self.queues}
         (folder / _STATE).write_text(json.dumps(plain))
-
-    @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, *, step: int, sync: int, queues: dict[str, Any]) -> "TrainingState":
-        return cls(
-            step=step, sync=sync, queues=queues, optimizer=optimizer_tensors(optimizer), random=torch.get_rng_state()
-        )
 
     @classmethod
     def load(cls, folder: Path) -> "TrainingState":
@@ -55,6 +52,7 @@ class TrainingState:
                     if name.startswith(_OPTIMIZER)
                 },
                 random=tensors["random"],
+                reference=load_file(folder / _REFERENCE) if (folder / _REFERENCE).exists() else None,
             )
             if state.step and not state.optimizer:
                 raise KeyError(f"no {_OPTIMIZER}* after {state.step} steps")

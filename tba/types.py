@@ -7,6 +7,16 @@ from typing import Any, Literal, NamedTuple
 
 Branch = Literal["recent", "prioritised"]
 
+CorrectionKind = Literal["none", "clip", "cap", "truncate", "cispo", "mask", "decoupled"]
+"""How an objective makes up for data that another policy sampled; `tba.objectives.corrections` has the formulas."""
+Level = Literal["token", "response", "mean"]
+"""Of what an importance ratio is: each token, a whole response, or the geometric mean of a response's tokens."""
+Normaliser = Literal["sum", "response", "row", "tokens", "constant"]
+"""What the sum over a response's tokens is divided by: nothing, their number, that of prompt and response, the batch's
+mean number, or the greatest possible one."""
+Penalty = Literal["none", "reward", "loss"]
+"""Where leaving the reference is penalised."""
+
 
 class Version(NamedTuple):
     """A published policy: `number` is the sync it follows (0 = the start), `attempt` the life of the trainer
@@ -114,8 +124,9 @@ class Outcome:
 
     slot: int
     position: int
-    residual: float
-    log_z: float
+    advantage: float
+    residual: float | None  # of objectives that balance something; so is log_z
+    log_z: float | None
     logp: float
     ref_logp: float
 

@@ -102,6 +102,7 @@ def fetched_of(trajectories: Sequence[Trajectory]) -> Fetched:
         ref_logps=Lists.of([t.ref_logps for t in trajectories], np.float32),
         reward_B=np.array([t.reward for t in trajectories], np.float64),
         finished_B=np.array([t.finished for t in trajectories], bool),
+        behaviour_logps=Lists.of([t.behaviour_logps for t in trajectories], np.float32),
     )
 
 

@@ -145,8 +145,14 @@ def test_a_fork_replays_what_it_recorded(root: Path, expected: dict[str, Any], s
 
 
 def test_a_trainer_that_was_killed_is_resumed(root: Path, expected: dict[str, Any]):
+    """What the ledger has besides since then is null before."""
     run = opened(root, "replayed")
+    advantages = "select count(advantage) > 0, count(*) > count(advantage) from draws"
+    with storage.connect(run) as con:
+        assert con.execute(advantages).fetchone() == (False, True)
     assert live(run, "trainer", wiring.run_trainer) == []
+    with storage.connect(run) as con:
+        assert con.execute(advantages).fetchone() == (True, True)
     assert drawn(run) == expected["whole"]["drawn"]
     assert check(run).problems == []
 

@@ -138,7 +138,7 @@ from ranked group by set order by array_position(['generated', 'eligible', 'trai
 create macro learned_from(step) as table
 select
   d.slot, d.position, d.branch, d.trajectory_id, d.prompt_id, t.prompt, t.response, t.reward, t.length,
-  t.version_start, d.age, d.weight, d.residual, d.log_z, d.logp, d.ref_logp
+  t.version_start, d.age, d.weight, d.advantage, d.residual, d.log_z, d.logp, d.ref_logp
 from draws d left join trajectories t using (trajectory_id)
 where d.step = step
 order by d.slot, d.position;

@@ -13,16 +13,13 @@ Left out, as in the paper: a learned log Z, clipping, and any normalisation by l
 # Shapes: P prompts in the batch, K responses per prompt.
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from torch import Tensor
 
+from tba.objectives.groups import Loss, check_groups, equal_rewards
 
-class Loss(NamedTuple):
-    value: Tensor  # [] differentiate this
-    metrics: dict[str, Tensor]  # [] each, detached, a mean over groups
-    residual_PK: Tensor  # detached
-    log_z_P: Tensor  # detached; of each group, also where each response has a log Z of its own
+LogZ = Literal["group", "leave-one-out"]
 
 
 def trajectory_balance(
@@ -31,7 +28,7 @@ def trajectory_balance(
     reward_PK: Tensor,
     *,
     beta: float,
-    log_z: Literal["group", "leave-one-out"] = "group",
+    log_z: LogZ = "group",
 ) -> Loss:
     """Mean squared residual of `log Z + log pi - log pi_ref - reward / beta`.
 
@@ -50,14 +47,14 @@ def trajectory_balance(
     else:
         residual_PK = log_z_P1 + log_ratio_PK - target_PK
     log_z_P = log_z_P1.squeeze(1)
-    equal_P = (reward_PK == reward_PK[:, :1]).all(dim=1)
+    found_PK = residual_PK.detach()
     metrics = {
         "log_z": log_z_P.mean(),
         "log_ratio_mean": log_ratio_PK.detach().mean(),
-        "residual_abs": residual_PK.detach().abs().mean(),
-        "equal_rewards": equal_P.to(log_z_P.dtype).mean(),  # groups in which only the reference pulls
+        "residual_abs": found_PK.abs().mean(),
+        "equal_rewards": equal_rewards(reward_PK),  # groups in which only the reference pulls
     }
-    return Loss(residual_PK.square().mean(), metrics, residual_PK.detach(), log_z_P)
+    return Loss(residual_PK.square().mean(), metrics, -beta * found_PK, found_PK, log_z_P)
 
 
 def _check(logp_PK: Tensor, ref_logp_PK: Tensor, reward_PK: Tensor, beta: float) -> None:
@@ -67,9 +64,6 @@ def _check(logp_PK: Tensor, ref_logp_PK: Tensor, reward_PK: Tensor, beta: float)
             "log-probabilities, reference log-probabilities and rewards must have one shape [prompts, responses], "
             f"got {shapes[0]}, {shapes[1]} and {shapes[2]}"
         )
-    if shapes[0][0] < 1:
-        raise ValueError("needs at least 1 prompt, got 0")
-    if shapes[0][1] < 2:  # the loss would silently be 0
-        raise ValueError(f"needs at least 2 responses per prompt, got {shapes[0][1]}")
+    check_groups(reward_PK)
     if not 0 < beta < math.inf:
         raise ValueError(f"beta must be positive and finite, got {beta}")

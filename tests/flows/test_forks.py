@@ -28,6 +28,7 @@ from storage.forks import register
 from storage.retention import give_up
 from storage.run import Run
 from storage.store import LocalStore
+from tba.config import parse
 from tba.errors import ConfigError, Damaged, Missing
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
@@ -137,6 +138,7 @@ def put(table: pa.Table, column: str, row: int, value: object) -> pa.Table:
         ("tokens", 1.0, "tokens"),
         ("weights_sha256", "0" * 64, "sha256 of the weights after step 2"),
         ("residual", 9.0, "slot 0, position 1: residual"),
+        ("residual", None, "slot 0, position 1: residual"),
         ("age", 7, "slot 0, position 1: age"),
         ("trajectory_id", "0/0/0", "slot 0, position 1: trajectory_id"),
     ],
@@ -234,6 +236,37 @@ def test_a_replay_with_another_sampler_and_another_k_needs_no_generation(killed:
     trajectories = "select trajectory_id, reward from trajectories where step is not null and step <= 21 order by 1"
     assert rows(run, trajectories) == rows(killed, trajectories)
     assert stored(replace(run, store=run.own), layout.TRAJECTORIES) == 0
+    assert check(run).problems == []
+
+
+def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_is_audited(killed: Run):
+    """Its rewards teach nothing; what moves the policy away from the reference, and GRPO back, is weight decay."""
+    changes = {
+        "objective.name": "grpo", "objective.reference_reset": "5", "objective.reset_optimizer": "true",
+        "training.weight_decay": "1", "training.learning_rate": "0.01",
+    }  # fmt: skip
+    run, whole = (forks.fork(killed, 0, changes, name=name, replay=True) for name in ("grpo", "grpo-whole"))
+    trainer = role(run, "trainer")
+    try:
+        until(lambda: stored(run, layout.CHECKPOINTS) and stored(run, layout.SYNCS) >= 9, "a checkpoint, and more")
+    finally:
+        kill(trainer)
+    for it in (run, whole):
+        assert live(it, "trainer", wiring.run_trainer) == []
+    attempts, unbroken_attempts = (rows(it, "select max(attempt) from attempts")[0][0] for it in (run, whole))
+    assert attempts == unbroken_attempts + 1
+    config = parse(run.config)
+    assert rows(run, LEDGER) == rows(whole, LEDGER) and rows(run, DRAWS) == rows(whole, DRAWS)
+    counts = rows(run, "select count(advantage), count(residual), count(log_z) from draws")
+    assert counts == [(STEPS * config.batch, 0, 0)]
+    assert rows(run, "select count(*) from steps where ratio_mean > 0 and k3 >= 0") == [(STEPS,)]
+    away = dict(rows(run, "select step, max(abs(logp - ref_logp)) from draws group by step"))
+    after_resets = max(away[step] for step in (6, 11, 16, 21))
+    assert after_resets == pytest.approx(0, abs=1e-5)
+    assert min(away[step] for step in (10, 15, 20)) > 2 * after_resets
+    for step in (9, 14, STEPS):
+        found = audit.audit(run, step)
+        assert found.ok and found.tolerance == 0.0
     assert check(run).problems == []
 
 

@@ -1,5 +1,6 @@
 """A replay buffer in another process is the replay buffer."""
 
+import json
 import os
 import signal
 import subprocess
@@ -15,11 +16,12 @@ from storage import layout
 from storage.attempts import claim_attempt
 from storage.events import Events
 from storage.run import Run
+from storage.schema import decode
 from storage.store import open_store
 from storage.trajectories import Trajectories
 from tba.errors import ConfigError, Missing, RunFailed, Superseded
 from tba.types import Version
-from tests.builders import make_shard, rows_of
+from tests.builders import fetched_of, from_table, make_shard, rows_of
 from tests.flows.roles import is_running, until
 from tests.storage.synthetic import EVERY, PROMPTS, make_config
 
@@ -63,6 +65,29 @@ def test_it_finds_draws_and_fetches_what_the_buffer_would(run: Run, reader: Read
     assert reader.recorded(2)
 
 
+def test_an_objective_that_looks_at_tokens_gets_them_as_they_were_sampled(run: Run):
+    plain = json.loads(open_store(run.url).read(layout.RUN))
+    plain["config"]["objective"]["name"] = "grpo"
+    rewrite(run, json.dumps(plain).encode())
+    with Reader(run, 1, 1, deadline=60) as reader:
+        reader.sync(0, step=0)
+        fetched = reader.fetch(draws := reader.draw(1))
+    stored = {}
+    for shard in run.store.list(layout.TRAJECTORIES):
+        stored |= {it.trajectory_id: it for it in from_table(decode(run.store.read(shard.key)))}
+    assert fetched.behaviour_logps is not None
+    assert rows_of(fetched) == rows_of(fetched_of([stored[draw.trajectory_id] for draw in draws]))
+    expected = [stored[draw.trajectory_id].behaviour_logps for draw in draws]
+    assert fetched.behaviour_logps.elements_N.tolist() == [number for logps in expected for number in logps]
+    assert fetched.behaviour_logps.lengths_B.tolist() == [len(logps) for logps in expected]
+
+
+def rewrite(run: Run, record: bytes) -> None:
+    store = open_store(run.url)
+    store.delete(layout.RUN)
+    store.create(layout.RUN, record)
+
+
 def test_it_goes_on_from_what_a_checkpoint_keeps(run: Run, reader: Reader):
     reader.sync(0, step=0)
     queues = reader.queues()
@@ -87,10 +112,7 @@ def test_its_errors_are_those_of_the_buffer(run: Run, reader: Reader):
 
 
 def test_a_buffer_that_cannot_be_made_is_said_to_the_first_who_asks(run: Run):
-    store = open_store(run.url)
-    record = store.read(layout.RUN).replace(b"select", b"selct")
-    store.delete(layout.RUN)
-    store.create(layout.RUN, record)
+    rewrite(run, open_store(run.url).read(layout.RUN).replace(b"select", b"selct"))
     with Reader(run, 1, 1, deadline=60) as reader, pytest.raises(ConfigError, match="selct"):
         reader.waiting()
 

@@ -95,7 +95,7 @@ def _buffer(run: Run, seed: int, sampler_sql: str, capacity: int, attempt: int) 
 
 
 def _step(step: int, sync: int, draws: list[Draw], attempt: int) -> StepRecord:
-    zero = {"residual": 0.0, "log_z": 0.0, "logp": 0.0, "ref_logp": 0.0}
+    zero = {"advantage": 0.0, "residual": 0.0, "log_z": 0.0, "logp": 0.0, "ref_logp": 0.0}
     outcomes = [Outcome(slot=draw.slot, position=draw.position, **zero) for draw in draws]
     return StepRecord(
         step=step, sync=sync, version=Version(sync - 1, attempt), draws=draws, outcomes=outcomes, metrics={}

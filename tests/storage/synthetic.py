@@ -189,7 +189,13 @@ class SyntheticRun:
         noise = [self.random.gauss(0, 1 / step) for _ in draws]
         outcomes = [
             Outcome(
-                slot=draw.slot, position=draw.position, residual=r, log_z=1.0 + 0.1 * step, logp=-2.0, ref_logp=-2.1
+                slot=draw.slot,
+                position=draw.position,
+                advantage=-0.05 * r,
+                residual=r,
+                log_z=1.0 + 0.1 * step,
+                logp=-2.0,
+                ref_logp=-2.1,
             )
             for draw, r in zip(draws, noise, strict=True)
         ]

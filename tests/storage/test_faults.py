@@ -444,7 +444,7 @@ def test_a_round_that_a_listing_does_not_show_yet_is_not_taken_again(stale: Faul
 def outcome(run: Run) -> dict[str, list[tuple]]:
     """What a job leaves, but for times."""
     asked = {
-        "draws": "from draws_all select * exclude (residual, log_z, logp, ref_logp) order by all",
+        "draws": "from draws_all select * exclude (advantage, residual, log_z, logp, ref_logp) order by all",
         "trajectories": "select trajectory_id, content_hash, sync from trajectories order by all",
         "versions": "select version, attempt, state, sha256 from versions order by all",
         "checkpoints": "select sync, attempt, step from checkpoints order by all",

@@ -34,7 +34,7 @@ def make_record(step: int, *, sync: int = 3, **changes: Any) -> StepRecord:
         "version": Version(2, 1),
         "draws": [make_draw(step, *place) for place in places],
         "outcomes": [
-            Outcome(slot=slot, position=position, residual=0.1, log_z=1.5, logp=-2.0, ref_logp=-2.5)
+            Outcome(slot=slot, position=position, advantage=-0.02, residual=0.1, log_z=1.5, logp=-2.0, ref_logp=-2.5)
             for slot, position in places
         ],
         "metrics": {"loss": step / 10, "lr": 3e-4},
@@ -59,6 +59,7 @@ def test_every_drawn_row_is_kept_with_what_was_found(run: Run):
         {
             "step": 6, "slot": 1, "position": 1, "trajectory_id": "0/0/1", "prompt_id": "a", "branch": "recent",
             "weight": 0.5, "age": 3, "residual": 0.1, "log_z": 1.5, "logp": -2.0, "ref_logp": -2.5,
+            "advantage": -0.02,
         }
     ]  # fmt: skip
 

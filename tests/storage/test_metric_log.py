@@ -96,8 +96,8 @@ def test_offline_metrics_are_kept_with_the_step_as_their_axis(run: Run):
     train(run, "offline", 1, 2)
     (session,) = sessions(run)
     assert history(session) == [
-        {"trainer/step": 1, "loss/tb": 1.0, "time/wait": 0.1, "train/something_new": 1},
-        {"trainer/step": 2, "loss/tb": 0.5, "time/wait": 0.1, "train/something_new": 2},
+        {"trainer/step": 1, "loss/value": 1.0, "time/wait": 0.1, "train/something_new": 1},
+        {"trainer/step": 2, "loss/value": 0.5, "time/wait": 0.1, "train/something_new": 2},
     ]
     metrics = [record.metric for record in stored(session) if record.WhichOneof("record_type") == "metric"]
     assert [(it.glob_name, it.step_metric) for it in metrics if it.step_metric] == [("*", "trainer/step")]

@@ -166,7 +166,7 @@ def test_sync_records_come_back_exactly(
     assert decode(encode(record), "a record") == record
 
 
-DRAWN = st.tuples(TEXT, NUMBER, INT32, NUMBER, NUMBER, NUMBER)
+DRAWN = st.tuples(TEXT, NUMBER, INT32, NUMBER | st.none(), NUMBER | st.none(), NUMBER)
 METRICS = st.dictionaries(st.sampled_from(["loss", "lr", "something_new"]), NUMBER)
 
 
@@ -179,7 +179,8 @@ def test_the_ledger_comes_back_exactly(run: Run, steps: Sequence[Any]):
         draws, outcomes = [], []
         for slot, (name, weight, age, residual, log_z, logp) in enumerate(drawn):
             draws.append(make_draw(name, step, slot, weight, age))
-            outcomes.append(Outcome(slot=slot, position=0, residual=residual, log_z=log_z, logp=logp, ref_logp=-logp))
+            found = {"residual": residual, "log_z": log_z, "logp": logp, "ref_logp": -logp, "advantage": age / 3}
+            outcomes.append(Outcome(slot=slot, position=0, **found))
         written.append(
             StepRecord(
                 step=step, sync=sync, version=Version(sync - 1, 1), draws=draws, outcomes=outcomes, metrics=metrics

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -80,15 +82,18 @@ def test_what_counts_of_a_response(response, included, excluded):
 @settings(max_examples=30, deadline=None)
 @given(groups(least=2), st.integers(1, 5))
 def test_micro_batches_are_whole_groups_that_make_up_the_batch(trajectories, size):
-    batch = collate(fetched_of(trajectories), responses_per_prompt=3, pad_id=PAD_ID, include_eos=True)
+    options = {"responses_per_prompt": 3, "pad_id": PAD_ID, "include_eos": True, "by_token": True}
+    batch = collate(fetched_of(trajectories), **options)
     parts = list(micro_batches(batch, size))
     assert [first for first, _ in parts] == list(range(0, batch.groups, size))
     assert sum(part.groups for _, part in parts) == batch.groups
     for first, part in parts:
         some = fetched_of(trajectories[first * 3 : (first + size) * 3])
-        expected = collate(some, responses_per_prompt=3, pad_id=PAD_ID, include_eos=True)
+        expected = collate(some, **options)
         assert part.lengths == expected.lengths
-        for name in ("tokens_BT", "response_mask_BT", "ref_logp_B", "reward_B"):
+        tensors = [name for name, value in vars(expected).items() if isinstance(value, torch.Tensor)]
+        assert len(tensors) == 6
+        for name in tensors:
             assert torch.equal(getattr(part, name), getattr(expected, name)), name
 
 
@@ -182,6 +187,16 @@ def test_missing_reference_logps_are_refused_by_trajectory():
     damaged = trajectory(trajectory_id="0/7/3", ref_logps=(-1.0,))
     with pytest.raises(DataError, match="'0/7/3': 3 response tokens, but 1 reference"):
         collate(fetched_of([trajectory(), damaged]), **OPTIONS)
+
+
+def test_missing_logps_of_the_sampler_are_refused_where_they_are_needed():
+    damaged = trajectory(trajectory_id="0/7/3", behaviour_logps=(-1.0,))
+    with pytest.raises(DataError, match="'0/7/3': 3 response tokens, but 1 log-probabilities of when"):
+        collate(fetched_of([trajectory(), damaged]), **OPTIONS, by_token=True)
+    without = replace(fetched_of([trajectory()] * 2), behaviour_logps=None)
+    collate(without, **OPTIONS)
+    with pytest.raises(DataError, match="fetched without the log-probabilities"):
+        collate(without, **OPTIONS, by_token=True)
 
 
 def test_a_finished_response_without_tokens_is_refused():

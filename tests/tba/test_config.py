@@ -84,6 +84,29 @@ def test_presets_carry_the_numbers_of_the_paper(name):
             {"objective.beta_stop": 9, "objective.beta_target": 3},
             "objective.beta_stop must be <= objective.beta_target",
         ),
+        ({"objective.name": "ppo2"}, "objective.name"),
+        (
+            {"objective.reference_reset": 5, "objective.reference_decay": 0.9},
+            "objective.reference_decay must be 0 where the reference is reset",
+        ),
+        ({"objective.reset_optimizer": True}, "objective.reset_optimizer does not apply"),
+        (
+            {"objective.reference_decay": 0.9, "model.dtype": "bfloat16"},
+            "objective.reference_decay needs model.dtype 'float32', got 'bfloat16'",
+        ),
+        (
+            {"objective.name": "grpo", "objective.correction": "mask", "objective.ratio_cap": 0.5},
+            "objective.ratio_cap must be >= 1",
+        ),
+        (
+            {"objective.correction": "clip"},
+            "objective.correction does not apply to 'trajectory-balance', got 'clip'",
+        ),
+        (
+            {"objective.name": "tba-prime", "objective.penalty": "loss"},
+            "objective.penalty does not apply to 'tba-prime', got 'loss'",
+        ),
+        ({"objective.name": "grpo", "objective.correction": "clamp"}, "objective.correction"),
         ({"training.warmup_steps": 0, "training.stable_steps": 0, "training.decay_steps": 0}, "training.schedule"),
         (
             {"training.steps": 1000, "training.stable_steps": 190},

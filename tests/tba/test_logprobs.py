@@ -151,12 +151,18 @@ def test_a_stored_sum_and_a_recomputed_one_count_the_same_tokens(include_eos):
             prompt_tokens=(4, 5),
             response_tokens=response,
             ref_logps=tuple(logps[row][rows.response_mask_BT[row]].tolist()),
+            behaviour_logps=tuple((logps[row][rows.response_mask_BT[row]] - 0.5).tolist()),
         )
         for row, response in enumerate(responses)
     ]
-    batch = collate(fetched_of(trajectories), responses_per_prompt=4, pad_id=PAD_ID, include_eos=include_eos)
+    batch = collate(
+        fetched_of(trajectories), responses_per_prompt=4, pad_id=PAD_ID, include_eos=include_eos, by_token=True
+    )
     logp_B = response_logps(model, batch, temperature=0.7)
     torch.testing.assert_close(logp_B, batch.ref_logp_B, rtol=1e-5, atol=1e-5)
+    logp_BT = token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=0.7)
+    torch.testing.assert_close(logp_BT, batch.ref_logp_BT, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logp_BT - 0.5 * batch.response_mask_BT, batch.behaviour_logp_BT, rtol=1e-5, atol=1e-5)
     assert (float(logp_B.detach()[2]) == 0) is (not include_eos)  # nothing is left of it
 
 

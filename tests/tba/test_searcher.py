@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from tba.config import SearchConfig
@@ -11,11 +13,13 @@ V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 
 
 def searcher(
-    versions: fakes.Versions, log: fakes.Log, *, rounds: int, deadline: float = 60.0
+    versions: fakes.Versions, log: fakes.Log, *, rounds: int, deadline: float = 60.0, explore_share: float = 0.0
 ) -> tuple[Searcher, fakes.Generator, fakes.Events]:
     """One that is asked to stop after so many rounds."""
     generator, events = fakes.Generator(), fakes.Events()
-    config = SearchConfig(responses_per_prompt=4, prompts_per_round=3, temperature=0.7, top_p=0.9)
+    config = SearchConfig(
+        responses_per_prompt=4, prompts_per_round=3, temperature=0.7, top_p=0.9, explore_share=explore_share
+    )
     role = Searcher(
         2,
         seed=7,
@@ -72,6 +76,24 @@ def test_generator_and_scorer_are_asked_at_the_temperature_of_search():
         role.run()
     assert generator.settings == [(0.7, 0.9)] * 2
     assert isinstance(role.scorer, fakes.Scorer) and role.scorer.temperatures == [0.7] * 2
+
+
+def test_some_rounds_explore_and_their_scores_do_not():
+    rounds = 400
+    role, generator, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=rounds, explore_share=0.3)
+    with pytest.raises(Stopped):
+        role.run()
+    warmer = [temperature for temperature, _ in generator.settings if temperature != 0.7]
+    other = [top_p for _, top_p in generator.settings if top_p != 0.9]
+    both = [it for it in generator.settings if it[0] != 0.7 and it[1] != 0.9]
+    error = math.sqrt(0.3 * 0.7 / rounds)
+    assert abs(len(warmer) / rounds - 0.3) < 4 * error and abs(len(other) / rounds - 0.3) < 4 * error
+    assert abs(len(both) / rounds - 0.09) < 4 * math.sqrt(0.09 * 0.91 / rounds)
+    assert 0.7 < min(warmer) < 0.75 and 1.05 < max(warmer) < 1.1
+    assert 0.7 < min(other) < 0.73 and 0.97 < max(other) < 1
+    assert isinstance(role.scorer, fakes.Scorer) and set(role.scorer.temperatures) == {0.7}
+    again, _, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=1, explore_share=0.3)
+    assert [again.sampling_of(round) for round in range(rounds)] == generator.settings
 
 
 def test_adoptions_are_events():

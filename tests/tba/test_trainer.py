@@ -8,15 +8,15 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tba.config import Config, preset
-from tba.errors import ConfigError, DeadlinePassed, RunFailed, Stopped, StorageError, Superseded
+from tba.config import Config, ObjectiveName, preset
+from tba.errors import DeadlinePassed, RunFailed, Stopped, StorageError, Superseded
 from tba.fetched import Fetched
 from tba.generation import TransformersGenerator
 from tba.interfaces import Lease
@@ -100,7 +100,8 @@ class Buffer:
             trajectory(
                 prompt_id=d.prompt_id,
                 prompt_tokens=(4 + d.slot, 13),
-                response_tokens=(*range(5 + d.position, 6 + d.slot + 2 * d.position), EOS_ID),
+                response_tokens=(tokens := (*range(5 + d.position, 6 + d.slot + 2 * d.position), EOS_ID)),
+                behaviour_logps=(-4.0,) * len(tokens),
                 reward=first if d.slot == d.position == 0 else float(d.position),
             )
             for d in draws
@@ -343,10 +344,30 @@ def test_what_a_step_found_is_in_its_record(tmp_path):
     assert store.written == [dict(record.metrics) for record in store.records]
 
 
-def test_what_the_trainer_would_leave_out_is_refused(tmp_path):
-    for change in ({"objective.name": "tba-prime"}, {"objective.reference_reset": 5}):
-        with pytest.raises(ConfigError, match=f"{next(iter(change))}: .*not available yet"):
-            make(tmp_path, settings().replace(change))
+@pytest.mark.parametrize("name", get_args(ObjectiveName))
+def test_with_any_objective_a_step_is_the_same_however_the_batch_is_cut(tmp_path, name):
+    """A batch of responses of several lengths, with ratios other than 1."""
+    weights, stores = [], []
+    for groups in (1, 3):
+        config = settings(objective__name=name, training__steps=2, training__groups_per_micro_batch=groups)
+        policy = Policy(tiny_llama().double(), tiny_tokenizer(), torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+        trainer, store = make(tmp_path, config, policy=policy)
+        trainer.syncs.publish = lambda snapshot, sync: None  # float64 is no dtype to publish
+        trainer.run()
+        weights.append([p.detach().clone() for p in policy.model.parameters()])
+        stores.append(store)
+    before = [p.double() for p in tiny_llama().parameters()]
+    assert any(not torch.equal(one, other) for one, other in zip(weights[0], before, strict=True))
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+    for one, other in zip(*(store.records for store in stores), strict=True):
+        measured = {name for name in one.metrics if not name.startswith("seconds")}
+        assert measured >= {"loss", "grad_norm", "log_ratio_mean", "equal_rewards"}
+        for name in measured:
+            assert one.metrics[name] == pytest.approx(other.metrics[name], rel=1e-5, abs=1e-9)
+        for ours, theirs in zip(one.outcomes, other.outcomes, strict=True):
+            assert ours.advantage == pytest.approx(theirs.advantage, rel=1e-5, abs=1e-9)
+            assert (ours.residual is None) == (theirs.residual is None) == (ours.log_z is None)
 
 
 # --- Syncs: what is stored, and in which order ---
@@ -387,13 +408,23 @@ def test_ledger_and_checkpoint_are_of_the_moment_of_their_sync_though_training_w
     assert all(torch.equal(late.optimizer[name], wanted.optimizer[name]) for name in late.optimizer)
 
 
-def test_a_resumed_trainer_takes_the_steps_of_an_unbroken_one(tmp_path):
-    whole, expected = make(tmp_path, settings())
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="a reference that stays"),
+        pytest.param({"objective__reference_reset": 4}, id="one that was reset"),
+        pytest.param({"objective__reference_reset": 3, "objective__reset_optimizer": True}, id="the optimizer too"),
+        pytest.param({"objective__reference_decay": 0.9}, id="one that follows"),
+    ],
+)
+def test_a_resumed_trainer_takes_the_steps_of_an_unbroken_one(tmp_path, changes):
+    config = settings(**changes)
+    whole, expected = make(tmp_path, config)
     whole.run()
-    half, store = make(tmp_path, settings(), lease=LeaseAt(Stopped("enough"), 5))
+    half, store = make(tmp_path, config, lease=LeaseAt(Stopped("enough"), 5))
     with pytest.raises(Stopped):
         half.run()
-    rest, after = make(tmp_path, settings(), policy=half.learner.policy)
+    rest, after = make(tmp_path, config, policy=half.learner.policy)
     rest.resume(store.states[3])
     rest.run()
     assert [record.step for record in after.records] == list(range(7, STEPS + 1))

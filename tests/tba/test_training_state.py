@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -26,7 +28,7 @@ def weights() -> list[nn.Parameter]:
 def state_of(optimizer: torch.optim.AdamW) -> TrainingState:
     return TrainingState(
         step=7, sync=3, queues={"recent": ["p1", "p2"]}, optimizer=optimizer_tensors(optimizer),
-        random=torch.get_rng_state(),
+        random=torch.get_rng_state(), reference={"layer.weight": torch.arange(3.0)},
     )  # fmt: skip
 
 
@@ -55,6 +57,10 @@ def test_everything_else_comes_back_as_it_was(tmp_path, weights):
     assert torch.equal(torch.rand(3), expected)
     assert (loaded.step, loaded.sync, loaded.queues) == (7, 3, {"recent": ["p1", "p2"]})
     assert loaded.optimizer.keys() == state.optimizer.keys()
+    assert loaded.reference and torch.equal(loaded.reference["layer.weight"], torch.arange(3.0))
+    (tmp_path / "other").mkdir()
+    replace(state, reference=None).save(tmp_path / "other")
+    assert TrainingState.load(tmp_path / "other").reference is None
 
 
 def test_saved_moments_do_not_change_as_training_goes_on(weights):

@@ -35,10 +35,14 @@ def random_logits(seed: int, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(R, V, generator=generator, dtype=torch.float64)
 
 
+def token_logps(logits_RV: Tensor) -> Tensor:
+    """[N, L] log-probability of each token of each sequence, given those before it."""
+    return torch.log_softmax(logits_RV, dim=-1)[_PREFIX_ROWS_NL, SEQUENCES_NL]
+
+
 def sequence_logps(logits_RV: Tensor) -> Tensor:
     """[N] log-probability of each sequence: the sum over its tokens."""
-    logps_RV = torch.log_softmax(logits_RV, dim=-1)
-    return logps_RV[_PREFIX_ROWS_NL, SEQUENCES_NL].sum(dim=1)
+    return token_logps(logits_RV).sum(dim=1)
 
 
 def target_logps(ref_logp_N: Tensor, reward_N: Tensor, beta: float) -> Tensor:

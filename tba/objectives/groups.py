@@ -1,0 +1,78 @@
+"""What objectives are computed from, and what each of them gives back."""
+# Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """Drawn responses, K to each of P prompts, and what is known of them: a batch, or a part of one.
+
+    Log-probabilities of tokens are 0 where the mask is false, and at the temperature at which their policy is meant.
+    """
+
+    logp_PKT: Tensor  # under the policy, differentiable
+    mask_PKT: Tensor  # bool: the tokens of the response that count
+    reward_PK: Tensor
+    ref_logp_PK: Tensor  # of whole responses under the reference
+    ref_logp_PKT: Tensor | None = None  # token by token, for objectives that need it; the same of the next
+    behaviour_logp_PKT: Tensor | None = None  # under what sampled the response, when it did
+    length_PK: Tensor | None = None  # tokens of prompt and response
+    batch_reward: float | None = None  # mean of the whole batch
+    batch_tokens: float | None = None  # tokens that count per response, mean of the whole batch
+
+    def __post_init__(self) -> None:
+        wanted = {
+            "mask_PKT": self.logp_PKT.shape,
+            "ref_logp_PKT": self.logp_PKT.shape,
+            "behaviour_logp_PKT": self.logp_PKT.shape,
+            "reward_PK": self.logp_PKT.shape[:2],
+            "ref_logp_PK": self.logp_PKT.shape[:2],
+            "length_PK": self.logp_PKT.shape[:2],
+        }
+        for name, shape in wanted.items():
+            found = getattr(self, name)
+            if found is not None and found.shape != shape:
+                raise ValueError(f"{name} must be {list(shape)}, as logp_PKT is, got {list(found.shape)}")
+        check_groups(self.reward_PK)
+
+    @property
+    def logp_PK(self) -> Tensor:
+        return self.logp_PKT.sum(dim=2)
+
+    @property
+    def tokens_PK(self) -> Tensor:
+        """How many of each response count."""
+        return self.mask_PKT.sum(dim=2)
+
+    def needed(self, name: str) -> Tensor:
+        """A field that not every batch has."""
+        found = getattr(self, name)
+        if found is None:
+            raise ValueError(f"this objective needs {name}, which the batch does not have")
+        return found
+
+
+def check_groups(reward_PK: Tensor) -> None:
+    if len(reward_PK) < 1:
+        raise ValueError("needs at least 1 prompt, got 0")
+    if reward_PK.shape[1] < 2:  # the loss would silently be 0
+        raise ValueError(f"needs at least 2 responses per prompt, got {reward_PK.shape[1]}")
+
+
+class Loss(NamedTuple):
+    value: Tensor  # [] differentiate this
+    metrics: Mapping[str, Tensor]  # [] each, detached, a mean over groups
+    advantage_PK: Tensor  # detached; what raises a response's log-probability, before any ratio
+    residual_PK: Tensor | None = None  # detached; for objectives that balance something
+    log_z_P: Tensor | None = None  # detached; of each group, also where each response has a log Z of its own
+
+
+def equal_rewards(reward_PK: Tensor) -> Tensor:
+    """The share of groups whose rewards do not tell one response from another."""
+    return (reward_PK == reward_PK[:, :1]).all(dim=1).to(torch.get_default_dtype()).mean()

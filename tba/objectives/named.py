@@ -1,0 +1,78 @@
+"""Objectives by the names that settings give them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from tba.config import ObjectiveConfig
+from tba.objectives.corrections import Correction
+from tba.objectives.groups import Groups, Loss
+from tba.objectives.grpo import OWN as GRPO
+from tba.objectives.grpo import OWN_DR as DR_GRPO
+from tba.objectives.grpo import dr_grpo, grpo
+from tba.objectives.online_dpo import online_dpo
+from tba.objectives.policy_gradient import Surrogate
+from tba.objectives.regressions import kimi, oapl
+from tba.objectives.reinforce import OWN as REINFORCE
+from tba.objectives.reinforce import reinforce
+from tba.objectives.rloo import OWN as RLOO
+from tba.objectives.rloo import PROXIMAL, rloo
+from tba.objectives.tba_prime import OWN as TBA_PRIME
+from tba.objectives.tba_prime import tba_prime
+from tba.objectives.trajectory_balance import LogZ, trajectory_balance
+
+
+class Objective(Protocol):
+    def __call__(self, groups: Groups, *, beta: float) -> Loss: ...
+
+
+_GRADIENTS: dict[str, tuple[Callable[..., Loss], Surrogate]] = {
+    "tba-prime": (tba_prime, TBA_PRIME),
+    "reinforce": (reinforce, REINFORCE),
+    "rloo": (rloo, RLOO),
+    "proximal-rloo": (rloo, PROXIMAL),
+    "grpo": (grpo, GRPO),
+    "dr-grpo": (dr_grpo, DR_GRPO),
+}
+
+
+def make_objective(config: ObjectiveConfig, *, max_tokens: int) -> Objective:
+    """`max_tokens` is the greatest length of a response."""
+    match config.name:
+        case "trajectory-balance":
+            return partial(_of_groups, log_z=config.log_z)
+        case "online-dpo":
+            return online_dpo
+        case "kimi":
+            return partial(kimi, anchor="reference" if config.anchor == "own" else config.anchor)
+        case "oapl":
+            anchor = "behaviour" if config.anchor == "own" else config.anchor
+            return partial(oapl, value_beta=config.value_beta, anchor=anchor)
+        case name:
+            loss, own = _GRADIENTS[name]
+            options = {"centre": config.centre} if name == "tba-prime" else {}
+            return partial(loss, surrogate=_chosen(config, own, max_tokens), **options)
+
+
+def _chosen(config: ObjectiveConfig, own: Surrogate, max_tokens: int) -> Surrogate:
+    """An objective's own surrogate, with what the settings put in its place."""
+    correction = Correction(
+        kind=own.correction.kind if config.correction == "own" else config.correction,
+        level=own.correction.level if config.correction_level == "own" else config.correction_level,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        cap=config.ratio_cap,
+        prox_share=config.prox_share,
+    )
+    return replace(
+        own,
+        correction=correction,
+        normaliser=own.normaliser if config.normaliser == "own" else config.normaliser,
+        penalty=own.penalty if config.penalty == "own" else config.penalty,
+        max_tokens=max_tokens,
+    )
+
+
+def _of_groups(groups: Groups, *, beta: float, log_z: LogZ) -> Loss:
+    return trajectory_balance(groups.logp_PK, groups.ref_logp_PK, groups.reward_PK, beta=beta, log_z=log_z)

@@ -1,0 +1,34 @@
+"""Online DPO: of each group the response of the highest reward is preferred to that of the lowest.
+
+    L = - log sigmoid(beta [ log(pi / ref)(best) - log(pi / ref)(worst) ]),  the mean over groups
+
+A group whose rewards are all equal has nothing to prefer: it adds log 2 to the loss and nothing to the gradient. Of
+equal ones the first stands for all. The preference does not depend on who sampled the two.
+"""
+# Shapes: P prompts in the batch, K responses per prompt.
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from tba.objectives.groups import Groups, Loss, equal_rewards
+
+
+def online_dpo(groups: Groups, *, beta: float) -> Loss:
+    """The log-ratio to the reference of the best response against that of the worst."""
+    log_ratio_PK = groups.logp_PK - groups.ref_logp_PK
+    best_P1, worst_P1 = (pick(groups.reward_PK, 1, True) for pick in (torch.argmax, torch.argmin))
+    margin_P = beta * (log_ratio_PK.gather(1, best_P1) - log_ratio_PK.gather(1, worst_P1)).squeeze(1)
+    value = -logsigmoid(margin_P).mean()  # argmax = argmin where all are equal: the margin is 0, whatever the policy
+    metrics = {
+        "log_ratio_mean": log_ratio_PK.detach().mean(),
+        "preferred": (margin_P.detach() > 0).to(margin_P.dtype).mean(),
+        "equal_rewards": equal_rewards(groups.reward_PK),
+    }
+    return Loss(value, metrics, _advantages(beta, margin_P.detach(), best_P1, worst_P1, groups.reward_PK))
+
+
+def _advantages(beta: float, margin_P: Tensor, best_P1: Tensor, worst_P1: Tensor, reward_PK: Tensor) -> Tensor:
+    weight_P1 = beta * torch.sigmoid(-margin_P)[:, None]
+    advantage_PK = torch.zeros_like(reward_PK, dtype=weight_P1.dtype)
+    return advantage_PK.scatter_add(1, best_P1, weight_P1).scatter_add(1, worst_P1, -weight_P1)

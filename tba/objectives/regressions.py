@@ -1,0 +1,48 @@
+"""Regressions of the log-ratio on the reward, one response at a time: Kimi k1.5's and OAPL's.
+
+    delta = log Z + log(pi / anchor) - r / beta,      L = mean of (beta delta)^2
+
+    Kimi k1.5   log Z = mean of r / beta over the group, anchor = reference                       arXiv:2501.12599
+    OAPL        log Z = log mean of exp(r / value_beta) x value_beta / beta, anchor = what sampled the response
+
+Trajectory balance has the same residual with log Z = mean of (r / beta - log(pi / ref)). Kimi's leaves out the mean
+log-ratio, and so is not balanced at the target unless that mean is 0 there: the reference has to be reset often. OAPL's
+estimates log Z from responses that the anchor sampled, for which it is consistent.
+"""
+# Shapes: P prompts in the batch, K responses per prompt.
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tba.objectives.groups import Groups, Loss, equal_rewards
+
+Anchor = Literal["reference", "behaviour"]
+
+
+def kimi(groups: Groups, *, beta: float, anchor: Anchor = "reference") -> Loss:
+    return _regression(groups, groups.reward_PK.mean(dim=1) / beta, beta, anchor)
+
+
+def oapl(groups: Groups, *, beta: float, value_beta: float | None = None, anchor: Anchor = "behaviour") -> Loss:
+    """`value_beta` is the temperature at which the group's rewards are averaged; beta if not given."""
+    value_beta = value_beta or beta
+    log_mean_P = torch.logsumexp(groups.reward_PK / value_beta, dim=1) - math.log(groups.reward_PK.shape[1])
+    return _regression(groups, value_beta / beta * log_mean_P, beta, anchor)
+
+
+def _regression(groups: Groups, log_z_P: Tensor, beta: float, anchor: Anchor) -> Loss:
+    of_reference = anchor == "reference"
+    anchor_PK = groups.ref_logp_PK if of_reference else groups.needed("behaviour_logp_PKT").sum(dim=2)
+    log_ratio_PK = groups.logp_PK - anchor_PK
+    residual_PK = log_z_P[:, None] + log_ratio_PK - groups.reward_PK / beta
+    found_PK = residual_PK.detach()
+    metrics = {
+        "log_z": log_z_P.mean(),
+        "log_ratio_mean": (groups.logp_PK.detach() - groups.ref_logp_PK).mean(),
+        "residual_abs": found_PK.abs().mean(),
+        "equal_rewards": equal_rewards(groups.reward_PK),
+    }
+    return Loss((beta * residual_PK).square().mean(), metrics, -beta * found_PK, found_PK, log_z_P)

@@ -1,0 +1,19 @@
+"""REINFORCE: a response is raised by how much better it is than the batch's mean reward.
+
+    L = - mean of A log pi(y|x),      A = r - beta log(pi / ref) - mean of r over the batch
+
+The baseline is of rewards alone, which are known before the step. Left out: a moving average of past batches as
+baseline. The estimate is unbiased on policy only.
+"""
+
+from tba.objectives.groups import Groups, Loss
+from tba.objectives.policy_gradient import Surrogate, policy_gradient, rewards
+
+OWN = Surrogate(penalty="reward")
+
+
+def reinforce(groups: Groups, *, beta: float, surrogate: Surrogate = OWN) -> Loss:
+    if groups.batch_reward is None:
+        raise ValueError("the baseline is the mean reward of the batch, which is not given")
+    advantage_PK = rewards(groups, surrogate, beta=beta) - groups.batch_reward
+    return policy_gradient(groups, advantage_PK, surrogate, beta=beta)

@@ -1,0 +1,43 @@
+"""TBA': trajectory balance in its gradient form, with the importance ratio of each token capped (TBA, arXiv:2503.18929,
+section 6).
+
+    A_j = (r_j - mean of r) - beta (D_j - mean of D),      D_j = sum over tokens of clip(log(pi / ref), -10, 10)
+
+    L = - mean of 1 / n_j sum over tokens min(rho, 8) A_j,      rho = pi / mu
+
+D has no gradient. n_j counts the tokens of prompt and response, as in the paper's runs, so that long responses weigh
+less; with n constant, no ratio and no clipped log-ratio, the gradient is that of trajectory balance times beta / 2. The
+paper's runs took the mean of D at the policy that sampled (`centre="behaviour"`), by which all responses of a group are
+pulled up, the more the older they are.
+"""
+# Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
+
+from typing import Literal
+
+from torch import Tensor
+
+from tba.objectives.corrections import Correction
+from tba.objectives.groups import Groups, Loss
+from tba.objectives.policy_gradient import Surrogate, centred, policy_gradient
+
+LARGEST = 10.0
+OWN = Surrogate(correction=Correction(kind="cap", cap=8.0), normaliser="row")
+
+
+def tba_prime(
+    groups: Groups,
+    *,
+    beta: float,
+    surrogate: Surrogate = OWN,
+    centre: Literal["policy", "behaviour"] = "policy",
+) -> Loss:
+    away_PK = _away(groups, groups.logp_PKT.detach())
+    mean_P1 = (away_PK if centre == "policy" else _away(groups, groups.needed("behaviour_logp_PKT"))).mean(1, True)
+    advantage_PK = centred(groups.reward_PK) - beta * (away_PK - mean_P1)
+    return policy_gradient(groups, advantage_PK, surrogate, beta=beta)
+
+
+def _away(groups: Groups, logp_PKT: Tensor) -> Tensor:
+    """[P, K] log-ratio of a policy to the reference, that of each token within bounds."""
+    away_PKT = (logp_PKT - groups.needed("ref_logp_PKT")).clamp(-LARGEST, LARGEST)
+    return (away_PKT * groups.mask_PKT).sum(dim=2)
