@@ -1,0 +1,122 @@
+"""Where an answer stands in a response, and LaTeX in one spelling. Works on text alone; nothing is computed."""
+
+import re
+from fractions import Fraction
+
+LONGEST = 1000  # characters of an answer; more is no answer, and would only cost time
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z]) *")
+_UNBRACED = re.compile(r"[^$\n]*")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)")
+_FRACTION = re.compile(r"([+-]?)(?:\\frac\{([+-]?\d+)\}\{(\d+)\}|(\d+)/(\d+))")
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+def after_thinking(response: str) -> str:
+    """What follows the last thinking tag that closes; all of it where none does."""
+    return response.rpartition("</think>")[2]
+
+
+def last_box(text: str) -> str | None:
+    """What stands in the last box, of nested ones the innermost; None if there is none, or if it was cut off."""
+    starts = [match.end() for match in _BOX.finditer(text)]
+    return _box(text, starts[-1]) if starts else None
+
+
+def all_boxes(text: str) -> list[str]:
+    """What stands in each box, of nested ones the innermost."""
+    found = (_box(text, match.end()) for match in _BOX.finditer(text))
+    return [box for box in found if box is not None and not _BOX.search(box)]
+
+
+def _box(text: str, start: int) -> str | None:
+    if not text.startswith("{", start):
+        return _UNBRACED.match(text[start : start + LONGEST])[0].strip()  # pyright: ignore[reportOptionalSubscript]
+    depth = 0
+    for at in range(start, min(len(text), start + LONGEST)):
+        depth += (text[at] == "{") - (text[at] == "}")
+        if depth == 0:
+            return text[start + 1 : at].strip()
+    return None
+
+
+def hendrycks(answer: str) -> str:
+    """The spelling of the MATH dataset's own grader: its answers are equal if these texts are."""
+    text = unwrapped(answer.strip().replace("\n", "").replace("\\!", "").replace("\\\\", "\\"))
+    text = degrees_away(plain_brackets(text)).replace("\\$", "").replace("\\%", "")
+    amount, unit, _ = text.partition("\\text{ ")
+    text = amount if unit and amount.strip() else text
+    text = re.sub(r"(^|[ {])\.", r"\g<1>0.", text)
+    name, equals, value = text.partition("=")
+    text = value if equals and len(name.strip()) <= 2 and "=" not in value else text
+    text = braced(text.replace(" ", ""))
+    if text == "0.5":
+        return "\\frac{1}{2}"
+    return re.sub(r"^(-?\d+)/(-?\d+)$", r"\\frac{\1}{\2}", text)
+
+
+def unwrapped(text: str) -> str:
+    r"""Without a \text{} around the whole."""
+    match = re.fullmatch(r"\\text\{([^{}]+)\}", text)
+    return match[1].strip() if match else text
+
+
+def plain_brackets(text: str) -> str:
+    r"""One spelling of fractions, and brackets without \left and \right."""
+    return re.sub(r"\\(?:left|right)(?![a-zA-Z]) ?", "", re.sub(r"\\[dt]frac", r"\\frac", text))
+
+
+def degrees_away(text: str) -> str:
+    return re.sub(r" *\^ *(?:\\circ|\{ *\\circ *\})", "", text)
+
+
+def braced(text: str) -> str:
+    r"""\frac12, \sqrt3 and x_1 with the braces that LaTeX lets one leave out."""
+    text = re.sub(r"_ *([0-9a-zA-Z])", r"_{\1}", text)
+    text = re.sub(r"\\sqrt *([0-9a-zA-Z])", r"\\sqrt{\1}", text)
+    text = re.sub(r"\\frac *([0-9a-zA-Z]|\\pi)(?= *[0-9a-zA-Z{\\])", r"\\frac{\1}", text)
+    return re.sub(r"(\\frac *\{[^{}]*\}) *([0-9a-zA-Z]|\\pi(?![a-zA-Z]))", r"\1{\2}", text)
+
+
+def without_thousands(text: str) -> str:
+    return _THOUSANDS.sub("", text)
+
+
+def decimal(text: str) -> Fraction | None:
+    """A number written with digits alone."""
+    text = without_thousands(text)
+    return Fraction(text) if _NUMBER.fullmatch(text) else None
+
+
+def rational(text: str) -> Fraction | None:
+    """A number, or a fraction of two whole ones."""
+    match = _FRACTION.fullmatch(text)
+    if not match:
+        return decimal(text)
+    above, below = int(match[2] or match[4]), int(match[3] or match[5])
+    return Fraction(-above if match[1] == "-" else above, below) if below else None
+
+
+def inside_brackets(text: str) -> str | None:
+    """What stands between two brackets that belong together and hold all the rest."""
+    if len(text) < 3 or text[0] not in _OPENING or text[-1] not in _CLOSING:
+        return None
+    depth = 0
+    for at, character in enumerate(text):
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if depth == 0 and at < len(text) - 1:
+            return None
+    return text[1:-1]
+
+
+def split_at_commas(text: str) -> list[str]:
+    """At those outside every bracket."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in _OPENING) - (character in _CLOSING)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
