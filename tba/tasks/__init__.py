@@ -5,13 +5,17 @@ from collections.abc import Callable, Mapping
 from tba.config import TaskConfig
 from tba.errors import ConfigError
 from tba.interfaces import Task
-from tba.tasks import gsm8k, quickstart
+from tba.tasks import gsm8k, math, quickstart
 
 Rule = Callable[[str, str], bool]  # is this response right, given the answer?
 
-TASKS: dict[str, Callable[[TaskConfig], Task]] = {"quickstart": quickstart.Quickstart, "gsm8k": gsm8k.GSM8K}
-RULES: dict[str, Mapping[str, Rule]] = {"quickstart": quickstart.RULES, "gsm8k": gsm8k.RULES}
-LATER = ("math", "tldr", "redteam")
+TASKS: dict[str, Callable[[TaskConfig], Task]] = {
+    "quickstart": quickstart.Quickstart,
+    "gsm8k": gsm8k.GSM8K,
+    "math": math.Math,
+}
+RULES: dict[str, Mapping[str, Rule]] = {"quickstart": quickstart.RULES, "gsm8k": gsm8k.RULES, "math": math.RULES}
+LATER = ("tldr", "redteam")
 
 
 def get_task(config: TaskConfig | str) -> Task:

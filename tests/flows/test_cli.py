@@ -515,7 +515,7 @@ def test_a_dry_run_shows_the_arithmetic_and_starts_nothing(tmp_path: Path, capsy
     ("arguments", "named"),
     [
         (("nonsense",), "nonsense"),
-        (("math",), "not available yet"),
+        (("tldr",), "not available yet"),
         (("quickstart", "--set", "training.stepz=3"), "training.stepz"),
         (("quickstart", "--set", "training.steps"), "KEY=VALUE"),
         (("quickstart", "--steps", "0"), "training.steps"),

@@ -1,0 +1,149 @@
+"""Competition problems of the MATH dataset: reward 1 if the answer in the response's box is the right one.
+
+Four published ways of grading give different numbers on the same responses; say which one was used. `boxed` is that of
+TBA′, `minerva` VinePPO's, `prm800k` that of the dataset of this name, and `math-verify` a library's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tba.config import TaskConfig
+from tba.errors import ConfigError, DataError
+from tba.grading import minerva as minerva_grader
+from tba.grading import prm800k as prm800k_grader
+from tba.grading.helper import verified
+from tba.grading.latex import LONGEST, after_thinking, decimal, hendrycks, last_box
+from tba.tasks.math500 import is_held_out
+from tba.types import Prompt, Response, Reward
+
+REQUEST = "Please reason step by step, and put your final answer within \\boxed{}."
+TEMPLATES = ("qwen-boxed", "plain")
+SOURCES = {
+    "train": "hf://datasets/nlile/hendrycks-MATH-benchmark/data/train-00000-of-00001.parquet",  # 12 000 of 12 500
+    "test": "hf://datasets/HuggingFaceH4/MATH-500/test.jsonl",
+}
+
+
+def math_verify(response: str, answer: str) -> bool:
+    """The last box after the thinking: as text, by the rule of the dataset itself, or else by the library."""
+    given = last_box(after_thinking(response))
+    if not given:
+        return False
+    if hendrycks(given) == hendrycks(answer) != "":
+        return True
+    ours, theirs = decimal(given), decimal(answer)
+    if ours is not None and theirs is not None and ours.denominator == theirs.denominator == 1:
+        return ours == theirs  # as the library would find, but sooner
+    return verified(given, answer)
+
+
+def minerva(response: str, answer: str) -> bool:
+    """All boxes, or else what "the answer is", or else the last number; compared generously."""
+    return minerva_grader.is_right(response, answer)
+
+
+def prm800k(response: str, answer: str) -> bool:
+    """The last box anywhere, or else what follows "# Answer"; strict about the form."""
+    _, heading, last = response.rpartition("# Answer\n")
+    given = last_box(response) or (last.strip() if heading else "")
+    return 0 < len(given) <= LONGEST and prm800k_grader.is_right(given, answer)
+
+
+def boxed(response: str, answer: str) -> bool:
+    """The last box after the thinking, compared as `prm800k` does."""
+    given = last_box(after_thinking(response))
+    return bool(given) and prm800k_grader.is_right(given, answer)
+
+
+RULES: dict[str, Callable[[str, str], bool]] = {
+    "math-verify": math_verify,
+    "minerva": minerva,
+    "prm800k": prm800k,
+    "boxed": boxed,
+}
+
+
+class Math:
+    """Trained on the 12 000 problems that are not in MATH-500, evaluated on MATH-500."""
+
+    name = "math"
+
+    def __init__(self, config: TaskConfig):
+        self.config = config
+        self.template = _known("template", config.template or TEMPLATES[0], TEMPLATES)
+        self.rule = RULES[_known("rule", config.rule or "math-verify", RULES)]
+
+    def source(self, split: str) -> str:
+        return SOURCES[split]
+
+    def prompts(
+        self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
+    ) -> list[Prompt]:
+        """Rows have `problem`, and `answer` or else `solution`, whose last box is the answer; `level` and `subject` are
+        kept. Problems of MATH-500 are left out of training, and a training set made of them is refused."""
+        problems = [_text(split, i, row, "problem") for i, row in enumerate(rows)]
+        golds = [_gold(split, i, row) for i, row in enumerate(rows)]
+        held_out = self._held_out(problems) if split == "train" else frozenset()
+        texts, tokens = self._worded(problems, tokenizer)
+        prompts = [
+            Prompt(
+                prompt_id=f"{split}-{i:05d}",
+                text=texts[i],
+                tokens=tuple(tokens[i]),
+                answer=golds[i],
+                metadata={field: row[field] for field in ("level", "subject") if row.get(field) is not None},
+            )
+            for i, row in enumerate(rows)
+            if i not in held_out
+        ]
+        return [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
+
+    def reward(self, prompt: Prompt, response: Response) -> Reward:
+        return Reward(value=float(self.rule(response.text, prompt.answer)))
+
+    def _held_out(self, problems: Sequence[str]) -> frozenset[int]:
+        found = frozenset(i for i, problem in enumerate(problems) if is_held_out(problem))
+        if 2 * len(found) > len(problems):
+            raise DataError(
+                f"task.train: {self.config.train or self.source('train')} is MATH-500, which is for evaluation alone: "
+                f"{len(found)} of {len(problems)} rows are problems of it"
+            )
+        return found
+
+    def _worded(self, problems: Sequence[str], tokenizer: Any) -> tuple[list[str], list[Sequence[int]]]:
+        """`qwen-boxed` is a message to the model in its chat template; where it has none, it is worded as `plain`."""
+        if self.template == "plain" or not getattr(tokenizer, "chat_template", None):
+            texts = [f"Problem:\n{problem}\n\n{REQUEST}\n\nSolution:\n" for problem in problems]
+            return texts, tokenizer(texts).input_ids if texts else []
+        texts = [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": f"{problem}\n\n{REQUEST}"}], tokenize=False, add_generation_prompt=True
+            )
+            for problem in problems
+        ]
+        # the template has written the special tokens already
+        return texts, tokenizer(texts, add_special_tokens=False).input_ids if texts else []
+
+
+def _gold(split: str, index: int, row: Mapping[str, Any]) -> str:
+    if row.get("answer") is not None:
+        return _text(split, index, row, "answer").strip()
+    gold = last_box(_text(split, index, row, "solution"))
+    if not gold:
+        raise DataError(
+            f"{split} row {index}: no field 'answer', and no \\boxed{{}} with the answer in field 'solution'"
+        )
+    return gold
+
+
+def _text(split: str, index: int, row: Mapping[str, Any], field: str) -> str:
+    value = row.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{split} row {index}: field {field!r} must be text, got {value!r}")
+    return value
+
+
+def _known(field: str, value: str, choices: Sequence[str] | Mapping[str, Any]) -> str:
+    if value not in choices:
+        raise ConfigError(f"task.{field}: one of {', '.join(choices)}, got {value!r}")
+    return value
