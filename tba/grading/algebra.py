@@ -47,18 +47,29 @@ class Unreadable(Exception):
 
 
 def equal(given: str, gold: str) -> bool:
-    try:
-        difference = read(given) - read(gold)
-        return bool(difference == 0 or sympy.simplify(difference) == 0)
-    except Exception:  # whatever sympy makes of what a model wrote: too deep, too large, not a number
-        return False
+    difference = read(given) - read(gold)
+    return bool(difference == 0 or sympy.simplify(difference) == 0)
+
+
+def close(given: str, gold: str) -> bool:
+    difference = read(given) - read(gold)
+    if difference.is_number:
+        return bool(abs(sympy.N(difference)) <= 1e-3)
+    return bool(sympy.simplify(difference) == 0)
 
 
 def verified(given: str, gold: str) -> bool:
+    return bool(verify(_parsed(gold), _parsed(given), timeout_seconds=None))
+
+
+COMPARISONS = {"equal": equal, "close": close, "verified": verified}
+
+
+def answer(what: str, given: str, gold: str) -> bool:
+    compare = COMPARISONS[what]
     try:
-        ours, theirs = _parsed(given), _parsed(gold)
-        return bool(verify(theirs, ours, timeout_seconds=None))
-    except Exception:
+        return compare(given, gold)
+    except Exception:  # whatever becomes of what a model wrote: too deep, too large, not a number
         return False
 
 

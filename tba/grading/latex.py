@@ -57,9 +57,13 @@ def hendrycks(answer: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    r"""Without a \text{} around the whole."""
-    match = re.fullmatch(r"\\text\{([^{}]+)\}", text)
-    return match[1].strip() if match else text
+    r"""Without \text{} or braces around the whole."""
+    while text.startswith(("\\text{", "{")):
+        inside = inside_brackets(text.removeprefix("\\text"))
+        if inside is None:
+            break
+        text = inside.strip()
+    return text
 
 
 def plain_brackets(text: str) -> str:

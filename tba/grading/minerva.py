@@ -1,12 +1,12 @@
 """The grader of Minerva's evaluations, as VinePPO uses it: finds an answer wherever one may stand, compares generously.
 
-Generosity has a price: 50 counts for 50%, for 0.5 and for 5000, (1, 2) for [1, 2], and 0 for all below a thousandth.
+Generosity has a price: 50 counts for 50%, for 0.5 and for 5000, (1, 2) for [1, 2], and 0 for all below a tenth.
 """
 
 import re
 from fractions import Fraction
 
-from tba.grading.helper import equal
+from tba.grading.helper import close
 from tba.grading.latex import (
     LONGEST,
     all_boxes,
@@ -17,6 +17,7 @@ from tba.grading.latex import (
     plain_brackets,
     rational,
     split_at_commas,
+    unwrapped,
     without_thousands,
 )
 
@@ -25,15 +26,16 @@ _PRINTED = re.compile(r"```output\n(.*?)```", re.DOTALL)
 _LAST_NUMBER = re.compile(r"-?\d*\.?\d+")
 _AND = re.compile(r"\\text\{ *and *\}|(?<![a-zA-Z\\])and(?![a-zA-Z])")
 _ROWS = re.compile(r"\\begin\{[pbvB]?matrix\}(.*)\\end\{[pbvB]?matrix\}", re.DOTALL)
-_CLOSE, _CLOSE_SHARE = Fraction(1, 1000), Fraction(1, 10_000)
+_CLOSE = Fraction(1, 1000)
 
 
 def is_right(response: str, gold: str) -> bool:
     """Every answer that was found stands for one of the gold's, and none of those is left."""
-    golds = answers_in(gold)
-    found = [part for text in dict.fromkeys(extract(response)) for part in (answers_in(text) if golds[1:] else [text])]
-    found = [normalised(text) for text in found]
-    return _match(found, [normalised(text) for text in golds])
+    golds, found = answers_in(gold), extract(response)
+    if golds[1:]:
+        found = [part for text in dict.fromkeys(found) for part in answers_in(text)]
+        return _match([normalised(part) for part in found], [normalised(part) for part in golds])
+    return _match(list(dict.fromkeys(normalised(text) for text in found)), [normalised(gold)])  # boxes may agree
 
 
 def extract(response: str) -> list[str]:
@@ -54,6 +56,7 @@ def extract(response: str) -> list[str]:
 
 def answers_in(text: str) -> list[str]:
     """A list at its "and", or at its commas if it has no brackets; a comma between thousands is none."""
+    text = unwrapped(text.strip())
     parts = _AND.split(text)
     if parts[1:] or any(bracket in text for bracket in "()[]"):
         return [part.strip(" ,") for part in parts]
@@ -61,11 +64,11 @@ def answers_in(text: str) -> list[str]:
 
 
 def normalised(text: str) -> str:
-    """Without spaces, units and marks of money, percent and degrees; one spelling of what is left."""
-    text = degrees_away(plain_brackets(text.replace("\\!", ""))).strip()
+    """Without spaces, units and marks of money and degrees; one spelling of what is left."""
+    text = degrees_away(plain_brackets(unwrapped(text.replace("\\!", "").strip())))
     amount = re.sub(r"\\(?:text|mbox)\{[^{}]*\}(?:\^\{?\d+\}?)?$", "", text).strip()
     text = re.sub(r"\\(?:text|mbox|textbf|mathrm)\{([^{}]*)\}", r"\1", amount or text)
-    text = re.sub(r"\\?[$%]", "", text)
+    text = re.sub(r"\\?\$", "", text).replace("\\%", "%")
     text = re.sub(r"(?<![a-zA-Z\\])inf(?:inity)?(?![a-zA-Z])", r"\\infty", text)
     text = text.replace("j", "i") if "i" not in text else text
     text = re.sub(r"^[a-zA-Z] *\\in(?![a-zA-Z])", "", text)
@@ -85,19 +88,24 @@ def _match(found: list[str], golds: list[str]) -> bool:
 
 
 def _same(given: str, gold: str) -> bool:
-    ours, theirs = decimal(given), decimal(gold)
+    ours, theirs = _number(given), _number(gold)
     if ours is not None and theirs is not None:
-        shifted = (theirs * 100, theirs / 100)
-        return abs(ours - theirs) < _CLOSE or any(abs(ours - it) <= _CLOSE_SHARE * abs(it) for it in shifted)
-    if given.lower() == gold.lower():
-        return True
+        return any(abs(ours - it) <= _CLOSE for it in (theirs, theirs * 100, theirs / 100))
     ours, theirs = rational(given), rational(gold)
     if ours is not None and theirs is not None:
-        return ours == theirs
+        return abs(ours - theirs) <= _CLOSE
+    if given.lower() == gold.lower():
+        return True
     our_cells, their_cells = _cells(given), _cells(gold)
     if our_cells and their_cells:
         return _all_same(our_cells, their_cells)
     return _same_equation(given, gold)
+
+
+def _number(text: str) -> Fraction | None:
+    """Digits, with or without a percent sign."""
+    number = decimal(text.removesuffix("%"))
+    return number / 100 if number is not None and text.endswith("%") else number
 
 
 def _cells(text: str) -> list[list[str]] | None:
@@ -123,9 +131,9 @@ def _same_equation(given: str, gold: str) -> bool:
     ours, theirs = given.split("="), gold.split("=")
     if len(ours) == len(theirs) == 2:
         difference, reverse = f"({theirs[0]})-({theirs[1]})", f"({theirs[1]})-({theirs[0]})"
-        return any(equal(f"({ours[0]})-({ours[1]})", other) for other in (difference, reverse))
+        return any(close(f"({ours[0]})-({ours[1]})", other) for other in (difference, reverse))
     if len(ours) == 2 and len(ours[0]) <= 2 and len(theirs) == 1:
         return _same(ours[1], gold)
     if len(theirs) == 2 and len(theirs[0]) <= 2 and len(ours) == 1:
         return _same(given, theirs[1])
-    return equal(given, gold)
+    return close(given, gold)

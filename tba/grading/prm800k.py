@@ -56,7 +56,7 @@ def plain(answer: str) -> str:
     text = _typed(_COMMAND.sub(lambda match: _TYPED.get(match[0], match[0]), text))
     text = re.sub(r"(\d+) +(\d+/\d+)", r"(\1+\2)", text.strip())  # a mixed number
     text = re.sub(r"[\s{}\\]", "", text).lower()
-    text = text if inside_brackets(text) else without_thousands(text)
+    text = text if re.search(r"[()\[\]]", text) else without_thousands(text)
     return re.sub(r"^(-?\d+)\.0*$", r"\1", text)
 
 

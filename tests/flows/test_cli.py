@@ -466,6 +466,8 @@ def test_grade_takes_a_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file.write_text(json.dumps({"response": "it is 5", "answer": "5"}) + "\n")
     assert json.loads(printed(capsys, "grade", "gsm8k", str(file), "--rule", "last-number"))["reward"] == 1.0
     assert json.loads(printed(capsys, "grade", "gsm8k", str(file), "--rule", "after-hashes"))["reward"] == 0.0
+    assert json.loads(printed(capsys, "grade", "math", str(file), "--rule", "minerva"))["reward"] == 1.0
+    assert json.loads(printed(capsys, "grade", "math", str(file)))["reward"] == 0.0  # without a box
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"response": "5"}', '{"response": "5", "answer": 5}'])

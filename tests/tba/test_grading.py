@@ -95,7 +95,9 @@ def test_each_rule_finds_the_answer_in_its_own_way(response: str, answer: str, r
         ("18.00", "18", (1, 1, 1, 1)),
         ("10/2", "5", (1, 1, 0, 0)),
         ("0.25", r"\frac14", (1, 1, 1, 1)),
-        ("0.3333", r"\frac13", (0, 0, 0, 0)),
+        ("0.3333", r"\frac13", (0, 1, 0, 0)),
+        ("0.33", r"\frac13", (0, 0, 0, 0)),
+        ("10.8167", r"3\sqrt{13}", (0, 1, 0, 0)),
         (r"\frac{2}{4}", r"\frac{1}{2}", (1, 1, 0, 0)),
         (r"\frac{9}{5}", r"1\frac{4}{5}", (1, 1, 1, 1)),
         (r"-\frac{9}{5}", r"-1\frac{4}{5}", (1, 1, 1, 1)),
@@ -105,6 +107,7 @@ def test_each_rule_finds_the_answer_in_its_own_way(response: str, answer: str, r
         (r"50\%", "0.5", (1, 1, 0, 0)),
         ("50", "0.5", (0, 1, 0, 0)),
         ("50", "5000", (0, 1, 0, 0)),
+        (r"50\%", "5000", (0, 0, 0, 0)),
         (r"\$18.90", "18.90", (1, 1, 1, 1)),
         ("90", r"90^\circ", (1, 1, 1, 1)),
         ("864", r"864 \mbox{ inches}^2", (1, 1, 1, 1)),
@@ -115,6 +118,7 @@ def test_each_rule_finds_the_answer_in_its_own_way(response: str, answer: str, r
         (r"\text{west}", r"\text{east}", (0, 0, 0, 0)),
         (r"\text{ west}", r"\text{ east}", (0, 0, 0, 0)),
         ("C", r"\text{(C)}", (1, 1, 1, 1)),
+        (r"{\text{east}}", r"\text{east}", (1, 1, 1, 1)),
         # tuples, intervals, sets, lists
         ("(1,2)", "[1,2]", (0, 1, 0, 0)),
         ("(1,2]", "(1,2)", (0, 1, 0, 0)),
@@ -123,6 +127,7 @@ def test_each_rule_finds_the_answer_in_its_own_way(response: str, answer: str, r
         ("(12)", "(1,2)", (0, 0, 0, 0)),
         (r"\left(\frac{3}{5},\frac{16}{6}\right]", r"\left(\frac{3}{5},\frac{8}{3}\right]", (1, 1, 0, 0)),
         (r"(-\infty,2)\cup(3,\infty)", r"(-\infty, 2) \cup (3, \infty)", (1, 1, 1, 1)),
+        (r"(2,12)\cup(12102)", r"(2,12) \cup (12,102)", (0, 0, 0, 0)),
         (r"(-\infty,2)", r"(-\infty, 2) \cup (3, \infty)", (0, 0, 0, 0)),
         ("-2,1", "1,-2", (1, 1, 0, 0)),
         ("1", "1,-2", (0, 0, 0, 0)),
@@ -181,6 +186,22 @@ def test_fractions_of_math_500_are_right_however_they_are_spelt(rule: str):
         for spelling in ("{0}{1}/{2}", "{0}\\dfrac {{{1}}} {{{2}}}", "\\frac{{{0}{1}}}{{{2}}}"):
             assert grade("math", rule, f"$\\boxed{{{spelling.format(sign, above, below)}}}$", gold), (spelling, gold)
         assert not grade("math", rule, f"$\\boxed{{{sign}{above}1/{below}}}$", gold)
+
+
+def test_the_graders_differ_over_the_answers_of_math_500_where_their_rules_do():
+    whole = [int(gold) for gold in golds() if re.fullmatch(r"-?\d+", gold)]
+    fractions = [
+        (int(above), int(below)) for above, below in re.findall(r"(?m)^\\d?frac\{(\d+)\}\{(\d+)\}$", "\n".join(golds()))
+    ]
+    assert (len(whole), len(fractions)) == (311, 47)
+
+    def right(pairs: list[tuple[str, str]]) -> tuple[int, ...]:
+        return tuple(int(sum(column)) for column in zip(*(graded_box(*pair) for pair in pairs), strict=True))
+
+    assert right([(f"{n - 1}+1", f"{n}") for n in whole]) == (311, 311, 0, 0)
+    assert right([(f"{100 * n}", f"{n}") for n in whole if n]) == (0, 304, 0, 0)
+    assert right([(f"\\frac{{{2 * a}}}{{{2 * b}}}", f"\\frac{{{a}}}{{{b}}}") for a, b in fractions]) == (47, 47, 0, 0)
+    assert right([(f"\\frac{{{b}}}{{{a}}}", f"\\frac{{{a}}}{{{b}}}") for a, b in fractions]) == (0, 0, 0, 0)
 
 
 # --- what a model might write -----------------------------------------------------------------------------------------
