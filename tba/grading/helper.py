@@ -28,8 +28,9 @@ SECONDS = 2.0  # of the processor, for one comparison
 PATIENCE = 20.0  # seconds of the clock, likewise
 START_PATIENCE = 120.0  # to import sympy, on a busy machine
 MEMORY = 4 << 30  # bytes that the helper may ask for
+LONGEST = 1 << 15  # bytes of an order: a pipe takes as many while its reader is busy
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # of the thread that started it: one that lives as long as its process
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 _READY, _RIGHT, _WRONG = b"+\n", b"1\n", b"0\n"
 
@@ -68,16 +69,26 @@ class Helper:
     def ask(self, what: str, given: str, gold: str) -> bool:
         """A helper that somebody else has ended is replaced and asked again, once."""
         order = json.dumps([what, given, gold]).encode() + b"\n"
+        if len(order) > LONGEST:
+            return False
         with self._lock:
-            for _ in range(2):
-                process = self._running()
-                with suppress(BrokenPipeError):
-                    os.write(process.stdin.fileno(), order)  # pyright: ignore[reportOptionalMemberAccess]
-                answer = _read(process, len(_RIGHT), self.patience)
-                if answer in (_RIGHT, _WRONG):
-                    return answer == _RIGHT
-                if self._end() == -signal.SIGPROF or answer is None:
-                    return False
+            try:
+                return self._first_answer(order)
+            except BaseException:  # a stop, say: the answer would be read as that of the next comparison
+                self._end()
+                raise
+
+    def _first_answer(self, order: bytes) -> bool:
+        for _ in range(2):
+            process = self._running()
+            assert process.stdin
+            with suppress(BrokenPipeError):
+                os.write(process.stdin.fileno(), order)
+            answer = _read(process, len(_RIGHT), self.patience)
+            if answer in (_RIGHT, _WRONG):
+                return answer == _RIGHT
+            if self._end() == -signal.SIGPROF or answer is None:
+                return False
         return False
 
     def close(self) -> None:
@@ -121,7 +132,7 @@ class Helper:
 
 @cache
 def _helper(pid: int) -> Helper:
-    """One for each process: two that are forks of each other would read each other's answers."""
+    """One for each process: a fork leaves its parent's alone."""
     return Helper()
 
 

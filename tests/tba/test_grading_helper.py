@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -57,8 +57,9 @@ def test_it_knows_what_is_equal_and_what_the_library_says():
 def test_a_comparison_that_takes_too_much_time_of_the_processor_is_wrong_and_the_next_is_made(what: str):
     with made(seconds=1.0) as it:
         assert it.ask(what, "2x", "x+x")
-        first = pid(it)
+        first, began = pid(it), time.monotonic()
         assert not it.ask(what, ENDLESS, "7")
+        assert time.monotonic() - began < 60  # not its patience, which is for a helper that stands still
         assert not is_there(first)
         assert it.ask(what, "3x", "x+2x")
 
@@ -74,6 +75,13 @@ def test_a_comparison_that_gets_no_time_of_the_processor_is_wrong_once_patience_
         assert not is_there(first)
         it.patience = 120.0
         assert it.ask("equal", "2x", "x+x")
+
+
+def test_what_would_fill_the_pipe_of_a_helper_that_stands_still_is_wrong():
+    with made(patience=5.0) as it:
+        assert it.ask("equal", "2x", "x+x")
+        os.kill(pid(it), signal.SIGSTOP)
+        assert not it.ask("equal", "1", "1+" * 100_000 + "1")
 
 
 def test_a_helper_that_was_killed_is_replaced():
@@ -92,6 +100,26 @@ def test_an_answer_is_not_wrong_because_its_helper_was_killed_over_it():
         os.kill(first, signal.SIGSTOP)  # so that it is certainly still at it
         threading.Timer(0.5, os.kill, (first, signal.SIGKILL)).start()
         assert it.ask("equal", "3x", "x+2x")
+
+
+def test_a_grader_that_was_interrupted_does_not_take_the_answer_for_the_next_one():
+    def interrupt(*_: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with made() as it:
+            assert it.ask("equal", "2x", "x+x")
+            first = pid(it)
+            os.kill(first, signal.SIGSTOP)
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with pytest.raises(InterruptedError):
+                it.ask("equal", "3x", "x+2x")
+            with suppress(ProcessLookupError):
+                os.kill(first, signal.SIGCONT)
+            assert not it.ask("equal", "4x", "x")
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_what_asks_the_grader_to_stop_does_not_reach_the_helper():
