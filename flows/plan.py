@@ -144,7 +144,11 @@ def describe(config: Config) -> str:
         (
             "ages",
             f"{config.sampling.recent_share:.0%} of slots recent, {low} to {high} steps old (mean {mean:g}) "
-            f"if versions are adopted at once, up to {sync.every} more if a round later; the rest of any age",
+            + (
+                f"if versions are adopted at once, up to {sync.every} more if a round later; the rest of any age"
+                if sync.lag is None
+                else f"as searchers and trainer go in step, {sync.lag} syncs apart; the rest of any age"
+            ),
         ),
         (
             "round",

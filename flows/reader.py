@@ -62,6 +62,7 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
         disk_bytes=int(limits.disk_gb * 1e9),
         threads=limits.draw_threads,
         behaviour=config.objective.needs_tokens,
+        searchers_in_step=config.search.searchers if config.sync.lag is not None else None,
     )
 
 
@@ -106,6 +107,9 @@ class Reader:
 
     def recorded(self, sync: int) -> bool:
         return self._ask("recorded", sync)
+
+    def ready(self, sync: int, *, step: int) -> bool:
+        return self._ask("ready", sync, step)
 
     def waiting(self) -> int:
         return self._ask("waiting")
@@ -228,6 +232,7 @@ _ORDERS: Mapping[str, Callable[..., tuple[Any, Numbers]]] = {
     "sync": lambda buffer, sync, step: (buffer.sync(sync, step=step), ()),
     "replay": lambda buffer, sync: (buffer.replay(sync), ()),
     "recorded": lambda buffer, sync: (buffer.recorded(sync), ()),
+    "ready": lambda buffer, sync, step: (buffer.ready(sync, step=step), ()),
     "waiting": lambda buffer: (buffer.waiting(), ()),
     "queues": lambda buffer: (buffer.queues(), ()),
     "restore": lambda buffer, queues: (buffer.restore(queues), ()),

@@ -40,6 +40,8 @@ from tba.types import Version
 POLICY_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".py")
 """What is fetched of a model's folder: weights as safetensors only, whatever else tokenizers and models are made of."""
 
+STARTING = 120.0  # seconds that the trainer's reader has for an answer at least: it may have to start first
+
 
 class Tell(Protocol):
     """Is told what is being done, and the share that is done."""
@@ -70,6 +72,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
         lease=lease,
         events=events,
         deadline=config.limits.data_deadline,
+        lag=config.sync.lag,
     )
     searcher.run()
 
@@ -89,7 +92,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
                 _store_prompts(run, config, task, policy.tokenizer, events)
         with (
             closing(open_metric_log(run, config.metrics)) as metrics,
-            Reader(run, attempt.number, lease.life, deadline=config.limits.data_deadline) as buffer,
+            Reader(run, attempt.number, lease.life, deadline=max(config.limits.data_deadline, STARTING)) as buffer,
         ):
             trainer = Trainer(
                 config,

@@ -81,6 +81,8 @@ class _Check:
         self.opened: tuple[Compaction, pq.ParquetFile] | None = None  # the last: its shards are asked for one by one
         self.done, self.total = 0, sum(len(_whole(keys)) for keys in self.listed.values())
         training = run.config.get("training", {})
+        synchronous = run.config.get("sync", {}).get("lag") == 0
+        self.ahead = int(synchronous)  # syncs: a version that searchers are waited for with comes before its ledger
         self.relations = Relations(
             slots=training.get("prompts_per_step"), responses=training.get("responses_per_prompt")
         )
@@ -94,8 +96,11 @@ class _Check:
         published = {*versions, *removed.versions}
         evaluated = self.evaluations(published)
         self.continued(attempts, {*checkpoints, *removed.checkpoints})
-        standing = [name for name in (*versions, *checkpoints, *evaluated) if stands(spans, name)]
-        self.ledger(spans, sync_records, reached=max((name.number for name in standing), default=0))
+        reached = [
+            *(name.number for name in checkpoints if stands(spans, name)),
+            *(name.number - self.ahead for name in (*versions, *evaluated) if stands(spans, name)),
+        ]
+        self.ledger(spans, sync_records, reached=max(reached, default=0))
         self.prompts()
         self.forks()
         self.small_records()

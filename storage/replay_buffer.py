@@ -21,7 +21,8 @@ class DuckReplayBuffer:
     """The `ReplayBuffer` of one attempt. A draw follows from seed, sampler and records: the run's name, how often
     arrivals were looked for, and whether the buffer was rebuilt in between have no part in it. Of the payloads
     `memory_bytes` stay in memory; of a remote run's shards copies of `disk_bytes` stay on this machine's disk. With
-    `behaviour`, fetched rows have the log-probabilities of their tokens when they were sampled."""
+    `behaviour`, fetched rows have the log-probabilities of their tokens when they were sampled. Where so many searchers
+    go in step with the trainer, record n admits round n of each."""
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class DuckReplayBuffer:
         disk_bytes: int = 32 << 30,
         threads: int = 1,
         behaviour: bool = False,
+        searchers_in_step: int | None = None,
     ):
         self.run, self.attempt, self.events = run, attempt, events
         self.index = Index(
@@ -57,6 +59,7 @@ class DuckReplayBuffer:
         self.arrivals = Arrivals(run, self.payloads, self.index.check)
         self.recording = Recording(run.inherits) if run.inherits and run.inherits.replays else None
         self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq
+        self.in_step = None if self.recording else searchers_in_step
         self.applied = -1
         self._steps = {0: 0}  # that each applied sync follows, and so the version of its number
         self._newest_sha256: str | None = None  # of the newest applied record
@@ -101,6 +104,17 @@ class DuckReplayBuffer:
     def recorded(self, sync: int) -> bool:
         return self.run.store.exists(layout.sync(sync))
 
+    def ready(self, sync: int, *, step: int) -> bool:
+        if self.in_step is None or self.recorded(sync):
+            return True
+        self._steps.setdefault(sync, step)  # a round can be by the version of this very sync
+        self.arrivals.look()
+        return all(self._has_come(searcher, sync) for searcher in range(self.in_step))
+
+    def _has_come(self, searcher: int, seq: int) -> bool:
+        key = layout.shard(searcher, seq)
+        return f"{searcher}/{seq}" in self.shards or key in self.arrivals.found or key in self.arrivals.refused
+
     def waiting(self) -> int:
         self.arrivals.look()
         return self.arrivals.rows()
@@ -111,7 +125,7 @@ class DuckReplayBuffer:
     def _create(self, sync: int, step: int) -> StoredRecord:
         """A record of all that has arrived. If another was first, that one is the fact, as long as this attempt is
         still the newest."""
-        arrived = self._arrived(step)
+        arrived = self._arrived(sync, step)
         record = SyncRecord(
             sync=sync,
             step=step,
@@ -140,11 +154,13 @@ class DuckReplayBuffer:
             self.events.write("empty-sync", f"sync {sync} admits nothing; {since}", severity="warning", sync=sync)
         return StoredRecord(record, sha256(data).hexdigest())
 
-    def _arrived(self, step: int) -> list[Shard]:
+    def _arrived(self, sync: int, step: int) -> list[Shard]:
         if self.recording:
             return self.recording.arrivals(step, self.shards)
         self.arrivals.look()
-        found = (it.shard for it in self.arrivals.found.values())
+        found = [it.shard for it in self.arrivals.found.values()]
+        if self.in_step is not None:
+            found = [shard for shard in found if shard.seq <= sync]
         return sorted(found, key=lambda shard: (shard.searcher, shard.seq))
 
     def _check_attempt(self) -> None:

@@ -100,6 +100,11 @@ class ReplayBuffer(Protocol):
         """Whether record `sync` is stored."""
         ...
 
+    def ready(self, sync: int, *, step: int) -> bool:
+        """Whether record `sync` is stored or all that it has to admit has arrived: where searchers and trainer go in
+        step, that round of every searcher."""
+        ...
+
     def waiting(self) -> int:
         """Trajectories that have arrived and that no record admits yet."""
         ...

@@ -10,7 +10,7 @@ from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed
 from tba.interfaces import EventLog, Generator, Lease, ReferenceScorer, Task, TrajectoryLog, VersionStore
 from tba.prompts import PromptStream, request_seed
-from tba.timing import timed
+from tba.timing import looks, timed
 from tba.types import Prompt, Response, Trajectory, Version
 
 WARMEST, NARROWEST = 1.1 / 0.7, 0.7
@@ -33,11 +33,13 @@ class Searcher:
         lease: Lease,
         events: EventLog,
         deadline: float,
+        lag: int | None = None,
     ):
         self.index, self.seed, self.config, self.stream = index, seed, config, stream
         self.task, self.generator, self.scorer = task, generator, scorer
         self.log, self.versions, self.lease, self.events = log, versions, lease, events
-        self.deadline = deadline  # for the first version
+        self.deadline = deadline  # for the first version, and for each that a round has to be by
+        self.lag = lag  # in syncs, where it goes in step with the trainer
         self.version: Version | None = None
         self.refused: Version | None = None  # the newest one found damaged: it is not fetched again
         self.seconds: dict[str, float] = {}
@@ -45,12 +47,16 @@ class Searcher:
         self.tokens = 0
 
     def run(self) -> None:
-        """Consumes versions; produces one shard a round. Waits for a first version that can be loaded, and never again:
-        prompts do not run out. Ends when the lease says so."""
-        self.adopt_first()
+        """Consumes versions; produces one shard a round. Waits for a first version that can be loaded, and never again
+        unless it goes in step with the trainer: prompts do not run out. Ends when the lease says so."""
+        if self.lag is None:
+            self.adopt_first()
         for round in count(self.log.next_round(self.index)):
             self.lease.check()
-            self.adopt_newest()
+            if self.lag is None:
+                self.adopt_newest()
+            else:
+                self.adopt_exactly(max(0, round - self.lag))
             prompts = self.stream.take(round, self.config.prompts_per_round)
             responses = self.generate(round, prompts)
             trajectories = self.score(round, prompts, responses)
@@ -71,24 +77,41 @@ class Searcher:
             self.lease.tell(f"waiting {waited:.0f} s for a version to adopt{why}", seconds_wait=waited)
             time.sleep(poll)
 
+    def adopt_exactly(self, number: int) -> None:
+        """Take the version of that number, of the newest attempt that has one, once it is there."""
+        with timed(self.seconds, "wait"):
+            for waited in looks(self.deadline):
+                self.lease.check()
+                found = [version for version in self.versions.complete() if version.number == number]
+                if found:
+                    self.adopt(max(found, key=lambda version: version.order))
+                if self.version and self.version.number == number:
+                    return
+                self.lease.tell(f"waiting {waited:.0f} s for version {number}", seconds_wait=waited)
+        raise DeadlinePassed(f"no version {number} could be adopted for {self.deadline:g} s (limits.data_deadline)")
+
     def adopt_newest(self) -> None:
-        """Take the newest version if it is newer: a listing that is behind may not show the one in use. A version that
-        cannot be loaded is reported and passed over."""
+        """Take the newest version if it is newer: a listing that is behind may not show the one in use."""
         with timed(self.seconds, "adopt"):
             newest = self.versions.newest()
-            if newest is None or newest == self.refused or (self.version and newest.order <= self.version.order):
-                return
-            try:
-                self.generator.adopt(self.versions.load(newest), newest)
-            except FileNotFoundError as error:  # pruned while it was being read: a newer one is there
-                self.events.write("version-passed-over", str(error), severity="warning", version=str(newest))
-                return
-            except Damaged as error:
-                self.refused = newest
-                self.events.write("version-refused", str(error), severity="error", version=str(newest))
-                return
-            self.version = newest
-            self.events.write("version-adopted", f"searcher {self.index} adopts {newest}", version=str(newest))
+            if newest and not (self.version and newest.order <= self.version.order):
+                self.adopt(newest)
+
+    def adopt(self, version: Version) -> None:
+        """Take a version, unless it is in use. One that cannot be loaded is reported, once, and passed over."""
+        if version in (self.version, self.refused):
+            return
+        try:
+            self.generator.adopt(self.versions.load(version), version)
+        except FileNotFoundError as error:  # pruned while it was being read: a newer one is there
+            self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
+            return
+        except Damaged as error:
+            self.refused = version
+            self.events.write("version-refused", str(error), severity="error", version=str(version))
+            return
+        self.version = version
+        self.events.write("version-adopted", f"searcher {self.index} adopts {version}", version=str(version))
 
     def generate(self, round: int, prompts: Sequence[Prompt]) -> list[list[Response]]:
         each = self.config.responses_per_prompt

@@ -4,6 +4,7 @@ Three threads, one per kind, so that a slow upload holds back neither the ledger
 
     ledger       ledger of sync n, with the digest of the weights
     versions     version n -> pruning      once ledger n is stored; numbers are skipped where the store is slow
+                                           (none where searchers wait for them; at once where record n does, too)
     checkpoints  checkpoint n -> pruning   once ledger n is stored
 
 Whatever fails stops all that follows it. Each thread holds at most two copies of the weights: one it is busy with, one
@@ -56,6 +57,7 @@ class SyncWriter:
         scratch: Path,
     ):
         self.config, self.attempt, self.lease, self.scratch = config, attempt, lease, scratch
+        self.lag = config.sync.lag
         self.ledger, self.versions, self.checkpoints = ledger, versions, checkpoints
         self.writing, self.publishing, self.keeping = map(Background, ("ledger", "versions", "checkpoints"))
         self.saving = threading.Lock()  # transformers notes things in a model's config while it saves the model
@@ -95,8 +97,9 @@ class SyncWriter:
         checkpoint = last or sync % self.config.sync.checkpoint_every == 0
         with timed(seconds, "backlog"):
             self.writing.make_room()
-            if checkpoint:
+            if checkpoint or self.lag is not None:
                 self.publishing.make_room()
+            if checkpoint:
                 self.keeping.make_room()
         with timed(seconds, "snapshot"):
             return Copy(
@@ -104,7 +107,7 @@ class SyncWriter:
                 step=step,
                 snapshot=learner.policy.snapshot(),
                 state=learner.state(step=step, sync=sync) if checkpoint else None,
-                publish=checkpoint or self.publishing.idle(),
+                publish=checkpoint or self.lag is not None or self.publishing.idle(),
             )
 
     def write(self, copy: Copy, records: Sequence[StepRecord], admitted: Future[dict[str, Any]]) -> None:
@@ -114,7 +117,8 @@ class SyncWriter:
         if copy.state is not None:  # first: pruning asks whether one is being made
             self.keeping.submit(partial(self._after, stored, partial(self._keep, copy, copy.state, admitted)))
         if copy.publish:
-            self.publishing.submit(partial(self._after, stored, partial(self._publish, copy)))
+            before = None if self.lag == 0 else stored
+            self.publishing.submit(partial(self._after, before, partial(self._publish, copy)))
 
     def finish(self) -> None:
         """Wait until everything is stored."""
@@ -140,9 +144,10 @@ class SyncWriter:
         self._check_owner()
         self.ledger.write(copy.sync, records, weights_sha256=digest)
 
-    def _after(self, stored: Future[None], job: Callable[[], None]) -> None:
-        """Ledger n comes before version n and checkpoint n."""
-        stored.result()
+    def _after(self, stored: Future[None] | None, job: Callable[[], None]) -> None:
+        """Ledger n comes before version n and checkpoint n; a version that record n waits for comes before both."""
+        if stored:
+            stored.result()
         self._check_owner()
         job()
 

@@ -1,8 +1,22 @@
-"""Where the time goes: seconds added up by part."""
+"""Where the time goes: seconds added up by part, and waiting in looks."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_PAUSE = 0.02, 0.5  # seconds between two looks, at first and at most
+
+
+def looks(deadline: float) -> Iterator[float]:
+    """Seconds that have been waited at each look for what somebody else does, less and less often; ends with the one
+    after the deadline."""
+    began, pause = time.monotonic(), _PAUSE[0]
+    while True:
+        yield (waited := time.monotonic() - began)
+        if waited > deadline:
+            return
+        time.sleep(pause)
+        pause = min(1.2 * pause, _PAUSE[1])
 
 
 @contextmanager

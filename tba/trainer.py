@@ -24,7 +24,7 @@ from tba.interfaces import CheckpointStore, Lease, Ledger, MetricLog, ReplayBuff
 from tba.learner import Learned, Learner
 from tba.policy import Policy
 from tba.syncing import Copy, SyncWriter
-from tba.timing import timed
+from tba.timing import looks, timed
 from tba.training_state import TrainingState
 from tba.types import Draw, StepRecord, Version
 
@@ -85,7 +85,8 @@ class Trainer:
         self.syncs.publish(self.learner.policy.snapshot(), max(self.applied, self.config.start.sync))
         if self.first_step > self.config.training.steps:
             return
-        self.await_initial_fill()
+        if self.config.sync.lag is None:
+            self.await_initial_fill()
         with ThreadPoolExecutor(1, "ahead") as ahead, self.syncs:
             try:
                 self.take_steps(ahead)
@@ -149,10 +150,25 @@ class Trainer:
     def admit(self, sync: int) -> dict[str, Any]:
         """Runs in the thread ahead: apply record `sync`; the prompt queues after it, before any later draw."""
         if sync > self.applied:
+            if self.config.sync.lag is not None:
+                self.await_round(sync)
             with timed(self.reading, "sync"):
                 self.buffer.sync(sync, step=self.config.step_of_sync(sync))
             self.applied = sync
         return self.buffer.queues()
+
+    def await_round(self, sync: int) -> None:
+        """Runs in the thread ahead, where searchers and trainer go in step: until the searchers have appended the round
+        that this record admits. Whoever is asked to stop does so here, without that record: what would have followed
+        the one before it is done again."""
+        deadline = self.config.limits.data_deadline
+        for _ in looks(deadline):
+            if self.buffer.ready(sync, step=self.config.step_of_sync(sync)):
+                return
+            self.lease.check()
+        raise DeadlinePassed(
+            f"not every searcher's round {sync} is there after {deadline:g} s (limits.data_deadline): are they alive?"
+        )
 
     def prepare(self, step: int, admitted: Future[dict[str, Any]]) -> Prepared:
         """Runs in the thread ahead, behind the record that this step may not cross: its batch."""

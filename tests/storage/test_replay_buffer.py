@@ -23,7 +23,7 @@ from storage.store import Store
 from storage.syncs import read_chain
 from storage.trajectories import Trajectories
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
-from tba.types import Draw, Trajectory
+from tba.types import Draw, Trajectory, Version
 from tests.builders import as_stored, fetched_of, make_shard, make_trajectory, rows_of
 from tests.storage.indexes import oracle_rows
 from tests.storage.oracle import Oracle
@@ -597,3 +597,41 @@ def test_no_draw_sees_what_no_record_admits(run: Run):
     assert {draw.prompt_id for draw in buffer.draw(1)} == {"a"}
     buffer.sync(1, step=2)
     assert {draw.prompt_id for draw in buffer.draw(3)} == {"a", "b"}
+
+
+# --- searchers in step ---
+
+
+@on_disk
+def test_in_step_a_record_admits_its_round_of_every_searcher_and_no_later_one(run: Run):
+    """One is there before its time, and one is by the version of the very sync that admits it."""
+    claim_attempt(run)
+    buffer = make_buffer(run, searchers_in_step=2)
+
+    def arrive(searcher: int, round: int, *, version: int = 0) -> None:
+        versions = {"version_start": Version(version, 1), "version_end": Version(version, 1)}
+        append(run, make_shard({"p": [0.0, 1.0]}, searcher=searcher, round=round, **versions))
+
+    assert not buffer.ready(0, step=0)
+    arrive(0, 0)
+    assert not buffer.ready(0, step=0)
+    arrive(1, 0)
+    arrive(0, 1)
+    assert buffer.ready(0, step=0)
+    assert buffer.sync(0, step=0) == 4
+    assert not buffer.ready(1, step=2)
+    arrive(1, 1, version=1)
+    assert buffer.ready(1, step=2)
+    assert buffer.sync(1, step=2) == 4
+    chain = [[(shard.searcher, shard.seq) for shard in record.shards] for record in read_chain(run)]
+    assert chain == [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]
+    assert {draw.age for draw in buffer.draw(3)} <= {0, 2}
+    later = make_buffer(run, searchers_in_step=2)
+    assert later.ready(1, step=2)  # it is stored
+    later.replay(1)
+    assert later.draw(3) == buffer.draw(3)
+
+
+@on_disk
+def test_where_nobody_waits_every_record_is_ready(run: Run):
+    assert make_buffer(run).ready(0, step=0)

@@ -85,6 +85,15 @@ def test_presets_carry_the_numbers_of_the_paper(name):
             "objective.beta_stop must be <= objective.beta_target",
         ),
         ({"objective.name": "ppo2"}, "objective.name"),
+        ({"sync.lag": -1}, "sync.lag"),
+        (
+            {"sync.lag": 0, "search.prompts_per_round": 127},
+            "must be >= training.prompts_per_step x sync.every (128) where sync.lag is set",
+        ),
+        (
+            {"sync.lag": 5, "search.prompts_per_round": 128, "sync.keep_versions": 6},
+            "sync.keep_versions must be >= sync.lag + 2, got 6 with lag 5",
+        ),
         (
             {"objective.reference_reset": 5, "objective.reference_decay": 0.9},
             "objective.reference_decay must be 0 where the reference is reset",

@@ -13,7 +13,13 @@ V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 
 
 def searcher(
-    versions: fakes.Versions, log: fakes.Log, *, rounds: int, deadline: float = 60.0, explore_share: float = 0.0
+    versions: fakes.Versions,
+    log: fakes.Log,
+    *,
+    rounds: int,
+    deadline: float = 60.0,
+    explore_share: float = 0.0,
+    lag: int | None = None,
 ) -> tuple[Searcher, fakes.Generator, fakes.Events]:
     """One that is asked to stop after so many rounds."""
     generator, events = fakes.Generator(), fakes.Events()
@@ -33,6 +39,7 @@ def searcher(
         lease=fakes.Lease(stop_at=rounds + 2),  # one look is for the first version
         events=events,
         deadline=deadline,
+        lag=lag,
     )
     return role, generator, events
 
@@ -68,6 +75,28 @@ def test_no_version_older_than_the_one_in_use_is_adopted_when_a_listing_is_behin
     assert generator.adopted == versions.loaded == [V0, V2, resumed]
     assert [log.rounds[r][0].version_start for r in range(4)] == [V2, V2, resumed, resumed]
     assert events.kinds == ["version-adopted"] * 3
+
+
+@pytest.mark.parametrize("lag", [0, 2])
+def test_in_step_each_round_is_by_the_version_that_it_has_to_be_by(lag):
+    """Newer ones are there already; of two attempts the newer one's counts."""
+    again = Version(2, 2)
+    role, generator, _ = searcher(fakes.Versions(V2), log := fakes.Log(), rounds=3, lag=lag)
+    role.versions.seen = [V0, V1, V2, again]  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(Stopped):
+        role.run()
+    expected = [V0, V1, again] if lag == 0 else [V0, V0, V0]
+    assert [log.rounds[r][0].version_start for r in range(len(log.rounds))] == expected[: len(log.rounds)]
+    assert generator.adopted == list(dict.fromkeys(expected[: len(log.rounds)]))
+    assert len(log.rounds) >= 1
+
+
+def test_in_step_a_version_that_never_comes_is_waited_for_until_the_deadline():
+    role, generator, _ = searcher(fakes.Versions(V2), log := fakes.Log(), rounds=10**6, lag=0, deadline=0.1)
+    role.versions.seen = [V0, V2]  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(DeadlinePassed, match=r"no version 1 could be adopted for 0\.1 s \(limits\.data_deadline\)"):
+        role.run()
+    assert list(log.rounds) == [0] and generator.adopted == [V0]
 
 
 def test_generator_and_scorer_are_asked_at_the_temperature_of_search():

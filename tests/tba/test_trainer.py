@@ -59,6 +59,7 @@ class Buffer:
     rewards: Mapping[int, float] = field(default_factory=dict)  # of the first response, by step
     broken: dict[int, Exception] = field(default_factory=dict)  # by sync
     arrived: int = 6
+    missing: set[int] = field(default_factory=set)  # rounds that do not arrive
 
     def sync(self, sync: int, *, step: int) -> int:
         if sync in self.broken:
@@ -72,6 +73,9 @@ class Buffer:
 
     def recorded(self, sync: int) -> bool:
         return False
+
+    def ready(self, sync: int, *, step: int) -> bool:
+        return sync not in self.missing
 
     def waiting(self) -> int:
         return self.arrived
@@ -430,6 +434,31 @@ def test_a_resumed_trainer_takes_the_steps_of_an_unbroken_one(tmp_path, changes)
     assert [record.step for record in after.records] == list(range(7, STEPS + 1))
     assert after.digests[6] == expected.digests[6]
     assert after.journal[:5] == [*(f"record {sync}" for sync in range(4)), "version 3"]
+
+
+def test_synchronous_training_publishes_a_version_before_the_record_that_waits_for_it(tmp_path):
+    config = settings(sync__lag=0, sync__every=1, training__steps=4, search__prompts_per_round=PROMPTS)
+    trainer, store = make(tmp_path, config)
+    trainer.buffer.missing = {1, 2, 3, 4}  # pyright: ignore[reportAttributeAccessIssue]
+
+    def publish(version: Version, **_: Any) -> None:
+        store.journal.append(f"version {version.number}")
+        trainer.buffer.missing.discard(version.number)  # pyright: ignore[reportAttributeAccessIssue]
+
+    trainer.syncs.versions.publish = publish
+    trainer.run()
+    for sync in range(1, 5):
+        version, record, ledger = (store.journal.index(f"{it} {sync}") for it in ("version", "record", "ledger"))
+        assert version < record < ledger
+
+
+def test_a_round_that_does_not_arrive_is_waited_for_until_its_deadline(tmp_path):
+    config = settings(sync__lag=1, limits__data_deadline=0.3, search__prompts_per_round=PROMPTS * EVERY)
+    trainer, store = make(tmp_path, config)
+    trainer.buffer.missing = {2}  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(DeadlinePassed, match=r"not every searcher's round 2 is there after 0\.3 s"):
+        trainer.run()
+    assert "ledger 1" in store.journal and "ledger 2" not in store.journal
 
 
 # --- Trouble ---

@@ -1,0 +1,104 @@
+"""Searchers and trainer in step: each window of steps learns from one round, by the version that it has to be by."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from flows import plan
+from flows.processes import FINISHED, STOPPED
+from storage import layout
+from storage.check import check
+from storage.control import change_state
+from storage.run import Run
+from tests.flows.roles import DRAWS, LEDGER, until
+from tests.flows.test_forks import kill, role, rows, stored
+from tests.flows.test_roles import settings
+from tests.tba.tiny import tiny_folder
+
+SEARCHERS = 2
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
+
+
+def start(root: Path, policy: Path, name: str, *, lag: int, every: int, steps: int) -> Run:
+    changes = {
+        "training.steps": steps,
+        "sync.lag": lag,
+        "sync.every": every,
+        "sync.checkpoint_every": 3,
+        "sync.keep_versions": lag + 2,
+        "sampling.recent_share": 1.0,
+        "search.searchers": SEARCHERS,
+        "search.prompts_per_round": 2 * every,
+        "training.weight_decay": 0.5,  # so that versions differ, whatever the rewards are
+    }
+    return plan.start(settings(policy, **changes), str(root), name)
+
+
+def roles_of(run: Run) -> dict[str, subprocess.Popen[bytes]]:
+    searchers = {f"searcher {n}": role(run, "searcher", "--index", str(n)) for n in range(SEARCHERS)}
+    return {"trainer": role(run, "trainer"), **searchers}
+
+
+def end(run: Run, roles: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """As a supervisor does once the trainer has finished."""
+    try:
+        assert roles["trainer"].wait(120) == FINISHED
+        change_state(run, desired="stop", why="finished")
+        assert [it.wait(60) for name, it in roles.items() if name != "trainer"] == [STOPPED] * SEARCHERS
+    finally:
+        for process in roles.values():
+            if process.poll() is None:
+                kill(process)
+
+
+def found(run: Run) -> list[tuple]:
+    """For each step the ages in its batch, and for each sync what it admits."""
+    assert check(run).problems == []
+    admitted = rows(run, "select sync, searcher, seq from shards where sync is not null order by all")
+    syncs = range(admitted[-1][0] + 1)
+    assert admitted == [(sync, searcher, sync) for sync in syncs for searcher in range(SEARCHERS)]
+    return rows(run, "select step, min(age), max(age) from draws group by step order by step")
+
+
+def test_synchronous_training_is_on_policy_and_killed_it_takes_the_same_steps(policy: Path, tmp_path: Path):
+    """Two runs that know nothing of each other: with nobody ahead of anybody, chance has no part in what is learned."""
+    whole, killed = (start(tmp_path, policy, name, lag=0, every=1, steps=10) for name in ("whole", "killed"))
+    end(whole, roles_of(whole))
+    roles = roles_of(killed)
+    try:
+        until(lambda: stored(killed, layout.STEPS) >= 5, "five syncs")
+    finally:
+        for process in roles.values():
+            kill(process)
+    end(killed, roles_of(killed))
+    assert found(whole) == found(killed) == [(step, 0, 0) for step in range(1, 11)]
+    assert rows(killed, "select max(attempt) from attempts") == [(2,)]
+    assert rows(whole, LEDGER) == rows(killed, LEDGER)
+    assert rows(whole, DRAWS) == rows(killed, DRAWS)
+
+
+def test_a_lag_is_the_same_at_every_step_once_it_has_built_up(policy: Path, tmp_path: Path):
+    run = start(tmp_path, policy, "behind", lag=2, every=2, steps=12)
+    end(run, roles_of(run))
+    versions = [2 * max(0, (step - 1) // 2 - 2) for step in range(1, 13)]  # steps that the version of the round follows
+    assert found(run) == [(step, step - 1 - version, step - 1 - version) for step, version in enumerate(versions, 1)]
+
+
+def test_who_waits_for_a_round_stops_when_asked_to(policy: Path, tmp_path: Path):
+    run = start(tmp_path, policy, "stopped", lag=0, every=1, steps=1000)
+    roles = roles_of(run)
+    try:
+        until(lambda: stored(run, layout.STEPS) >= 2, "two syncs")
+        change_state(run, desired="stop", why="a test")
+        assert [it.wait(60) for it in roles.values()] == [STOPPED] * (1 + SEARCHERS)
+    finally:
+        for process in roles.values():
+            if process.poll() is None:
+                kill(process)
+    assert check(run).problems == []
