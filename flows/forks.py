@@ -143,7 +143,19 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
     for name in FIXED:
         if attrgetter(name)(config) != attrgetter(name)(before):  # a whole section may have been given
             raise _shared(name)
+    if config.sync.lag is not None and origin.step and origin.replays is None:
+        _check_in_step(before, config)
     return config, plan.read_sampler(config) if "sampling.sql" in changes else parent.sampler_sql
+
+
+def _check_in_step(before: Config, config: Config) -> None:
+    """Where searchers and trainer go in step, rounds have the numbers of syncs, also those that a fork begins with."""
+    if before.sync.lag is None:
+        raise ConfigError("--set: sync.lag needs a parent that goes in step too, --step 0 or --replay")
+    if before.search.searchers != config.search.searchers:
+        raise ConfigError(
+            f"--set: search.searchers is {before.search.searchers} in the parent and stays so where sync.lag is set"
+        )
 
 
 def _shared(key: str) -> ConfigError:

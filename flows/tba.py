@@ -94,6 +94,10 @@ def resume_run(task: str, name: str | None, root: str, searchers: int | None) ->
     subject, config = plan.resume(url_of(name, root))
     if config.task.name != task:
         raise ConfigError(f"task: run {subject.name!r} is of task {config.task.name!r}, got {task!r}")
+    if searchers is not None and config.sync.lag is not None and searchers != config.search.searchers:
+        raise ConfigError(
+            f"searchers: the trainer waits for each of {config.search.searchers} where sync.lag is set, got {searchers}"
+        )
     if searchers is not None:
         change_state(subject, searchers=searchers)
     return subject, config

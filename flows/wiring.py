@@ -73,6 +73,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
         events=events,
         deadline=config.limits.data_deadline,
         lag=config.sync.lag,
+        first_version=config.start.sync,
     )
     searcher.run()
 

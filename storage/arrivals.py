@@ -93,7 +93,7 @@ class Arrivals:
     def look(self) -> None:
         keys = dict.fromkeys([*self.unread, *self._listed()])
         self.unread.clear()
-        for key, data in self._read([key for key in keys if not self._known(key)]):
+        for key, data in self._read([key for key in keys if not self.knows(key)]):
             self._judge(key, data)
 
     def rows(self) -> int:
@@ -164,14 +164,15 @@ class Arrivals:
             self.unread[key] = str(error)
             return None
 
-    def _known(self, key: str) -> bool:
+    def knows(self, key: str) -> bool:
+        """Whether it was found or refused, or a record has settled it."""
         name = layout.parse_shard(key)
         settled = name[1] in self._settled[name[0]] if name else key in self._strangers
         return settled or key in self.found or key in self.refused
 
     def _refuse(self, name: str, reason: str) -> None:
         key = name.encode(errors="backslashreplace").decode()  # on a disk a name may be no text
-        if not self._known(key):
+        if not self.knows(key):
             self.refused[key] = Refusal(key=key, reason=reason)
 
     def _judge(self, key: str, data: bytes) -> None:

@@ -94,7 +94,8 @@ class DuckReplayBuffer:
         self._queues = self.index.queues()
 
     def _step_of_version(self, version: Version) -> int:
-        """A version is published once its record is stored, so whatever cites one is applied later."""
+        """A version is published once its record is stored, so whatever cites one is applied later; of one that comes
+        before, `ready` knows."""
         step = self.recording.step_of(version) if self.recording else None
         step = self._steps.get(version.number) if step is None else step
         if step is None:
@@ -109,11 +110,7 @@ class DuckReplayBuffer:
             return True
         self._steps.setdefault(sync, step)  # a round can be by the version of this very sync
         self.arrivals.look()
-        return all(self._has_come(searcher, sync) for searcher in range(self.in_step))
-
-    def _has_come(self, searcher: int, seq: int) -> bool:
-        key = layout.shard(searcher, seq)
-        return f"{searcher}/{seq}" in self.shards or key in self.arrivals.found or key in self.arrivals.refused
+        return all(self.arrivals.knows(layout.shard(searcher, sync)) for searcher in range(self.in_step))
 
     def waiting(self) -> int:
         self.arrivals.look()

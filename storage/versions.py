@@ -51,12 +51,16 @@ class Versions:
 
     def prune(self, *, keep: int, every: int) -> list[Version]:
         """Give up what nothing needs: not the newest `keep`, not each `every`-th, which is evaluated, not one whose
-        sync has a checkpoint, and, as 0 is a multiple of all, not the reference. Returns what was given up."""
+        sync has a checkpoint, and, as 0 is a multiple of all, not the reference. Where searchers go in step, also not
+        an earlier attempt's of the newest numbers: a round may have to be by it. Returns what was given up."""
         found = folders.survey(self.run.own, layout.VERSIONS)
+        in_step = self.run.config.get("sync", {}).get("lag") is not None
+        newest = found.complete[-1].number if in_step and found.complete else -1
+        recent = {version for version in found.complete if newest - keep < version.number <= newest}
         every_th = {version for version in found.complete if version.number % every == 0}
 
         def kept() -> set[Version]:
-            return {*every_th, *found.complete[-keep:], *folders.complete(self.run.store, layout.CHECKPOINTS)}
+            return {*every_th, *recent, *found.complete[-keep:], *folders.complete(self.run.store, layout.CHECKPOINTS)}
 
         why = f"versions beyond the newest {keep} and each {every}th"
         return retention.keep_only(self.run, layout.VERSIONS, found, kept, why=why)

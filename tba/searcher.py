@@ -34,15 +34,18 @@ class Searcher:
         events: EventLog,
         deadline: float,
         lag: int | None = None,
+        first_version: int = 0,
     ):
         self.index, self.seed, self.config, self.stream = index, seed, config, stream
         self.task, self.generator, self.scorer = task, generator, scorer
         self.log, self.versions, self.lease, self.events = log, versions, lease, events
         self.deadline = deadline  # for the first version, and for each that a round has to be by
         self.lag = lag  # in syncs, where it goes in step with the trainer
+        self.first_version = first_version  # that rounds can be by: where a fork begins
         self.version: Version | None = None
         self.refused: Version | None = None  # the newest one found damaged: it is not fetched again
         self.seconds: dict[str, float] = {}
+        self.round = 0
         self.trajectories = 0
         self.tokens = 0
 
@@ -56,7 +59,7 @@ class Searcher:
             if self.lag is None:
                 self.adopt_newest()
             else:
-                self.adopt_exactly(max(0, round - self.lag))
+                self.adopt_exactly(max(self.first_version, round - self.lag))
             prompts = self.stream.take(round, self.config.prompts_per_round)
             responses = self.generate(round, prompts)
             trajectories = self.score(round, prompts, responses)
@@ -78,17 +81,29 @@ class Searcher:
             time.sleep(poll)
 
     def adopt_exactly(self, number: int) -> None:
-        """Take the version of that number, of the newest attempt that has one, once it is there."""
+        """Take the version of that number, of the newest attempt that has one, once it is there. A trainer that has
+        published anything meanwhile is at work, and waited for anew."""
         with timed(self.seconds, "wait"):
-            for waited in looks(self.deadline):
-                self.lease.check()
-                found = [version for version in self.versions.complete() if version.number == number]
-                if found:
-                    self.adopt(max(found, key=lambda version: version.order))
-                if self.version and self.version.number == number:
-                    return
-                self.lease.tell(f"waiting {waited:.0f} s for version {number}", seconds_wait=waited)
-        raise DeadlinePassed(f"no version {number} could be adopted for {self.deadline:g} s (limits.data_deadline)")
+            newest: Version | None = None
+            while not self._has_adopted(number):
+                for waited in looks(self.deadline):
+                    self.lease.check()
+                    complete = self.versions.complete()
+                    if complete and complete[-1] != newest:
+                        newest = complete[-1]
+                        break
+                    self.lease.tell(f"waiting {waited:.0f} s for version {number}", **self.progress())
+                else:
+                    refused = f"; {self.refused} is damaged" if self.refused else ""
+                    raise DeadlinePassed(
+                        f"no version {number} could be adopted for {self.deadline:g} s (limits.data_deadline){refused}"
+                    )
+
+    def _has_adopted(self, number: int) -> bool:
+        found = [version for version in self.versions.complete() if version.number == number]
+        if found:
+            self.adopt(max(found, key=lambda version: version.order))
+        return self.version is not None and self.version.number == number
 
     def adopt_newest(self) -> None:
         """Take the newest version if it is newer: a listing that is behind may not show the one in use."""
@@ -149,13 +164,16 @@ class Searcher:
             self.log.append(self.index, round, trajectories)
         self.trajectories += len(trajectories)
         self.tokens += sum(t.length for t in trajectories)
-        self.lease.tell(
-            f"round {round} with version {self.version}",
-            round=round,
-            trajectories=self.trajectories,
-            tokens=self.tokens,
+        self.round = round
+        self.lease.tell(f"round {round} with version {self.version}", **self.progress())
+
+    def progress(self) -> dict[str, float]:
+        return {
+            "round": self.round,
+            "trajectories": self.trajectories,
+            "tokens": self.tokens,
             **{f"seconds_{part}": seconds for part, seconds in self.seconds.items()},
-        )
+        }
 
     def _trajectory(
         self,

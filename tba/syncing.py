@@ -58,6 +58,7 @@ class SyncWriter:
     ):
         self.config, self.attempt, self.lease, self.scratch = config, attempt, lease, scratch
         self.lag = config.sync.lag
+        self.previous: Future[None] | None = None  # the ledger before
         self.ledger, self.versions, self.checkpoints = ledger, versions, checkpoints
         self.writing, self.publishing, self.keeping = map(Background, ("ledger", "versions", "checkpoints"))
         self.saving = threading.Lock()  # transformers notes things in a model's config while it saves the model
@@ -117,8 +118,9 @@ class SyncWriter:
         if copy.state is not None:  # first: pruning asks whether one is being made
             self.keeping.submit(partial(self._after, stored, partial(self._keep, copy, copy.state, admitted)))
         if copy.publish:
-            before = None if self.lag == 0 else stored
+            before = self.previous if self.lag == 0 else stored  # record n waits for version n
             self.publishing.submit(partial(self._after, before, partial(self._publish, copy)))
+        self.previous = stored
 
     def finish(self) -> None:
         """Wait until everything is stored."""
@@ -145,7 +147,7 @@ class SyncWriter:
         self.ledger.write(copy.sync, records, weights_sha256=digest)
 
     def _after(self, stored: Future[None] | None, job: Callable[[], None]) -> None:
-        """Ledger n comes before version n and checkpoint n; a version that record n waits for comes before both."""
+        """Ledger n comes before version n and checkpoint n; ledger n - 1 does where record n waits for version n."""
         if stored:
             stored.result()
         self._check_owner()

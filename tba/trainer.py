@@ -10,9 +10,10 @@ Order at a sync: record, ledger, checkpoint. A crash between any two of them is 
 takes the steps since the newest checkpoint again, on the same records.
 """
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class Trainer:
         self.applied = -1  # newest sync whose record the buffer holds
         self.reading: dict[str, float] = {}  # seconds the thread ahead has spent since the last batch
         self.stopping: Stopped | None = None
+        self.leaving = threading.Event()  # whoever waits ahead need not go on
 
     # --- starting -------------------------------------------------------------------------------------------------
 
@@ -81,7 +83,7 @@ class Trainer:
 
     def run(self) -> None:
         """Consumes recorded trajectories; produces records, ledger, versions and checkpoints. Waits for the initial
-        fill, unblocked by any searcher's append, and never again."""
+        fill, unblocked by any searcher's append, and never again; in step with searchers for each round of theirs."""
         self.syncs.publish(self.learner.policy.snapshot(), max(self.applied, self.config.start.sync))
         if self.first_step > self.config.training.steps:
             return
@@ -91,6 +93,7 @@ class Trainer:
             try:
                 self.take_steps(ahead)
             finally:
+                self.leaving.set()
                 ahead.shutdown(wait=False, cancel_futures=True)
 
     def await_initial_fill(self) -> None:
@@ -121,6 +124,8 @@ class Trainer:
             self.syncs.check()
             began, seconds = time.monotonic(), dict[str, float]()
             with timed(seconds, "wait"):
+                while not wait([upcoming], 0.5).done:
+                    self.syncs.check()  # what is waited for may depend on it
                 prepared = upcoming.result()
             closes = step == config.step_of_sync(config.sync_of_step(step))
             if closes:
@@ -159,13 +164,15 @@ class Trainer:
 
     def await_round(self, sync: int) -> None:
         """Runs in the thread ahead, where searchers and trainer go in step: until the searchers have appended the round
-        that this record admits. Whoever is asked to stop does so here, without that record: what would have followed
-        the one before it is done again."""
+        that this record admits. Whoever is asked to stop does so here, without that record, and so without a ledger and
+        a checkpoint of this sync: the steps since the newest checkpoint are taken again."""
         deadline = self.config.limits.data_deadline
         for _ in looks(deadline):
             if self.buffer.ready(sync, step=self.config.step_of_sync(sync)):
                 return
             self.lease.check()
+            if self.leaving.is_set():
+                raise Stopped("the trainer has failed meanwhile")
         raise DeadlinePassed(
             f"not every searcher's round {sync} is there after {deadline:g} s (limits.data_deadline): are they alive?"
         )

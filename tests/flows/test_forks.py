@@ -279,6 +279,7 @@ def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_
         (6, {"search.temperature": "1"}, "x", r"search.temperature is shared with the parent"),
         (6, {"start.step": "1"}, "x", r"start.step follows from --step"),
         (6, {"training.steps": "6"}, "x", r"training.steps must be > 6, the step after which the fork goes on, got 6"),
+        (6, {"sync.lag": "0"}, "x", r"sync.lag needs a parent that goes in step too, --step 0 or --replay"),
         (6, {"training.stepz": "6"}, "x", r"unknown setting 'training.stepz'"),
         (6, {}, "whole", r"run 'whole' exists already"),
         (STEPS, {}, "x", r"training.steps must be > 24, the step after which the fork goes on"),

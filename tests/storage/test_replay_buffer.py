@@ -633,5 +633,18 @@ def test_in_step_a_record_admits_its_round_of_every_searcher_and_no_later_one(ru
 
 
 @on_disk
+def test_in_step_a_shard_that_was_refused_before_its_turn_is_not_waited_for(run: Run):
+    claim_attempt(run)
+    buffer = make_buffer(run, searchers_in_step=1)
+    append(run, make_shard({"p": [0.0, 1.0]}))
+    run.store.create(layout.shard(0, 1), b"half of it")
+    assert buffer.ready(0, step=0)
+    buffer.sync(0, step=0)
+    assert buffer.ready(1, step=2)
+    assert buffer.sync(1, step=2) == 0
+    assert not buffer.ready(2, step=4)
+
+
+@on_disk
 def test_where_nobody_waits_every_record_is_ready(run: Run):
     assert make_buffer(run).ready(0, step=0)

@@ -1,5 +1,6 @@
 """Published policies: which is the newest, which are kept."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,18 @@ def test_pruning_after_a_restart_lets_the_older_attempt_fade(run: Run, tmp_path:
     publish(run, tmp_path, (14, 2), (15, 2))
     Versions(run).prune(keep=3, every=100)
     assert Versions(run).complete() == [Version(0, 1), Version(13, 2), Version(14, 2), Version(15, 2)]
+
+
+@local
+def test_in_step_an_older_attempts_versions_stay_as_long_as_rounds_may_need_them(run: Run, tmp_path: Path):
+    run = replace(run, config={"sync": {"lag": 1}})
+    publish(run, tmp_path, (0, 1), (11, 1), (12, 1), (13, 1), (13, 2))
+    Versions(run).prune(keep=3, every=100)
+    older = [Version(number, 1) for number in (0, 11, 12, 13)]
+    assert Versions(run).complete() == [*older, Version(13, 2)]
+    publish(run, tmp_path, (14, 2), (15, 2))
+    Versions(run).prune(keep=3, every=100)
+    assert Versions(run).complete() == [Version(0, 1), Version(13, 1), *(Version(it, 2) for it in (13, 14, 15))]
 
 
 @local

@@ -85,7 +85,7 @@ def test_in_step_each_round_is_by_the_version_that_it_has_to_be_by(lag):
     role.versions.seen = [V0, V1, V2, again]  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(Stopped):
         role.run()
-    expected = [V0, V1, again] if lag == 0 else [V0, V0, V0]
+    expected = [V0, V1, again] if lag == 0 else [V0, V0, V0, V1]
     assert [log.rounds[r][0].version_start for r in range(len(log.rounds))] == expected[: len(log.rounds)]
     assert generator.adopted == list(dict.fromkeys(expected[: len(log.rounds)]))
     assert len(log.rounds) >= 1
@@ -97,6 +97,15 @@ def test_in_step_a_version_that_never_comes_is_waited_for_until_the_deadline():
     with pytest.raises(DeadlinePassed, match=r"no version 1 could be adopted for 0\.1 s \(limits\.data_deadline\)"):
         role.run()
     assert list(log.rounds) == [0] and generator.adopted == [V0]
+
+
+def test_in_step_a_fork_begins_with_the_version_it_starts_from():
+    role, generator, _ = searcher(fakes.Versions(V2), log := fakes.Log(stored=3), rounds=1, lag=2)
+    role.first_version = 2
+    role.versions.seen = [V2]  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(Stopped):
+        role.run()
+    assert generator.adopted == [V2] and min(log.rounds) == 3
 
 
 def test_generator_and_scorer_are_asked_at_the_temperature_of_search():

@@ -452,6 +452,31 @@ def test_synchronous_training_publishes_a_version_before_the_record_that_waits_f
         assert version < record < ledger
 
 
+def test_a_step_that_fails_while_a_round_is_awaited_ends_the_trainer_at_once(tmp_path):
+    config = settings(sync__lag=0, sync__every=1, search__prompts_per_round=PROMPTS)
+    trainer, store = make(tmp_path, config, rewards={1: math.nan})
+    trainer.buffer.missing = {1}  # pyright: ignore[reportAttributeAccessIssue]
+    began = time.monotonic()
+    with pytest.raises(RunFailed, match="step 1: loss nan"):
+        trainer.run()
+    assert time.monotonic() - began < config.limits.data_deadline / 4
+    assert "record 1" not in store.journal
+
+
+def test_a_version_that_cannot_be_stored_is_noticed_by_who_waits_for_its_round(tmp_path):
+    config = settings(sync__lag=0, sync__every=1, search__prompts_per_round=PROMPTS)
+    trainer, _ = make(tmp_path, config)
+    trainer.buffer.missing = {1}  # pyright: ignore[reportAttributeAccessIssue]
+
+    def publish(version: Version, **_: Any) -> None:
+        if version.number:
+            raise StorageError(f"version {version.number} is lost")
+
+    trainer.syncs.versions.publish = publish
+    with pytest.raises(StorageError, match="version 1 is lost"):
+        trainer.run()
+
+
 def test_a_round_that_does_not_arrive_is_waited_for_until_its_deadline(tmp_path):
     config = settings(sync__lag=1, limits__data_deadline=0.3, search__prompts_per_round=PROMPTS * EVERY)
     trainer, store = make(tmp_path, config)
