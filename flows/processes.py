@@ -5,7 +5,6 @@ holds is its own. Whoever supervises next finds it by its lease, and may end it 
 is certainly the role: same host, same pid, started before the lease was last renewed, with the role's own arguments.
 """
 
-import ctypes
 import hashlib
 import os
 import re
@@ -36,12 +35,6 @@ Command = Callable[["Role", str], list[str]]
 
 FINISHED, FAILED, MISUSED, SUPERSEDED, STOPPED, GAVE_UP = 0, 1, 2, 3, 4, 5  # exit codes of `python -m flows.role`
 CLOCK_SLACK = 2.0  # seconds by which the clocks of a lease and of the process table may disagree
-
-
-def ask_linux(option: int, value: int) -> None:
-    """prctl(2), where there is one."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 class NotNow(Exception):

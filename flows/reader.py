@@ -24,11 +24,11 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from flows.processes import ask_linux
 from storage.events import Events
 from storage.replay_buffer import DuckReplayBuffer
 from storage.run import Run
 from tba import errors
+from tba.children import end_with_parent, start_child
 from tba.config import Config, parse
 from tba.errors import RunFailed, TBAError
 from tba.fetched import Fetched, Lists
@@ -38,8 +38,7 @@ COMMAND = [sys.executable, "-P", "-m", "flows.reader"]
 
 _HEAD = 8  # bytes for the length of each of the two parts of a message
 _PIPE = 1 << 20  # bytes: a step's answer in one piece
-_F_SETPIPE_SZ, _PR_SET_PDEATHSIG = 1031, 1
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
+_F_SETPIPE_SZ = 1031
 _PATIENCE = 10.0  # seconds for the process to end when it is no longer needed
 
 Numbers = Sequence[np.ndarray]
@@ -76,11 +75,7 @@ class Reader:
     def __init__(self, run: Run, attempt: int, life: int, *, deadline: float):
         self.deadline = deadline
         command = [*COMMAND, "--run", run.url, "--attempt", str(attempt), "--life", str(life)]
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a process inherits what is blocked
-        try:
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.process = start_child(command)
         self._lock = threading.Lock()
         for pipe in (self.process.stdin, self.process.stdout):
             _widen(pipe)
@@ -185,7 +180,7 @@ def main(arguments: Sequence[str] | None = None, open_run: Callable[[str], Run] 
     parser.add_argument("--life", type=int, required=True)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    ask_linux(_PR_SET_PDEATHSIG, signal.SIGKILL)  # also while an order is carried out; elsewhere after it
+    end_with_parent()
 
     def make() -> DuckReplayBuffer:
         run = open_run(options.run)

@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 
-from flows.processes import FAILED, FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED, ask_linux
+from flows.processes import FAILED, FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED
 from storage import layout
 from storage.events import Events
 from storage.leases import HeldLease
 from storage.run import Run
+from tba.children import ask_linux
 from tba.config import parse
 from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded, TBAError
 

@@ -263,7 +263,8 @@ class LimitsConfig:
     """Every wait has a deadline, and what is kept at hand has a size; these are they."""
 
     data_deadline: Seconds = 1800.0
-    """For the trainer to see its initial fill, and a searcher its first version."""
+    """For the trainer to see its initial fill, and a searcher its first version; where they go in step, for each round
+    and version that the other side owes; and for an answer of the trainer's reader, which has 2 minutes at least."""
     store_deadline: Seconds = 60.0
     """For one request to the object store, retries included."""
     lease_every: Seconds = 2.0

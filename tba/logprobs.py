@@ -12,13 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from tba.batching import Batch
-
-
-def response_logps(model: nn.Module, batch: Batch, *, temperature: float) -> Tensor:
-    """[B] log-probability of each response: the sum over its counted tokens; 0 for one without any."""
-    return token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=temperature).sum(dim=1)
-
 
 def token_logps(
     model: nn.Module,

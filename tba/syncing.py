@@ -4,7 +4,8 @@ Three threads, one per kind, so that a slow upload holds back neither the ledger
 
     ledger       ledger of sync n, with the digest of the weights
     versions     version n -> pruning      once ledger n is stored; numbers are skipped where the store is slow
-                                           (none where searchers wait for them; at once where record n does, too)
+                                           (none where searchers wait for them; where record n waits for what version
+                                           n generates, version n comes first, once ledger n - 1 is stored)
     checkpoints  checkpoint n -> pruning   once ledger n is stored
 
 Whatever fails stops all that follows it. Each thread holds at most two copies of the weights: one it is busy with, one

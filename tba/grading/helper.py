@@ -9,7 +9,6 @@ Orders are lines of JSON, answers one digit. The process ends with the one that 
 """
 
 import atexit
-import ctypes
 import json
 import os
 import resource
@@ -22,6 +21,7 @@ import time
 from contextlib import suppress
 from functools import cache, lru_cache
 
+from tba.children import end_with_parent, start_child
 from tba.errors import RunFailed
 
 SECONDS = 2.0  # of the processor, for one comparison
@@ -30,8 +30,6 @@ START_PATIENCE = 120.0  # to import sympy, on a busy machine
 MEMORY = 4 << 30  # bytes that the helper may ask for
 LONGEST = 1 << 15  # bytes of an order: a pipe takes as many while its reader is busy
 
-_PR_SET_PDEATHSIG = 1  # of the thread that started it: one that lives as long as its process
-_STOPPING = (signal.SIGTERM, signal.SIGINT)
 _READY, _RIGHT, _WRONG = b"+\n", b"1\n", b"0\n"
 
 
@@ -100,18 +98,9 @@ class Helper:
         if self.process and self.process.poll() is None:
             return self.process
         self._end()
-        command = [sys.executable, "-P", "-m", "tba.grading.helper", str(os.getpid()), str(self.seconds)]
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a process inherits what is blocked
-        try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                env=os.environ | {"PYTHONHASHSEED": "0"},  # sympy's ways through a problem depend on it
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        command = [sys.executable, "-P", "-m", "tba.grading.helper", str(self.seconds)]
+        # sympy's ways through a problem depend on the hash seed
+        self.process = start_child(command, bufsize=0, env=os.environ | {"PYTHONHASHSEED": "0"})
         if _read(self.process, len(_READY), START_PATIENCE) != _READY:
             pid, code = self.process.pid, self._end()
             raise RunFailed(f"the helper that compares answers (pid {pid}) did not start: it ended with code {code}")
@@ -154,8 +143,8 @@ def _read(process: subprocess.Popen[bytes], size: int, patience: float) -> bytes
 # --- the helper's side ------------------------------------------------------------------------------------------------
 
 
-def main(parent: int, seconds: float) -> None:
-    _end_with(parent)
+def main(seconds: float) -> None:
+    end_with_parent()
     with suppress(ValueError, OSError):  # not everywhere
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     orders, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
@@ -172,12 +161,5 @@ def main(parent: int, seconds: float) -> None:
         os.write(answers, _RIGHT if right else _WRONG)
 
 
-def _end_with(parent: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it has ended meanwhile
-        sys.exit()
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(float(sys.argv[1]))

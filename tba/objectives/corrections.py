@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tba.objectives.groups import LARGEST
 from tba.types import CorrectionKind, Level
-
-_LARGEST = 20.0  # of a log-ratio, before it is an exponent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,4 +81,4 @@ class Correction:
 
 def _ratio(logp: Tensor, other_logp: Tensor) -> Tensor:
     """Finite however far apart the two are."""
-    return torch.exp((logp - other_logp).clamp(-_LARGEST, _LARGEST))
+    return torch.exp((logp - other_logp).clamp(-LARGEST, LARGEST))

@@ -8,6 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LARGEST = 20.0
+"""Of a log-ratio before it is an exponent, so that whatever comes of it is finite."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:

@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from tba.objectives.corrections import Correction
-from tba.objectives.groups import Groups, Loss, equal_rewards
+from tba.objectives.groups import LARGEST, Groups, Loss, equal_rewards
 from tba.types import Normaliser, Penalty
-
-_LARGEST = 20.0  # of a token's log-ratio, before it is an exponent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +64,7 @@ def rewards(groups: Groups, surrogate: Surrogate, *, beta: float) -> Tensor:
 
 def k3(groups: Groups) -> Tensor:
     """[P, K, T] an estimate of KL(pi || ref) that is never negative; unbiased where pi sampled the token."""
-    away_PKT = (groups.needed("ref_logp_PKT") - groups.logp_PKT).clamp(-_LARGEST, _LARGEST)
+    away_PKT = (groups.needed("ref_logp_PKT") - groups.logp_PKT).clamp(-LARGEST, LARGEST)
     return away_PKT.exp() - 1 - away_PKT
 
 

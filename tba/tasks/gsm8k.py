@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tba.config import TaskConfig
-from tba.errors import ConfigError, DataError
+from tba.errors import DataError
+from tba.tasks.fields import one_of, text_in
 from tba.types import Prompt, Response, Reward
 
 TEMPLATES = {
@@ -55,8 +56,8 @@ class GSM8K:
     name = "gsm8k"
 
     def __init__(self, config: TaskConfig):
-        self.template = TEMPLATES[_known("template", config.template or "tba", TEMPLATES)]
-        self.rule = RULES[_known("rule", config.rule or "last-number", RULES)]
+        self.template = TEMPLATES[one_of("template", config.template or "tba", TEMPLATES)]
+        self.rule = RULES[one_of("rule", config.rule or "last-number", RULES)]
 
     def source(self, split: str) -> str:
         return f"hf://datasets/openai/gsm8k/main/{split}-00000-of-00001.parquet"
@@ -66,7 +67,7 @@ class GSM8K:
     ) -> list[Prompt]:
         """Rows have `question` and `answer`, the worked solution that ends in "#### " and the gold."""
         golds = [_gold(split, i, row) for i, row in enumerate(rows)]
-        texts = [self.template.format(question=_text(split, i, row, "question")) for i, row in enumerate(rows)]
+        texts = [self.template.format(question=text_in(split, i, row, "question")) for i, row in enumerate(rows)]
         tokens = tokenizer(texts).input_ids if texts else []
         prompts = [
             Prompt(prompt_id=f"{split}-{i:05d}", text=text, tokens=tuple(ids), answer=gold)
@@ -84,20 +85,7 @@ def _last_number(text: str) -> float | None:
 
 
 def _gold(split: str, index: int, row: Mapping[str, Any]) -> str:
-    _, hashes, gold = _text(split, index, row, "answer").rpartition("####")
+    _, hashes, gold = text_in(split, index, row, "answer").rpartition("####")
     if not hashes or not gold.strip():
         raise DataError(f"{split} row {index}: field 'answer' does not end in \"#### \" and the gold answer")
     return gold.strip()
-
-
-def _text(split: str, index: int, row: Mapping[str, Any], field: str) -> str:
-    value = row.get(field)
-    if not isinstance(value, str) or not value:
-        raise DataError(f"{split} row {index}: field {field!r} must be text, got {value!r}")
-    return value
-
-
-def _known(field: str, value: str, choices: Mapping[str, Any]) -> str:
-    if value not in choices:
-        raise ConfigError(f"task.{field}: one of {', '.join(choices)}, got {value!r}")
-    return value

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tba.config import TaskConfig
-from tba.errors import ConfigError, DataError
+from tba.errors import DataError
 from tba.grading import minerva as minerva_grader
 from tba.grading import prm800k as prm800k_grader
 from tba.grading.helper import verified
 from tba.grading.latex import LONGEST, after_thinking, decimal, hendrycks, last_box
+from tba.tasks.fields import one_of, text_in
 from tba.tasks.math500 import is_held_out
 from tba.types import Prompt, Response, Reward
 
@@ -70,8 +71,8 @@ class Math:
 
     def __init__(self, config: TaskConfig):
         self.config = config
-        self.template = _known("template", config.template or TEMPLATES[0], TEMPLATES)
-        self.rule = RULES[_known("rule", config.rule or "math-verify", RULES)]
+        self.template = one_of("template", config.template or TEMPLATES[0], TEMPLATES)
+        self.rule = RULES[one_of("rule", config.rule or "math-verify", RULES)]
 
     def source(self, split: str) -> str:
         return SOURCES[split]
@@ -81,7 +82,7 @@ class Math:
     ) -> list[Prompt]:
         """Rows have `problem`, and `answer` or else `solution`, whose last box is the answer; `level` and `subject` are
         kept. Problems of MATH-500 are left out of training, and a training set made of them is refused."""
-        problems = [_text(split, i, row, "problem") for i, row in enumerate(rows)]
+        problems = [text_in(split, i, row, "problem") for i, row in enumerate(rows)]
         golds = [_gold(split, i, row) for i, row in enumerate(rows)]
         held_out = self._held_out(problems) if split == "train" else frozenset()
         texts, tokens = self._worded(problems, tokenizer)
@@ -127,23 +128,10 @@ class Math:
 
 def _gold(split: str, index: int, row: Mapping[str, Any]) -> str:
     if row.get("answer") is not None:
-        return _text(split, index, row, "answer").strip()
-    gold = last_box(_text(split, index, row, "solution"))
+        return text_in(split, index, row, "answer").strip()
+    gold = last_box(text_in(split, index, row, "solution"))
     if not gold:
         raise DataError(
             f"{split} row {index}: no field 'answer', and no \\boxed{{}} with the answer in field 'solution'"
         )
     return gold
-
-
-def _text(split: str, index: int, row: Mapping[str, Any], field: str) -> str:
-    value = row.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{split} row {index}: field {field!r} must be text, got {value!r}")
-    return value
-
-
-def _known(field: str, value: str, choices: Sequence[str] | Mapping[str, Any]) -> str:
-    if value not in choices:
-        raise ConfigError(f"task.{field}: one of {', '.join(choices)}, got {value!r}")
-    return value

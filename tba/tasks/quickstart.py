@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tba.config import TaskConfig
 from tba.errors import ConfigError
+from tba.tasks.fields import one_of
 from tba.types import Prompt, Response, Reward
 
 TRAIN_PROMPTS, TEST_PROMPTS = 4096, 1000
@@ -52,8 +53,8 @@ class Quickstart:
                 raise ConfigError(
                     f"task.{field}: quickstart makes its own prompts, so nothing can be chosen, got {given!r}"
                 )
-        if config.rule not in ("", *RULES):
-            raise ConfigError(f"task.rule: one of {', '.join(RULES)}, got {config.rule!r}")
+        if config.rule:
+            one_of("rule", config.rule, RULES)
 
     def source(self, split: str) -> str:
         return ""

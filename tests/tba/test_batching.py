@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from tba.batching import collate, micro_batches, pad
 from tba.errors import ConfigError, DataError
-from tba.logprobs import response_logps
 from tba.objectives import trajectory_balance
 from tests.builders import fetched_of
-from tests.tba.tiny import EOS_ID, PAD_ID, tiny_llama, trajectory
+from tests.tba.tiny import EOS_ID, PAD_ID, response_logps, tiny_llama, trajectory
 
 OPTIONS = {"responses_per_prompt": 2, "pad_id": PAD_ID, "include_eos": True}
 

@@ -11,10 +11,10 @@ from transformers import (
 )
 
 from tba.batching import collate, pad
-from tba.logprobs import chosen_logps, response_logps, token_logps
+from tba.logprobs import chosen_logps, token_logps
 from tba.objectives import trajectory_balance
 from tests.builders import fetched_of
-from tests.tba.tiny import EOS_ID, PAD_ID, tiny_llama, trajectory
+from tests.tba.tiny import EOS_ID, PAD_ID, response_logps, tiny_llama, trajectory
 
 PROMPTS = [(4, 5, 6), (7,), (8, 9)]
 RESPONSES = [(10, EOS_ID), (11, 12, 13, 14), (15,)]

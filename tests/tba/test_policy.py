@@ -12,11 +12,10 @@ from transformers import AutoTokenizer
 
 from tba.batching import collate
 from tba.errors import ConfigError, Damaged, RunFailed
-from tba.logprobs import response_logps
 from tba.policy import Policy, PolicyScorer, resolve_device
 from tba.types import Prompt, Response, Version
 from tests.builders import fetched_of
-from tests.tba.tiny import EOS_ID, PAD_ID, tiny_folder, tiny_policy, trajectory
+from tests.tba.tiny import EOS_ID, PAD_ID, response_logps, tiny_folder, tiny_policy, trajectory
 
 
 def change_weights(policy: Policy) -> None:

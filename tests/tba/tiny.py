@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tba.batching import Batch
+from tba.logprobs import token_logps
 from tba.policy import Policy
 from tba.types import Trajectory, Version
 
@@ -92,3 +95,8 @@ def trajectory(**changes: Any) -> Trajectory:
         "generate_seconds": 0.1,
     }
     return Trajectory(**{**defaults, **changes})
+
+
+def response_logps(model: nn.Module, batch: Batch, *, temperature: float) -> Tensor:
+    """[B] log-probability of each response: the sum over its counted tokens; 0 for one without any."""
+    return token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=temperature).sum(dim=1)

@@ -1,0 +1,20 @@
+"""What tasks ask of their settings and rows; errors name the setting, or the row and its field."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tba.errors import ConfigError, DataError
+
+
+def one_of(field: str, value: str, choices: Collection[str]) -> str:
+    """A setting of a task that is one of a few names."""
+    if value not in choices:
+        raise ConfigError(f"task.{field}: one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def text_in(split: str, index: int, row: Mapping[str, Any], field: str) -> str:
+    value = row.get(field)
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{split} row {index}: field {field!r} must be text, got {value!r}")
+    return value
