@@ -111,7 +111,7 @@ def _add_run(commands: Any) -> None:
         "  tba run quickstart --name first --steps 80 --set training.learning_rate=1e-4\n"
         "  tba run gsm8k --root s3://bucket/experiments --searchers 3 --dry-run",
     )
-    parser.add_argument("task", metavar="TASK", help="quickstart, gsm8k or math; tldr and redteam come later")
+    parser.add_argument("task", metavar="TASK", help="quickstart, gsm8k, math, or one from elsewhere: docs/tasks.md")
     _add_set(parser)
     parser.add_argument("--root", help="folder or s3:// URL for runs (default: $TBA_ROOT, else tba-runs)")
     parser.add_argument("--name", help="name of the run (default: the task and the time)")
@@ -258,7 +258,7 @@ def _add_grade(commands: Any) -> None:
         'An answer is bare, such as "1200": of GSM8K\'s files what follows ####, without commas.',
         "example:\n  tba grade gsm8k responses.jsonl --rule after-hashes > graded.jsonl",
     )
-    parser.add_argument("task", metavar="TASK", help="whose reward: quickstart or gsm8k")
+    parser.add_argument("task", metavar="TASK", help="whose reward: quickstart, gsm8k, math, or one from elsewhere")
     parser.add_argument("file", metavar="FILE", help="JSON lines; - is standard input")
     parser.add_argument("--rule", default="", help="how an answer is read, where a task has several rules")
 

@@ -4,6 +4,7 @@ Knows neither Prefect nor torch.
 """
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Mapping
@@ -19,9 +20,9 @@ from storage.control import change_state, is_state_known
 from storage.leases import SUPERVISOR, read_lease
 from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
-from tba.config import Config, parse, preset
+from tba.config import Config, parse
 from tba.errors import AlreadyExists, ConfigError
-from tba.tasks import get_task
+from tba.tasks import get_task, preset_of
 
 FLAT = {"steps": "training.steps", "searchers": "search.searchers", "seed": "seed"}
 """Parameters with a name of their own, and the setting each stands for."""
@@ -30,14 +31,14 @@ _TOKENS_PER_SECOND = 1000  # what --dry-run assumes of one searcher; `tba watch`
 
 
 def resolve(task: str, overrides: Mapping[str, Any] | None = None, **flat: int | None) -> Config:
-    """The preset of a task with changes; raises ConfigError naming the field at fault before anything starts."""
+    """The settings a task brings, with changes; raises ConfigError naming the field at fault before anything starts."""
     changes = dict(overrides or {})
     for name, value in flat.items():
         if value is not None:
             changes[FLAT[name]] = value
     if forked := [key for key in changes if key.split(".")[0] == "start"]:
         raise ConfigError(f"{forked[0]}: only `tba fork` sets it")
-    config = checked(preset(task).replace(changes))
+    config = checked(preset_of(task).replace(changes))
     read_sampler(config)
     return config
 
@@ -46,6 +47,11 @@ def checked(config: Config) -> Config:
     """The settings themselves, if they can be run; ConfigError if not."""
     get_task(config.task)
     return config
+
+
+def short_name(task: str) -> str:
+    """Of a task that is the path of a class, the class: what the name of a run begins with."""
+    return re.split("[.:]", task)[-1]
 
 
 def lasting(root: str) -> str:
@@ -74,7 +80,7 @@ def read_sampler(config: Config) -> str:
 def start(config: Config, root: str | None, name: str | None, *, created_by: str = "") -> Run:
     """Create the run's folder; its name is derived from the task and the time if none is given."""
     root = root or default_root()
-    name = name or f"{config.task.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    name = name or f"{short_name(config.task.name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     sampler = read_sampler(config)
     try:
         run = Run.create(

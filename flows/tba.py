@@ -27,13 +27,12 @@ from storage.store import open_store
 from tba.config import Config
 from tba.errors import ConfigError, RunFailed, Stopped, Superseded
 
-TaskName = Literal["quickstart", "gsm8k", "math", "tldr", "redteam"]
 AtLeastOne = Annotated[int, Field(ge=1)]
 
 
 @flow(name="tba", persist_result=False)
 def tba(
-    task: TaskName = "quickstart",
+    task: str = "quickstart",
     run: str | None = None,
     root: str | None = None,
     steps: AtLeastOne | None = None,
@@ -46,7 +45,8 @@ def tba(
     """Train on a task, from its settings to a finished run; returns the run's URL.
 
     Args:
-        task: What is asked and how it is rewarded; brings the settings of the paper with it.
+        task: What is asked and how it is rewarded, with the settings it brings: quickstart, gsm8k, math, tldr, redteam,
+            an entry point of an installed package, or the path of a class, such as package.module:Class.
         run: Name of the run; derived from the task if not given. With `resume`, its name or URL.
         root: Folder or s3:// URL for runs, as the machine that runs this flow sees it.
         steps: Gradient steps to take.
@@ -108,7 +108,7 @@ def run_name(task: str, run: str | None) -> str | None:
     context = FlowRunContext.get()
     if run or context is None or context.flow_run is None:
         return run
-    return f"{task}-{context.flow_run.name}"
+    return f"{plan.short_name(task)}-{context.flow_run.name}"
 
 
 def url_of(name: str, root: str) -> str:

@@ -28,7 +28,7 @@ from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, DataError, StorageError
 from tba.evaluator import Evaluator
 from tba.generation import TransformersGenerator
-from tba.interfaces import PolicyMaker, Task
+from tba.interfaces import PolicyMaker, Task, UsesModels
 from tba.policy import Policy, PolicyScorer
 from tba.prompts import PromptStream
 from tba.searcher import Searcher, await_reference
@@ -37,7 +37,7 @@ from tba.trainer import Trainer
 from tba.training_state import TrainingState
 from tba.types import Version
 
-POLICY_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".py")
+MODEL_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".py")
 """What is fetched of a model's folder: weights as safetensors only, whatever else tokenizers and models are made of."""
 
 STARTING = 120.0  # seconds that the trainer's reader has for an answer at least: it may have to start first
@@ -51,6 +51,7 @@ class Tell(Protocol):
 
 def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
+    _load_models(task, run, config, lease.tell)
     versions = Versions(run)
     reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
     searcher = Searcher(
@@ -115,6 +116,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
 
 def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
+    _load_models(task, run, config, lease.tell)
     versions = Versions(run)
     await_reference(versions, lease, deadline=config.limits.data_deadline)
     evaluator = Evaluator(
@@ -144,6 +146,12 @@ def load_checkpoint(run: Run, config: Config, name: Version) -> tuple[Policy, Tr
 def _config_and_task(run: Run) -> tuple[Config, Task]:
     config = parse(run.config)
     return config, get_task(config.task)
+
+
+def _load_models(task: Task, run: Run, config: Config, tell: Tell) -> None:
+    if isinstance(task, UsesModels):
+        tell("loading the models that the task scores with")
+        task.load(lambda setting, place: _model_at(setting, place, run, config, tell))
 
 
 def _generator(config: Config) -> TransformersGenerator:
@@ -204,7 +212,7 @@ def _start_of(run: Run, config: Config, tell: Tell) -> str | Path:
         return versions.load(reference)
     path = config.model.path
     if path:
-        return _fetch_policy(path, run, config, tell) if "://" in path else path
+        return _model_at("model.path", path, run, config, tell)
     task = get_task(config.task)
     if not isinstance(task, PolicyMaker):
         raise ConfigError(f"model.path is empty, and task {task.name!r} makes no policy of its own")
@@ -218,13 +226,18 @@ def _start_of(run: Run, config: Config, tell: Tell) -> str | Path:
     return folder
 
 
-def _fetch_policy(url: str, run: Run, config: Config, tell: Tell) -> Path:
+def _model_at(setting: str, place: str, run: Run, config: Config, tell: Tell) -> str | Path:
+    """What lies at a URL as a folder here; folders and names of the hub as they are."""
+    return _fetch_model(setting, place, run, config, tell) if "://" in place else place
+
+
+def _fetch_model(setting: str, url: str, run: Run, config: Config, tell: Tell) -> Path:
     """A copy of the Hugging Face folder at a URL, made once per run: names and sizes alone do not say whether what lies
     there is still the same."""
     store = open_store(url.rstrip("/"), deadline=config.limits.store_deadline)
-    sizes = {it.key: it.size for it in store.list() if "/" not in it.key and it.key.endswith(POLICY_FILES)}
+    sizes = {it.key: it.size for it in store.list() if "/" not in it.key and it.key.endswith(MODEL_FILES)}
     if missing := _missing_files(store, sizes):
-        raise ConfigError(f"model.path: {url} is not a Hugging Face folder with safetensors: no {missing} there")
+        raise ConfigError(f"{setting}: {url} is not a Hugging Face folder with safetensors: no {missing} there")
 
     def is_whole(copy: Path) -> bool:
         return all((copy / name).is_file() and (copy / name).stat().st_size == sizes[name] for name in sizes)
@@ -237,7 +250,7 @@ def _fetch_policy(url: str, run: Run, config: Config, tell: Tell) -> Path:
             raise StorageError(f"{url} changed while it was fetched")
 
     name = sha256(f"{run.url} {url} {sizes}".encode()).hexdigest()
-    return shared_copy("start-policies", name, whole=is_whole, make=fetch, keep=2, deadline=config.limits.data_deadline)
+    return shared_copy("models", name, whole=is_whole, make=fetch, keep=4, deadline=config.limits.data_deadline)
 
 
 def _missing_files(store: Store, found: Collection[str]) -> str:

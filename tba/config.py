@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, Self, TypeVar, dataclass_transform
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 
 from tba.errors import ConfigError
@@ -39,6 +39,8 @@ class TaskConfig:
     """What is asked and how answers are rewarded."""
 
     name: str = "quickstart"
+    """One of ours, the name of an entry point `tba.tasks` of an installed package, or the path of a class, such as
+    `package.module:Class`."""
     train: str = ""
     """Rows to learn from: JSON lines or Parquet at a path or URL; empty takes the task's own."""
     test: str = ""
@@ -47,6 +49,8 @@ class TaskConfig:
     """How an answer is read out of a response, where the task has several ways; empty takes its default."""
     template: str = ""
     """Which wording of the prompt, where the task has several; empty takes its default."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Whatever else a task can be told, by names of its own."""
 
 
 @settings
@@ -455,11 +459,11 @@ class Config:
                 if not isinstance(place.get(name), dict):
                     raise ConfigError(f"unknown setting {key!r}: there is no section {name!r}")
                 place = place[name]
-            if leaf not in place:
+            if leaf not in place and place is not plain["task"]["options"]:
                 raise ConfigError(f"unknown setting {key!r}; known here: {', '.join(sorted(place))}")
-            if isinstance(place[leaf], dict):
+            if isinstance(place.get(leaf), dict):
                 if not isinstance(value, Mapping):
-                    known = next(iter(place[leaf]))
+                    known = next(iter(place[leaf]), "NAME")
                     raise ConfigError(f"{key}: a section; name a setting in it, such as {key}.{known}")
                 value = {**place[leaf], **value}
             place[leaf] = value
@@ -482,6 +486,14 @@ def parse(plain: Mapping[str, Any] | str) -> Config:
         raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
 
 
+def parse_options(kind: type[T], task: TaskConfig) -> T:
+    """`task.options` as a task's own class of settings."""
+    try:
+        return TypeAdapter(kind).validate_python(task.options)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e, "task", "options") for e in error.errors())) from None
+
+
 def parse_known(plain: Mapping[str, Any]) -> Config:
     """For whoever only looks at a run: settings of a later version, which this one does not know, are left out. To go
     on with such a run would be another experiment, which `parse` refuses."""
@@ -490,14 +502,14 @@ def parse_known(plain: Mapping[str, Any]) -> Config:
 
 def _known(plain: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: _known(value, known[name]) if isinstance(known[name], dict) and isinstance(value, Mapping) else value
+        name: _known(value, known[name]) if known[name] and isinstance(value, Mapping) else value
         for name, value in plain.items()
         if name in known
     }
 
 
-def _explain(error: Any) -> str:
-    field = ".".join(str(part) for part in error["loc"]) or "the settings"
+def _explain(error: Any, *section: str) -> str:
+    field = ".".join(map(str, (*section, *error["loc"]))) or "the settings"
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"unknown setting {field!r}"
     if error["type"] == "value_error":

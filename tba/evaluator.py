@@ -7,6 +7,7 @@ from tba.config import Config
 from tba.errors import Damaged
 from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Task, VersionStore
 from tba.prompts import request_seed
+from tba.scoring import rewards
 from tba.types import Prompt, Score, Version
 
 
@@ -95,7 +96,7 @@ class Evaluator:
     def _score(self, version: Version, step: int, metric: str, seeds: list[list[int]], *, temperature: float) -> Score:
         """Mean reward over all responses; generated in pieces so that a long evaluation hears a request to stop."""
         began = time.monotonic()
-        rewards: list[float] = []
+        found: list[float] = []
         piece = max(1, self.config.search.batch_responses // len(seeds[0]))
         for first in range(0, len(self.prompts), piece):
             self.lease.check()
@@ -105,12 +106,12 @@ class Evaluator:
             responses = self.generator.generate(
                 prompts, seeds[first : first + piece], temperature=temperature, top_p=self.config.search.top_p
             )
-            rewards += [self.task.reward(p, r).value for p, rs in zip(prompts, responses, strict=True) for r in rs]
+            found += [reward.value for group in rewards(self.task, prompts, responses) for reward in group]
         return Score(
             version=version,
             step=step,
             metric=metric,
-            value=sum(rewards) / len(rewards),
-            n=len(rewards),
+            value=sum(found) / len(found),
+            n=len(found),
             seconds=time.monotonic() - began,
         )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Task(Protocol):
-    """What is asked, and how an answer is rewarded. One file per task in `tba.tasks`."""
+    """What is asked, and how an answer is rewarded. Ours are in `tba.tasks`, one file each."""
 
     name: str
 
@@ -26,6 +26,49 @@ class Task(Protocol):
         ...
 
     def reward(self, prompt: Prompt, response: Response) -> Reward: ...
+
+
+@runtime_checkable
+class ScoresTogether(Protocol):
+    """A task that rewards many responses at once, as a model does."""
+
+    def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> Sequence[Reward]:
+        """One for each, in order; of a round, or of a piece of an evaluation."""
+        ...
+
+
+@runtime_checkable
+class UsesModels(Protocol):
+    """A task that scores with models of its own."""
+
+    def load(self, locate: "Locate") -> None:
+        """Load them; called once, in searchers and evaluators, before anything is scored."""
+        ...
+
+
+class Locate(Protocol):
+    def __call__(self, setting: str, place: str) -> str | Path:
+        """A folder with the model at a URL, or the folder or name of the hub that `place` is; `setting` is what named
+        it, for errors."""
+        ...
+
+
+@runtime_checkable
+class Measures(Protocol):
+    """A task with measures of its own beside the mean reward."""
+
+    needs_reference: bool
+    """Whether they are made from log-probabilities under the reference, too."""
+
+    def measures(
+        self,
+        asked: Sequence[tuple[Prompt, Response]],
+        rewards: Sequence[Reward],
+        ref_logps: Sequence[Sequence[float]] | None,
+    ) -> Mapping[str, float]:
+        """Of all responses of an evaluation, by name: `kl` becomes `greedy_kl` or `sampled_kl`. Log-probabilities are
+        of each response's tokens, at the temperature of its own `logps`."""
+        ...
 
 
 @runtime_checkable

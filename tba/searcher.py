@@ -10,8 +10,9 @@ from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed
 from tba.interfaces import EventLog, Generator, Lease, ReferenceScorer, Task, TrajectoryLog, VersionStore
 from tba.prompts import PromptStream, request_seed
+from tba.scoring import rewards
 from tba.timing import looks, timed
-from tba.types import Prompt, Response, Trajectory, Version
+from tba.types import Prompt, Response, Reward, Trajectory, Version
 
 WARMEST, NARROWEST = 1.1 / 0.7, 0.7
 """Of rounds that explore: the greatest factor of the temperature, and the least `top_p`."""
@@ -151,10 +152,11 @@ class Searcher:
         """Rewards and reference log-probabilities of a round's responses."""
         with timed(self.seconds, "score"):
             ref_logps = self.scorer.token_logps(prompts, responses, temperature=self.config.temperature)
+            scored = rewards(self.task, prompts, responses)
             now = datetime.now(UTC)
             each = self.config.responses_per_prompt
             return [
-                self._trajectory(round, i * each + j, prompt, response, ref_logps[i][j], now)
+                self._trajectory(round, i * each + j, prompt, response, ref_logps[i][j], scored[i][j], now)
                 for i, prompt in enumerate(prompts)
                 for j, response in enumerate(responses[i])
             ]
@@ -182,9 +184,9 @@ class Searcher:
         prompt: Prompt,
         response: Response,
         ref_logps: tuple[float, ...],
+        reward: Reward,
         now: datetime,
     ) -> Trajectory:
-        reward = self.task.reward(prompt, response)
         return Trajectory(
             searcher=self.index,
             round=round,

@@ -1,47 +1,100 @@
-"""What can be asked: one file per task, found here by name. Imports without torch."""
+"""What can be asked: a task of ours by its name, one of an installed package by the name of its entry point, or any by
+the path of its class. Imports without torch.
+"""
 
+import os
+import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, cast
 
-from tba.config import TaskConfig
+from tba.config import PRESETS, Config, TaskConfig, preset
 from tba.errors import ConfigError
 from tba.interfaces import Task
 from tba.tasks import gsm8k, math, quickstart
 
 Rule = Callable[[str, str], bool]  # is this response right, given the answer?
+TaskMaker = Callable[[TaskConfig], Task]
+"""Most often a class. It may have `preset()`, which gives a Config to begin with, and `rules`, for `tba grade`."""
 
-TASKS: dict[str, Callable[[TaskConfig], Task]] = {
-    "quickstart": quickstart.Quickstart,
-    "gsm8k": gsm8k.GSM8K,
-    "math": math.Math,
-}
-RULES: dict[str, Mapping[str, Rule]] = {"quickstart": quickstart.RULES, "gsm8k": gsm8k.RULES, "math": math.RULES}
+OURS: dict[str, TaskMaker] = {"quickstart": quickstart.Quickstart, "gsm8k": gsm8k.GSM8K, "math": math.Math}
 LATER = ("tldr", "redteam")
+GROUP = "tba.tasks"
+"""The group of entry points in which packages offer theirs."""
 
 
 def get_task(config: TaskConfig | str) -> Task:
     """The task a config names; a bare name takes its defaults. ConfigError if it, or a choice within it, is unknown."""
     config = TaskConfig(name=config) if isinstance(config, str) else config
-    _check(config.name)
-    return TASKS[config.name](config)
+    task = find_task(config.name)(config)
+    if lacking := [name for name in ("source", "prompts", "reward") if not callable(getattr(task, name, None))]:
+        raise ConfigError(f"task.name: {config.name!r} is no task: it has no {', no '.join(lacking)}")
+    return task
 
 
-def rules(task: str) -> tuple[str, ...]:
+def find_task(name: str) -> TaskMaker:
+    """What makes the task of that name: ours, an entry point, or a path such as `package.module:Class`."""
+    if name in OURS:
+        return OURS[name]
+    if name in LATER:
+        raise ConfigError(f"task {name!r} is not available yet")
+    if found := entry_points(group=GROUP, name=name):
+        return _loaded(name, next(iter(found)).load)
+    if "." in name or ":" in name:
+        return _loaded(name, lambda: _at(name))
+    raise ConfigError(
+        f"task.name: unknown task {name!r}; known: {', '.join(known_tasks())}; later: {', '.join(LATER)}; or the path "
+        "of a class, such as package.module:Class"
+    )
+
+
+def known_tasks() -> tuple[str, ...]:
+    return (*OURS, *sorted(entry_points(group=GROUP).names - OURS.keys()))
+
+
+def preset_of(name: str) -> Config:
+    """The settings that a task brings with it; of one from elsewhere that brings none, the defaults of all settings."""
+    if name in PRESETS:
+        return preset(name)
+    own = getattr(find_task(name), "preset", None)
+    config = own() if own else Config()
+    if not isinstance(config, Config):
+        raise ConfigError(f"task.name: preset() of {name!r} must give a tba.config.Config, got {config!r}")
+    return config.replace({"task.name": name})
+
+
+def rules(task: str) -> Mapping[str, Rule]:
     """The ways in which a task reads an answer out of a response, its default first."""
-    _check(task)
-    return tuple(RULES[task])
+    if found := getattr(find_task(task), "rules", None):
+        return found
+    raise ConfigError(f"task {task!r} has no rule by which a response is right or wrong, given an answer")
 
 
 def grade(task: str, rule: str, response: str, answer: str) -> float:
     """The reward of a response from anywhere; an empty rule takes the task's default."""
     known = rules(task)
-    chosen = rule or known[0]
+    chosen = rule or next(iter(known))
     if chosen not in known:
         raise ConfigError(f"rule: task {task!r} has {', '.join(known)}; got {rule!r}")
-    return float(RULES[task][chosen](response, answer))
+    return float(known[chosen](response, answer))
 
 
-def _check(name: str) -> None:
-    if name in LATER:
-        raise ConfigError(f"task {name!r} is not available yet")
-    if name not in TASKS:
-        raise ConfigError(f"unknown task {name!r}; known: {', '.join(TASKS)}; later: {', '.join(LATER)}")
+def _loaded(name: str, load: Callable[[], Any]) -> TaskMaker:
+    """Modules are looked for in the working folder too, as `python -m` does."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+    try:
+        made = load()
+    except (ImportError, AttributeError, ValueError) as error:  # ValueError: a path with an empty part
+        raise ConfigError(
+            f"task.name: {name!r} cannot be loaded: {error}; is it installed, or a module in {os.getcwd()}?"
+        ) from error
+    if not callable(made):
+        raise ConfigError(f"task.name: {name!r} is {made!r}, not a class")
+    return cast(TaskMaker, made)
+
+
+def _at(path: str) -> Any:
+    module, _, name = path.replace(":", ".").rpartition(".")
+    return getattr(import_module(module), name)

@@ -10,7 +10,7 @@ from typing import Any
 
 from tba.config import TaskConfig
 from tba.errors import DataError
-from tba.tasks.fields import one_of, text_in
+from tba.tasks.fields import no_options, one_of, text_in
 from tba.types import Prompt, Response, Reward
 
 TEMPLATES = {
@@ -54,8 +54,10 @@ class GSM8K:
     """The template `tba` and the rule `last-number` are the defaults: together they are the paper's."""
 
     name = "gsm8k"
+    rules = RULES
 
     def __init__(self, config: TaskConfig):
+        no_options(config)
         self.template = TEMPLATES[one_of("template", config.template or "tba", TEMPLATES)]
         self.rule = RULES[one_of("rule", config.rule or "last-number", RULES)]
 

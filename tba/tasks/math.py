@@ -13,7 +13,7 @@ from tba.grading import minerva as minerva_grader
 from tba.grading import prm800k as prm800k_grader
 from tba.grading.helper import verified
 from tba.grading.latex import LONGEST, after_thinking, decimal, hendrycks, last_box
-from tba.tasks.fields import one_of, text_in
+from tba.tasks.fields import no_options, one_of, text_in
 from tba.tasks.math500 import is_held_out
 from tba.types import Prompt, Response, Reward
 
@@ -68,8 +68,10 @@ class Math:
     """Trained on the 12 000 problems that are not in MATH-500, evaluated on MATH-500."""
 
     name = "math"
+    rules = RULES
 
     def __init__(self, config: TaskConfig):
+        no_options(config)
         self.config = config
         self.template = one_of("template", config.template or TEMPLATES[0], TEMPLATES)
         self.rule = RULES[one_of("rule", config.rule or "math-verify", RULES)]

@@ -9,21 +9,21 @@ import time
 import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 import storage
 from flows.cli import main
 from flows.stack import FINAL, Stack, run_task
-from flows.tba import TaskName, tba
+from flows.tba import tba
 from storage import layout
 from storage.control import change_state, read_state
 from storage.events import read_events
 from storage.leases import read_lease, read_leases
 from storage.run import Run
 from storage.store import open_store
-from tba.config import PRESETS, preset
+from tba.config import preset
 from tba.errors import ConfigError
 from tests.conftest import s3_root
 from tests.flows.roles import LIMITS, TINY, at_work, end_roles, finish, is_running, until
@@ -96,10 +96,6 @@ def root(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
     for folder in tmp_path.glob("runs/*"):
         end_roles(Run.open(str(folder)))
-
-
-def test_the_flow_knows_every_task():
-    assert set(get_args(TaskName)) == set(PRESETS)
 
 
 def test_a_deployment_that_was_asked_for_on_the_command_line_runs_to_its_end_and_reports(

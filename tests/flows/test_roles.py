@@ -308,7 +308,7 @@ def test_a_policy_on_s3_is_fetched_without_its_pickles_once_per_run(root, policy
     assert isinstance(error, DeadlinePassed)  # nobody searches
     published = Policy.load(Versions(run).load(Version(0, 1)), device="cpu")
     assert published.snapshot().sha256 == Policy.load(policy, device="cpu").snapshot().sha256
-    (copy,) = cache_folder("start-policies").glob("[!.]*")
+    (copy,) = cache_folder("models").glob("[!.]*")
     assert not list(copy.glob("*.bin"))
     for name in ("config.json", "model.safetensors"):
         assert (copy / name).read_bytes() == (policy / name).read_bytes()

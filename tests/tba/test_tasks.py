@@ -1,0 +1,200 @@
+"""Tasks from outside: found by path or entry point, with options, models and rewards of their own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tba.config import Config, TaskConfig, parse_known, parse_options, preset, settings
+from tba.errors import ConfigError, RunFailed
+from tba.interfaces import Task
+from tba.scoring import rewards
+from tba.tasks import find_task, get_task, grade, known_tasks, preset_of, rules
+from tba.types import Prompt, Response, Reward, Version
+from tests.fakes import make_prompts
+
+MODULE = """
+from tba.types import Reward
+
+class Short:
+    name = "short"
+    rules = {"short": lambda response, answer: len(response) < 5}
+
+    def __init__(self, config):
+        self.config = config
+
+    def source(self, split):
+        return ""
+
+    def prompts(self, split, rows, tokenizer, *, max_tokens):
+        return []
+
+    def reward(self, prompt, response):
+        return Reward(value=float(len(response.text) < 5))
+
+class Incomplete:
+    def __init__(self, config):
+        pass
+
+    def prompts(self, split, rows, tokenizer, *, max_tokens):
+        return []
+
+class Odd(Short):
+    @staticmethod
+    def preset():
+        return {"training.steps": 3}
+
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a module, of a name that no other test has."""
+    import sys
+
+    monkeypatch.setattr(sys, "path", [it for it in sys.path if it])
+    name = f"outside_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("separator", [":", "."])
+def test_a_task_is_found_by_the_path_of_its_class_in_the_working_folder(folder: Path, separator: str):
+    task = get_task(f"{folder.name}{separator}Short")
+    assert task.reward(make_prompts(1)[0], response("abc")).value == 1.0
+    assert task.name == "short"
+
+
+def test_a_task_is_found_as_an_entry_point_of_an_installed_package(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    installed = folder.parent / "brief-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: brief\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text(f"[tba.tasks]\nbrief = {folder.name}:Short\nmath = no.such:Thing\n")
+    monkeypatch.syspath_prepend(folder.parent)
+    assert get_task("brief").name == "short"
+    assert get_task("math").name == "math"  # ours come first
+    assert known_tasks() == ("quickstart", "gsm8k", "math", "brief")
+
+
+def test_its_rules_serve_tba_grade(folder: Path):
+    path = f"{folder.name}:Short"
+    assert list(rules(path)) == ["short"]
+    assert grade(path, "", "abc", "") == 1.0
+    with pytest.raises(ConfigError, match="has no rule by which a response is right or wrong"):
+        grade(f"{folder.name}:Incomplete", "", "abc", "")
+
+
+def test_without_a_preset_it_takes_the_defaults_of_all_settings(folder: Path):
+    path = f"{folder.name}:Short"
+    assert preset_of(path) == Config(task=TaskConfig(name=path))
+    assert preset_of("gsm8k") == preset("gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nonsense", "unknown task 'nonsense'; known: quickstart, gsm8k, math"),
+        ("no_such_module:Task", "'no_such_module:Task' cannot be loaded: No module named 'no_such_module'"),
+        ("{here}:Missing", "has no attribute 'Missing'"),
+        ("{here}:number", "is 3, not a class"),
+        ("{here}:Incomplete", "is no task: it has no source, no reward"),
+        (":", "cannot be loaded"),
+    ],
+)
+def test_what_is_no_task_is_refused_by_what_it_lacks(folder: Path, name: str, says: str):
+    with pytest.raises(ConfigError) as refused:
+        get_task(name.format(here=folder.name))
+    assert says in str(refused.value)
+
+
+def test_a_preset_that_is_no_config_is_refused(folder: Path):
+    with pytest.raises(ConfigError, match=r"preset\(\) of .* must give a tba.config.Config"):
+        preset_of(f"{folder.name}:Odd")
+    assert callable(find_task(f"{folder.name}:Odd"))
+
+
+# --- options ----------------------------------------------------------------------------------------------------------
+
+
+@settings
+class Options:
+    judge: str
+    samples: int = 5
+
+
+def test_options_are_read_into_a_class_of_the_task():
+    config = Config().replace({"task.options.judge": "here", "task.options": {"samples": "7"}})
+    assert parse_options(Options, config.task) == Options(judge="here", samples=7)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "task.options.judge"),
+        ({"judge": "x", "jugde": "y"}, "unknown setting 'task.options.jugde'"),
+        ({"judge": "x", "samples": "many"}, "task.options.samples: "),
+    ],
+)
+def test_an_option_at_fault_is_named(options: dict[str, Any], says: str):
+    with pytest.raises(ConfigError) as refused:
+        parse_options(Options, TaskConfig(options=options))
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "gsm8k", "math"])
+def test_a_task_without_options_refuses_them(name: str):
+    with pytest.raises(ConfigError, match=rf"'task.options.colour': task '{name}' takes no options"):
+        get_task(TaskConfig(name=name, options={"colour": "red"}))
+
+
+def test_options_are_kept_with_a_run_and_in_whoever_looks_at_it():
+    config = Config().replace({"task.options.judge": "here"})
+    assert parse_known(config.to_dict()).task.options == {"judge": "here"}
+    with pytest.raises(ConfigError, match=r"task.options: a section; name a setting in it, such as task.options.judge"):
+        config.replace({"task.options": "here"})
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+class Together:
+    """Rewards each response by its place among all that it is asked about at once."""
+
+    name = "together"
+
+    def __init__(self, missing: int = 0):
+        self.missing = missing
+
+    def source(self, split: str) -> str:
+        return ""
+
+    def prompts(self, *_: Any, **__: Any) -> list[Prompt]:
+        return []
+
+    def reward(self, prompt: Prompt, response: Response) -> Reward:
+        return self.rewards([(prompt, response)])[0]
+
+    def rewards(self, asked: Any) -> list[Reward]:
+        return [Reward(value=float(i), parts={"tokens": len(r.tokens)}) for i, (_, r) in enumerate(asked)][
+            self.missing :
+        ]
+
+
+def test_a_task_that_scores_together_is_asked_once_for_a_round():
+    task: Task = Together()
+    found = rewards(task, make_prompts(2), [[response("a"), response("b")], [response("c")]])
+    assert [[it.value for it in group] for group in found] == [[0.0, 1.0], [2.0]]
+
+
+def test_a_reward_that_is_missing_is_noticed():
+    with pytest.raises(RunFailed, match="task 'together' gave 1 rewards for 2 responses"):
+        rewards(Together(missing=1), make_prompts(1), [[response("a"), response("b")]])
+
+
+def response(text: str) -> Response:
+    return Response(
+        tokens=(5,), logps=(-1.0,), text=text, finished=True, temperature=1.0, top_p=1.0, seed=0,
+        version_start=Version(0, 1), version_end=Version(0, 1), generate_seconds=0.1,
+    )  # fmt: skip
