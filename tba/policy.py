@@ -30,7 +30,7 @@ class Snapshot:
 
     def save(self, folder: Path, *, dtype: str | None = None) -> None:
         """A Hugging Face folder: safetensors, config, generation config and tokenizer; weights as `dtype` if given."""
-        wanted = self.model.dtype if dtype is None else _dtype(dtype)
+        wanted = self.model.dtype if dtype is None else resolve_dtype(dtype)
         stored = self.model if wanted == self.model.dtype else _frozen_copy(self.model, wanted)
         stored.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
@@ -62,19 +62,20 @@ class Policy:
         device: str = "auto",
         revision: str = "main",
         trust_remote_code: bool = False,
+        setting: str = "model.path",
     ) -> "Policy":
         """From a Hugging Face folder or a hub name (`revision` is for the latter); safetensors only.
 
         Damaged if the folder is there and does not load, ConfigError if it is neither a folder nor a repository with
-        such a model, RunFailed if the hub could not be asked, so that another try may succeed.
+        such a model (`setting` named it), RunFailed if the hub could not be asked, so that another try may succeed.
         """
         place, options = resolve_device(device), {"revision": revision, "trust_remote_code": trust_remote_code}
-        weights = {"dtype": _dtype(dtype), "use_safetensors": True}
+        weights = {"dtype": resolve_dtype(dtype), "use_safetensors": True}
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, **options)
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, **weights, **options)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise _cannot_load(path, error) from error
+            raise cannot_load(setting, path, error) from error
         _make_savable(model)
         return cls(model.to(place).eval(), tokenizer, place)  # pyright: ignore[reportArgumentType]
 
@@ -101,7 +102,7 @@ class PolicyScorer:
         """For each prompt its responses', for each response its tokens', EOS included."""
         rows = [(p.tokens, r.tokens) for p, group in zip(prompts, responses, strict=True) for r in group]
         logps: list[tuple[float, ...]] = [()] * len(rows)
-        for chosen in _buckets([len(prompt) + len(response) for prompt, response in rows], self.tokens_per_batch):
+        for chosen in buckets([len(prompt) + len(response) for prompt, response in rows], self.tokens_per_batch):
             scored = self._score([rows[i] for i in chosen], temperature)
             for i, row in zip(chosen, scored, strict=True):
                 logps[i] = row
@@ -136,7 +137,7 @@ def resolve_device(device: str) -> torch.device:
     return place
 
 
-def _buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
+def buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
     """Indices by length, in batches of at most `tokens_per_batch` padded tokens, or of one row."""
     bucket: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -163,13 +164,14 @@ def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Pr
     return copy.deepcopy(model, memo)
 
 
-def _cannot_load(path: str | Path, error: Exception) -> TBAError:
-    what = f"cannot load a policy from {str(path)!r}: {error}"
+def cannot_load(setting: str, path: str | Path, error: Exception) -> TBAError:
+    """Damaged, ConfigError or RunFailed, as `Policy.load` says."""
+    what = f"cannot load a model from {str(path)!r}: {error}"
     if Path(path).is_dir():
         return Damaged(what)
     if any(_is_transport(cause) for cause in _causes(error)):
         return RunFailed(what)
-    return ConfigError(f"model.path: {what}")
+    return ConfigError(f"{setting}: {what}")
 
 
 def _is_transport(error: BaseException) -> bool:
@@ -194,7 +196,7 @@ def _make_savable(model: PreTrainedModel) -> None:
         model.generation_config.do_sample = True
 
 
-def _dtype(name: str) -> torch.dtype:
+def resolve_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]

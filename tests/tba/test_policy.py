@@ -85,11 +85,11 @@ def test_a_model_with_contradictory_sampling_settings_can_still_be_saved(tmp_pat
 
 
 def test_a_folder_that_holds_no_policy_is_damaged(tmp_path):
-    with pytest.raises(Damaged, match=f"cannot load a policy from '{tmp_path}'"):
+    with pytest.raises(Damaged, match=f"cannot load a model from '{tmp_path}'"):
         Policy.load(tmp_path, device="cpu")
     folder = tiny_folder(tmp_path / "tiny")
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:1000])
-    with pytest.raises(Damaged, match="cannot load a policy"):
+    with pytest.raises(Damaged, match="cannot load a model"):
         Policy.load(folder, device="cpu")
 
 
@@ -103,7 +103,7 @@ def test_weights_that_are_pickled_are_not_loaded(tmp_path):
 
 @pytest.mark.parametrize("path", ["/no/such/folder", "no name of a repository!"])
 def test_a_path_that_can_be_nothing_is_a_bad_setting(path):
-    with pytest.raises(ConfigError, match=f"model.path: cannot load a policy from '{path}'"):
+    with pytest.raises(ConfigError, match=f"model.path: cannot load a model from '{path}'"):
         Policy.load(path, device="cpu")
 
 
@@ -127,7 +127,7 @@ def test_trouble_on_the_way_to_the_hub_can_be_tried_again_and_its_refusals_canno
             raise OSError("transformers says something") from cause
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", load)
-    with pytest.raises(kind, match="cannot load a policy from 'some/model'"):
+    with pytest.raises(kind, match="cannot load a model from 'some/model'"):
         Policy.load("some/model", device="cpu")
 
 

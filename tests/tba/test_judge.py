@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2ForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
+
+from tba.errors import ConfigError
+from tba.judge import Judge
+from tests.tba.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
+
+TEXTS = ["12+34=46", "1", "a much longer text than the others are, which ends at last", "12+34=46?"]
+
+
+def classifier(folder: Path, kind: str, labels: int) -> Path:
+    """A decoder, which reads the last token of a row, or an encoder, which reads the first."""
+    size = len(CHARACTERS) + 3
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if kind == "decoder":
+            model = GPT2ForSequenceClassification(
+                GPT2Config(vocab_size=size, n_embd=32, n_layer=2, n_head=4, n_positions=128, num_labels=labels,
+                           initializer_range=0.3, bos_token_id=EOS_ID, eos_token_id=EOS_ID)
+            )  # fmt: skip
+        else:
+            model = RobertaForSequenceClassification(
+                RobertaConfig(vocab_size=size, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+                              intermediate_size=64, max_position_embeddings=130, num_labels=labels,
+                              initializer_range=0.3, pad_token_id=PAD_ID)
+            )  # fmt: skip
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "labels"), [("decoder", 1), ("encoder", 2)])
+def test_what_a_text_is_judged_with_does_not_change_its_logits(kind: str, labels: int, tmp_path: Path):
+    judge = Judge.load("task.options.judge", classifier(tmp_path, kind, labels), device="cpu")
+    together = judge.logits(TEXTS)
+    assert together.shape == (len(TEXTS), labels)
+    alone = torch.cat([judge.logits([text]) for text in TEXTS])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+    assert len(together.unique(dim=0)) == len(TEXTS)
+    small = Judge(judge.model, judge.tokenizer, tokens_per_batch=10).logits(TEXTS)
+    torch.testing.assert_close(small, together, atol=1e-5, rtol=1e-5)
+
+
+def test_a_reward_model_reads_the_last_token_of_a_row_also_where_it_is_the_end_of_a_text(tmp_path: Path):
+    judge = Judge.load("task.options.judge", classifier(tmp_path, "decoder", 1), device="cpu")
+    ended = judge.logits(["12+34=46<eos>", TEXTS[2]])
+    plain = judge.logits(["12+34=46", TEXTS[2]])
+    assert abs(float(ended[0] - plain[0])) > 1e-3
+
+
+def test_a_text_is_cut_where_it_is_asked_to_be(tmp_path: Path):
+    judge = Judge.load("task.options.judge", classifier(tmp_path, "decoder", 1), device="cpu")
+    torch.testing.assert_close(judge.logits([TEXTS[2]], max_tokens=6), judge.logits([TEXTS[2][:6]]))
+
+
+def test_a_model_that_judges_nothing_is_refused_by_the_name_of_its_setting(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"task.options.judge: '.*' is no sequence classifier: it has no score"):
+        Judge.load("task.options.judge", tiny_folder(tmp_path), device="cpu")
+
+
+def test_a_folder_without_a_model_is_refused_by_the_name_of_its_setting(tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"task.options.judge: cannot load a model from '{tmp_path}'"):
+        Judge.load("task.options.judge", tmp_path, device="cpu")
