@@ -5,10 +5,12 @@ nor Prefect.
 """
 
 import argparse
+import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from flows.progress import was_interrupted
@@ -457,14 +459,18 @@ def fork_command(options: argparse.Namespace) -> int:
     return supervise(run)
 
 
-def _changes(options: argparse.Namespace) -> dict[str, str]:
+def _changes(options: argparse.Namespace) -> dict[str, Any]:
     return dict(_change(text) for texts in options.changes for text in texts)
 
 
-def _change(text: str) -> tuple[str, str]:
+def _change(text: str) -> tuple[str, Any]:
+    """A list, an object or null is JSON; whatever else is text, which the settings read as what they expect."""
     key, separator, value = text.partition("=")
     if not (key and separator):
         raise ConfigError(f"--set: KEY=VALUE, such as training.steps=100, got {text!r}")
+    if value == "null" or value.startswith(("[", "{")):
+        with suppress(ValueError):
+            return key, json.loads(value)
     return key, value
 
 

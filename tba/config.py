@@ -199,6 +199,9 @@ class SearchConfig:
     """Responses generated side by side."""
     shuffle: bool = True
     """Visit prompts in a seeded order; the paper's code visited them in the order of the data."""
+    remembered_rewards: Count = 0
+    """Of so many distinct responses a searcher remembers the reward instead of asking for it again: for tasks whose
+    rewards cost more than that, and where the same response is always worth the same."""
     initial_fill: Positive = 500
     """Trajectories that must exist before the first step: a batch at least."""
 

@@ -7,7 +7,7 @@ from tba.config import Config
 from tba.errors import Damaged
 from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Task, VersionStore
 from tba.prompts import request_seed
-from tba.scoring import rewards
+from tba.scoring import Scoring
 from tba.types import Prompt, Score, Version
 
 
@@ -24,7 +24,7 @@ class Evaluator:
         lease: Lease,
         events: EventLog,
     ):
-        self.config, self.task, self.prompts = config, task, prompts
+        self.config, self.scoring, self.prompts = config, Scoring(task), prompts
         self.generator, self.versions, self.evaluations = generator, versions, evaluations
         self.lease, self.events = lease, events
         self.passed_over: set[Version] = set()  # had their turn: scored, gone or damaged
@@ -106,7 +106,7 @@ class Evaluator:
             responses = self.generator.generate(
                 prompts, seeds[first : first + piece], temperature=temperature, top_p=self.config.search.top_p
             )
-            found += [reward.value for group in rewards(self.task, prompts, responses) for reward in group]
+            found += [reward.value for group in self.scoring.rewards(prompts, responses) for reward in group]
         return Score(
             version=version,
             step=step,

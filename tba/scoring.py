@@ -7,14 +7,36 @@ from tba.interfaces import ScoresTogether, Task
 from tba.types import Prompt, Response, Reward
 
 
-def rewards(task: Task, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]]) -> list[list[Reward]]:
-    """For each prompt its responses'."""
-    asked = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
-    if isinstance(task, ScoresTogether):
-        found = task.rewards(asked)
+class Scoring:
+    """Asks a task for rewards; with `remember`, only once for the same response to the same prompt, of those it was
+    asked about last."""
+
+    def __init__(self, task: Task, *, remember: int = 0):
+        self.task, self.remember = task, remember
+        self.known: dict[tuple[str, tuple[int, ...], bool], Reward] = {}
+
+    def rewards(self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]]) -> list[list[Reward]]:
+        """For each prompt its responses'."""
+        asked = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
+        found = iter(self._remembered(asked) if self.remember else self._new(asked))
+        return [[next(found) for _ in group] for group in responses]
+
+    def _remembered(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
+        keys = [(prompt.prompt_id, response.tokens, response.finished) for prompt, response in asked]
+        unknown = {key: pair for key, pair in zip(keys, asked, strict=True) if key not in self.known}
+        new = self._new(list(unknown.values())) if unknown else []
+        rewards = self.known | dict(zip(unknown, new, strict=True))
+        for key in keys:
+            self.known.pop(key, None)  # so that what was asked about last comes last
+            self.known[key] = rewards[key]
+        for key in list(self.known)[: -self.remember]:
+            del self.known[key]
+        return [rewards[key] for key in keys]
+
+    def _new(self, asked: Sequence[tuple[Prompt, Response]]) -> Sequence[Reward]:
+        if not isinstance(self.task, ScoresTogether):
+            return [self.task.reward(prompt, response) for prompt, response in asked]
+        found = self.task.rewards(asked)
         if len(found) != len(asked):
-            raise RunFailed(f"task {task.name!r} gave {len(found)} rewards for {len(asked)} responses")
-    else:
-        found = [task.reward(prompt, response) for prompt, response in asked]
-    flat = iter(found)
-    return [[next(flat) for _ in group] for group in responses]
+            raise RunFailed(f"task {self.task.name!r} gave {len(found)} rewards for {len(asked)} responses")
+        return found

@@ -10,7 +10,7 @@ from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed
 from tba.interfaces import EventLog, Generator, Lease, ReferenceScorer, Task, TrajectoryLog, VersionStore
 from tba.prompts import PromptStream, request_seed
-from tba.scoring import rewards
+from tba.scoring import Scoring
 from tba.timing import looks, timed
 from tba.types import Prompt, Response, Reward, Trajectory, Version
 
@@ -38,7 +38,8 @@ class Searcher:
         first_version: int = 0,
     ):
         self.index, self.seed, self.config, self.stream = index, seed, config, stream
-        self.task, self.generator, self.scorer = task, generator, scorer
+        self.scoring = Scoring(task, remember=config.remembered_rewards)
+        self.generator, self.scorer = generator, scorer
         self.log, self.versions, self.lease, self.events = log, versions, lease, events
         self.deadline = deadline  # for the first version, and for each that a round has to be by
         self.lag = lag  # in syncs, where it goes in step with the trainer
@@ -152,7 +153,7 @@ class Searcher:
         """Rewards and reference log-probabilities of a round's responses."""
         with timed(self.seconds, "score"):
             ref_logps = self.scorer.token_logps(prompts, responses, temperature=self.config.temperature)
-            scored = rewards(self.task, prompts, responses)
+            scored = self.scoring.rewards(prompts, responses)
             now = datetime.now(UTC)
             each = self.config.responses_per_prompt
             return [

@@ -5,15 +5,17 @@ TBA′, `minerva` VinePPO's, `prm800k` that of the dataset of this name, and `ma
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from tba.config import TaskConfig
+from pydantic import Field
+
+from tba.config import TaskConfig, parse_options, settings
 from tba.errors import DataError
 from tba.grading import minerva as minerva_grader
 from tba.grading import prm800k as prm800k_grader
 from tba.grading.helper import verified
 from tba.grading.latex import LONGEST, after_thinking, decimal, hendrycks, last_box
-from tba.tasks.fields import no_options, one_of, text_in
+from tba.tasks.fields import one_of, text_in
 from tba.tasks.math500 import is_held_out
 from tba.types import Prompt, Response, Reward
 
@@ -64,6 +66,12 @@ RULES: dict[str, Callable[[str, str], bool]] = {
 }
 
 
+@settings
+class Options:
+    levels: tuple[Annotated[int, Field(ge=1, le=5)], ...] = ()
+    """Of which difficulty the problems to train on are; empty takes all."""
+
+
 class Math:
     """Trained on the 12 000 problems that are not in MATH-500, evaluated on MATH-500."""
 
@@ -71,8 +79,7 @@ class Math:
     rules = RULES
 
     def __init__(self, config: TaskConfig):
-        no_options(config)
-        self.config = config
+        self.config, self.options = config, parse_options(Options, config)
         self.template = one_of("template", config.template or TEMPLATES[0], TEMPLATES)
         self.rule = RULES[one_of("rule", config.rule or "math-verify", RULES)]
 
@@ -86,7 +93,7 @@ class Math:
         kept. Problems of MATH-500 are left out of training, and a training set made of them is refused."""
         problems = [text_in(split, i, row, "problem") for i, row in enumerate(rows)]
         golds = [_gold(split, i, row) for i, row in enumerate(rows)]
-        held_out = self._held_out(problems) if split == "train" else frozenset()
+        left_out = self._held_out(problems) | self._other_levels(split, rows) if split == "train" else frozenset()
         texts, tokens = self._worded(problems, tokenizer)
         prompts = [
             Prompt(
@@ -97,7 +104,7 @@ class Math:
                 metadata={field: row[field] for field in ("level", "subject") if row.get(field) is not None},
             )
             for i, row in enumerate(rows)
-            if i not in held_out
+            if i not in left_out
         ]
         return [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
 
@@ -113,6 +120,11 @@ class Math:
             )
         return found
 
+    def _other_levels(self, split: str, rows: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+        if not self.options.levels:
+            return frozenset()
+        return frozenset(i for i, row in enumerate(rows) if _level(split, i, row) not in self.options.levels)
+
     def _worded(self, problems: Sequence[str], tokenizer: Any) -> tuple[list[str], list[Sequence[int]]]:
         """`qwen-boxed` is a message to the model in its chat template; where it has none, it is worded as `plain`."""
         if self.template == "plain" or not getattr(tokenizer, "chat_template", None):
@@ -126,6 +138,15 @@ class Math:
         ]
         # the template has written the special tokens already
         return texts, tokenizer(texts, add_special_tokens=False).input_ids if texts else []
+
+
+def _level(split: str, index: int, row: Mapping[str, Any]) -> int:
+    """Written as a number or as "Level 3"; a few problems have "Level ?", which is none."""
+    given = row.get("level")
+    if given is None:
+        raise DataError(f"{split} row {index}: task.options.levels needs field 'level', got {given!r}")
+    digits = str(given).rpartition(" ")[2]
+    return int(digits) if digits.isdigit() else 0
 
 
 def _gold(split: str, index: int, row: Mapping[str, Any]) -> str:

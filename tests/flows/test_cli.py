@@ -513,6 +513,11 @@ def test_a_dry_run_shows_the_arithmetic_and_starts_nothing(tmp_path: Path, capsy
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    printed(capsys, "run", "math", "--dry-run", "--set", "task.options.levels=[3, 4]", "sync.lag=null")
+    assert "task.options.levels.0" in refused(capsys, "run", "math", "--dry-run", "--set", "task.options.levels=[7]")
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -25,6 +25,21 @@ def test_together_searchers_visit_every_prompt_once_in_each_permutation(searcher
     assert set(visits.values()) == {3} and len(visits) == 12
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_searchers_that_join_share_a_sequence_of_their_own_and_change_nobodys(shuffle):
+    joined = [ids(stream(searcher=3 + i, searchers=3, shuffle=shuffle), range(6), 4) for i in range(3)]
+    assert Counter(prompt for lane in joined for prompt in lane) == {f"p{i}": 6 for i in range(12)}
+    for i in range(3):
+        assert joined[i][:4] != ids(stream(searcher=i, searchers=3, shuffle=shuffle), range(1), 4)
+
+
+def test_a_searcher_that_leaves_starves_no_prompt():
+    staying = [ids(stream(searcher=i, searchers=3), range(60), 4) for i in (0, 2)]
+    visits = Counter(prompt for lane in staying for prompt in lane)
+    assert set(visits) == {f"p{i}" for i in range(12)}
+    assert min(visits.values()) > 20  # of 40 on average
+
+
 def test_a_restarted_searcher_takes_the_same_prompts():
     first, rest = ids(stream(), range(4), 5), ids(stream(), range(4, 9), 5)
     assert ids(stream(), range(9), 5) == first + rest

@@ -1,4 +1,4 @@
-"""Tasks from outside: found by path or entry point, with options, models and rewards of their own."""
+"""Tasks from outside: found by path or entry point, with options of their own."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,9 @@ from typing import Any
 import pytest
 
 from tba.config import Config, TaskConfig, parse_known, parse_options, preset, settings
-from tba.errors import ConfigError, RunFailed
-from tba.interfaces import Task
-from tba.scoring import rewards
+from tba.errors import ConfigError
 from tba.tasks import find_task, get_task, grade, known_tasks, preset_of, rules
-from tba.types import Prompt, Response, Reward, Version
+from tba.types import Response, Version
 from tests.fakes import make_prompts
 
 MODULE = """
@@ -143,7 +141,7 @@ def test_an_option_at_fault_is_named(options: dict[str, Any], says: str):
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["quickstart", "gsm8k", "math"])
+@pytest.mark.parametrize("name", ["quickstart", "gsm8k"])
 def test_a_task_without_options_refuses_them(name: str):
     with pytest.raises(ConfigError, match=rf"'task.options.colour': task '{name}' takes no options"):
         get_task(TaskConfig(name=name, options={"colour": "red"}))
@@ -154,43 +152,6 @@ def test_options_are_kept_with_a_run_and_in_whoever_looks_at_it():
     assert parse_known(config.to_dict()).task.options == {"judge": "here"}
     with pytest.raises(ConfigError, match=r"task.options: a section; name a setting in it, such as task.options.judge"):
         config.replace({"task.options": "here"})
-
-
-# --- rewards ----------------------------------------------------------------------------------------------------------
-
-
-class Together:
-    """Rewards each response by its place among all that it is asked about at once."""
-
-    name = "together"
-
-    def __init__(self, missing: int = 0):
-        self.missing = missing
-
-    def source(self, split: str) -> str:
-        return ""
-
-    def prompts(self, *_: Any, **__: Any) -> list[Prompt]:
-        return []
-
-    def reward(self, prompt: Prompt, response: Response) -> Reward:
-        return self.rewards([(prompt, response)])[0]
-
-    def rewards(self, asked: Any) -> list[Reward]:
-        return [Reward(value=float(i), parts={"tokens": len(r.tokens)}) for i, (_, r) in enumerate(asked)][
-            self.missing :
-        ]
-
-
-def test_a_task_that_scores_together_is_asked_once_for_a_round():
-    task: Task = Together()
-    found = rewards(task, make_prompts(2), [[response("a"), response("b")], [response("c")]])
-    assert [[it.value for it in group] for group in found] == [[0.0, 1.0], [2.0]]
-
-
-def test_a_reward_that_is_missing_is_noticed():
-    with pytest.raises(RunFailed, match="task 'together' gave 1 rewards for 2 responses"):
-        rewards(Together(missing=1), make_prompts(1), [[response("a"), response("b")]])
 
 
 def response(text: str) -> Response:

@@ -169,3 +169,17 @@ def test_the_reward_is_that_of_the_chosen_rule(rule: str, text: str, value: floa
     task = get_task(TaskConfig(name="math", rule=rule))
     prompt = task.prompts("train", ROWS, tokenizer(), max_tokens=1000)[1]
     assert task.reward(prompt, response(text)).value == grade("math", rule, text, prompt.answer) == value
+
+
+def levels(*rows: dict[str, object]) -> list[str]:
+    task = get_task(TaskConfig(name="math", options={"levels": [1, 2]}))
+    return [prompt.prompt_id for prompt in task.prompts("train", rows, tokenizer(), max_tokens=1000)]
+
+
+def test_training_can_be_kept_to_some_levels_of_difficulty():
+    others = [{**ROWS[0], "level": level} for level in (3, "Level 5", "Level ?")]
+    assert levels(ROWS[0], *others, ROWS[2]) == ["train-00000", "train-00004"]
+    with pytest.raises(DataError, match=r"train row 1: task.options.levels needs field 'level'"):
+        levels(ROWS[0], {"problem": "How many?", "answer": "7"})
+    task = get_task(TaskConfig(name="math", options={"levels": [1]}))
+    assert len(task.prompts("test", [ROWS[0], *others], tokenizer(), max_tokens=1000)) == 4
