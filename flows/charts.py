@@ -9,7 +9,7 @@ WIDTH, HEIGHT = 460, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 26  # room around the plot for the numbers on the axes
 _POINTS = 240  # along a line; more are drawn as the mean of their neighbours, with a band from least to greatest
 
-_COLOURS = ("#2563a8", "#bd5415", "#2c7d54", "#79489c", "#9a7500")
+_COLOURS = ("#2563a8", "#bd5415", "#2c7d54", "#79489c", "#9a7500", "#1d7f8c", "#b03a6f", "#6b6f76")
 _ALONE = (
     "text{font:11px system-ui,sans-serif;fill:#555}.title{font-weight:600;font-size:13px;fill:#222}"
     ".grid{stroke:#e2e0db}.axis{stroke:#777}.line{fill:none;stroke-width:1.8;stroke-linejoin:round}.band{opacity:.16}"
@@ -54,9 +54,9 @@ def line_chart(
     if level is not None:
         edges += [(drawn[0].points[0][0], level + side * room) for side in (-1, 1)]
     scale = _Scale([point for it in drawn for point in it.points] + edges)
-    lines = "".join(_line(it, number, scale) for number, it in enumerate(drawn))
+    lines = "".join(_line(it, n % len(_COLOURS), scale) for n, it in enumerate(drawn))
     lines = (scale.across(level) if level is not None else "") + lines
-    legend = "".join(f'<span class="key k{n}">{escape(it.name)}</span>' for n, it in enumerate(drawn))
+    legend = "".join(f'<span class="key k{n % len(_COLOURS)}">{escape(it.name)}</span>' for n, it in enumerate(drawn))
     caption = f"<figcaption><b>{escape(title)}</b>{legend if len(drawn) > 1 else ''}</figcaption>"
     small = f'<p class="note">{escape(note)}</p>' if note else ""
     label = f"{title} by {x_name}: " + "; ".join(f"{it.name} ends at {number(it.points[-1][1])}" for it in drawn)
@@ -72,7 +72,7 @@ def picture(title: str, series: Sequence[Series], *, x_name: str) -> str:
     inside = figure[figure.index(">", figure.index("<svg")) + 1 : figure.index("</svg>")]
     above = 20 + 15 * len(series)
     names = "".join(
-        f'<text class="name d{n}" x="{_LEFT}" y="{35 + 15 * n - above}">{escape(it.name)}</text>'
+        f'<text class="name d{n % len(_COLOURS)}" x="{_LEFT}" y="{35 + 15 * n - above}">{escape(it.name)}</text>'
         for n, it in enumerate(series)
     )
     colours = "".join(f".l{n}{{stroke:{c}}}.d{n},.b{n}{{fill:{c}}}" for n, c in enumerate(_COLOURS))

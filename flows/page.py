@@ -14,9 +14,11 @@ _MOST_ROWS = 400  # of a table; then its first and last half of them
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --card: #ffffff; --ink: #1f2328; --faint: #6a717a; --rule: #e2e0db;
-  --c0: #2563a8; --c1: #bd5415; --c2: #2c7d54; --c3: #79489c; --c4: #9a7500; }
+  --c0: #2563a8; --c1: #bd5415; --c2: #2c7d54; --c3: #79489c; --c4: #9a7500;
+  --c5: #1d7f8c; --c6: #b03a6f; --c7: #6b6f76; }
 @media (prefers-color-scheme: dark) { :root { --page: #15171a; --card: #1d2024; --ink: #e4e6e9; --faint: #99a1aa;
-  --rule: #32363c; --c0: #6ea9e6; --c1: #ef9657; --c2: #62c294; --c3: #b795d8; --c4: #d9b44a; } }
+  --rule: #32363c; --c0: #6ea9e6; --c1: #ef9657; --c2: #62c294; --c3: #b795d8; --c4: #d9b44a;
+  --c5: #5cc3d1; --c6: #e884b3; --c7: #a3a8af; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 1080px; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", sans-serif; }
@@ -45,11 +47,12 @@ svg { width: 100%; height: auto; display: block; }
 .key::before { content: ""; display: inline-block; width: 0.9em; height: 0.2em; margin-right: 0.35em;
   border-radius: 1px; vertical-align: middle; background: currentColor; }
 .l0 { stroke: var(--c0); } .l1 { stroke: var(--c1); } .l2 { stroke: var(--c2); } .l3 { stroke: var(--c3); }
-.l4 { stroke: var(--c4); }
+.l4 { stroke: var(--c4); } .l5 { stroke: var(--c5); } .l6 { stroke: var(--c6); } .l7 { stroke: var(--c7); }
 .b0, .d0 { fill: var(--c0); } .b1, .d1 { fill: var(--c1); } .b2, .d2 { fill: var(--c2); } .b3, .d3 { fill: var(--c3); }
-.b4, .d4 { fill: var(--c4); }
+.b4, .d4 { fill: var(--c4); } .b5, .d5 { fill: var(--c5); } .b6, .d6 { fill: var(--c6); } .b7, .d7 { fill: var(--c7); }
 .k0::before { color: var(--c0); } .k1::before { color: var(--c1); } .k2::before { color: var(--c2); }
-.k3::before { color: var(--c3); } .k4::before { color: var(--c4); }
+.k3::before { color: var(--c3); } .k4::before { color: var(--c4); } .k5::before { color: var(--c5); }
+.k6::before { color: var(--c6); } .k7::before { color: var(--c7); }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
 table { border-collapse: collapse; width: 100%; font-size: 0.88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.32rem 0.75rem; text-align: left; border-bottom: 1px solid var(--rule); vertical-align: top; }

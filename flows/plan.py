@@ -162,6 +162,7 @@ def describe(config: Config) -> str:
             f"{config.responses_per_round}, by each of {search.searchers} searcher(s)",
         ),
         ("initial fill", f"{search.initial_fill} trajectories"),
+        ("evaluation", _evaluation(config)),
         ("beta", f"{config.objective.beta_start:g} to {config.objective.beta_end:g}"),
         (
             "storage",
@@ -177,3 +178,14 @@ def describe(config: Config) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _evaluation(config: Config) -> str:
+    evaluation = config.evaluation
+    text = f"every {evaluation.every} syncs, at most {evaluation.prompts} prompts: greedy"
+    if evaluation.samples:
+        text += (
+            f", and {evaluation.samples} sampled at temperature {config.evaluation_temperature:g}, "
+            f"top-p {config.evaluation_top_p:g}"
+        )
+    return text + "".join(f", pass@{k}" for k in evaluation.pass_at)

@@ -20,7 +20,7 @@ from storage.views import connect
 from tba.errors import ConfigError
 
 SCORES = """
-select metric, step, value from evaluations where not abandoned order by metric, step
+select metric, step, value from evaluations where not abandoned order by length(metric), metric, step
 """
 
 REWARD_BY_VERSION = """
@@ -53,8 +53,10 @@ from trajectories group by searcher order by searcher
 """
 
 EVALUATIONS = """
-select version, attempt, step, metric, round(value, 4) as value, n, round(seconds, 1) as seconds, abandoned
-from evaluations order by attempt, version, metric
+select
+    version, attempt, step, metric, round(value, 4) as value, n, temperature, top_p, round(seconds, 1) as seconds,
+    abandoned
+from evaluations order by attempt, version, length(metric), metric
 """
 
 VERSIONS = """

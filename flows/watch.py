@@ -55,7 +55,8 @@ from shards
 """
 
 SCORES = """
-select metric, version, value from evaluations where not abandoned order by metric, attempt, version
+select metric, version, value from evaluations where not abandoned
+order by length(metric), metric, attempt, version
 """
 
 LAST_EVENTS = f"""

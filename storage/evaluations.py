@@ -8,6 +8,8 @@ from storage.run import Run
 from tba.errors import AlreadyExists
 from tba.types import Score, Version
 
+SCORE = ("metric", "value", "n", "seconds", "temperature", "top_p")
+
 
 class Evaluations:
     """The `EvaluationLog` of a run."""
@@ -23,7 +25,7 @@ class Evaluations:
                 "version": version.number,
                 "attempt": version.attempt,
                 "step": own[0].step,
-                "scores": [{"metric": s.metric, "value": s.value, "n": s.n, "seconds": s.seconds} for s in own],
+                "scores": [{name: getattr(score, name) for name in SCORE} for score in own],
                 "created_at": records.now(),
             }
             try:
@@ -38,7 +40,7 @@ class Evaluations:
         return {version for version in found if version and stands(spans, version)}
 
     def scores(self) -> list[Score]:
-        """Every score, oldest version first."""
+        """Every score, oldest version first, those of a version in the order in which they were written."""
         found: list[Score] = []
         for record in records.read_all(self.run.store, layout.EVALUATIONS, "version", "attempt", "step", "scores"):
             version = Version(record["version"], record["attempt"])
@@ -46,4 +48,4 @@ class Evaluations:
                 found += [
                     records.known(Score, score, version=version, step=record["step"]) for score in record["scores"]
                 ]
-        return sorted(found, key=lambda score: (score.version.order, score.metric))
+        return sorted(found, key=lambda score: score.version.order)

@@ -65,7 +65,8 @@ CHECKPOINTS = pa.schema(
 EVALUATIONS = pa.schema(
     {
         "version": pa.int32(), "attempt": pa.int32(), "step": pa.int32(), "metric": pa.string(),
-        "value": pa.float64(), "n": pa.int64(), "seconds": pa.float64(), "abandoned": pa.bool_(), "created_at": _TIME,
+        "value": pa.float64(), "n": pa.int64(), "temperature": pa.float64(), "top_p": pa.float64(),
+        "seconds": pa.float64(), "abandoned": pa.bool_(), "created_at": _TIME,
     }
 )  # fmt: skip
 EVENTS = pa.schema(
@@ -123,6 +124,7 @@ def score_rows(record: Record) -> list[Row]:
         {
             **{field: record[field] for field in ("version", "attempt", "step")},
             **{field: score[field] for field in ("metric", "value", "n", "seconds")},
+            **{field: score.get(field) for field in ("temperature", "top_p")},
             "created_at": _time(record["created_at"]),
         }
         for score in record["scores"]

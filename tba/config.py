@@ -32,6 +32,8 @@ Count = Annotated[int, Field(ge=0, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=1e-9, le=1e9)]  # rewards are divided by it, and the quotients squared in float32
+Temperature = Annotated[float, Field(ge=0.001, le=10)]
+TopP = Annotated[float, Field(gt=0, le=1)]
 
 
 @settings
@@ -187,9 +189,9 @@ class SearchConfig:
     responses_per_prompt: Positive = 8
     """S: responses per prompt and visit, at least K."""
     prompts_per_round: Positive = 8
-    temperature: Annotated[float, Field(ge=0.001, le=10)] = 1.0
+    temperature: Temperature = 1.0
     """Of generation, and of every log-probability in the loss."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: TopP = 1.0
     explore_share: Share = 0.0
     """Share of a searcher's rounds at another temperature, and, independently, of those with another `top_p`; the
     paper's is 0.3."""
@@ -257,12 +259,39 @@ class SyncConfig:
 
 @settings
 class EvaluationConfig:
+    """Which versions are scored, and how; docs/evaluation.md has the formulas."""
+
     every: Positive = 10
     """Syncs between evaluated versions; the first and the last are always evaluated."""
     prompts: Positive = 1319
     """At most this many held-out prompts."""
     samples: Count = 0
-    """Sampled responses per prompt, at the temperature of search, beside the greedy one."""
+    """Sampled responses per prompt, beside the greedy one."""
+    temperature: Temperature | None = None
+    """Of sampled responses; unset, that of search."""
+    top_p: TopP | None = None
+    """Likewise."""
+    pass_at: tuple[Positive, ...] = ()
+    """The k of every pass@k that the sampled responses are to give; at most `samples`."""
+    solved_at: float = 1.0
+    """The reward from which on a response counts as right in pass@k."""
+
+    @model_validator(mode="after")
+    def _samples_suffice(self) -> Self:
+        if len(set(self.pass_at)) < len(self.pass_at):
+            raise ValueError(f"evaluation.pass_at must name each k once, got {list(self.pass_at)}")
+        if max(self.pass_at, default=0) > self.samples:
+            raise ValueError(
+                f"evaluation.pass_at must be at most evaluation.samples ({self.samples}), got {list(self.pass_at)}"
+            )
+        for name in ("temperature", "top_p"):
+            if not self.samples and (found := getattr(self, name)) is not None:
+                raise ValueError(f"evaluation.{name} does not apply where evaluation.samples is 0, got {found}")
+        if not self.pass_at and self.solved_at != type(self).solved_at:
+            raise ValueError(
+                f"evaluation.solved_at does not apply where evaluation.pass_at is empty, got {self.solved_at}"
+            )
+        return self
 
 
 @settings
@@ -421,6 +450,17 @@ class Config:
     def prompts_in_step(self) -> int:
         """Of one round of all searchers."""
         return self.search.searchers * self.search.prompts_per_round
+
+    @property
+    def evaluation_temperature(self) -> float:
+        """Of responses that are sampled to score a version."""
+        own = self.evaluation.temperature
+        return self.search.temperature if own is None else own
+
+    @property
+    def evaluation_top_p(self) -> float:
+        own = self.evaluation.top_p
+        return self.search.top_p if own is None else own
 
     @property
     def last_sync(self) -> int:

@@ -1,7 +1,9 @@
 """An evaluator scores chosen versions on held-out prompts, beside training and never in its way."""
 
+import math
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from tba.config import Config
 from tba.errors import Damaged
@@ -83,20 +85,47 @@ class Evaluator:
         return None
 
     def scores(self, version: Version, step: int) -> list[Score]:
-        search, samples = self.config.search, self.config.evaluation.samples
-        greedy = self._score(version, step, "greedy", [[0]] * len(self.prompts), temperature=0.0)
+        """Of one greedy response to each prompt; then of `samples` of them."""
+        config, samples, ks = self.config, self.config.evaluation.samples, self.config.evaluation.pass_at
+        greedy = self._scores(version, step, "greedy", [[0]] * len(self.prompts), temperature=0.0, top_p=1.0)
         if not samples:
-            return [greedy]
+            return greedy
         seeds = [
-            [request_seed(self.config.seed, -1, 0, i * samples + j) for j in range(samples)]
+            [request_seed(config.seed, -1, 0, i * samples + j) for j in range(samples)]
             for i in range(len(self.prompts))
         ]
-        return [greedy, self._score(version, step, "sampled", seeds, temperature=search.temperature)]
+        temperature, top_p = config.evaluation_temperature, config.evaluation_top_p
+        return greedy + self._scores(version, step, "sampled", seeds, temperature=temperature, top_p=top_p, ks=ks)
 
-    def _score(self, version: Version, step: int, metric: str, seeds: list[list[int]], *, temperature: float) -> Score:
-        """Mean reward over all responses; generated in pieces so that a long evaluation hears a request to stop."""
+    def _scores(
+        self,
+        version: Version,
+        step: int,
+        metric: str,
+        seeds: list[list[int]],
+        *,
+        temperature: float,
+        top_p: float,
+        ks: Sequence[int] = (),
+    ) -> list[Score]:
+        """The mean reward of all responses, and from the same ones pass@k for each k."""
         began = time.monotonic()
-        found: list[float] = []
+        rewards = self._rewards(version, metric, seeds, temperature=temperature, top_p=top_p)
+        seconds = time.monotonic() - began
+        each = [reward for row in rewards for reward in row]
+        score = partial(Score, version=version, step=step, temperature=temperature, top_p=top_p)
+        scores = [score(metric=metric, value=sum(each) / len(each), n=len(each), seconds=seconds)]
+        right = [sum(reward >= self.config.evaluation.solved_at for reward in row) for row in rewards]
+        for k in ks:
+            chances = [pass_at(k, n=len(row), right=c) for row, c in zip(rewards, right, strict=True)]
+            scores.append(score(metric=f"pass@{k}", value=sum(chances) / len(chances), n=len(chances), seconds=0.0))
+        return scores
+
+    def _rewards(
+        self, version: Version, metric: str, seeds: list[list[int]], *, temperature: float, top_p: float
+    ) -> list[list[float]]:
+        """Of the responses to each prompt; generated in pieces so that a long evaluation hears a request to stop."""
+        rewards: list[list[float]] = []
         piece = max(1, self.config.search.batch_responses // len(seeds[0]))
         for first in range(0, len(self.prompts), piece):
             self.lease.check()
@@ -104,14 +133,15 @@ class Evaluator:
             self.lease.tell(status, scored=self.scored)
             prompts = self.prompts[first : first + piece]
             responses = self.generator.generate(
-                prompts, seeds[first : first + piece], temperature=temperature, top_p=self.config.search.top_p
+                prompts, seeds[first : first + piece], temperature=temperature, top_p=top_p
             )
-            found += [reward.value for group in self.scoring.rewards(prompts, responses) for reward in group]
-        return Score(
-            version=version,
-            step=step,
-            metric=metric,
-            value=sum(found) / len(found),
-            n=len(found),
-            seconds=time.monotonic() - began,
-        )
+            rewards += [[it.value for it in group] for group in self.scoring.rewards(prompts, responses)]
+        return rewards
+
+
+def pass_at(k: int, *, n: int, right: int) -> float:
+    """The chance that at least one of k responses is right, estimated without bias from n of which `right` are: the
+    share of the ways to choose k of them that hold a right one, 1 - (n - right choose k) / (n choose k)
+    (arXiv:2107.03374). Exact up to its last rounding."""
+    ways = math.comb(n, k)
+    return (ways - math.comb(n - right, k)) / ways

@@ -149,10 +149,15 @@ class Score:
 
     version: Version
     step: int
-    metric: str  # `greedy`, `sampled`, …
+    metric: str  # `greedy`, `sampled`, `pass@4`, …
     value: float
     n: int
+    """How many numbers it is the mean of: responses, or with pass@k prompts."""
     seconds: float
+    """0 for what is counted from responses that were generated for another score."""
+    temperature: float | None = None
+    """Of the responses, like `top_p`; None in records from before it was stored."""
+    top_p: float | None = None
 
 
 Metrics = dict[str, float]

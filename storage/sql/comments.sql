@@ -185,10 +185,12 @@ comment on view evaluations is 'One row per version and metric.';
 comment on column evaluations.version is 'which version';
 comment on column evaluations.attempt is 'who published it';
 comment on column evaluations.step is 'the step it follows';
-comment on column evaluations.metric is 'such as greedy or sampled';
+comment on column evaluations.metric is 'such as greedy, sampled or pass@4';
 comment on column evaluations.value is 'the score';
-comment on column evaluations.n is 'of how many answers';
-comment on column evaluations.seconds is 'how long it took';
+comment on column evaluations.n is 'of how many responses; of pass@k, of how many prompts';
+comment on column evaluations.temperature is 'of the responses; 0 is greedy; null in records from before it was stored';
+comment on column evaluations.top_p is 'likewise';
+comment on column evaluations.seconds is 'how long it took; 0 for pass@k, from the responses of sampled';
 comment on column evaluations.abandoned is 'of an attempt that the current weights do not descend from';
 comment on column evaluations.created_at is 'when it was stored';
 

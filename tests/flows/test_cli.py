@@ -382,7 +382,7 @@ def test_the_prompt_answers_until_it_is_left(
 def test_watch_shows_one_picture_of_80_columns(capsys: pytest.CaptureFixture[str]):
     out = printed(capsys, "watch", "live", "--once")
     assert max(map(len, out.splitlines())) <= 80
-    for text in ("step 4 of 8", "interrupted", "loss", "greedy", "48 trajectories in 8 shards", "idle 2.0%"):
+    for text in ("step 4 of 8", "interrupted", "loss", "greedy", "pass@16", "48 trajectories in 8 shards", "idle 2.0%"):
         assert text in out
 
 

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from flows.charts import Series, line_chart, number
+from flows.page import STYLE
 from flows.report import write
 from storage.run import Run
 from tba.errors import ConfigError
@@ -82,6 +83,8 @@ def test_the_page_says_what_storage_says(page: str):
     for text in (
         "greedy, first → last",
         "0.250 → 0.750",
+        "pass@4, first → last",
+        "0.438 → 0.938",
         "8 of 8",
         "attempt 2 goes on after step 4",
         "sampling.recent_share",
@@ -108,6 +111,19 @@ def test_a_biased_choice_is_marked_and_a_fair_one_is_not(
 def test_light_and_dark_are_both_styled(page: str):
     assert "prefers-color-scheme: dark" in page
     assert "color-scheme: light dark" in page
+
+
+def test_scores_are_in_one_order_by_k(page: str):
+    found = re.findall(r"<dt>([^<]+), first → last</dt>", page)
+    assert found == ["greedy", "pass@4", "pass@16", "sampled"]
+
+
+def test_every_line_of_a_chart_has_a_colour_however_many_there_are():
+    chart = line_chart("Accuracy", [Series(f"pass@{k}", [(0, 0.1), (1, k / 20)]) for k in range(1, 13)])
+    lines, keys = re.findall(r'class="line (l\d+)"', chart), re.findall(r'class="key (k\d+)"', chart)
+    assert len(lines) == len(keys) == 12
+    assert all(f".{name} {{" in STYLE for name in lines)
+    assert all(f".{name}::before {{" in STYLE for name in keys)
 
 
 def test_the_report_lies_in_the_runs_folder_unless_told(finished: Run, tmp_path: Path):

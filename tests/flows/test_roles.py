@@ -50,7 +50,11 @@ SMALL = {
     "sync.keep_checkpoints": 99,
     "evaluation.every": 3,
     "evaluation.prompts": 8,
-    "evaluation.samples": 1,
+    "evaluation.samples": 2,
+    "evaluation.temperature": 0.35,
+    "evaluation.top_p": 0.9,
+    "evaluation.pass_at": [1, 2],
+    "evaluation.solved_at": 0.0,
     # Nothing at a value where leaving it out would change nothing.
     "search.temperature": 0.7,
     "search.top_p": 0.95,
@@ -194,6 +198,19 @@ def test_every_step_followed_the_schedules_of_beta_and_of_the_learning_rate(fini
 def test_the_first_and_the_last_version_are_scored(finished):
     scored = {version.number for version in Evaluations(finished).done()}
     assert {0, STEPS // EVERY} <= scored
+
+
+def test_each_version_has_every_score_and_how_it_was_sampled(finished):
+    """A reward of 0 counts as right here, so pass@k is 1 whatever the mean reward."""
+    found = rows(finished, "select distinct metric, n, temperature, top_p from evaluations order by metric")
+    sampled = (0.35, 0.9)
+    assert found == [
+        ("greedy", 8, 0.0, 1.0),
+        ("pass@1", 8, *sampled),
+        ("pass@2", 8, *sampled),
+        ("sampled", 16, *sampled),
+    ]
+    assert rows(finished, "select distinct value from evaluations where metric like 'pass@%'") == [(1.0,)]
 
 
 def test_a_later_searcher_generates_with_a_later_version(finished):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import storage
 from storage import folders, layout
 from storage.attempts import claim_attempt
 from storage.evaluations import Evaluations
@@ -18,8 +19,17 @@ local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
 def scores(version: Version, value: float) -> list[Score]:
     return [
-        Score(version=version, step=version.number * 2, metric=metric, value=value, n=100, seconds=1.5)
-        for metric in ("greedy", "sampled")
+        Score(
+            version=version,
+            step=version.number * 2,
+            metric=metric,
+            value=value,
+            n=100,
+            seconds=1.5,
+            temperature=0.35,
+            top_p=0.9,
+        )
+        for metric in ("greedy", "sampled", "pass@4", "pass@16")
     ]
 
 
@@ -50,6 +60,20 @@ def test_a_version_is_evaluated_once(run: Run):
     Evaluations(run).write(scores(Version(0, 1), 0.25))
     Evaluations(run).write(scores(Version(0, 1), 0.99))
     assert Evaluations(run).scores() == scores(Version(0, 1), 0.25)
+
+
+@local
+def test_scores_from_before_sampling_settings_were_stored_are_read(run: Run):
+    claim_attempt(run)
+    Evaluations(run).write(scores(Version(0, 1), 0.25))
+    record = json.loads(run.store.read(layout.evaluation(Version(0, 1))))
+    for score in record["scores"]:
+        assert (score.pop("temperature"), score.pop("top_p")) == (0.35, 0.9)
+    put(run, layout.evaluation(Version(0, 1)), json.dumps(record).encode())
+    assert {(s.temperature, s.top_p, s.value) for s in Evaluations(run).scores()} == {(None, None, 0.25)}
+    with storage.connect(run) as con:
+        query = "select distinct temperature, top_p, value from evaluations"
+        assert con.execute(query).fetchall() == [(None, None, 0.25)]
 
 
 @local

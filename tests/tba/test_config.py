@@ -1,3 +1,4 @@
+import json
 from functools import reduce
 
 import pytest
@@ -116,6 +117,28 @@ def test_presets_carry_the_numbers_of_the_paper(name):
             "objective.penalty does not apply to 'tba-prime', got 'loss'",
         ),
         ({"objective.name": "grpo", "objective.correction": "clamp"}, "objective.correction"),
+        (
+            {"evaluation.temperature": 0},
+            "evaluation.temperature: input should be greater than or equal to 0.001, got 0",
+        ),
+        ({"evaluation.top_p": 1.5}, "evaluation.top_p: input should be less than or equal to 1, got 1.5"),
+        ({"evaluation.pass_at": [1, 0]}, "evaluation.pass_at.1: input should be greater than or equal to 1, got 0"),
+        ({"evaluation.pass_at": [1, "x"]}, "evaluation.pass_at.1"),
+        ({"evaluation.pass_at": 4}, "evaluation.pass_at"),
+        ({"evaluation.pass_at": [1, 8]}, "evaluation.pass_at must be at most evaluation.samples (4), got [1, 8]"),
+        ({"evaluation.pass_at": [2, 2]}, "evaluation.pass_at must name each k once, got [2, 2]"),
+        (
+            {"evaluation.solved_at": 0.5},
+            "evaluation.solved_at does not apply where evaluation.pass_at is empty, got 0.5",
+        ),
+        (
+            {"evaluation.samples": 0, "evaluation.temperature": 0.35},
+            "evaluation.temperature does not apply where evaluation.samples is 0, got 0.35",
+        ),
+        (
+            {"evaluation.samples": 0, "evaluation.top_p": 0.9},
+            "evaluation.top_p does not apply where evaluation.samples is 0, got 0.9",
+        ),
         ({"training.warmup_steps": 0, "training.stable_steps": 0, "training.decay_steps": 0}, "training.schedule"),
         (
             {"training.steps": 1000, "training.stable_steps": 190},
@@ -137,6 +160,14 @@ def test_a_bad_setting_is_refused_by_name(change, says):
     with pytest.raises(ConfigError) as refused:
         preset("quickstart").replace(change)
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [[1, 4], (1, 4)])
+def test_several_numbers_can_be_given(given):
+    config = preset("quickstart").replace({"evaluation.pass_at": given})
+    assert config.evaluation.pass_at == (1, 4)
+    assert parse(json.dumps(config.to_dict())) == config
+    assert config.replace({"evaluation.pass_at": []}) == preset("quickstart")
 
 
 @pytest.mark.parametrize("plain", ["not json", None, [], "[1]"])

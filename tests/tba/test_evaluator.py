@@ -1,11 +1,15 @@
 from collections.abc import Sequence
+from fractions import Fraction
+from itertools import combinations
+from math import comb
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tba.config import preset
-from tba.errors import Damaged, Missing
-from tba.evaluator import Evaluator
+from tba.errors import Damaged, Missing, Stopped
+from tba.evaluator import Evaluator, pass_at
 from tba.types import Score, Version
 from tests import fakes
 
@@ -24,12 +28,13 @@ class Evaluations:
 
 
 def evaluator(
-    *newest: Version, every: int = 10, samples: int = 2, broken: dict[Version, Exception] | None = None
+    *newest: Version, every: int = 10, samples: int = 2, broken: dict[Version, Exception] | None = None, **changes: Any
 ) -> tuple[Evaluator, Evaluations]:
     config = preset("quickstart").replace(
         {
             "evaluation.every": every, "evaluation.samples": samples, "training.steps": 40, "sync.every": 2,
             "search.temperature": 0.7, "search.top_p": 0.9,
+            **{f"evaluation.{name}": it for name, it in changes.items()},
         }
     )  # fmt: skip
     evaluations = Evaluations()
@@ -94,7 +99,93 @@ def test_greedy_is_at_temperature_zero_and_sampled_at_that_of_search():
     role, _ = evaluator(Version(20, 1))
     role.run(poll=0)
     assert isinstance(role.generator, fakes.Generator)
-    assert role.generator.settings == [(0.0, 0.9), (0.7, 0.9)] * 2
+    assert role.generator.settings == [(0.0, 1.0), (0.7, 0.9)] * 2
+
+
+@pytest.mark.parametrize(
+    ("own", "sampled"), [({"temperature": 0.35}, (0.35, 0.9)), ({"top_p": 0.5}, (0.7, 0.5)), ({}, (0.7, 0.9))]
+)
+def test_evaluation_samples_with_settings_of_its_own_where_it_has_them_and_stores_them(
+    own: dict[str, float], sampled: tuple[float, float]
+):
+    role, evaluations = evaluator(Version(20, 1), pass_at=[2], **own)
+    role.run(poll=0)
+    assert isinstance(role.generator, fakes.Generator)
+    assert role.generator.settings == [(0.0, 1.0), sampled] * 2
+    assert {(s.metric, s.temperature, s.top_p) for s in evaluations.written} == {
+        ("greedy", 0.0, 1.0), ("sampled", *sampled), ("pass@2", *sampled),
+    }  # fmt: skip
+
+
+def test_pass_at_k_is_the_mean_over_prompts_of_the_share_of_k_responses_with_a_right_one():
+    role, evaluations = evaluator(Version(20, 1), samples=5, pass_at=[1, 3, 5])
+    role.run(poll=0)
+    scores = {s.metric: s for s in evaluations.written if s.version.number == 20}
+    assert isinstance(role.generator, fakes.Generator)
+    seeds = role.generator.asked[-5:]  # of the sampled responses to each prompt; the fake is right for odd ones
+    assert len({sum(seed % 2 for seed in row) for row in seeds}) > 1
+    for k in (1, 3, 5):
+        shares = [sum(any(s % 2 for s in some) for some in combinations(row, k)) / comb(5, k) for row in seeds]
+        assert scores[f"pass@{k}"].value == pytest.approx(sum(shares) / 5)
+        assert scores[f"pass@{k}"].n == 5
+    assert scores["pass@1"].value == pytest.approx(scores["sampled"].value)
+    assert scores["sampled"].n == 25
+    assert len(role.generator.settings) == 4  # greedy and sampled of two versions: pass@k asks for nothing more
+
+
+@pytest.mark.parametrize(("solved_at", "value"), [(0.0, 1.0), (1.5, 0.0)])
+def test_a_response_is_right_from_a_given_reward_on(solved_at: float, value: float):
+    role, evaluations = evaluator(Version(20, 1), pass_at=[1, 2], solved_at=solved_at)
+    role.run(poll=0)
+    assert [s.value for s in evaluations.written if s.metric in ("pass@1", "pass@2")] == [value] * 4
+    assert all(0 < s.value < 1 for s in evaluations.written if s.metric == "sampled")  # a mean of rewards as before
+
+
+def test_a_stop_is_heard_between_the_pieces_of_many_samples():
+    role, evaluations = evaluator(Version(20, 1), samples=300)
+    role.lease = lease = fakes.Lease(stop_at=5)  # one look for a version, one piece of greedy, two of samples
+    with pytest.raises(Stopped):
+        role.run(poll=0)
+    assert isinstance(role.generator, fakes.Generator)
+    assert len(role.generator.settings) == 3
+    assert lease.told[-1] == "sampled of version 000000-a0001: 1 of 5 prompts"
+    assert evaluations.written == []
+
+
+def test_pass_at_k_is_exactly_the_share_of_all_choices_of_k():
+    for n in range(1, 8):
+        for right in range(n + 1):
+            responses = [i < right for i in range(n)]
+            for k in range(1, n + 1):
+                chosen = [any(some) for some in combinations(responses, k)]
+                assert pass_at(k, n=n, right=right) == float(Fraction(sum(chosen), len(chosen)))
+
+
+@pytest.mark.parametrize("n", [1, 4, 1024])
+def test_with_none_right_the_chance_is_zero_with_all_right_one_and_choosing_all_finds_any(n: int):
+    assert {pass_at(k, n=n, right=0) for k in (1, n)} == {0.0}
+    assert {pass_at(k, n=n, right=n) for k in (1, n)} == {1.0}
+    assert pass_at(n, n=n, right=1) == 1.0
+
+
+def test_the_chance_rises_with_k_and_with_the_right_ones():
+    n = 1000
+    for right in (1, 2, 20):
+        chances = [pass_at(k, n=n, right=right) for k in (1, 2, 10, 100, 499, 500)]
+        assert chances == sorted(set(chances))
+    chances = [pass_at(10, n=n, right=right) for right in range(0, 200, 10)]
+    assert chances == sorted(set(chances))
+    assert pass_at(500, n=n, right=1) == 0.5  # where floats of the binomials would be infinite
+
+
+@pytest.mark.parametrize("chance", [Fraction(1, 100), Fraction(1, 3), Fraction(9, 10)])
+def test_pass_at_k_is_without_bias_whatever_the_number_of_samples(chance: Fraction):
+    """Its mean over what may be found is the chance that one of k is right, 1 - (1 - p)^k."""
+    k = 3
+    for n in (3, 4, 16):
+        likely = [comb(n, right) * chance**right * (1 - chance) ** (n - right) for right in range(n + 1)]
+        mean = sum(float(weight) * pass_at(k, n=n, right=right) for right, weight in enumerate(likely))
+        assert mean == pytest.approx(float(1 - (1 - chance) ** k), rel=1e-12)
 
 
 def test_of_the_versions_there_are_those_that_are_kept_are_scored():
