@@ -43,6 +43,9 @@ _PATIENCE = 10.0  # seconds for the process to end when it is no longer needed
 
 Numbers = Sequence[np.ndarray]
 
+_LISTS = ("prompt_tokens", "response_tokens", "ref_logps", "behaviour_logps", "loss_mask")
+"""Fields of what is fetched that have a list per row, if they are there."""
+
 
 def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckReplayBuffer:
     sampling, training, limits = config.sampling, config.training, config.limits
@@ -218,9 +221,9 @@ def serve(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers: Binar
 
 def _fetch(buffer: DuckReplayBuffer, draws: Sequence[Sequence[Any]]) -> tuple[Any, Numbers]:
     fetched = buffer.fetch([_draw(values) for values in draws])
-    lists = (fetched.prompt_tokens, fetched.response_tokens, fetched.ref_logps, fetched.behaviour_logps)
-    numbers = [fetched.reward_B, fetched.finished_B, *(array for it in lists if it for array in it)]
-    return [fetched.trajectory_ids, fetched.prompt_ids], numbers
+    lists = {name: found for name in _LISTS if (found := getattr(fetched, name)) is not None}
+    numbers = [fetched.reward_B, fetched.finished_B, *(array for it in lists.values() for array in it)]
+    return [fetched.trajectory_ids, fetched.prompt_ids, list(lists)], numbers
 
 
 _ORDERS: Mapping[str, Callable[..., tuple[Any, Numbers]]] = {
@@ -248,18 +251,15 @@ def _draw(values: Sequence[Any]) -> Draw:
     return Draw(**dict(zip(Draw.__slots__, values, strict=True)))
 
 
-def _fetched(ids: Sequence[Sequence[str]], numbers: Numbers) -> Fetched:
+def _fetched(said: Sequence[Sequence[str]], numbers: Numbers) -> Fetched:
     reward_B, finished_B, *halves = numbers
-    prompts, responses, ref_logps, *behaviour_logps = map(Lists, halves[::2], halves[1::2])
+    trajectory_ids, prompt_ids, names = said
     return Fetched(
-        trajectory_ids=ids[0],
-        prompt_ids=ids[1],
-        prompt_tokens=prompts,
-        response_tokens=responses,
-        ref_logps=ref_logps,
+        trajectory_ids=trajectory_ids,
+        prompt_ids=prompt_ids,
         reward_B=reward_B,
         finished_B=finished_B,
-        behaviour_logps=behaviour_logps[0] if behaviour_logps else None,
+        **dict(zip(names, map(Lists, halves[::2], halves[1::2]), strict=True)),
     )
 
 

@@ -26,6 +26,7 @@ from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
 from storage.retention import GivenUp, RetentionRecord, given_up, given_up_payloads
 from storage.run import Run
+from storage.schema import with_later
 from storage.store import check_key
 from storage.syncs import Shard, SyncRecord, decode
 from storage.tables import fitting
@@ -408,6 +409,7 @@ class _Check:
         facts = {"seq": part.shard.seq, "sync": part.sync, "step": part.step}
         if odd := [name for name, value in facts.items() if set(table[name].to_pylist()) != {value}]:
             raise Damaged(f"{key}: column {odd[0]!r} is not {facts[odd[0]]} throughout")
+        table = with_later(table)
         check_compacted(table, key, given_up=part.given_up)
         if part.given_up and not self._is_inherited(key):  # else the parent answers for it
             if (part.sync, part.step) != (record.sync, record.step):

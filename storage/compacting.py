@@ -25,7 +25,7 @@ from storage.index import Index
 from storage.payloads import SIDE_BY_SIDE, ShardReader
 from storage.retention import GivenUpPayloads
 from storage.run import Run
-from storage.schema import ENCODING, TRAJECTORY_SCHEMA, UNREADABLE
+from storage.schema import ENCODING, TRAJECTORY_SCHEMA, UNREADABLE, with_later
 from storage.schema import decode as decode_shard
 from storage.syncs import Shard, SyncRecord, read_chain
 from tba.errors import AlreadyExists, Damaged, Missing
@@ -251,7 +251,8 @@ class _Compaction:
     def read_part(self, compaction: Compaction, part: Part) -> pa.Table:
         if self.last_read is None or self.last_read[0] != compaction:
             self.last_read = compaction, pq.ParquetFile(pa.BufferReader(self.read_whole(compaction)))
-        return self.last_read[1].read_row_groups(list(part.groups), use_threads=False).drop_columns(list(FACTS))
+        table = self.last_read[1].read_row_groups(list(part.groups), use_threads=False)
+        return with_later(table.drop_columns(list(FACTS)))
 
     def read_whole(self, compaction: Compaction) -> bytes:
         data = self.store.read(compaction.object)

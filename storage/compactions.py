@@ -23,7 +23,7 @@ PAYLOAD = ("prompt_tokens", "response_tokens", "behaviour_logps", "ref_logps")
 FACTS = {name: pa.int32() for name in ("seq", "sync", "step")}
 """What a compaction adds to the rows: of which shard they are, and which record admitted them."""
 
-_HEAVY = ("prompt", "response", *PAYLOAD)
+_HEAVY = ("prompt", "response", *PAYLOAD, "loss_mask")
 COLUMNS = pa.schema(
     [
         *(pa.field(name, kind) for name, kind in FACTS.items()),

@@ -24,17 +24,18 @@ from hashlib import sha256
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.compactions import COLUMNS, PAYLOAD, Compaction, Compactions, Place
 from storage.copies import Copies
 from storage.run import Run
-from storage.schema import TRAJECTORY_SCHEMA, UNREADABLE, expected_metadata, flat
+from storage.schema import TRAJECTORY_SCHEMA, UNREADABLE, expected_metadata, flat, with_later
 from storage.store import Store
 from storage.syncs import Shard
 from tba.errors import Damaged, Missing, StorageError, TBAError
-from tba.fetched import Fetched
+from tba.fetched import Fetched, Lists
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ SIDE_BY_SIDE = 32
 WHOLE = 4 << 20
 """Bytes up to which an object is read whole: about what arrives in the time of one more request."""
 
-_DRAWN = ("prompt_id", "prompt_tokens", "response_tokens", "ref_logps", "reward", "finished")
+_DRAWN = ("prompt_id", "prompt_tokens", "response_tokens", "ref_logps", "loss_mask", "reward", "finished")
 """Columns that are read of the rows that are drawn."""
 _FOOTERS = 256 << 20  # bytes of the footers of compactions that stay in memory
 _PAUSE = 0.1, 5.0  # seconds between two looks for a shard, at first and at most
@@ -291,6 +292,7 @@ def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -
     table = file.read_row_groups(groups, list(columns), use_threads=False)
     if len(table) != (said := sum(file.metadata.row_group(group).num_rows for group in groups)):
         raise ValueError(f"row groups have {len(table)} rows and say {said}")
+    table = with_later(table, columns)
     for name in columns:
         if table[name].type != TRAJECTORY_SCHEMA.field(name).type:
             raise ValueError(f"column {name!r} is {table[name].type}")
@@ -390,6 +392,7 @@ class Payloads:
             reward_B=found["reward"].to_numpy(),
             finished_B=found["finished"].to_numpy(),
             behaviour_logps=flat(found["behaviour_logps"]) if "behaviour_logps" in self.schema.names else None,
+            loss_mask=_mask(found),
         )
 
     def _found(self, pieces: Sequence[Piece], shard: Shard, row: int) -> pa.RecordBatch:
@@ -414,6 +417,19 @@ def _batch(table: pa.Table, columns: Sequence[str]) -> pa.RecordBatch:
     """These columns of the whole table in one piece."""
     schema = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([table[name].combine_chunks() for name in columns], schema=schema)
+
+
+def _mask(found: pa.Table) -> Lists | None:
+    """None if the policy wrote every token of every row."""
+    column = found["loss_mask"].combine_chunks()
+    if column.null_count == len(column):
+        return None
+    stored_B = column.is_valid().to_numpy(zero_copy_only=False)
+    lengths_B = np.where(stored_B, column.value_lengths().fill_null(0), flat(found["response_tokens"]).lengths_B)
+    stored_N = np.repeat(stored_B, lengths_B)
+    elements_N = np.ones(len(stored_N), bool)
+    elements_N[stored_N] = column.flatten().to_numpy(zero_copy_only=False)
+    return Lists(elements_N, lengths_B)
 
 
 def _row(pieces: Sequence[Piece], row: int) -> pa.RecordBatch | None:

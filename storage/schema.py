@@ -22,6 +22,7 @@ SCHEMA_VERSION = 1
 
 _TOKENS = pa.list_(pa.field("element", pa.int32()))
 _LOGPS = pa.list_(pa.field("element", pa.float32()))
+_MASK = pa.list_(pa.field("element", pa.bool_()))
 
 TRAJECTORY_SCHEMA = pa.schema(
     {
@@ -41,6 +42,7 @@ TRAJECTORY_SCHEMA = pa.schema(
         "response_tokens": _TOKENS,
         "behaviour_logps": _LOGPS,
         "ref_logps": _LOGPS,
+        "loss_mask": _MASK,  # null where the policy wrote every token
         "reference_version": pa.int32(),
         "reference_version_attempt": pa.int32(),
         "reward": pa.float64(),
@@ -56,10 +58,12 @@ TRAJECTORY_SCHEMA = pa.schema(
         "schema_version": pa.int32(),
     }
 )
+LATER = ("loss_mask",)
+"""Columns that shards of 0.1.0 do not have, and that are null where there is nothing to say."""
 
 _AS_THEY_ARE = (
     "trajectory_id", "searcher", "round", "slot", "prompt_id", "group_id", "prompt", "response", "reward", "finished",
-    "temperature", "top_p", "seed", "created_at", "generate_seconds",
+    "temperature", "top_p", "seed", "created_at", "generate_seconds", "loss_mask",
 )  # fmt: skip
 _LISTS = {"prompt_tokens": "i", "response_tokens": "i", "behaviour_logps": "f", "ref_logps": "f"}
 """Columns of lists, each with what `struct` calls their elements."""
@@ -157,6 +161,14 @@ def decode(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
     table = file.read(list(columns) if columns else None, use_threads=False)
     if len(table) != file.metadata.num_rows:  # checksums cover pages, not what is said about them
         raise ValueError(f"it has {len(table)} rows and says {file.metadata.num_rows}")
+    return with_later(table, columns or TRAJECTORY_SCHEMA.names)
+
+
+def with_later(table: pa.Table, columns: Sequence[str] = TRAJECTORY_SCHEMA.names) -> pa.Table:
+    """With nulls in those of these columns that were not known yet when the rows were stored."""
+    for field in (TRAJECTORY_SCHEMA.field(name) for name in LATER if name in columns):
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(len(table), field.type))
     return table
 
 

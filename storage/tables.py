@@ -14,7 +14,7 @@ from storage.compactions import Place, is_record, places
 from storage.compactions import decode as decode_compaction
 from storage.mirror import Snapshot
 from storage.retention import given_up
-from storage.schema import SCHEMA_VERSION, TRAJECTORY_SCHEMA
+from storage.schema import LATER, SCHEMA_VERSION, TRAJECTORY_SCHEMA
 from storage.syncs import Recording, Shard, SyncRecord
 from storage.syncs import decode as decode_sync
 from tba.errors import Damaged, Missing
@@ -254,7 +254,8 @@ def _waiting(snapshot: Snapshot, key: str) -> Row:
     if written != str(SCHEMA_VERSION):
         return {"state": "unreadable", "reason": f"has schema version {written or 'none'}, not {SCHEMA_VERSION}"}
     for field in TRAJECTORY_SCHEMA:
-        if [found.field(place).type for place in found.get_all_field_indices(field.name)] != [field.type]:
+        types = [found.field(place).type for place in found.get_all_field_indices(field.name)]
+        if types != [field.type] and (types or field.name not in LATER):
             return {"state": "unreadable", "reason": f"has another schema: see column {field.name!r}"}
     return {"state": "waiting", "rows": rows, "bytes": path.stat().st_size}
 

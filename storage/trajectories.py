@@ -14,6 +14,7 @@ from storage import layout
 from storage.compactions import PAYLOAD, Compactions
 from storage.run import Run
 from storage.schema import (
+    LATER,
     SCHEMA_VERSION,
     TRAJECTORY_SCHEMA,
     UNREADABLE,
@@ -242,7 +243,8 @@ def _check_hashes(columns: Mapping[str, pa.Array]) -> None:
 
 def _check_nulls(columns: Mapping[str, pa.Array]) -> None:
     for name, column in columns.items():
-        if column.null_count or (pa.types.is_list(column.type) and column.flatten().null_count):
+        missing = column.null_count and name not in LATER
+        if missing or (pa.types.is_list(column.type) and column.flatten().null_count):
             raise _Fault(f"column {name!r} has missing values")
 
 
@@ -251,6 +253,10 @@ def _check_lengths(columns: Mapping[str, pa.Array]) -> None:
     for name in ("response_tokens", "behaviour_logps", "ref_logps"):
         if not np.array_equal(columns[name].value_lengths().to_numpy(), length_B):
             raise _Fault(f"the lengths of {name!r} disagree with column 'length'")
+    mask = columns["loss_mask"]
+    has_mask_B = mask.is_valid().to_numpy(zero_copy_only=False)
+    if not np.array_equal(mask.drop_null().value_lengths().to_numpy(), length_B[has_mask_B]):
+        raise _Fault("the lengths of 'loss_mask' disagree with column 'length'")
     if not columns["prompt_tokens"].value_lengths().to_numpy().all():
         raise _Fault("a prompt has no tokens")
 

@@ -23,8 +23,8 @@ class Batch:
     """What a gradient step, or a part of one, is computed from."""
 
     tokens_BT: Tensor  # int64: prompt, response, padding
-    response_mask_BT: Tensor  # bool: the tokens that count; no EOS here where the objective leaves it out
-    ref_logp_B: Tensor  # float32: of the whole response under the reference, the same tokens counted
+    response_mask_BT: Tensor  # bool: the tokens that count, all by the policy; no EOS where the objective leaves it out
+    ref_logp_B: Tensor  # float32: of the response under the reference, the same tokens counted
     reward_B: Tensor  # float32
     responses_per_prompt: int  # K
     lengths: tuple[int, ...]  # B: tokens of each row without padding
@@ -65,21 +65,23 @@ def collate(
 ) -> Batch:
     """Consecutive runs of K rows as groups, in the given order.
 
-    A finished response ends with EOS, which counts if `include_eos`; a truncated one counts whole either way. With
-    `by_token`, log-probabilities come token by token too.
+    A finished response ends with EOS, which counts if `include_eos`; a truncated one counts whole either way. The EOS
+    of an earlier turn counts always: it is how the policy hands over. What the environment wrote is read and never
+    counts, whatever log-probabilities are stored of it. With `by_token`, log-probabilities come token by token too.
     """
     _check_groups(fetched, responses_per_prompt)
     counted_B = _counted(fetched, include_eos)
     padded = _pad(fetched.prompt_tokens, fetched.response_tokens.first(counted_B), pad_id=pad_id, device=device)
+    own = None if (mask := _loss_mask(fetched)) is None else mask.first(counted_B)
+    ref_logps = fetched.ref_logps.first(counted_B).where(own)
     tokens = dict[str, Tensor]()
     if by_token:
-        behaviour_logps = _behaviour_logps(fetched)
-        tokens["ref_logp_BT"] = _spread(fetched.ref_logps.first(counted_B), padded)
-        tokens["behaviour_logp_BT"] = _spread(behaviour_logps.first(counted_B), padded)
+        tokens["ref_logp_BT"] = _spread(ref_logps, padded)
+        tokens["behaviour_logp_BT"] = _spread(_behaviour_logps(fetched).first(counted_B).where(own), padded)
     return Batch(
         tokens_BT=padded.tokens_BT,
-        response_mask_BT=padded.response_mask_BT,
-        ref_logp_B=torch.from_numpy(fetched.ref_logps.first(counted_B).sums()).float().to(device),
+        response_mask_BT=padded.response_mask_BT if own is None else _spread(own, padded).bool(),
+        ref_logp_B=torch.from_numpy(ref_logps.sums()).float().to(device),
         reward_B=torch.tensor(fetched.reward_B, dtype=torch.float32, device=device),
         responses_per_prompt=responses_per_prompt,
         lengths=padded.lengths,
@@ -140,7 +142,7 @@ def micro_batches(batch: Batch, groups_per_micro_batch: int) -> Iterator[tuple[i
 
 
 def _spread(values: Lists, padded: Padded) -> Tensor:
-    """One number for each token that counts, where that token stands; 0 elsewhere."""
+    """One number for each token of the response, where that token stands; 0 elsewhere."""
     mask_BT = padded.response_mask_BT.cpu()
     spread_BT = torch.zeros(mask_BT.shape).masked_scatter(mask_BT, torch.from_numpy(values.elements_N).float())
     return spread_BT.to(padded.tokens_BT.device)
@@ -149,28 +151,34 @@ def _spread(values: Lists, padded: Padded) -> Tensor:
 def _behaviour_logps(fetched: Fetched) -> Lists:
     if fetched.behaviour_logps is None:
         raise DataError("the batch was fetched without the log-probabilities with which its tokens were sampled")
-    length_B, sampled_B = fetched.response_tokens.lengths_B, fetched.behaviour_logps.lengths_B
-    for row in np.flatnonzero(length_B != sampled_B):
-        raise DataError(
-            f"trajectory {fetched.trajectory_ids[row]!r}: {length_B[row]} response tokens, "
-            f"but {sampled_B[row]} log-probabilities of when they were sampled"
-        )
+    _check_lengths(fetched, fetched.behaviour_logps, "log-probabilities of when they were sampled")
     return fetched.behaviour_logps
+
+
+def _loss_mask(fetched: Fetched) -> Lists | None:
+    if fetched.loss_mask is not None:
+        _check_lengths(fetched, fetched.loss_mask, "entries of the loss mask")
+    return fetched.loss_mask
 
 
 def _counted(fetched: Fetched, include_eos: bool) -> np.ndarray:
     """How many tokens of each response count."""
-    length_B, scored_B = fetched.response_tokens.lengths_B, fetched.ref_logps.lengths_B
-    for row in np.flatnonzero(length_B != scored_B):
-        raise DataError(
-            f"trajectory {fetched.trajectory_ids[row]!r}: {length_B[row]} response tokens, "
-            f"but {scored_B[row]} reference log-probabilities"
-        )
+    _check_lengths(fetched, fetched.ref_logps, "reference log-probabilities")
+    length_B = fetched.response_tokens.lengths_B
     if include_eos:
         return length_B
     for row in np.flatnonzero(fetched.finished_B & (length_B == 0)):
         raise DataError(f"trajectory {fetched.trajectory_ids[row]!r}: finished, but without an EOS token")
     return length_B - fetched.finished_B
+
+
+def _check_lengths(fetched: Fetched, values: Lists, what: str) -> None:
+    length_B = fetched.response_tokens.lengths_B
+    for row in np.flatnonzero(length_B != values.lengths_B):
+        raise DataError(
+            f"trajectory {fetched.trajectory_ids[row]!r}: {length_B[row]} response tokens, "
+            f"but {values.lengths_B[row]} {what}"
+        )
 
 
 def _check_groups(fetched: Fetched, k: int) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from tba import turns
 from tba.config import Config
 from tba.errors import Damaged
 from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Task, VersionStore
@@ -132,8 +133,14 @@ class Evaluator:
             status = f"{metric} of version {version}: {first} of {len(self.prompts)} prompts"
             self.lease.tell(status, scored=self.scored)
             prompts = self.prompts[first : first + piece]
-            responses = self.generator.generate(
-                prompts, seeds[first : first + piece], temperature=temperature, top_p=top_p
+            responses = turns.generate(
+                self.scoring.task,
+                self.generator,
+                prompts,
+                seeds[first : first + piece],
+                max_tokens=self.config.search.max_response_tokens,
+                temperature=temperature,
+                top_p=top_p,
             )
             rewards += [[it.value for it in group] for group in self.scoring.rewards(prompts, responses)]
         return rewards

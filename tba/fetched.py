@@ -27,6 +27,10 @@ class Lists(NamedTuple):
         left_N = np.repeat(ends_B - self.lengths_B + counted_B, self.lengths_B)
         return Lists(self.elements_N[np.arange(len(self.elements_N)) < left_N], counted_B)
 
+    def where(self, mask: "Lists | None") -> "Lists":
+        """0 where a mask of the same lengths is false."""
+        return self if mask is None else Lists(np.where(mask.elements_N, self.elements_N, 0), self.lengths_B)
+
     def sums(self) -> np.ndarray:
         """Of each list, in double precision."""
         row_N = np.repeat(np.arange(len(self.lengths_B)), self.lengths_B)
@@ -45,6 +49,7 @@ class Fetched:
     reward_B: np.ndarray  # float64
     finished_B: np.ndarray  # bool
     behaviour_logps: Lists | None = None  # one per token of the response, where they are asked for
+    loss_mask: Lists | None = None  # bools, one per token: whether the policy wrote it; None where it wrote all
 
     def __len__(self) -> int:
         return len(self.trajectory_ids)

@@ -71,20 +71,36 @@ class TransformersGenerator:
         _check_cache(policy.model)
         return policy
 
+    @property
+    def tokenizer(self) -> Any:
+        return self._adopted()[0].tokenizer
+
     def generate(
-        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], *, temperature: float, top_p: float = 1.0
+        self,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        limits: Sequence[int] | None = None,
     ) -> list[list[Response]]:
         """One response per seed; `logps` are those of the model at `temperature`, before `top_p` cuts it.
 
         Temperature 0 is greedy; its `logps` are the model's own, at temperature 1.
         """
+        policy, _ = self._adopted()
+        most = [self.max_response_tokens] * len(prompts)
+        limits = most if limits is None else [min(pair) for pair in zip(limits, most, strict=True)]
+        _check_request(prompts, seeds, temperature, top_p, limits)
+        began = time.monotonic()
+        requests = [_Request(i, p.tokens, seed, limits[i]) for i, p in enumerate(prompts) for seed in seeds[i]]
+        self._run(policy, requests, temperature, top_p)
+        return self._responses(requests, len(prompts), temperature, top_p, time.monotonic() - began)
+
+    def _adopted(self) -> tuple[Policy, Version]:
         if self._policy is None or self.version is None:
             raise ConfigError("a generator has no weights before it has adopted a version")
-        _check_request(prompts, seeds, temperature, top_p)
-        began = time.monotonic()
-        requests = [_Request(i, p.tokens, seed) for i, p in enumerate(prompts) for seed in seeds[i]]
-        self._run(self._policy, requests, temperature, top_p)
-        return self._responses(requests, len(prompts), temperature, top_p, time.monotonic() - began)
+        return self._policy, self.version
 
     @torch.inference_mode()
     def _run(self, policy: Policy, requests: "Sequence[_Request]", temperature: float, top_p: float) -> None:
@@ -97,14 +113,14 @@ class TransformersGenerator:
             if waiting and room >= min(len(waiting), max(1, self.batch_responses // _REFILL)):
                 flight.admit([waiting.popleft() for _ in range(min(room, len(waiting)))])
             for request, token, logp in flight.sample(temperature, top_p):
-                request.take(token, logp, ends, self.max_response_tokens)
+                request.take(token, logp, ends)
             flight.drop_ended(at_least=len(flight.rows) // _REFILL)
             flight.advance()
 
     def _responses(
         self, requests: "Sequence[_Request]", prompts: int, temperature: float, top_p: float, seconds: float
     ) -> list[list[Response]]:
-        policy, version = cast(Policy, self._policy), cast(Version, self.version)
+        policy, version = self._adopted()
         share = seconds / max(1, sum(len(request.tokens) for request in requests))
         groups: list[list[Response]] = [[] for _ in range(prompts)]
         for request in requests:
@@ -131,16 +147,17 @@ class _Request:
     group: int
     prompt: tuple[int, ...]
     seed: int
+    limit: int
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     finished: bool = False
     ended: bool = False
 
-    def take(self, token: int, logp: float, ends: frozenset[int], limit: int) -> None:
+    def take(self, token: int, logp: float, ends: frozenset[int]) -> None:
         self.tokens.append(token)
         self.logps.append(logp)
         self.finished = token in ends
-        self.ended = self.finished or len(self.tokens) >= limit
+        self.ended = self.finished or len(self.tokens) >= self.limit
 
 
 class _Flight:
@@ -314,13 +331,21 @@ def _invert(probability_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
     return found_B1.squeeze(1).clamp(max=probability_BV.shape[1] - 1)
 
 
-def _check_request(prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], temperature: float, top_p: float) -> None:
+def _check_request(
+    prompts: Sequence[Prompt],
+    seeds: Sequence[Sequence[int]],
+    temperature: float,
+    top_p: float,
+    limits: Sequence[int],
+) -> None:
     if len(prompts) != len(seeds):
         raise ValueError(f"needs the seeds of each prompt, got {len(prompts)} prompts and {len(seeds)} lists of seeds")
     if not temperature >= 0:
         raise ValueError(f"temperature must be >= 0, got {temperature}")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p must be > 0 and <= 1, got {top_p}")
+    if limits and min(limits) < 1:
+        raise ValueError(f"limits must be >= 1, got {min(limits)}")
     for prompt in prompts:
         if not prompt.tokens:
             raise ValueError(f"prompt {prompt.prompt_id!r} has no tokens: there is nothing to continue")

@@ -84,8 +84,26 @@ class PolicyMaker(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesTurns(Protocol):
+    """A task whose environment answers: a response is then turns of the policy with the environment's in between, and
+    `reward` finds their texts in `response.turns`."""
+
+    def reply(self, prompt: Prompt, turns: Sequence[str], tokenizer: Any) -> Sequence[int] | None:
+        """The tokens that the environment says next; None ends the response. They are made as `prompts` makes those
+        of a prompt, but nothing is put around them: what the policy's template wants there is the task's to say.
+        `turns` are the texts of all that was said so far, the policy's first, then in turn the environment's and the
+        policy's. The answer must follow from prompt and turns alone."""
+        ...
+
+
 class Generator(Protocol):
     """Samples responses. Owns the weights it generates with."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's. Not before a version has been adopted."""
+        ...
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder."""
@@ -98,9 +116,11 @@ class Generator(Protocol):
         *,
         temperature: float,
         top_p: float = 1.0,
+        limits: Sequence[int] | None = None,
     ) -> list[list[Response]]:
         """One list per prompt, one response per seed. What a seed yields does not depend on what it is batched
-        with. Temperature 0 is greedy."""
+        with. Temperature 0 is greedy. `limits` are the most tokens that responses to each prompt may have, where that
+        is less than the generator's own limit."""
         ...
 
 

@@ -1,5 +1,5 @@
-"""Which prompts a round visits, and the seed of each response: functions of settings and place, so that whoever starts
-again does the same."""
+"""Which prompts a round visits, and the seed of each response and each turn: functions of settings and place, so that
+whoever starts again does the same."""
 
 import hashlib
 from collections.abc import Sequence
@@ -48,4 +48,12 @@ class PromptStream:
 def request_seed(seed: int, searcher: int, round: int, slot: int) -> int:
     """The seed of one response: 63 bits, so that it fits a signed column."""
     digest = hashlib.md5(f"{seed}:response:{searcher}:{round}:{slot}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """The seed of a later turn of a response, counted from 0; the first turn has the response's own."""
+    if turn == 0:
+        return seed
+    digest = hashlib.md5(f"{seed}:turn:{turn}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import count
 from random import Random
 
+from tba import turns
 from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed
 from tba.interfaces import EventLog, Generator, Lease, ReferenceScorer, Task, TrajectoryLog, VersionStore
@@ -137,7 +138,15 @@ class Searcher:
         ]
         temperature, top_p = self.sampling_of(round)
         with timed(self.seconds, "generate"):
-            return self.generator.generate(prompts, seeds, temperature=temperature, top_p=top_p)
+            return turns.generate(
+                self.scoring.task,
+                self.generator,
+                prompts,
+                seeds,
+                max_tokens=self.config.max_response_tokens,
+                temperature=temperature,
+                top_p=top_p,
+            )
 
     def sampling_of(self, round: int) -> tuple[float, float]:
         """Temperature and `top_p` of a round, which follow from its number: now and then others, as in the paper."""
@@ -201,7 +210,8 @@ class Searcher:
             prompt_tokens=prompt.tokens,
             response_tokens=response.tokens,
             behaviour_logps=response.logps,
-            ref_logps=ref_logps,
+            ref_logps=turns.own(ref_logps, response.loss_mask),
+            loss_mask=response.loss_mask,
             reference_version=self.scorer.version,
             reward=reward.value,
             reward_parts=reward.parts,

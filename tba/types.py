@@ -63,6 +63,8 @@ class Response:
     version_start: Version
     version_end: Version
     generate_seconds: float  # this response's share of the batch it was generated in
+    loss_mask: tuple[bool, ...] | None = None  # [T] which tokens the policy wrote; None: all. `logps` of others are 0
+    turns: tuple[str, ...] = ()  # of a task that takes turns: the texts that make up `text`, every other by the policy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +91,7 @@ class Trajectory:
     response_tokens: tuple[int, ...]
     behaviour_logps: tuple[float, ...]
     ref_logps: tuple[float, ...]
+    loss_mask: tuple[bool, ...] | None = None  # which tokens the policy wrote; None: all. Others have logps of 0
     reference_version: Version
     reward: float
     reward_parts: Mapping[str, float] = field(default_factory=dict)

@@ -103,12 +103,20 @@ def fetched_of(trajectories: Sequence[Trajectory]) -> Fetched:
         reward_B=np.array([t.reward for t in trajectories], np.float64),
         finished_B=np.array([t.finished for t in trajectories], bool),
         behaviour_logps=Lists.of([t.behaviour_logps for t in trajectories], np.float32),
+        loss_mask=_masks(trajectories),
     )
+
+
+def _masks(trajectories: Sequence[Trajectory]) -> Lists | None:
+    if all(t.loss_mask is None for t in trajectories):
+        return None
+    masks = [(True,) * t.length if t.loss_mask is None else t.loss_mask for t in trajectories]
+    return Lists(np.array([it for mask in masks for it in mask], bool), np.array([len(mask) for mask in masks]))
 
 
 def rows_of(fetched: Fetched) -> list[tuple]:
     """Row by row, to be compared."""
-    lists = (fetched.prompt_tokens, fetched.response_tokens, fetched.ref_logps)
+    lists = (fetched.prompt_tokens, fetched.response_tokens, fetched.ref_logps, *filter(None, [fetched.loss_mask]))
     columns = [np.split(it.elements_N, np.cumsum(it.lengths_B)[:-1]) for it in lists]
     scalars = (fetched.trajectory_ids, fetched.prompt_ids, fetched.reward_B.tolist(), fetched.finished_B.tolist())
     rows = enumerate(zip(*scalars, strict=True))

@@ -80,13 +80,20 @@ class Generator:
         self.adopted: list[Version] = []
         self.asked: list[list[int]] = []
         self.settings: list[tuple[float, float]] = []  # temperature and top_p of each request
+        self.tokenizer: Any = None
 
     def adopt(self, folder: Path, version: Version) -> None:
         self.version = version
         self.adopted.append(version)
 
     def generate(
-        self, prompts: Sequence[Prompt], seeds: Sequence[Sequence[int]], *, temperature: float, top_p: float = 1.0
+        self,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        limits: Sequence[int] | None = None,
     ) -> list[list[Response]]:
         self.asked += [list(row) for row in seeds]
         self.settings.append((temperature, top_p))

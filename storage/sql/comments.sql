@@ -19,6 +19,7 @@ comment on column trajectories.prompt_tokens is 'the prompt as the policy reads 
 comment on column trajectories.response_tokens is 'the response; it ends with the end token if finished; null where given up';
 comment on column trajectories.behaviour_logps is 'per token, of the policy that generated it, at its temperature; null where given up';
 comment on column trajectories.ref_logps is 'per token, of the reference, at the same temperature; null where given up';
+comment on column trajectories.loss_mask is 'per token of the response, whether the policy wrote it; null where it wrote all. Tokens of the environment have 0 in behaviour_logps and ref_logps';
 comment on column trajectories.reference_version is 'which reference';
 comment on column trajectories.reference_version_attempt is 'the attempt that published the reference';
 comment on column trajectories.reward is 'the number the task gave the response';

@@ -47,22 +47,28 @@ def append(run: Run, round: int) -> None:
     for searcher in range(2):
         rewards = dict.fromkeys(PROMPTS[searcher::2], RESPONSES)
         versions = {"version_start": Version(0, 1), "version_end": Version(0, 1)}
-        Trajectories(run).append(searcher, round, make_shard(rewards, searcher=searcher, round=round, **versions))
+        mask = (True, False, True, True) if round % 2 else None
+        shard = make_shard(rewards, searcher=searcher, round=round, loss_mask=mask, **versions)
+        Trajectories(run).append(searcher, round, shard)
 
 
 def test_it_finds_draws_and_fetches_what_the_buffer_would(run: Run, reader: Reader):
     """A record that one of them has made is the other's."""
     buffer = make_buffer(run, make_config(), 1, Events(run, "trainer", 2))
     assert (reader.recorded(0), reader.waiting()) == (buffer.recorded(0), buffer.waiting()) == (False, 54)
+    masks = []
     for sync in range(3):
         assert reader.sync(sync, step=sync * EVERY) == buffer.sync(sync, step=sync * EVERY)
         assert reader.queues() == buffer.queues()
         for step in (sync * EVERY + 1, sync * EVERY + 2):
             draws = reader.draw(step)
             assert draws == buffer.draw(step)
-            assert rows_of(reader.fetch(draws)) == rows_of(buffer.fetch(draws))
+            found = reader.fetch(draws)
+            assert rows_of(found) == rows_of(buffer.fetch(draws))
+            masks += [found.loss_mask.elements_N] if found.loss_mask else []
         append(run, 3 + sync)
     assert reader.recorded(2)
+    assert masks and not any(mask.all() for mask in masks)
 
 
 def test_an_objective_that_looks_at_tokens_gets_them_as_they_were_sampled(run: Run):

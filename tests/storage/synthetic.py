@@ -139,7 +139,9 @@ class SyntheticRun:
             rewards = {
                 prompt_id: [float(self.random.random() < 0.3 + 0.1 * version) for _ in range(S)] for prompt_id in asked
             }
-            shard = make_shard(rewards, searcher=searcher, round=round, version_start=cited, version_end=cited)
+            mask = (True, False, False, True) if round % 2 else None
+            versions = {"version_start": cited, "version_end": cited}
+            shard = make_shard(rewards, searcher=searcher, round=round, loss_mask=mask, **versions)
             log.append(searcher, round, shard)
 
     def buffer(self, attempt: int) -> DuckReplayBuffer:

@@ -18,6 +18,7 @@ from storage import compacting, layout
 from storage.attempts import claim_attempt
 from storage.check import check
 from storage.compacting import Compacted, compact
+from storage.compactions import COLUMNS as CONTENT
 from storage.compactions import PAYLOAD, Compactions
 from storage.forks import unregister
 from storage.index import COLUMNS
@@ -96,6 +97,9 @@ def light(run: Run) -> list[pa.Table]:
 def test_whoever_reads_a_compacted_run_finds_what_was_there(root: str):
     run = make_run(root)
     before, checked, lists = tables(run), findings(run), light(run)
+    with storage.connect(run) as con:
+        [(masks, rows)] = con.execute("select count(loss_mask), count(*) from trajectories").fetchall()
+        assert 0 < masks < rows
     draws = drawn(replayed(run), range(9, 30))
     done = compacted(run)
     assert (done.upto, done.shards, done.left) == (Version(4, 2), 12, {})
@@ -233,6 +237,37 @@ def test_columns_of_a_task_are_kept_and_a_shard_that_does_not_fit_stays_as_it_is
         assert (number, total) == (6, 15)
     assert compacted(run).written == []
     assert not [it for it in check(run).problems if it.key.startswith((layout.TRAJECTORIES, layout.COMPACTIONS))]
+
+
+@local
+def test_what_was_stored_before_there_were_masks_is_read_and_compacted_as_if_each_were_null(
+    root: str, monkeypatch: pytest.MonkeyPatch
+):
+    run = make_run(root)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(compacting, "COLUMNS", pa.schema([it for it in CONTENT if it.name != "loss_mask"]))
+        compacted(run)
+    path = Path(run.url, layout.shard(0, 6))
+    path.write_bytes(earlier_shard(path))
+    before = tables(run)
+    with storage.connect(run) as con:
+        assert con.execute("select count(*), count(loss_mask) from trajectories").fetchone() == (84, 0)
+    assert check(run).problems == []
+    assert drawn(replayed(run), range(9, 12))
+    replayed(run).sync(LAST_SYNC + 1, step=100)
+    save_checkpoint(run, LAST_SYNC + 1, step=100)
+    assert len(compacted(run).written) == 1 and loose(run) == []
+    found = tables(run)
+    assert [row[:9] for row in found["trajectories"]] == [row[:9] for row in before["trajectories"]]
+    with storage.connect(run) as con:
+        assert con.execute("select count(*), count(loss_mask) from trajectories").fetchone() == (84, 0)
+    assert not [it for it in check(run).problems if it.key.startswith((layout.TRAJECTORIES, layout.COMPACTIONS))]
+
+
+def earlier_shard(path: Path) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pq.read_table(path).drop_columns(["loss_mask"]), sink, write_page_checksum=True)
+    return sink.getvalue().to_pybytes()
 
 
 # --- what reading costs -----------------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ def round_of(seq: int, *, rows: int = 600, tokens: int = 20) -> list[Trajectory]
             ref_logps=tuple((-rng.integers(0, 1000, tokens) / 64).tolist()),
             reward=slot / 7,
             finished=slot % 3 > 0,
+            loss_mask=tuple(n % 7 != slot % 11 for n in range(tokens)) if slot % 4 == 1 else None,
         )
         for slot in range(rows)
     ]
@@ -128,6 +129,16 @@ def test_light_columns_are_those_of_the_shards_in_their_order(run: Run, whole: i
     for shard, table in found:
         expected = to_table(rounds[shard.seq], run=run.name, searcher=0, seq=shard.seq).select(COLUMNS)
         assert table.equals(expected)
+
+
+@on_disk
+def test_a_mask_is_handed_over_only_where_a_row_has_one(run: Run):
+    [shard] = admit(run, [round_of(0, rows=6)])
+    fetched = make_payloads(run)
+    assert fetched.fetch([(shard, 0), (shard, 2)]).loss_mask is None
+    mask = fetched.fetch([(shard, 0), (shard, 1)]).loss_mask
+    assert mask is not None and mask.lengths_B.tolist() == [20, 20]
+    assert mask.elements_N.tolist() == [True] * 20 + [n % 7 != 1 for n in range(20)]
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------

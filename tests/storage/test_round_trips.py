@@ -54,6 +54,7 @@ def trajectories(draw: st.DrawFn, searcher: int) -> Trajectory:
         prompt_tokens=tuple(draw(st.lists(INT32, min_size=1, max_size=4))),
         behaviour_logps=tuple(draw(logps)),
         ref_logps=tuple(draw(logps)),
+        loss_mask=draw(st.none() | st.tuples(*[st.booleans()] * length)),
         reward_parts=draw(st.dictionaries(TEXT, NUMBER, max_size=2)),
         finished=draw(st.booleans()),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),

@@ -40,6 +40,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         prompt_tokens=tuple(draw(st.lists(INT32, max_size=5))),
         behaviour_logps=tuple(draw(st.lists(LOGPS, min_size=length, max_size=length))),
         ref_logps=tuple(draw(st.lists(LOGPS, min_size=length, max_size=length))),
+        loss_mask=draw(st.none() | st.tuples(*[st.booleans()] * length)),
         reference_version=draw(VERSION),
         reward_parts=draw(st.dictionaries(TEXT, NUMBER, max_size=2)),
         finished=draw(st.booleans()),

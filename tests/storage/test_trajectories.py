@@ -68,6 +68,14 @@ FAULTS: dict[str, tuple[Callable[[], bytes], str]] = {
         "'behaviour_logps' has a number",
     ),
     "too few logps": (lambda: with_column("ref_logps", [*LISTS[1:], [0.0]]), "lengths of 'ref_logps'"),
+    "a mask of another length": (
+        lambda: with_column("loss_mask", [None, [True] * 4, [True] * 3]), "lengths of 'loss_mask'"
+    ),
+    "a mask for nothing": (lambda: with_column("loss_mask", [[], None, None]), "lengths of 'loss_mask'"),
+    "a mask with a gap": (lambda: with_column("loss_mask", [[True, None] * 2, None, None]), "'loss_mask' has missing"),
+    "another mask's type": (
+        lambda: with_column("loss_mask", [[1] * 4] * 3, pa.list_(pa.int32())), "'loss_mask' is list<element: int32>"
+    ),
     "a wrong length": (lambda: with_column("length", [4, 4, 5]), "lengths of 'response_tokens'"),
     "a prompt without tokens": (lambda: with_column("prompt_tokens", [[1], [], [1]]), "a prompt has no tokens"),
     "a negative token": (lambda: with_column("prompt_tokens", [[1], [-1], [1]]), "'prompt_tokens' has a negative"),
@@ -226,6 +234,8 @@ def test_nothing_and_strangers_cannot_be_appended(run: Run):
         ({"reward": NAN}, "'reward' has a number that is not finite"),
         ({"prompt_tokens": ()}, "a prompt has no tokens"),
         ({"behaviour_logps": (-0.5,)}, "lengths of 'behaviour_logps'"),
+        ({"loss_mask": (True, False)}, "lengths of 'loss_mask'"),
+        ({"loss_mask": (True, 2, False)}, "column 'loss_mask' cannot hold its values"),
     ],
 )
 def test_what_the_buffer_would_refuse_is_not_stored(run: Run, changes: dict[str, Any], reason: str):

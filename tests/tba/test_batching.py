@@ -75,6 +75,63 @@ def test_what_counts_of_a_response(response, included, excluded):
         assert float(batch.ref_logp_B[0]) == -counted
 
 
+# --- What an environment wrote ---
+
+MASK = (True, True, False, False, True, True)
+SAID = (5, EOS_ID, 7, 8, 9, EOS_ID)  # two turns of the policy, the environment's between
+
+
+def of_turns(**changes):
+    logps = {"ref_logps": (-1.0, -2.0, 0.0, 0.0, -4.0, -8.0), "behaviour_logps": (-0.5, -1.0, 0.0, 0.0, -2.0, -4.0)}
+    return trajectory(**{"response_tokens": SAID, "loss_mask": MASK, **logps, **changes})
+
+
+@pytest.mark.parametrize(
+    ("finished", "include_eos", "counted", "ref_logp"),
+    [(True, True, [2, 3, 6, 7], -15.0), (True, False, [2, 3, 6], -7.0), (False, False, [2, 3, 6, 7], -15.0)],
+)
+def test_only_what_the_policy_wrote_counts_and_only_the_last_end_token_can_be_left_out(
+    finished, include_eos, counted, ref_logp
+):
+    rows = [of_turns(finished=finished), trajectory()]
+    batch = collate(fetched_of(rows), **{**OPTIONS, "include_eos": include_eos}, by_token=True)
+    assert batch.response_mask_BT[0].nonzero().flatten().tolist() == counted
+    assert batch.response_mask_BT[1].nonzero().flatten().tolist() == [2, 3, 4][: 3 if include_eos else 2]
+    assert batch.tokens_BT[0, : batch.lengths[0]].tolist() == [4, 13, *SAID][: batch.lengths[0]]
+    assert float(batch.ref_logp_B[0]) == ref_logp
+    assert batch.ref_logp_BT is not None and batch.behaviour_logp_BT is not None
+    assert float(batch.ref_logp_BT[0].sum()) == ref_logp and float(batch.behaviour_logp_BT[0].sum()) == ref_logp / 2
+    assert batch.ref_logp_BT[0].nonzero().flatten().tolist() == counted
+
+
+def test_log_probabilities_stored_of_what_the_environment_wrote_change_nothing_and_those_of_the_policy_do():
+    def tensors(**changes):
+        batch = collate(fetched_of([of_turns(**changes), trajectory()]), **OPTIONS, by_token=True)
+        return [it.tolist() for it in vars(batch).values() if isinstance(it, torch.Tensor)]
+
+    changed = [(-1.0, -2.0, -9.0, float("nan"), -4.0, -8.0), (-1.0, -2.0, 0.0, 0.0, -4.5, -8.0)]
+    for name in ("ref_logps", "behaviour_logps"):
+        plain = tensors(**{name: (-1.0, -2.0, 0.0, 0.0, -4.0, -8.0)})
+        assert tensors(**{name: changed[0]}) == plain
+        assert tensors(**{name: changed[1]}) != plain
+
+
+def test_a_mask_that_is_true_everywhere_is_no_mask():
+    masked, plain = (
+        collate(fetched_of([of_turns(loss_mask=mask), of_turns()]), **OPTIONS, by_token=True)
+        for mask in ((True,) * 6, None)
+    )
+    for name, value in vars(plain).items():
+        same = torch.equal(getattr(masked, name), value) if isinstance(value, torch.Tensor) else True
+        assert same, name
+
+
+def test_a_mask_of_another_length_is_refused_by_trajectory():
+    damaged = of_turns(trajectory_id="0/7/3", loss_mask=MASK[:-1])
+    with pytest.raises(DataError, match="'0/7/3': 6 response tokens, but 5 entries of the loss mask"):
+        collate(fetched_of([of_turns(), damaged]), **OPTIONS)
+
+
 # --- Groups ---
 
 

@@ -240,6 +240,15 @@ def test_a_finished_response_has_its_end_token_and_any_other_has_the_whole_lengt
         assert "<" not in response.text
 
 
+def test_a_limit_of_one_prompt_cuts_its_responses_short_and_changes_nothing_else(llama):
+    prompts, seeds, limits = make_prompts(PROMPTS), [list(range(12))] * 4, [3, 99, 1, 9]
+    whole = make_generator(llama, limit=9).generate(prompts, seeds, temperature=2.0)
+    found = make_generator(llama, limit=9).generate(prompts, seeds, temperature=2.0, limits=limits)
+    for limit, group, expected in zip(limits, found, whole, strict=True):
+        assert [it.tokens for it in group] == [it.tokens[:limit] for it in expected]
+        assert [it.finished for it in group] == [it.finished and len(it.tokens) <= limit for it in expected]
+
+
 def test_a_model_may_have_several_end_tokens(tmp_path):
     folder = make_folder(tmp_path, CONFIGS["llama"])
     ends = list(range(1, 30))
@@ -400,6 +409,7 @@ def test_a_generator_without_weights_says_so():
         ({"temperature": -1.0}, "temperature must be >= 0, got -1"),
         ({"top_p": 0.0}, "top_p must be > 0 and <= 1, got 0"),
         ({"seeds": [[1], [2]]}, "1 prompts and 2 lists"),
+        ({"limits": [0]}, "limits must be >= 1, got 0"),
         ({"prompts": [Prompt(prompt_id="void", text="", tokens=())]}, "'void' has no tokens"),
     ],
 )

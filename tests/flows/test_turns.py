@@ -1,0 +1,80 @@
+"""A task that answers back, with whole roles on real storage."""
+
+import pytest
+import torch
+
+from flows import audit, plan
+from storage.check import check
+from storage.evaluations import Evaluations
+from storage.run import Run
+from tba.policy import Policy
+from tests.flows.test_roles import rows, run_all, settings
+from tests.tba.test_turns import CHARACTERS
+from tests.tba.tiny import tiny_llama, tiny_tokenizer
+
+OWN = "list_sum([x::int for x in loss_mask])"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("policy") / "tiny"
+    Policy(tiny_llama(characters=CHARACTERS), tiny_tokenizer(CHARACTERS), torch.device("cpu")).snapshot().save(folder)
+    task = "tests.tba.test_turns:Echo"
+    changes = {"task.name": task, "training.steps": 4, "search.top_p": 1.0, "search.temperature": 1.0}
+    run = plan.start(settings(folder, **changes), str(tmp_path_factory.mktemp("root")), "turns")
+    run_all(run)
+    return run
+
+
+def test_responses_of_several_turns_are_stored_learned_from_and_scored(finished: Run):
+    kinds = rows(finished, "select loss_mask is null, count(*) > 0 from trajectories group by all order by all")
+    assert kinds == [(False, True), (True, True)]
+    drawn = "from draws d join trajectories using (trajectory_id) where loss_mask is not null"
+    assert rows(finished, f"select count(distinct d.step) {drawn}") == [(4,)]
+    assert {version.number for version in Evaluations(finished).done()} >= {0, 2}
+    assert check(finished).ok
+
+
+def test_what_the_environment_wrote_has_no_log_probabilities_and_what_the_policy_wrote_has(finished: Run):
+    for column in ("behaviour_logps", "ref_logps"):
+        both = f"list_zip({column}, loss_mask)"
+        wrong = f"[1 for pair in {both} if (pair[1] = 0) = pair[2]]"
+        assert rows(
+            finished, f"select sum(len({wrong})), min({OWN}) > 0 from trajectories where loss_mask is not null"
+        ) == [(0, True)]
+
+
+def test_the_first_step_finds_of_each_response_what_its_policy_was_when_it_wrote_it(finished: Run):
+    """Over the policy's tokens alone: at step 1 nothing has been learned."""
+    counted = "[:length - finished::int]"
+    found = rows(
+        finished,
+        f"select max(abs(logp - list_sum(behaviour_logps{counted}))), "
+        f"max(abs(ref_logp - list_sum(ref_logps{counted}))), count(loss_mask) > 0 "
+        "from draws d join trajectories using (trajectory_id) where d.step = 1",
+    )
+    assert max(found[0][:2]) < 1e-3 and found[0][2]
+
+
+def test_a_step_counts_the_tokens_of_the_policy_and_no_others(finished: Run):
+    own = f"coalesce({OWN}, length) - finished::int"
+    [*counted] = rows(
+        finished,
+        f"select any_value(tokens), sum({own}), sum(length - finished::int) "
+        "from draws d join trajectories using (trajectory_id) join steps s on s.step = d.step group by d.step",
+    )
+    assert len(counted) == 4
+    for tokens, own, every in counted:
+        assert tokens == own < every
+
+
+def test_a_step_can_be_taken_again(finished: Run):
+    found = audit.audit(finished, 4, tolerance=0.01)
+    assert [it for it in (*found.compared, *found.rows) if not it.agrees] == []
+
+
+def test_the_stored_text_is_what_was_said_in_turn(finished: Run):
+    texts = rows(finished, "select distinct response from trajectories where loss_mask is not null")
+    assert texts
+    for (text,) in texts:
+        assert any(text.startswith(f"?{text[:n]}=", n) for n in range(1, len(text))), text
