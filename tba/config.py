@@ -75,18 +75,23 @@ class ModelConfig:
 
 ObjectiveName = Literal[
     "trajectory-balance", "tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo", "online-dpo", "kimi",
-    "oapl",
+    "oapl", "ppo",
 ]  # fmt: skip
 _GRADIENTS = ("tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo")
 _APPLIES: Mapping[str, Sequence[ObjectiveName]] = {
     "log_z": ("trajectory-balance",),
-    "correction": _GRADIENTS,
+    "log_z_learning_rate": ("trajectory-balance",),
+    "correction": (*_GRADIENTS, "ppo"),
     "correction_level": _GRADIENTS,
-    "normaliser": _GRADIENTS,
-    "penalty": ("reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo"),
+    "normaliser": (*_GRADIENTS, "ppo"),
+    "penalty": ("reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo", "ppo"),
     "centre": ("tba-prime",),
     "anchor": ("kimi", "oapl"),
     "value_beta": ("oapl",),
+    "discount": ("ppo",),
+    "gae_decay": ("ppo",),
+    "value_share": ("ppo",),
+    "value_learning_rate": ("ppo",),
 }
 """To which objectives a setting applies; for others it must be left as it is."""
 
@@ -111,8 +116,11 @@ class ObjectiveConfig:
     """Whether the optimizer forgets at a reset what it has learned of gradients."""
     reference_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of itself that the reference keeps at every step, while the rest is the policy's; 0 lets it stay."""
-    log_z: Literal["group", "leave-one-out"] = "group"
-    """Of which responses log Z is the mean: the whole group, or for each response the others."""
+    log_z: Literal["group", "leave-one-out", "learned"] = "group"
+    """Of which responses log Z is the mean: the whole group, or for each response the others; or whether it is learned
+    beside the policy."""
+    log_z_learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    """Of a learned log Z at its peak; the schedule is that of training."""
     correction: Literal["own"] | CorrectionKind = "own"
     """What makes up for data that another policy sampled."""
     correction_level: Literal["own"] | Level = "own"
@@ -135,6 +143,14 @@ class ObjectiveConfig:
     """To which policy a regression takes its log-ratio."""
     value_beta: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     """Temperature at which `oapl` averages a group's rewards; 0 takes beta."""
+    discount: Share = 1.0
+    """What a reward counts in `ppo` one token before it; 1 is all of it."""
+    gae_decay: Share = 0.95
+    """Lambda: how far they look beyond the next value; 1 up to the reward."""
+    value_share: Annotated[float, Field(gt=0, le=1e3)] = 0.1
+    """What the value loss counts beside that of the policy."""
+    value_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Of the value model at its peak, on the schedule of training; 0 takes `training.learning_rate`."""
 
     @property
     def needs_tokens(self) -> bool:
@@ -159,6 +175,11 @@ class ObjectiveConfig:
             raise ValueError(
                 f"objective.reference_decay must be 0 where the reference is reset (objective.reference_reset = "
                 f"{self.reference_reset}), got {self.reference_decay}"
+            )
+        if self.log_z != "learned" and self.log_z_learning_rate != type(self).log_z_learning_rate:
+            raise ValueError(
+                f"objective.log_z_learning_rate does not apply where objective.log_z is {self.log_z!r}, "
+                f"got {self.log_z_learning_rate}"
             )
         if self.correction == "mask" and self.ratio_cap < 1:
             raise ValueError(f"objective.ratio_cap must be >= 1 for objective.correction 'mask', got {self.ratio_cap}")

@@ -1,23 +1,26 @@
-"""A learner steps: policy and optimizer, and what a batch does to them. Deterministic on a CPU and blind to storage, so
-that a step can be taken again."""
+"""A learner steps: the policy, what is trained beside it, and what a batch does to them. Deterministic on a CPU and
+blind to storage, so that a step can be taken again."""
 # Shapes: B rows, P prompts in the batch, K responses per prompt.
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tba.batching import Batch, collate, micro_batches
+from tba.companions import make_companion
 from tba.config import Config
 from tba.errors import RunFailed
 from tba.fetched import Fetched
 from tba.logprobs import token_logps
-from tba.objectives import Groups, Loss, make_objective
+from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make_objective
 from tba.policy import Policy
 from tba.reference import MovingReference
-from tba.schedules import beta_at, learning_rate_at
+from tba.schedules import beta_at, learning_rate_at, learning_rate_factor
+from tba.trained import Trained
 from tba.training_state import TrainingState, optimizer_tensors, restore_optimizer
 from tba.types import Metrics, Outcome
 
@@ -34,23 +37,20 @@ class Learner:
     def __init__(self, config: Config, policy: Policy):
         self.config, self.policy = config, policy
         self.objective = make_objective(config.objective, max_tokens=config.search.max_response_tokens)
+        self.estimator = make_estimator(config.objective)
         self.reference: MovingReference | None = None  # until it moves, what is stored of it serves
-        training = config.training
-        self.optimizer = torch.optim.AdamW(
-            policy.model.parameters(),
-            lr=training.learning_rate,
-            betas=(training.adam_beta1, training.adam_beta2),
-            eps=training.adam_eps,
-            weight_decay=training.weight_decay,
-        )
+        self.trained = Trained(policy.model, config.training, learning_rate=config.training.learning_rate)
+        self.companion = make_companion(config, policy.model)
 
     def restore(self, state: TrainingState) -> None:
         """Go on from a checkpoint, from which the policy has been loaded."""
-        restore_optimizer(self.optimizer, state.optimizer)
+        restore_optimizer(self.trained.optimizer, state.optimizer)
         torch.set_rng_state(state.random)
         if state.reference is not None:
             self.reference = MovingReference(self.policy.model)
             self.reference.restore(state.reference)
+        if self.companion and state.companion:
+            self.companion.restore(state.companion)
 
     def state(self, *, step: int, sync: int) -> TrainingState:
         """All that a checkpoint after this step keeps beside the policy, but for the prompt queues."""
@@ -58,9 +58,10 @@ class Learner:
             step=step,
             sync=sync,
             queues={},
-            optimizer=optimizer_tensors(self.optimizer),
+            optimizer=optimizer_tensors(self.trained.optimizer),
             random=torch.get_rng_state(),
             reference=self.reference and self.reference.tensors(),
+            companion=self.companion and self.companion.tensors(),
         )
 
     def collate(self, fetched: Fetched) -> Batch:
@@ -74,41 +75,62 @@ class Learner:
         )
 
     def learn(self, step: int, batch: Batch) -> Learned:
-        """One optimizer update on the mean of the groups' losses."""
+        """One update, of the policy and of what is trained beside it, on the mean of the groups' losses."""
         training = self.config.training
-        beta, rate = beta_at(step, self.config.objective), learning_rate_at(step, training)
+        beta, factor = beta_at(step, self.config.objective), learning_rate_factor(step, training)
         self._reset_reference(step)
-        outcomes: list[Outcome] = []
-        metrics: Metrics = {}
-        self.optimizer.zero_grad(set_to_none=True)
-        for share, loss, found in self.losses(batch, beta):
-            (loss.value * share).backward()
-            outcomes += found
-            for name, value in {"loss": loss.value.detach(), **loss.metrics}.items():
-                metrics[name] = metrics.get(name, 0.0) + float(value) * share
-        gradients = [p.grad for p in self.policy.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        metrics |= {"grad_norm": float(norm), "lr": rate, "beta": beta}
-        if not (math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])):
-            raise RunFailed(
-                f"step {step}: loss {metrics['loss']} with gradient norm {metrics['grad_norm']}; nothing was updated"
-            )
-        if training.clip_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.policy.model.parameters(), training.clip_norm, norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        outcomes, metrics = self._differentiate(batch, beta)
+        norms = [it.grad_norm() for it in self._all_trained()]
+        metrics |= {it.norm_name: float(norm) for it, norm in zip(self._all_trained(), norms, strict=True)}
+        if not all(map(math.isfinite, (metrics["loss"], *map(float, norms)))):
+            found = " and ".join(str(float(norm)) for norm in norms)
+            raise RunFailed(f"step {step}: loss {metrics['loss']} with gradient norm {found}; nothing was updated")
+        metrics |= {"lr": learning_rate_at(step, training), "beta": beta}
+        for it, norm in zip(self._all_trained(), norms, strict=True):
+            it.update(norm, factor=factor)
         if self.reference and (decay := self.config.objective.reference_decay):
             self.reference.follow(self.policy.model, decay=decay)
         return Learned(outcomes=outcomes, metrics=metrics)
 
-    def losses(self, batch: Batch, beta: float) -> Iterator[tuple[float, Loss, list[Outcome]]]:
-        """Of each micro-batch: its share of the batch, its loss, and what was found for its rows."""
-        for first_slot, part in micro_batches(batch, self.config.training.groups_per_micro_batch):
-            micro = self._referred(part)
-            groups = as_groups(self._token_logps(self.policy.model, micro), micro, whole=batch)
-            loss = self.objective(groups, beta=beta)
-            yield micro.groups / batch.groups, loss, _outcomes(first_slot, groups, loss)
+    def _differentiate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
+        """Leaves the gradients of the batch's mean loss; what was found for its rows, and in all."""
+        parts = [
+            (first_slot, self._referred(part))
+            for first_slot, part in micro_batches(batch, self.config.training.groups_per_micro_batch)
+        ]
+        estimates = self._estimates([part for _, part in parts], batch, beta)
+        outcomes: list[Outcome] = []
+        metrics: Metrics = {}
+        for it in self._all_trained():
+            it.optimizer.zero_grad(set_to_none=True)
+        for first_slot, part in parts:
+            groups = self._groups(part, whole=batch)
+            if estimates:
+                groups = estimates.of(first_slot, groups)
+            loss, share = self.objective(groups, beta=beta), part.groups / batch.groups
+            (loss.value * share).backward()
+            outcomes += _outcomes(first_slot, groups, loss)
+            for name, value in {"loss": loss.value.detach(), **loss.metrics}.items():
+                metrics[name] = metrics.get(name, 0.0) + float(value) * share
+        of_batch = estimates.metrics if estimates else {}
+        return outcomes, metrics | {name: float(value) for name, value in of_batch.items()}
+
+    @torch.no_grad()
+    def _estimates(self, parts: Sequence[Batch], batch: Batch, beta: float) -> Estimates | None:
+        """A first pass over the whole batch, where the objective asks for one."""
+        if self.estimator is None:
+            return None
+        return self.estimator(joined([self._groups(part, whole=batch) for part in parts]), beta=beta)
+
+    def _groups(self, part: Batch, *, whole: Batch) -> Groups:
+        """A part of the batch, under the policy and what is trained beside it."""
+        groups = as_groups(self._token_logps(self.policy.model, part), part, whole=whole)
+        if self.companion is None:
+            return groups
+        return replace(groups, **self.companion.model.fields(self.policy.model, part))
+
+    def _all_trained(self) -> list[Trained[Any]]:
+        return [self.trained, *([self.companion] if self.companion else [])]
 
     def _reset_reference(self, step: int) -> None:
         """Before a step: the reference becomes the policy as it is. One that follows begins so, too."""
@@ -120,7 +142,8 @@ class Learner:
         elif self.reference and due:
             self.reference.follow(self.policy.model, decay=0)
         if due and objective.reset_optimizer:
-            self.optimizer.state.clear()
+            for it in self._all_trained():
+                it.optimizer.state.clear()
 
     def _referred(self, batch: Batch) -> Batch:
         """With log-probabilities under the reference as it is now."""

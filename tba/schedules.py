@@ -20,11 +20,12 @@ def beta_at(step: int, objective: ObjectiveConfig) -> float:
 def learning_rate_at(step: int, training: TrainingConfig) -> float:
     """The peak rate times the schedule's factor. The first update already has the factor of step 1, not of step 0,
     and a linear schedule reaches zero at the last one."""
+    return training.learning_rate * learning_rate_factor(step, training)
+
+
+def learning_rate_factor(step: int, training: TrainingConfig) -> float:
+    """What the schedule makes of a peak rate."""
     _check(step)
-    return training.learning_rate * _factor(step, training)
-
-
-def _factor(step: int, training: TrainingConfig) -> float:
     warmup, stable, decay = training.warmup_steps, training.peak_steps, training.decay_steps
     if step < warmup:
         return step / warmup

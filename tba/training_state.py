@@ -1,7 +1,8 @@
 """What a trainer needs to go on exactly where it stopped, as a folder of safetensors and JSON.
 
-The policy in full precision, the optimizer's moments, a reference that has moved, the random state, the step, and the
-prompt queues of the replay buffer. No pickle: the optimizer is flattened into named tensors.
+The policy in full precision, the optimizer's moments, a reference that has moved, a model that is trained beside the
+policy, the random state, the step, and the prompt queues of the replay buffer. No pickle: optimizers are flattened into
+named tensors.
 """
 
 import json
@@ -17,6 +18,7 @@ from torch import Tensor
 from tba.errors import Damaged
 
 _STATE, _TENSORS, _OPTIMIZER, _REFERENCE = "state.json", "optimizer.safetensors", "optimizer.", "reference.safetensors"
+_COMPANION = "companion.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +31,14 @@ class TrainingState:
     optimizer: dict[str, Tensor]  # `index.name` -> tensor, index as in the optimizer's own state
     random: Tensor  # torch's CPU generator
     reference: dict[str, Tensor] | None = None  # its weights by name, where it has moved
+    companion: dict[str, Tensor] | None = None  # weights and optimizer of what is trained beside the policy
 
     def save(self, folder: Path) -> None:
         tensors = {f"{_OPTIMIZER}{name}": value.contiguous() for name, value in self.optimizer.items()}
         save_file({**tensors, "random": self.random}, folder / _TENSORS)
-        if self.reference is not None:
-            save_file({name: value.contiguous() for name, value in self.reference.items()}, folder / _REFERENCE)
+        for found, name in ((self.reference, _REFERENCE), (self.companion, _COMPANION)):
+            if found is not None:
+                save_file({key: value.contiguous() for key, value in found.items()}, folder / name)
         plain = {"step": self.step, "sync": self.sync, "queues": self.queues}
         (folder / _STATE).write_text(json.dumps(plain))
 
@@ -52,13 +56,18 @@ class TrainingState:
                     if name.startswith(_OPTIMIZER)
                 },
                 random=tensors["random"],
-                reference=load_file(folder / _REFERENCE) if (folder / _REFERENCE).exists() else None,
+                reference=_load(folder / _REFERENCE),
+                companion=_load(folder / _COMPANION),
             )
             if state.step and not state.optimizer:
                 raise KeyError(f"no {_OPTIMIZER}* after {state.step} steps")
             return state
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise Damaged(f"checkpoint {folder} is not readable: {type(error).__name__}: {error}") from error
+
+
+def _load(path: Path) -> dict[str, Tensor] | None:
+    return load_file(path) if path.exists() else None
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

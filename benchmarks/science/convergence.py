@@ -6,14 +6,16 @@ Sequences of three tokens out of three; the reward is 1 if all differ. A policy 
 at the reference and takes steps on the whole data set at once, so that nothing is left to chance: either every sequence
 once, as a uniform sampler would give it, or as often as the reference gives it (its probabilities are quarters and
 halves, so that 64 sequences are exactly in proportion). Seeds give other references. Said is the total variation
-distance to the target, the reference tilted by exp(reward / beta), and the mean reward under the policy.
+distance to the target, the reference tilted by exp(reward / beta), and the mean reward under the policy. The values of
+PPO are a table, one for each prefix, and a learned log Z is one number; both begin at 0 and take a step beside each of
+the policy's.
 """
 
 import argparse
 import csv
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tba.config import ObjectiveConfig
-from tba.objectives import Groups, Objective, make_objective
+from tba.objectives import Groups, Loss, make_estimator, make_objective
 from tests.tba import toy
 
 BETA, LEARNING_RATE = 0.5, 0.02
@@ -32,6 +34,7 @@ Data = Literal["uniform", "reference"]
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "trajectory balance": {},
     "trajectory balance, leave-one-out": {"log_z": "leave-one-out"},
+    "trajectory balance, learned log Z": {"log_z": "learned"},
     "TBA', no ratio": {"name": "tba-prime", "correction": "none"},
     "TBA'": {"name": "tba-prime"},
     "TBA', clipped": {"name": "tba-prime", "correction": "clip"},
@@ -50,6 +53,9 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "Dr. GRPO, CISPO": {"name": "dr-grpo", "correction": "cispo"},
     "Dr. GRPO, IcePop": {"name": "dr-grpo", "correction": "mask"},
     "Dr. GRPO, decoupled": {"name": "dr-grpo", "correction": "decoupled"},
+    "PPO": {"name": "ppo"},
+    "PPO, no clipping": {"name": "ppo", "clip_low": 1.0, "clip_high": 1e9},
+    "PPO, no ratio": {"name": "ppo", "correction": "none"},
     "Online DPO": {"name": "online-dpo"},
     "Kimi k1.5": {"name": "kimi"},
     "OAPL, anchored at the reference": {"name": "oapl", "anchor": "reference"},
@@ -75,9 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     found = []
     for name, seed in product(OBJECTIVES, range(options.seeds)):
-        objective = make_objective(ObjectiveConfig(**OBJECTIVES[name]), max_tokens=toy.L)
         for data in ("uniform", "reference"):
-            found.append(Found(name, data, seed, *lead(objective, data, seed, options.steps)))
+            found.append(Found(name, data, seed, *lead(loss_of(name), data, seed, options.steps)))
     options.out.mkdir(parents=True, exist_ok=True)
     with (options.out / "convergence.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, list(asdict(found[0])))
@@ -86,16 +91,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(markdown(found)))
 
 
-def lead(objective: Objective, data: Data, seed: int, steps: int) -> tuple[float, float, float]:
+def loss_of(name: str) -> Callable[[Groups], Loss]:
+    config = ObjectiveConfig(**OBJECTIVES[name])
+    objective, estimator = make_objective(config, max_tokens=toy.L), make_estimator(config)
+
+    def loss(groups: Groups) -> Loss:
+        if estimator:
+            groups = estimator(groups, beta=BETA).of(0, groups)
+        return objective(groups, beta=BETA)
+
+    return loss
+
+
+def lead(loss: Callable[[Groups], Loss], data: Data, seed: int, steps: int) -> tuple[float, float, float]:
     """Distances to the target before and after, and the mean reward after."""
     reference = quartered(seed)
     ref_NL = toy.token_logps(reference)
     target_N = toy.target_logps(ref_NL.sum(1), toy.ALL_DIFFER_N, BETA)
     logits = reference.clone().requires_grad_()
-    optimizer = torch.optim.Adam([logits], lr=LEARNING_RATE)
+    value_R, log_z_P = (torch.zeros(n, dtype=torch.float64, requires_grad=True) for n in (toy.R, 1))
+    optimizer = torch.optim.Adam([logits, value_R, log_z_P], lr=LEARNING_RATE)
     for _ in range(steps):
         optimizer.zero_grad()
-        objective(everything(logits, ref_NL, data), beta=BETA).value.backward()
+        groups = everything(logits, ref_NL, data)
+        value_PKT = value_R[toy.PREFIX_ROWS_NL][chosen(ref_NL, data)]
+        loss(replace(groups, value_PKT=value_PKT, log_z_P=log_z_P)).value.backward()
         optimizer.step()
     logp_N = toy.sequence_logps(logits.detach())
     before = toy.total_variation(ref_NL.sum(1), target_N)
@@ -110,9 +130,7 @@ def quartered(seed: int) -> Tensor:
 
 def everything(logits: Tensor, ref_NL: Tensor, data: Data) -> Groups:
     """The whole data set as one group."""
-    uniform_NL = torch.full_like(ref_NL, 1 / toy.V).log()
-    times_N = (64 * ref_NL.sum(1).exp()).round().long() if data == "reference" else torch.ones(toy.N, dtype=torch.long)
-    chosen_PK = torch.repeat_interleave(torch.arange(toy.N), times_N)[None]
+    uniform_NL, chosen_PK = torch.full_like(ref_NL, 1 / toy.V).log(), chosen(ref_NL, data)
     behaviour_NL = ref_NL if data == "reference" else uniform_NL
     reward_PK = toy.ALL_DIFFER_N[chosen_PK]
     return Groups(
@@ -126,6 +144,12 @@ def everything(logits: Tensor, ref_NL: Tensor, data: Data) -> Groups:
         batch_reward=float(reward_PK.mean()),
         batch_tokens=float(toy.L),
     )
+
+
+def chosen(ref_NL: Tensor, data: Data) -> Tensor:
+    """[1, K] each sequence as often as the data has it."""
+    times_N = (64 * ref_NL.sum(1).exp()).round().long() if data == "reference" else torch.ones(toy.N, dtype=torch.long)
+    return torch.repeat_interleave(torch.arange(toy.N), times_N)[None]
 
 
 def markdown(found: Sequence[Found]) -> Iterator[str]:

@@ -1,7 +1,17 @@
 """What a step minimises: one file per objective, pure functions of tensors."""
 
-from tba.objectives.groups import Groups, Loss
-from tba.objectives.named import Objective, make_objective
+from tba.objectives.groups import Estimates, Groups, Loss, joined
+from tba.objectives.named import Estimator, Objective, make_estimator, make_objective
 from tba.objectives.trajectory_balance import trajectory_balance
 
-__all__ = ["Groups", "Loss", "Objective", "make_objective", "trajectory_balance"]
+__all__ = [
+    "Estimates",
+    "Estimator",
+    "Groups",
+    "Loss",
+    "Objective",
+    "joined",
+    "make_estimator",
+    "make_objective",
+    "trajectory_balance",
+]

@@ -1,9 +1,9 @@
 """What objectives are computed from, and what each of them gives back."""
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,10 @@ class Groups:
     length_PK: Tensor | None = None  # tokens of prompt and response
     batch_reward: float | None = None  # mean of the whole batch
     batch_tokens: float | None = None  # tokens that count per response, mean of the whole batch
+    value_PKT: Tensor | None = None  # expected before each token by a value model, differentiable
+    advantage_PKT: Tensor | None = None  # of each token, estimated from the whole batch; so is the next
+    return_PKT: Tensor | None = None
+    log_z_P: Tensor | None = None  # learned, differentiable
 
     def __post_init__(self) -> None:
         wanted = {
@@ -37,6 +41,10 @@ class Groups:
             "reward_PK": self.logp_PKT.shape[:2],
             "ref_logp_PK": self.logp_PKT.shape[:2],
             "length_PK": self.logp_PKT.shape[:2],
+            "value_PKT": self.logp_PKT.shape,
+            "advantage_PKT": self.logp_PKT.shape,
+            "return_PKT": self.logp_PKT.shape,
+            "log_z_P": self.logp_PKT.shape[:1],
         }
         for name, shape in wanted.items():
             found = getattr(self, name)
@@ -53,6 +61,13 @@ class Groups:
         """How many of each response count."""
         return self.mask_PKT.sum(dim=2)
 
+    @property
+    def mean_tokens(self) -> float:
+        """Of the batch's responses: how many of each count."""
+        if not self.batch_tokens:
+            raise ValueError(f"a mean over the batch's tokens needs their number, got {self.batch_tokens}")
+        return self.batch_tokens
+
     def needed(self, name: str) -> Tensor:
         """A field that not every batch has."""
         found = getattr(self, name)
@@ -61,11 +76,42 @@ class Groups:
         return found
 
 
+def joined(parts: Sequence[Groups]) -> Groups:
+    """Parts of a batch as the whole, padded to the widest."""
+    width = max(part.logp_PKT.shape[2] for part in parts)
+
+    def whole(name: str) -> Any:
+        found = [getattr(part, name) for part in parts]
+        if not isinstance(found[0], Tensor):
+            return found[0]
+        if found[0].ndim == 3:
+            found = [torch.nn.functional.pad(it, (0, width - it.shape[2])) for it in found]
+        return torch.cat(found)
+
+    return Groups(**{field.name: whole(field.name) for field in fields(Groups)})
+
+
 def check_groups(reward_PK: Tensor) -> None:
     if len(reward_PK) < 1:
         raise ValueError("needs at least 1 prompt, got 0")
     if reward_PK.shape[1] < 2:  # the loss would silently be 0
         raise ValueError(f"needs at least 2 responses per prompt, got {reward_PK.shape[1]}")
+
+
+class Estimates(NamedTuple):
+    """What an objective makes of a whole batch before any gradient is taken."""
+
+    advantage_PKT: Tensor
+    return_PKT: Tensor
+    metrics: Mapping[str, Tensor]  # [] each, of the whole batch
+
+    def of(self, first: int, part: Groups) -> Groups:
+        """A part of the batch, from this group on, with what was estimated for it."""
+        prompts, _, width = part.logp_PKT.shape
+        rows = slice(first, first + prompts)
+        return replace(
+            part, advantage_PKT=self.advantage_PKT[rows, :, :width], return_PKT=self.return_PKT[rows, :, :width]
+        )
 
 
 class Loss(NamedTuple):

@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tba.config import ObjectiveConfig
 from tba.objectives.corrections import Correction
-from tba.objectives.groups import Groups, Loss
+from tba.objectives.groups import Estimates, Groups, Loss
 from tba.objectives.grpo import OWN as GRPO
 from tba.objectives.grpo import OWN_DR as DR_GRPO
 from tba.objectives.grpo import dr_grpo, grpo
 from tba.objectives.online_dpo import online_dpo
 from tba.objectives.policy_gradient import Surrogate
+from tba.objectives.ppo import OWN as PPO
+from tba.objectives.ppo import estimates, ppo
 from tba.objectives.regressions import kimi, oapl
 from tba.objectives.reinforce import OWN as REINFORCE
 from tba.objectives.reinforce import reinforce
@@ -25,6 +27,12 @@ from tba.objectives.trajectory_balance import LogZ, trajectory_balance
 
 class Objective(Protocol):
     def __call__(self, groups: Groups, *, beta: float) -> Loss: ...
+
+
+class Estimator(Protocol):
+    """What an objective needs of a whole batch before the gradients of its parts."""
+
+    def __call__(self, groups: Groups, *, beta: float) -> Estimates: ...
 
 
 _GRADIENTS: dict[str, tuple[Callable[..., Loss], Surrogate]] = {
@@ -49,10 +57,20 @@ def make_objective(config: ObjectiveConfig, *, max_tokens: int) -> Objective:
         case "oapl":
             anchor = "behaviour" if config.anchor == "own" else config.anchor
             return partial(oapl, value_beta=config.value_beta, anchor=anchor)
+        case "ppo":
+            return partial(ppo, surrogate=_chosen(config, PPO, max_tokens), value_share=config.value_share)
         case name:
             loss, own = _GRADIENTS[name]
             options = {"centre": config.centre} if name == "tba-prime" else {}
             return partial(loss, surrogate=_chosen(config, own, max_tokens), **options)
+
+
+def make_estimator(config: ObjectiveConfig) -> Estimator | None:
+    """None for an objective that takes each group by itself."""
+    if config.name != "ppo":
+        return None
+    surrogate = _chosen(config, PPO, max_tokens=0)
+    return partial(estimates, surrogate=surrogate, discount=config.discount, decay=config.gae_decay)
 
 
 def _chosen(config: ObjectiveConfig, own: Surrogate, max_tokens: int) -> Surrogate:
@@ -74,5 +92,6 @@ def _chosen(config: ObjectiveConfig, own: Surrogate, max_tokens: int) -> Surroga
     )
 
 
-def _of_groups(groups: Groups, *, beta: float, log_z: LogZ) -> Loss:
-    return trajectory_balance(groups.logp_PK, groups.ref_logp_PK, groups.reward_PK, beta=beta, log_z=log_z)
+def _of_groups(groups: Groups, *, beta: float, log_z: LogZ | Literal["learned"]) -> Loss:
+    given = groups.needed("log_z_P") if log_z == "learned" else log_z
+    return trajectory_balance(groups.logp_PK, groups.ref_logp_PK, groups.reward_PK, beta=beta, log_z=given)

@@ -29,11 +29,13 @@ class Surrogate:
     penalty: Penalty = "none"
 
 
-def policy_gradient(groups: Groups, advantage_PK: Tensor, surrogate: Surrogate, *, beta: float) -> Loss:
-    """Advantages are constants to the gradient."""
-    advantage_PK = advantage_PK.detach()
+def policy_gradient(groups: Groups, advantage: Tensor, surrogate: Surrogate, *, beta: float) -> Loss:
+    """Advantages, [P, K] of responses or [P, K, T] of their tokens, are constants to the gradient. Of tokens, a
+    response's own is the mean of theirs."""
+    advantage = advantage.detach()
+    advantage_PK = advantage if advantage.ndim == 2 else _mean_of_tokens(groups, advantage)
     correction, n = surrogate.correction, _divisor(groups, surrogate)
-    logp, behaviour_logp, advantage = _terms(groups, advantage_PK, correction)
+    logp, behaviour_logp, advantage = _terms(groups, advantage, correction)
     maximised = correction.maximised(logp, behaviour_logp, advantage)
     if correction.level == "token":
         maximised = (maximised * groups.mask_PKT).sum(dim=2) / n
@@ -45,7 +47,7 @@ def policy_gradient(groups: Groups, advantage_PK: Tensor, surrogate: Surrogate, 
         ratio = correction.ratio(logp.detach(), behaviour_logp)
         for name, value in (("ratio_mean", ratio), ("ratio_cut", correction.cut(ratio))):
             if correction.level == "token":  # the mean of a response's, so that parts of a batch make up the whole
-                value = (value * groups.mask_PKT).sum(dim=2) / groups.tokens_PK.clamp(min=1)
+                value = _mean_of_tokens(groups, value)
             metrics[name] = value.to(groups.reward_PK.dtype).mean()
     if surrogate.penalty == "loss":
         away_PK = (k3(groups) * groups.mask_PKT).sum(dim=2)
@@ -72,14 +74,20 @@ def centred(value_PK: Tensor) -> Tensor:
     return value_PK - value_PK.mean(dim=1, keepdim=True)
 
 
-def _terms(groups: Groups, advantage_PK: Tensor, correction: Correction) -> tuple[Tensor, Tensor | None, Tensor]:
+def _mean_of_tokens(groups: Groups, value_PKT: Tensor) -> Tensor:
+    return (value_PKT * groups.mask_PKT).sum(dim=2) / groups.tokens_PK.clamp(min=1)
+
+
+def _terms(groups: Groups, advantage: Tensor, correction: Correction) -> tuple[Tensor, Tensor | None, Tensor]:
     """Log-probabilities and advantage of each token, or of each response."""
     behaviour_PKT = None if correction.kind == "none" else groups.needed("behaviour_logp_PKT")
     if correction.level == "token":
-        return groups.logp_PKT, behaviour_PKT, advantage_PK[:, :, None]
-    n_PK = groups.tokens_PK.clamp(min=1) if correction.level == "mean" else torch.ones_like(advantage_PK)
+        return groups.logp_PKT, behaviour_PKT, advantage if advantage.ndim == 3 else advantage[:, :, None]
+    if advantage.ndim == 3:
+        raise ValueError(f"a correction of whole responses needs an advantage of each, got {list(advantage.shape)}")
+    n_PK = groups.tokens_PK.clamp(min=1) if correction.level == "mean" else torch.ones_like(advantage)
     behaviour_PK = None if behaviour_PKT is None else behaviour_PKT.sum(dim=2) / n_PK
-    return groups.logp_PK / n_PK, behaviour_PK, advantage_PK
+    return groups.logp_PK / n_PK, behaviour_PK, advantage
 
 
 def _divisor(groups: Groups, surrogate: Surrogate) -> Tensor | float:
@@ -91,9 +99,7 @@ def _divisor(groups: Groups, surrogate: Surrogate) -> Tensor | float:
         case "row":
             return groups.needed("length_PK")
         case "tokens":
-            if not groups.batch_tokens:
-                raise ValueError(f"a mean over the batch's tokens needs their number, got {groups.batch_tokens}")
-            return groups.batch_tokens
+            return groups.mean_tokens
         case "constant":
             if surrogate.max_tokens < 1:
                 raise ValueError(f"max_tokens must be >= 1, got {surrogate.max_tokens}")

@@ -8,7 +8,10 @@ and the loss is the mean of its square. With log Z taken as the group's mean of 
 the variance of log pi / pi_ref - r / beta within each group. It is zero exactly where pi is proportional to
 pi_ref exp(r / beta) on the responses at hand, whoever sampled them: no importance ratio is needed.
 
-Left out, as in the paper: a learned log Z, clipping, and any normalisation by length or by the spread of rewards.
+A learned log Z, as in synchronous GFlowNets, is the output of a model of the prompt: the loss is the same, and its
+gradient draws log Z towards the mean of r / beta - log pi / pi_ref over whatever is drawn. Both have one minimum.
+
+Left out, as in the paper: clipping, and any normalisation by length or by the spread of rewards.
 """
 # Shapes: P prompts in the batch, K responses per prompt.
 
@@ -28,25 +31,27 @@ def trajectory_balance(
     reward_PK: Tensor,
     *,
     beta: float,
-    log_z: LogZ = "group",
+    log_z: LogZ | Tensor = "group",
 ) -> Loss:
     """Mean squared residual of `log Z + log pi - log pi_ref - reward / beta`.
 
     Log-probabilities are sums over the tokens of a response, at the temperature at which both policies are meant.
     `leave-one-out` estimates a response's log Z from the other K - 1, which multiplies residuals and gradient by
-    K / (K - 1): the mean over all K contains the response itself and is that much too close to it.
+    K / (K - 1): the mean over all K contains the response itself and is that much too close to it. One that is learned
+    is given, [P], and differentiated; then residuals no longer have the mean 0 in a group.
     """
     _check(logp_PK, ref_logp_PK, reward_PK, beta)
     log_ratio_PK = logp_PK - ref_logp_PK
     target_PK = reward_PK / beta
     estimate_PK = (target_PK - log_ratio_PK).detach()
-    log_z_P1 = estimate_PK.mean(dim=1, keepdim=True)
-    if log_z == "leave-one-out":
+    learned = isinstance(log_z, Tensor)
+    log_z_P1 = log_z[:, None] if learned else estimate_PK.mean(dim=1, keepdim=True)
+    if not learned and log_z == "leave-one-out":
         k = estimate_PK.shape[1]
         residual_PK = (k * log_z_P1 - estimate_PK) / (k - 1) + log_ratio_PK - target_PK
     else:
         residual_PK = log_z_P1 + log_ratio_PK - target_PK
-    log_z_P = log_z_P1.squeeze(1)
+    log_z_P = log_z_P1.detach().squeeze(1)
     found_PK = residual_PK.detach()
     metrics = {
         "log_z": log_z_P.mean(),
@@ -54,6 +59,8 @@ def trajectory_balance(
         "residual_abs": found_PK.abs().mean(),
         "equal_rewards": equal_rewards(reward_PK),  # groups in which only the reference pulls
     }
+    if learned:
+        metrics["residual_mean"] = found_PK.mean()
     return Loss(residual_PK.square().mean(), metrics, -beta * found_PK, found_PK, log_z_P)
 
 

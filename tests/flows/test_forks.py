@@ -270,6 +270,24 @@ def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_
     assert check(run).problems == []
 
 
+def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_audited(killed: Run):
+    changes = {"objective.name": "ppo", "objective.value_learning_rate": "0.01", "sync.checkpoint_every": "2"}
+    run = forks.fork(killed, 12, changes, name="ppo", replay=True)
+    assert live(run, "trainer", wiring.run_trainer) == []
+    measured = rows(run, "select step from steps where value_loss >= 0 and value_grad_norm > 0 order by step")
+    assert measured == [(step,) for step in range(13, STEPS + 1)]
+    began_after = []
+    for step in (13, 22):
+        found = audit.audit(run, step)
+        assert found.ok and found.tolerance == 0.0
+        began_after.append(found.began_after)
+    assert began_after == [12, 20]  # the parent's checkpoint, without values, and its own
+    kept = Checkpoints(run).complete()[-1]
+    assert (Checkpoints(run).load(kept.number, kept.attempt) / "companion.safetensors").is_file()
+    assert not any("companion" in entry.key for entry in run.store.list(layout.VERSIONS))
+    assert check(run).problems == []
+
+
 @pytest.mark.parametrize(
     ("step", "changes", "name", "said"),
     [

@@ -139,6 +139,18 @@ def test_presets_carry_the_numbers_of_the_paper(name):
             {"evaluation.samples": 0, "evaluation.top_p": 0.9},
             "evaluation.top_p does not apply where evaluation.samples is 0, got 0.9",
         ),
+        ({"objective.name": "ppo", "objective.correction_level": "mean"}, "objective.correction_level does not apply"),
+        ({"objective.name": "ppo", "objective.log_z": "learned"}, "objective.log_z does not apply to 'ppo'"),
+        ({"objective.name": "ppo", "objective.gae_decay": 1.1}, "objective.gae_decay"),
+        ({"objective.name": "ppo", "objective.discount": -0.1}, "objective.discount"),
+        ({"objective.name": "ppo", "objective.value_share": 0}, "objective.value_share"),
+        ({"objective.name": "ppo", "objective.value_learning_rate": 2}, "objective.value_learning_rate"),
+        ({"objective.gae_decay": 1}, "objective.gae_decay does not apply to 'trajectory-balance', got 1.0"),
+        ({"objective.log_z": "learned", "objective.log_z_learning_rate": 0}, "objective.log_z_learning_rate"),
+        (
+            {"objective.log_z_learning_rate": 0.1},
+            "objective.log_z_learning_rate does not apply where objective.log_z is 'group', got 0.1",
+        ),
         ({"training.warmup_steps": 0, "training.stable_steps": 0, "training.decay_steps": 0}, "training.schedule"),
         (
             {"training.steps": 1000, "training.stable_steps": 190},

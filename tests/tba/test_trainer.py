@@ -419,6 +419,8 @@ def test_ledger_and_checkpoint_are_of_the_moment_of_their_sync_though_training_w
         pytest.param({"objective__reference_reset": 4}, id="one that was reset"),
         pytest.param({"objective__reference_reset": 3, "objective__reset_optimizer": True}, id="the optimizer too"),
         pytest.param({"objective__reference_decay": 0.9}, id="one that follows"),
+        pytest.param({"objective__name": "ppo"}, id="a value model"),
+        pytest.param({"objective__log_z": "learned", "objective__log_z_learning_rate": 0.1}, id="a learned log Z"),
     ],
 )
 def test_a_resumed_trainer_takes_the_steps_of_an_unbroken_one(tmp_path, changes):
@@ -433,6 +435,9 @@ def test_a_resumed_trainer_takes_the_steps_of_an_unbroken_one(tmp_path, changes)
     rest.run()
     assert [record.step for record in after.records] == list(range(7, STEPS + 1))
     assert after.digests[6] == expected.digests[6]
+    kept, wanted = (store.states[6].companion or {} for store in (after, expected))
+    assert bool(wanted) == (whole.learner.companion is not None)
+    assert kept.keys() == wanted.keys() and all(torch.equal(kept[name], it) for name, it in wanted.items())
     assert after.journal[:5] == [*(f"record {sync}" for sync in range(4)), "version 3"]
 
 

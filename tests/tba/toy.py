@@ -16,7 +16,7 @@ N = len(SEQUENCES_NL)
 R = sum(V**length for length in range(L))
 
 # The prefix of length l that spells s in base V has row (number of shorter prefixes) + s.
-_PREFIX_ROWS_NL = torch.stack(
+PREFIX_ROWS_NL = torch.stack(
     [
         sum(V**shorter for shorter in range(length))
         + (SEQUENCES_NL[:, :length] * V ** torch.arange(length - 1, -1, -1)).sum(dim=1)
@@ -37,7 +37,7 @@ def random_logits(seed: int, scale: float = 1.0) -> Tensor:
 
 def token_logps(logits_RV: Tensor) -> Tensor:
     """[N, L] log-probability of each token of each sequence, given those before it."""
-    return torch.log_softmax(logits_RV, dim=-1)[_PREFIX_ROWS_NL, SEQUENCES_NL]
+    return torch.log_softmax(logits_RV, dim=-1)[PREFIX_ROWS_NL, SEQUENCES_NL]
 
 
 def sequence_logps(logits_RV: Tensor) -> Tensor:

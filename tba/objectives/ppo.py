@@ -1,0 +1,99 @@
+"""PPO (arXiv:1707.06347) with a value model: what each token adds to the reward that is expected after it.
+
+    r_t = - beta log(pi / ref)(token t) + [t is the last] r            log-ratio of the policy as it is
+    d_t = r_t + discount V_{t+1} - V_t                                 V is 0 after the last token
+    A_t = sum over l of (discount decay)^l d_{t+l}                     generalised advantages, arXiv:1506.02438
+    R_t = A_t + V_t
+
+    L = - mean over tokens of min(rho A, clip(rho, 1 - low, 1 + high) A),    A whitened over all tokens of the batch
+        + value_share / 2 x mean over tokens of max((V - R)^2, (clip(V, V_old - 0.2, V_old + 0.2) - R)^2)
+
+rho = pi / mu is the ratio of each token to what sampled it, so that old data is corrected for, token by token. Where pi
+is the target, pi_ref exp(r / beta) / Z, and V beta log of the mean of exp(r / beta) over what pi_ref makes of the rest,
+all advantages are 0, whoever sampled; a clip can end the way there. A step is one update on its batch: V_old, the value
+before it, is V itself, so in a run the value loss is not clipped. Left out: further updates on the same batch, which
+the two clips were made for.
+
+Advantages need the whole batch, gradients only parts of it: `estimates` comes first, without gradients, and its results
+go into the parts that `ppo` is given.
+"""
+# Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
+
+import torch
+from torch import Tensor
+
+from tba.objectives.corrections import Correction
+from tba.objectives.groups import Estimates, Groups, Loss
+from tba.objectives.policy_gradient import Surrogate, policy_gradient
+
+OWN = Surrogate(correction=Correction(kind="clip"), normaliser="tokens", penalty="reward")
+VALUE_CLIP = 0.2
+EPSILON = 1e-8
+
+
+def estimates(
+    groups: Groups, *, beta: float, surrogate: Surrogate = OWN, discount: float = 1.0, decay: float = 0.95
+) -> Estimates:
+    """Whitened advantages and returns of each token of a whole batch."""
+    value_PKT, mask_PKT = groups.needed("value_PKT").detach(), groups.mask_PKT
+    reward_PKT = token_rewards(groups, surrogate, beta=beta)
+    advantage_PKT = gae(reward_PKT, value_PKT, mask_PKT, discount=discount, decay=decay)
+    return_PKT = advantage_PKT + value_PKT * mask_PKT
+    metrics = {"explained_variance": _explained(return_PKT[mask_PKT], value_PKT[mask_PKT])}
+    return Estimates(whiten(advantage_PKT, mask_PKT), return_PKT, metrics)
+
+
+def ppo(groups: Groups, *, beta: float, surrogate: Surrogate = OWN, value_share: float = 0.1) -> Loss:
+    loss = policy_gradient(groups, groups.needed("advantage_PKT"), surrogate, beta=beta)
+    value_PKT = groups.needed("value_PKT")
+    lost_PKT = value_loss(value_PKT, value_PKT.detach(), groups.needed("return_PKT"))
+    value = (lost_PKT * groups.mask_PKT).sum(dim=2).mean() / groups.mean_tokens
+    metrics = {**loss.metrics, "value_loss": value.detach()}
+    return Loss(loss.value + value_share * value, metrics, loss.advantage_PK)
+
+
+def token_rewards(groups: Groups, surrogate: Surrogate, *, beta: float) -> Tensor:
+    """[P, K, T] a response's reward at the last token that counts, less the penalty at each if that is where it goes;
+    no gradient."""
+    mask_PKT = groups.mask_PKT
+    last_PKT = mask_PKT & (mask_PKT.flip(2).cumsum(2).flip(2) == 1)
+    reward_PKT = groups.reward_PK[:, :, None] * last_PKT
+    if surrogate.penalty != "reward":
+        return reward_PKT
+    return reward_PKT - beta * (groups.logp_PKT.detach() - groups.needed("ref_logp_PKT")) * mask_PKT
+
+
+def gae(reward_PKT: Tensor, value_PKT: Tensor, mask_PKT: Tensor, *, discount: float, decay: float) -> Tensor:
+    """[P, K, T] generalised advantage of each token. One whose mask is false does not exist: after the token before it
+    comes the one after it. 0 there, and 0 is the value after the last."""
+    advantage_PKT = torch.zeros_like(value_PKT)
+    next_value_PK = next_advantage_PK = torch.zeros_like(value_PKT[:, :, 0])
+    for t in reversed(range(value_PKT.shape[2])):
+        counts_PK, value_PK = mask_PKT[:, :, t], value_PKT[:, :, t]
+        error_PK = reward_PKT[:, :, t] + discount * next_value_PK - value_PK
+        found_PK = error_PK + discount * decay * next_advantage_PK
+        next_value_PK = torch.where(counts_PK, value_PK, next_value_PK)
+        next_advantage_PK = torch.where(counts_PK, found_PK, next_advantage_PK)
+        advantage_PKT[:, :, t] = torch.where(counts_PK, found_PK, 0)
+    return advantage_PKT
+
+
+def whiten(advantage: Tensor, mask: Tensor) -> Tensor:
+    """Mean 0 and unbiased variance 1 over all that the mask counts; 0 elsewhere."""
+    n = int(mask.sum())
+    centred = (advantage - (advantage * mask).sum() / max(n, 1)) * mask
+    return centred / (centred.square().sum() / max(n - 1, 1) + EPSILON).sqrt()
+
+
+def value_loss(value: Tensor, old_value: Tensor, wanted: Tensor, *, clip: float = VALUE_CLIP) -> Tensor:
+    """Of each token: half the squared distance to its return, of the value or of the value clipped to near the old one,
+    whichever is farther."""
+    clipped = old_value + (value - old_value).clamp(-clip, clip)
+    return 0.5 * torch.maximum((value - wanted).square(), (clipped - wanted).square())
+
+
+def _explained(return_N: Tensor, value_N: Tensor) -> Tensor:
+    """The share of the variance of returns that values foretell: 1 is all, 0 what a constant would; 0 where returns do
+    not vary."""
+    spread, left = (it.var(correction=0) if len(it) else it.sum() for it in (return_N, return_N - value_N))
+    return torch.where(spread > 0, 1 - left / spread, torch.zeros_like(spread))

@@ -1,0 +1,61 @@
+"""A model in training: its weights, and the AdamW that moves them."""
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tba.config import TrainingConfig
+from tba.training_state import optimizer_tensors, restore_optimizer
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Trained(Generic[Model]):
+    """`learning_rate` is that of its peak; `name` tells its metrics and tensors from those of the policy, which has
+    none."""
+
+    def __init__(self, model: Model, training: TrainingConfig, *, learning_rate: float, name: str = ""):
+        self.model, self.name, self.learning_rate = model, name, learning_rate
+        self.clip_norm = training.clip_norm
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=learning_rate,
+            betas=(training.adam_beta1, training.adam_beta2),
+            eps=training.adam_eps,
+            weight_decay=training.weight_decay,
+        )
+
+    @property
+    def norm_name(self) -> str:
+        return f"{self.name}_grad_norm" if self.name else "grad_norm"
+
+    def grad_norm(self) -> Tensor:
+        return torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+
+    def update(self, norm: Tensor, *, factor: float) -> None:
+        """With gradients of this norm, at this factor of the peak learning rate."""
+        if self.clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.clip_norm, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate * factor
+        self.optimizer.step()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A copy of weights and optimizer that does not change as training goes on."""
+        weights = {name: it.detach().to("cpu", copy=True) for name, it in self.model.named_parameters()}
+        parts = {"weights": weights, "optimizer": optimizer_tensors(self.optimizer)}
+        return {f"{self.name}.{part}.{key}": it for part, found in parts.items() for key, it in found.items()}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """From such a copy; one of another model, as a fork may find it, changes nothing."""
+        prefix = f"{self.name}."
+        found = {key.removeprefix(prefix): it for key, it in tensors.items() if key.startswith(prefix)}
+        if not found:
+            return
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(found[f"weights.{name}"])
+        moments = {key.removeprefix("optimizer."): it for key, it in found.items() if key.startswith("optimizer.")}
+        restore_optimizer(self.optimizer, moments)
