@@ -1,0 +1,170 @@
+"""What m, k, K, beta and the buffer matter, on the same trajectories: replays of one run that differ in one setting.
+
+    python -m benchmarks.science.ablations [ROOT] [--only FACTOR …] [--seeds 0 …] [--hours H] [--out FILE.csv]
+    python -m benchmarks.science.ablations --show        the table of what has been run
+
+For each seed one asynchronous quickstart run whose searcher generates S = 16 responses to a prompt, so that K can vary,
+and then `tba fork --step 0 --replay` with one setting changed: nothing is generated again but for the evaluations. What
+replays cannot show is what searchers would have found with the other policy. A batch has 256 trajectories whatever K
+is, and with another k the same trajectories enter by the same step, or a little later.
+
+Each replay is a row of the CSV and is not run again: the command goes on where it stopped. The runs stay under ROOT.
+"""
+
+import argparse
+import csv
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import storage
+from benchmarks.replays import LEARNED
+from storage.layout import run_url
+
+PARENT: Mapping[str, Any] = {"search.responses_per_prompt": 16, "search.prompts_per_round": 32}
+SCORE = "select value from evaluations where metric = $metric and not abandoned order by step desc limit 1"
+
+FACTORS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "as it was": {"": {}},
+    "m, the share of the newest": {
+        str(m): {"sampling.recent_share": m} for m in (0.0, 0.25, 0.75, 0.95)
+    },
+    "k, steps per sync": {str(k): {"sync.every": k} for k in (1, 2, 8, 16)},
+    "K, responses per prompt": {
+        str(k): {"training.responses_per_prompt": k, "training.prompts_per_step": 256 // k,
+                 "training.groups_per_micro_batch": 256 // k}
+        for k in (2, 4, 16)
+    },
+    "beta": {
+        str(beta): {"objective.beta_start": beta, "objective.beta_end": beta} for beta in (0.0125, 0.025, 0.1, 0.2)
+    },
+    "capacity, responses per prompt": {str(n): {"sampling.capacity": n} for n in (16, 32, 1024)},
+    "inverse temperature of rewards": {str(t): {"sampling.inv_temp": t} for t in (1.0, 4.0)},
+}  # fmt: skip
+"""By factor and value: what it changes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    factor: str
+    value: str
+    seed: int
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Replay):
+    sampled: float
+    greedy: float
+    drawn_reward: float
+    drawn_age: float
+    distinct: int  # trajectories that were drawn at all
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", nargs="?", default="tba-runs", help="for the runs (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=FACTORS, default=list(FACTORS), metavar="FACTOR")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--hours", type=float, default=1000.0, help="begin no replay after so many")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/ablations.csv"))
+    parser.add_argument("--show", action="store_true", help="run nothing")
+    options = parser.parse_args(arguments)
+    rows, ends = read(options.out), time.monotonic() + 3600 * options.hours
+    for replay in () if options.show else replays(options.only, options.seeds, options.steps):
+        if any(replay == Replay(**{name: getattr(row, name) for name in asdict(replay)}) for row in rows):
+            continue
+        if time.monotonic() > ends:
+            break
+        rows.append(take(replay, options.root))
+        append(options.out, rows[-1])
+        print(rows[-1], flush=True)
+    print("\n".join(markdown(rows)))
+
+
+def replays(factors: Sequence[str], seeds: Sequence[int], steps: int) -> Iterator[Replay]:
+    for seed in seeds:
+        for factor in factors:
+            for value in FACTORS[factor]:
+                yield Replay(factor=factor, value=value, seed=seed, steps=steps)
+
+
+def take(replay: Replay, root: str) -> Row:
+    parent = f"ablations-{replay.steps}-{replay.seed}"
+    if not finished(root, parent):
+        tba("run", "quickstart", "--root", root, "--name", parent, "--steps", str(replay.steps), "--seed",
+            str(replay.seed), changes=PARENT)  # fmt: skip
+    name = f"{parent}-{list(FACTORS).index(replay.factor)}-{replay.value or 'same'}"
+    if not finished(root, name):
+        tba("fork", run_url(root, parent), "--step", "0", "--replay", "--name", name,
+            changes=FACTORS[replay.factor][replay.value])  # fmt: skip
+    with storage.connect(run_url(root, name)) as con:
+        scores = {m: con.execute(SCORE, {"metric": m}).fetchall()[0][0] for m in ("sampled", "greedy")}
+        [(reward, age, distinct)] = con.execute(LEARNED).fetchall()
+    return Row(**asdict(replay), **scores, drawn_reward=reward, drawn_age=age, distinct=distinct)
+
+
+def finished(root: str, name: str) -> bool:
+    """Whether the run is there and whole; one that was interrupted is ended first."""
+    url = run_url(root, name)
+    if not (Path(url) / "run.json").exists():
+        return False
+    tba("resume", url)
+    return True
+
+
+def tba(*arguments: str, changes: Mapping[str, Any] | None = None) -> None:
+    changed = [f"{key}={value}" for key, value in (changes or {}).items()]
+    command = [sys.executable, "-m", "flows.cli", *arguments, *(["--set", *changed] if changed else [])]
+    told = subprocess.run(command, capture_output=True, text=True)
+    if told.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {told.returncode}:\n{told.stderr[-2000:]}")
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    types = {"seed": int, "steps": int, "distinct": int, "factor": str, "value": str}
+    with path.open(newline="") as file:
+        return [Row(**{name: types.get(name, float)(it) for name, it in row.items()}) for row in csv.DictReader(file)]
+
+
+def append(path: Path, row: Row) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(row)), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(asdict(row))
+
+
+def markdown(rows: Sequence[Row]) -> Iterator[str]:
+    yield "| | value | seeds | sampled | greedy | reward of what was drawn | its mean age |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
+    for factor, values in FACTORS.items():
+        for value in values:
+            of = [row for row in rows if (row.factor, row.value) == (factor, value)]
+            if of:
+                names = ("sampled", "greedy", "drawn_reward", "drawn_age")
+                cells = [spread([getattr(row, name) for row in of]) for name in names]
+                yield f"| {factor} | {value} | {len(of)} | {' | '.join(cells)} |"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard error."""
+    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{error}"
+
+
+if __name__ == "__main__":
+    main()
