@@ -28,7 +28,7 @@ from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, DataError, StorageError
 from tba.evaluator import Evaluator
 from tba.generation import TransformersGenerator
-from tba.interfaces import PolicyMaker, Task, UsesModels
+from tba.interfaces import Measures, PolicyMaker, Task, UsesModels
 from tba.policy import Policy, PolicyScorer
 from tba.prompts import PromptStream
 from tba.searcher import Searcher, await_reference
@@ -67,7 +67,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
         ),
         task=task,
         generator=_generator(config),
-        scorer=PolicyScorer(_load_policy(config, versions.load(reference)), reference),
+        scorer=_reference_scorer(config, versions, reference),
         log=Trajectories(run),
         versions=versions,
         lease=lease,
@@ -118,12 +118,13 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
     _load_models(task, run, config, lease.tell)
     versions = Versions(run)
-    await_reference(versions, lease, deadline=config.limits.data_deadline)
+    reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
     evaluator = Evaluator(
         config,
         prompts=read_prompts(run, "test")[: config.evaluation.prompts],
         task=task,
         generator=_generator(config),
+        reference=_reference_scorer(config, versions, reference) if _needs_reference(task) else None,
         versions=versions,
         evaluations=Evaluations(run),
         lease=lease,
@@ -152,6 +153,14 @@ def _load_models(task: Task, run: Run, config: Config, tell: Tell) -> None:
     if isinstance(task, UsesModels):
         tell("loading the models that the task scores with")
         task.load(lambda setting, place: _model_at(setting, place, run, config, tell))
+
+
+def _needs_reference(task: Task) -> bool:
+    return isinstance(task, Measures) and task.needs_reference
+
+
+def _reference_scorer(config: Config, versions: Versions, reference: Version) -> PolicyScorer:
+    return PolicyScorer(_load_policy(config, versions.load(reference)), reference)
 
 
 def _generator(config: Config) -> TransformersGenerator:

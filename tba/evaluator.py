@@ -2,16 +2,17 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from tba import turns
 from tba.config import Config
 from tba.errors import Damaged
-from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Task, VersionStore
+from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Measures, ReferenceScorer, Task, VersionStore
 from tba.prompts import request_seed
 from tba.scoring import Scoring
-from tba.types import Prompt, Score, Version
+from tba.types import Prompt, Response, Reward, Score, Version
 
 
 class Evaluator:
@@ -22,6 +23,7 @@ class Evaluator:
         prompts: Sequence[Prompt],
         task: Task,
         generator: Generator,
+        reference: ReferenceScorer | None = None,
         versions: VersionStore,
         evaluations: EvaluationLog,
         lease: Lease,
@@ -29,6 +31,7 @@ class Evaluator:
     ):
         self.config, self.scoring, self.prompts = config, Scoring(task), prompts
         self.generator, self.versions, self.evaluations = generator, versions, evaluations
+        self.reference = reference  # of a task whose measures need it
         self.lease, self.events = lease, events
         self.passed_over: set[Version] = set()  # had their turn: scored, gone or damaged
         self.scored = 0
@@ -109,24 +112,28 @@ class Evaluator:
         top_p: float,
         ks: Sequence[int] = (),
     ) -> list[Score]:
-        """The mean reward of all responses, and from the same ones pass@k for each k."""
+        """The mean reward of all responses; from the same ones pass@k for each k, and what the task measures."""
         began = time.monotonic()
-        rewards = self._rewards(version, metric, seeds, temperature=temperature, top_p=top_p)
+        answered = self._answered(version, metric, seeds, temperature=temperature, top_p=top_p)
+        measured = self._measured(version, metric, answered)
         seconds = time.monotonic() - began
-        each = [reward for row in rewards for reward in row]
+        values, each = [reward.value for reward in answered.rewards], len(seeds[0])
         score = partial(Score, version=version, step=step, temperature=temperature, top_p=top_p)
-        scores = [score(metric=metric, value=sum(each) / len(each), n=len(each), seconds=seconds)]
-        right = [sum(reward >= self.config.evaluation.solved_at for reward in row) for row in rewards]
+        scores = [score(metric=metric, value=sum(values) / len(values), n=len(values), seconds=seconds)]
+        solved = [reward >= self.config.evaluation.solved_at for reward in values]
+        right = [sum(solved[first : first + each]) for first in range(0, len(solved), each)]
         for k in ks:
-            chances = [pass_at(k, n=len(row), right=c) for row, c in zip(rewards, right, strict=True)]
+            chances = [pass_at(k, n=each, right=c) for c in right]
             scores.append(score(metric=f"pass@{k}", value=sum(chances) / len(chances), n=len(chances), seconds=0.0))
+        for name, value in measured.items():
+            scores.append(score(metric=f"{metric}_{name}", value=value, n=len(values), seconds=0.0))
         return scores
 
-    def _rewards(
+    def _answered(
         self, version: Version, metric: str, seeds: list[list[int]], *, temperature: float, top_p: float
-    ) -> list[list[float]]:
-        """Of the responses to each prompt; generated in pieces so that a long evaluation hears a request to stop."""
-        rewards: list[list[float]] = []
+    ) -> "_Answered":
+        """All prompts with their responses; in pieces, so that a long evaluation hears a request to stop."""
+        answered = _Answered([], [], [])
         piece = max(1, self.config.search.batch_responses // len(seeds[0]))
         for first in range(0, len(self.prompts), piece):
             self.lease.check()
@@ -142,8 +149,32 @@ class Evaluator:
                 temperature=temperature,
                 top_p=top_p,
             )
-            rewards += [[it.value for it in group] for group in self.scoring.rewards(prompts, responses)]
-        return rewards
+            answered.asked.extend((p, r) for p, group in zip(prompts, responses, strict=True) for r in group)
+            answered.rewards.extend(r for group in self.scoring.rewards(prompts, responses) for r in group)
+            if self.reference:  # at the temperature of the responses' own `logps`: greedy ones are at 1
+                scored = self.reference.token_logps(prompts, responses, temperature=temperature or 1.0)
+                answered.ref_logps.extend(
+                    turns.own(logps, response.loss_mask)
+                    for row, group in zip(scored, responses, strict=True)
+                    for logps, response in zip(row, group, strict=True)
+                )
+        return answered
+
+    def _measured(self, version: Version, metric: str, answered: "_Answered") -> Mapping[str, float]:
+        task, ref_logps = self.scoring.task, answered.ref_logps if self.reference else None
+        if not isinstance(task, Measures):
+            return {}
+        self.lease.check()
+        self.lease.tell(f"measuring {metric} of version {version}", scored=self.scored)
+        return task.measures(answered.asked, answered.rewards, ref_logps)
+
+
+class _Answered(NamedTuple):
+    """Every response of an evaluation, prompt after prompt."""
+
+    asked: list[tuple[Prompt, Response]]
+    rewards: list[Reward]
+    ref_logps: list[tuple[float, ...]]  # under the reference, where the task's measures need it
 
 
 def pass_at(k: int, *, n: int, right: int) -> float:

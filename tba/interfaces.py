@@ -67,7 +67,7 @@ class Measures(Protocol):
         ref_logps: Sequence[Sequence[float]] | None,
     ) -> Mapping[str, float]:
         """Of all responses of an evaluation, by name: `kl` becomes `greedy_kl` or `sampled_kl`. Log-probabilities are
-        of each response's tokens, at the temperature of its own `logps`."""
+        of each response's tokens, at the temperature of its own `logps`; 0, as there, of what another wrote."""
         ...
 
 

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 from math import comb
@@ -10,7 +11,8 @@ import pytest
 from tba.config import preset
 from tba.errors import Damaged, Missing, Stopped
 from tba.evaluator import Evaluator, pass_at
-from tba.types import Score, Version
+from tba.interfaces import Task
+from tba.types import Prompt, Response, Reward, Score, Version
 from tests import fakes
 
 V0 = Version(0, 1)
@@ -28,7 +30,13 @@ class Evaluations:
 
 
 def evaluator(
-    *newest: Version, every: int = 10, samples: int = 2, broken: dict[Version, Exception] | None = None, **changes: Any
+    *newest: Version,
+    every: int = 10,
+    samples: int = 2,
+    broken: dict[Version, Exception] | None = None,
+    task: Task | None = None,
+    reference: fakes.Scorer | None = None,
+    **changes: Any,
 ) -> tuple[Evaluator, Evaluations]:
     config = preset("quickstart").replace(
         {
@@ -41,8 +49,9 @@ def evaluator(
     role = Evaluator(
         config,
         prompts=fakes.make_prompts(5),
-        task=fakes.Task(),
+        task=task or fakes.Task(),
         generator=fakes.Generator(),
+        reference=reference,
         versions=fakes.Versions(*newest, broken=broken),
         evaluations=evaluations,
         lease=fakes.Lease(stop_at=1000),
@@ -106,7 +115,7 @@ def test_greedy_is_at_temperature_zero_and_sampled_at_that_of_search():
     ("own", "sampled"), [({"temperature": 0.35}, (0.35, 0.9)), ({"top_p": 0.5}, (0.7, 0.5)), ({}, (0.7, 0.9))]
 )
 def test_evaluation_samples_with_settings_of_its_own_where_it_has_them_and_stores_them(
-    own: dict[str, float], sampled: tuple[float, float]
+    own: dict[str, Any], sampled: tuple[float, float]
 ):
     role, evaluations = evaluator(Version(20, 1), pass_at=[2], **own)
     role.run(poll=0)
@@ -247,3 +256,91 @@ def test_between_two_looks_the_evaluator_sleeps_whatever_it_found(monkeypatch):
     role, _ = evaluator(*(Version(n, 1) for n in (0, 10, 10, 10, 20)), broken={Version(10, 1): Missing("unreadable")})
     role.run(poll=1.5)
     assert slept == [1.5] * 3
+
+
+class Measured(fakes.Task):
+    """A task with measures of its own, which remembers what they were made from."""
+
+    needs_reference = True
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[list[tuple[Prompt, Response]], list[Reward], list[Sequence[float]] | None]] = []
+
+    def measures(
+        self,
+        asked: Sequence[tuple[Prompt, Response]],
+        rewards: Sequence[Reward],
+        ref_logps: Sequence[Sequence[float]] | None,
+    ) -> dict[str, float]:
+        self.seen.append((list(asked), list(rewards), None if ref_logps is None else list(ref_logps)))
+        return {"kl": 0.25 * len(asked)}
+
+
+def test_what_a_task_measures_of_each_set_is_written_beside_its_reward():
+    role, evaluations = evaluator(V0, Version(20, 1), task=Measured(), reference=fakes.Scorer())
+    role.run(poll=0)
+    of_start = [(s.metric, s.n, s.value) for s in evaluations.written if s.version == V0]
+    assert [(metric, n) for metric, n, _ in of_start] == [
+        ("greedy", 5), ("greedy_kl", 5), ("sampled", 10), ("sampled_kl", 10),
+    ]  # fmt: skip
+    assert [value for metric, _, value in of_start if metric.endswith("_kl")] == [1.25, 2.5]
+
+
+class Telling(fakes.Scorer):
+    """Its log-probabilities tell of which response they are."""
+
+    def token_logps(
+        self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float
+    ) -> list[list[tuple[float, ...]]]:
+        return [[told(p, r) for r in row] for p, row in zip(prompts, responses, strict=True)]
+
+
+def told(prompt: Prompt, response: Response) -> tuple[float, float]:
+    return float(prompt.answer), 1.0 + response.seed
+
+
+@pytest.mark.parametrize("batch", [2, 512])
+def test_measures_are_of_all_responses_at_once_with_their_rewards_and_log_probabilities_under_the_reference(batch: int):
+    """In order, however many pieces they were generated in."""
+    task = Measured()
+    role, _ = evaluator(Version(20, 1), task=task, reference=Telling())
+    role.config = role.config.replace({"search.batch_responses": batch})
+    role.run(poll=0)
+    assert [[p.prompt_id for p, _ in asked] for asked, _, _ in task.seen] == [
+        [f"p{i}" for i in range(5)],
+        [f"p{i}" for i in range(5) for _ in range(2)],
+    ] * 2
+    for asked, rewards, ref_logps in task.seen:
+        assert [reward.value for reward in rewards] == [float(r.text == p.answer) for p, r in asked]
+        assert ref_logps == [told(p, r) for p, r in asked]
+
+
+class Answered(fakes.Generator):
+    """Whose responses end with a token that another wrote."""
+
+    def _response(self, prompt: Prompt, seed: int, temperature: float) -> Response:
+        return replace(super()._response(prompt, seed, temperature), loss_mask=(True, False))
+
+
+def test_what_the_policy_did_not_write_counts_nothing_under_the_reference_either():
+    task = Measured()
+    role, _ = evaluator(Version(20, 1), task=task, reference=Telling(), samples=0)
+    role.generator = Answered()
+    role.run(poll=0)
+    for asked, _, ref_logps in task.seen:
+        assert ref_logps == [(told(p, r)[0], 0.0) for p, r in asked]
+
+
+def test_the_reference_is_asked_at_the_temperature_of_each_sets_own_log_probabilities():
+    reference = fakes.Scorer()
+    role, _ = evaluator(Version(20, 1), task=Measured(), reference=reference)
+    role.run(poll=0)
+    assert reference.temperatures == [1.0, 0.7] * 2
+
+
+def test_without_a_reference_a_task_measures_without_it():
+    task = Measured()
+    task.needs_reference = False
+    role, _ = evaluator(Version(20, 1), task=task)
+    role.run(poll=0)
+    assert {ref_logps is None for _, _, ref_logps in task.seen} == {True}
