@@ -28,7 +28,7 @@ from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, DataError, StorageError
 from tba.evaluator import Evaluator
 from tba.generation import TransformersGenerator
-from tba.interfaces import Measures, PolicyMaker, Task, UsesModels
+from tba.interfaces import Measures, PolicyMaker, ReadsFields, Task, UsesModels
 from tba.policy import Policy, PolicyScorer
 from tba.prompts import PromptStream
 from tba.searcher import Searcher, await_reference
@@ -278,9 +278,10 @@ def _missing_files(store: Store, found: Collection[str]) -> str:
 
 def _store_prompts(run: Run, config: Config, task: Task, tokenizer: Any, events: Events) -> None:
     limit = config.search.max_prompt_tokens
+    fields = task.fields if isinstance(task, ReadsFields) else None
     for split, given in (("train", config.task.train), ("test", config.task.test)):
         source = given or task.source(split)
-        rows = read_rows(source) if source else []
+        rows = read_rows(source, fields=fields) if source else []
         prompts = task.prompts(split, rows, tokenizer, max_tokens=limit)
         if not prompts:
             raise DataError(f"no prompt of split {split!r} has at most {limit} tokens (search.max_prompt_tokens)")

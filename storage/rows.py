@@ -1,6 +1,8 @@
 """Rows of a data set, from JSON lines or Parquet, wherever they lie."""
 
+import fnmatch
 import json
+from collections.abc import Collection
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
@@ -14,14 +16,36 @@ from tba.errors import Damaged, DataError
 _READABLE = (".jsonl", ".json", ".parquet")
 
 
-def read_rows(url: str, *, limit: int | None = None) -> list[dict[str, Any]]:
-    """The rows of a file at a path or a `file://`, `s3://` or `hf://` URL, in its order, `limit` at most. DataError
-    names the URL, and the line, at fault."""
+def read_rows(url: str, *, limit: int | None = None, fields: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of a file at a path or a `file://`, `s3://` or `hf://` URL, in its order, `limit` at most; if its name
+    has a `*`, of all such files, in the order of their names. Of these fields, if any are given, where rows have them.
+    DataError names the URL, and the line, at fault."""
     suffix = PurePosixPath(url).suffix
     if suffix not in _READABLE:
         raise DataError(f"{url}: rows come from {', '.join(_READABLE)} files, not {suffix or 'one without a suffix'!r}")
-    data = _read(url)
-    return _parquet(url, data, limit) if suffix == ".parquet" else _json_lines(url, data, limit)
+    rows: list[dict[str, Any]] = []
+    for part in _parts(url):
+        data, left = _read(part), None if limit is None else limit - len(rows)
+        rows += _parquet(part, data, left, fields) if suffix == ".parquet" else _json_lines(part, data, left, fields)
+    return rows
+
+
+def _parts(url: str) -> list[str]:
+    """The files that a URL stands for."""
+    folder, _, name = url.rpartition("/")
+    if "*" not in name:
+        return [url]
+    try:
+        if url.startswith("s3://"):
+            names = [entry.key for entry in open_store(folder).list() if "/" not in entry.key]
+        else:
+            system, path = fsspec.url_to_fs(folder or ".")
+            names = [PurePosixPath(found).name for found in system.ls(path, detail=False)]
+    except Exception as error:
+        raise DataError(f"{url} cannot be read: {error or type(error).__name__}") from error
+    if found := sorted(fnmatch.filter(names, name)):
+        return [f"{folder}/{name}" if folder else name for name in found]
+    raise DataError(f"{url} cannot be read: no such file")
 
 
 def _read(url: str) -> bytes:
@@ -35,16 +59,19 @@ def _read(url: str) -> bytes:
         raise DataError(f"{url} cannot be read: {error or type(error).__name__}") from error
 
 
-def _parquet(url: str, data: bytes, limit: int | None) -> list[dict[str, Any]]:
+def _parquet(url: str, data: bytes, limit: int | None, fields: Collection[str] | None) -> list[dict[str, Any]]:
     try:
-        return parquet.decode(data, url).slice(0, limit).to_pylist()
+        table = parquet.decode(data, url).slice(0, limit)
+        wanted = [name for name in table.column_names if fields is None or name in fields]
+        return table.select(wanted).to_pylist()
     except Damaged as error:
         raise DataError(str(error)) from None
 
 
-def _json_lines(url: str, data: bytes, limit: int | None) -> list[dict[str, Any]]:
+def _json_lines(url: str, data: bytes, limit: int | None, fields: Collection[str] | None) -> list[dict[str, Any]]:
     lines = ((number, line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip())
-    return [_row(url, number, line) for number, line in islice(lines, limit)]
+    rows = (_row(url, number, line) for number, line in islice(lines, limit))
+    return [{name: row[name] for name in row if fields is None or name in fields} for row in rows]
 
 
 def _row(url: str, number: int, line: bytes) -> dict[str, Any]:

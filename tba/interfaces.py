@@ -1,6 +1,6 @@
 """What the roles ask of the rest of the system. `storage` and `flows` satisfy these by shape, without inheriting."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -26,6 +26,14 @@ class Task(Protocol):
         ...
 
     def reward(self, prompt: Prompt, response: Response) -> Reward: ...
+
+
+@runtime_checkable
+class ReadsFields(Protocol):
+    """A task whose data have more fields than it reads, such as tokens beside texts."""
+
+    fields: Collection[str]
+    """Those that its rows come with; others are not even decoded."""
 
 
 @runtime_checkable

@@ -34,6 +34,31 @@ def test_rows_of_every_format_come_from_every_store(store: Store, tmp_path: Path
         assert read_rows(url, limit=0) == []
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_star_stands_for_several_files_in_the_order_of_their_names(store: Store, tmp_path: Path, suffix: str):
+    for name, rows in (("train-1", ROWS[1:]), ("train-0", ROWS[:1]), ("test-0", ROWS)):
+        file = tmp_path / f"{name}.{suffix}"
+        if suffix == "jsonl":
+            file.write_bytes(lines(rows))
+        else:
+            pq.write_table(pa.Table.from_pylist(rows), file)
+        store.upload(file, f"data/{file.name}")
+        store.upload(file, f"data/deeper/{file.name}")
+    assert read_rows(f"{store.url}/data/train-*.{suffix}") == ROWS
+    assert read_rows(f"{store.url}/data/train-*.{suffix}", limit=1) == ROWS[:1]
+    with pytest.raises(DataError, match=r"valid-\*\..* cannot be read: no such file"):
+        read_rows(f"{store.url}/data/valid-*.{suffix}")
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_only_the_fields_that_are_asked_for_are_read(tmp_path: Path, suffix: str):
+    """A column of tokens would be a hundred times the text."""
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    (tmp_path / "rows.jsonl").write_bytes(lines(ROWS))
+    found = read_rows(str(tmp_path / f"rows.{suffix}"), fields=("answer", "none"))
+    assert found == [{"answer": "2"}, {"answer": ""}]
+
+
 def test_a_file_url_is_read(tmp_path: Path):
     (tmp_path / "rows.jsonl").write_bytes(lines(ROWS))
     assert read_rows(f"file://{tmp_path}/rows.jsonl") == ROWS
