@@ -113,7 +113,9 @@ def _add_run(commands: Any) -> None:
         "  tba run quickstart --name first --steps 80 --set training.learning_rate=1e-4\n"
         "  tba run gsm8k --root s3://bucket/experiments --searchers 3 --dry-run",
     )
-    parser.add_argument("task", metavar="TASK", help="quickstart, gsm8k, math, or one from elsewhere: docs/tasks.md")
+    parser.add_argument(
+        "task", metavar="TASK", help="quickstart, gsm8k, math, tldr, or one from elsewhere: docs/tasks.md"
+    )
     _add_set(parser)
     parser.add_argument("--root", help="folder or s3:// URL for runs (default: $TBA_ROOT, else tba-runs)")
     parser.add_argument("--name", help="name of the run (default: the task and the time)")

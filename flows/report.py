@@ -143,14 +143,10 @@ def _tiles(con: duckdb.DuckDBPyConnection, run: Run, steps: Table, scores: Table
 
 
 def _curves(con: duckdb.DuckDBPyConnection, steps: Table, scores: Table) -> str:
-    by_metric = {
-        metric: [(step, value) for name, step, value in scores.rows if name == metric]
-        for metric in dict.fromkeys(scores.column("metric"))
-    }
     versions, branches = ask(con, REWARD_BY_VERSION), ask(con, BRANCHES)
     generated = [(row[0], row[1]) for row in versions.rows]
     charts = [
-        line_chart("Accuracy", [Series(name, points, marked=True) for name, points in by_metric.items()]),
+        *evaluated(scores),
         line_chart(
             "Reward",
             [Series("of batches", steps.points("reward_mean")), Series("of trajectories, by version", generated)],
@@ -188,6 +184,16 @@ def _curves(con: duckdb.DuckDBPyConnection, steps: Table, scores: Table) -> str:
     ]
     drawn = "".join(charts)
     return f'<h2>Curves</h2><div class="grid-of-charts">{drawn}</div>' if drawn else ""
+
+
+def evaluated(scores: Table) -> list[str]:
+    """One chart of the rewards of evaluations, and one of each measure of the task's own: scales differ."""
+    lines: dict[str, list[Series]] = {}
+    for metric in dict.fromkeys(scores.column("metric")):
+        of, _, measure = metric.partition("_")
+        points = [(step, value) for name, step, value in scores.rows if name == metric]
+        lines.setdefault(measure, []).append(Series(of, points, marked=True))
+    return [line_chart(measure.replace("_", " ") or "Accuracy", series) for measure, series in lines.items()]
 
 
 def _chart(steps: Table, title: str, metric: str) -> str:

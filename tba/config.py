@@ -44,7 +44,8 @@ class TaskConfig:
     """One of ours, the name of an entry point `tba.tasks` of an installed package, or the path of a class, such as
     `package.module:Class`."""
     train: str = ""
-    """Rows to learn from: JSON lines or Parquet at a path or URL; empty takes the task's own."""
+    """Rows to learn from: JSON lines or Parquet at a path or URL, whose last part may have a `*` for several files;
+    empty takes the task's own."""
     test: str = ""
     """Rows to evaluate on, likewise."""
     rule: str = ""
@@ -622,7 +623,7 @@ def gsm8k() -> Config:
 
 
 def tldr() -> Config:
-    """The paper's summarisation run with Pythia-410M (table 3)."""
+    """The paper's summarisation run with Pythia-410M (table 3); its reward and gold models are the task's defaults."""
     return Config(
         task=TaskConfig(name="tldr"),
         model=ModelConfig(path="mnoukhov/pythia410m-sft-tldr", threads=0),
@@ -637,6 +638,7 @@ def tldr() -> Config:
             schedule="linear",
         ),
         sync=SyncConfig(every=10, checkpoint_every=5),
+        evaluation=EvaluationConfig(every=5, prompts=6447, samples=1),  # the whole validation split
     )  # fmt: skip
 
 

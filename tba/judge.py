@@ -28,16 +28,20 @@ class Judge:
         setting: str,
         path: str | Path,
         *,
+        tokenizer_path: str | Path | None = None,
         dtype: str = "float32",
         device: str = "auto",
         trust_remote_code: bool = False,
     ) -> "Judge":
-        """From a Hugging Face folder or a hub name; safetensors only. ConfigError, naming the setting, if there is no
-        such model, RunFailed if the hub could not be asked."""
-        place = resolve_device(device)
+        """From a Hugging Face folder or a hub name, safetensors only; the tokenizer from another where that is given.
+        A decoder reads the last token that is no padding: where EOS pads, too, that is the one before a final EOS.
+
+        ConfigError, naming the setting, if there is no such model or device, RunFailed if the hub could not be asked.
+        """
+        place = resolve_device(device, setting)
         weights = {"dtype": resolve_dtype(dtype), "use_safetensors": True}
         try:
-            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or path, trust_remote_code=trust_remote_code)
             model, found = AutoModelForSequenceClassification.from_pretrained(
                 path, output_loading_info=True, trust_remote_code=trust_remote_code, **weights
             )

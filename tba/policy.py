@@ -124,16 +124,16 @@ class PolicyScorer:
         )
 
 
-def resolve_device(device: str) -> torch.device:
+def resolve_device(device: str, setting: str = "model.device") -> torch.device:
     """`auto` is the GPU where there is one, else the CPU; anything else is a device's name."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         place = torch.device(device)
     except RuntimeError:
-        raise ConfigError(f"model.device: no such kind of device, got {device!r}") from None
+        raise ConfigError(f"{setting}: no such kind of device, got {device!r}") from None
     if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"model.device: this machine has {torch.cuda.device_count()} GPUs, got {device!r}")
+        raise ConfigError(f"{setting}: this machine has {torch.cuda.device_count()} GPUs, got {device!r}")
     return place
 
 

@@ -12,14 +12,19 @@ from typing import Any, cast
 from tba.config import PRESETS, Config, TaskConfig, preset
 from tba.errors import ConfigError
 from tba.interfaces import Task
-from tba.tasks import gsm8k, math, quickstart
+from tba.tasks import gsm8k, math, quickstart, tldr
 
 Rule = Callable[[str, str], bool]  # is this response right, given the answer?
 TaskMaker = Callable[[TaskConfig], Task]
 """Most often a class. It may have `preset()`, which gives a Config to begin with, and `rules`, for `tba grade`."""
 
-OURS: dict[str, TaskMaker] = {"quickstart": quickstart.Quickstart, "gsm8k": gsm8k.GSM8K, "math": math.Math}
-LATER = ("tldr", "redteam")
+OURS: dict[str, TaskMaker] = {
+    "quickstart": quickstart.Quickstart,
+    "gsm8k": gsm8k.GSM8K,
+    "math": math.Math,
+    "tldr": tldr.TLDR,
+}
+LATER = ("redteam",)
 GROUP = "tba.tasks"
 """The group of entry points in which packages offer theirs."""
 

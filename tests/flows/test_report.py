@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from flows.charts import Series, line_chart, number
-from flows.page import STYLE
-from flows.report import write
+from flows.page import STYLE, Table
+from flows.report import evaluated, write
 from storage.run import Run
 from tba.errors import ConfigError
 from tests.storage.choosing import ONLY_SHORT, make_choosing_run
@@ -116,6 +116,17 @@ def test_light_and_dark_are_both_styled(page: str):
 def test_scores_are_in_one_order_by_k(page: str):
     found = re.findall(r"<dt>([^<]+), first → last</dt>", page)
     assert found == ["greedy", "pass@4", "pass@16", "sampled"]
+
+
+def test_what_a_task_measures_has_charts_of_its_own():
+    metrics = ("greedy", "pass@4", "sampled", "greedy_kl", "sampled_kl", "greedy_win_rate")
+    table = Table(["metric", "step", "value"], [(metric, step, 0.5) for metric in metrics for step in (0, 8)])
+    labels = [re.findall(r'aria-label="([^"]*)"', chart)[0] for chart in evaluated(table)]
+    assert labels == [
+        "Accuracy by step: greedy ends at 0.5; pass@4 ends at 0.5; sampled ends at 0.5",
+        "kl by step: greedy ends at 0.5; sampled ends at 0.5",
+        "win rate by step: greedy ends at 0.5",
+    ]
 
 
 def test_every_line_of_a_chart_has_a_colour_however_many_there_are():

@@ -34,6 +34,7 @@ PAPER = {
         "search.initial_fill": 10_000, "training.steps": 256, "training.prompts_per_step": 8,
         "training.responses_per_prompt": 20, "training.learning_rate": 3e-6, "training.schedule": "linear",
         "training.warmup_steps": 0, "training.weight_decay": 0, "training.clip_norm": 0, "sync.every": 10,
+        "model.publish_dtype": "float32", "evaluation.prompts": 6447,
     },
     "math": {
         "model.path": "Qwen/Qwen2.5-7B", "objective.name": "tba-prime", "objective.beta_start": 0.005,

@@ -11,20 +11,20 @@ from tests.tba.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokeniz
 TEXTS = ["12+34=46", "1", "a much longer text than the others are, which ends at last", "12+34=46?"]
 
 
-def classifier(folder: Path, kind: str, labels: int) -> Path:
+def classifier(folder: Path, kind: str, labels: int, *, seed: int = 0, positions: int = 128) -> Path:
     """A decoder, which reads the last token of a row, or an encoder, which reads the first."""
     size = len(CHARACTERS) + 3
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         if kind == "decoder":
             model = GPT2ForSequenceClassification(
-                GPT2Config(vocab_size=size, n_embd=32, n_layer=2, n_head=4, n_positions=128, num_labels=labels,
+                GPT2Config(vocab_size=size, n_embd=32, n_layer=2, n_head=4, n_positions=positions, num_labels=labels,
                            initializer_range=0.3, bos_token_id=EOS_ID, eos_token_id=EOS_ID)
             )  # fmt: skip
         else:
             model = RobertaForSequenceClassification(
                 RobertaConfig(vocab_size=size, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-                              intermediate_size=64, max_position_embeddings=130, num_labels=labels,
+                              intermediate_size=64, max_position_embeddings=positions + 2, num_labels=labels,
                               initializer_range=0.3, pad_token_id=PAD_ID)
             )  # fmt: skip
     model.save_pretrained(folder)
@@ -51,6 +51,17 @@ def test_a_reward_model_reads_the_last_token_of_a_row_also_where_it_is_the_end_o
     assert abs(float(ended[0] - plain[0])) > 1e-3
 
 
+def test_a_judge_may_read_with_the_tokenizer_of_another_and_without_one_for_padding_misses_a_final_end(tmp_path: Path):
+    folder, other = classifier(tmp_path / "judge", "decoder", 1), tmp_path / "tokenizer"
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(other)
+    own = Judge.load("task.options.judge", folder, device="cpu")
+    judge = Judge.load("task.options.judge", folder, tokenizer_path=other, device="cpu")
+    torch.testing.assert_close(judge.logits(TEXTS), own.logits(TEXTS), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(judge.logits(["12+34=46<eos>"]), own.logits(["12+34=46"]), atol=1e-5, rtol=1e-5)
+
+
 def test_a_text_is_cut_where_it_is_asked_to_be(tmp_path: Path):
     judge = Judge.load("task.options.judge", classifier(tmp_path, "decoder", 1), device="cpu")
     torch.testing.assert_close(judge.logits([TEXTS[2]], max_tokens=6), judge.logits([TEXTS[2][:6]]))
@@ -64,3 +75,8 @@ def test_a_model_that_judges_nothing_is_refused_by_the_name_of_its_setting(tmp_p
 def test_a_folder_without_a_model_is_refused_by_the_name_of_its_setting(tmp_path: Path):
     with pytest.raises(ConfigError, match=f"task.options.judge: cannot load a model from '{tmp_path}'"):
         Judge.load("task.options.judge", tmp_path, device="cpu")
+
+
+def test_a_device_that_is_not_there_is_refused_by_the_name_of_the_setting(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"task\.options\.judge: no such kind of device, got 'gpu'"):
+        Judge.load("task.options.judge", tmp_path, device="gpu")

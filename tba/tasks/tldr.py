@@ -1,0 +1,158 @@
+"""Summaries of posts: the reward is the score that a reward model, taught by human preferences, gives to post and
+summary; a summary that does not end within the limit gets a fixed low one. In evaluation a gold model says whether it
+beats what a human wrote.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from tba.config import TaskConfig, parse_options, settings
+from tba.errors import ConfigError, DataError
+from tba.interfaces import Locate
+from tba.tasks.fields import text_in
+from tba.tasks.perplexity import diluted_perplexity, mean_log_ratio, perplexity
+from tba.types import Prompt, Response, Reward
+
+if TYPE_CHECKING:
+    from tba.judge import Judge
+
+DATA = "hf://datasets/vwxyzjn/summarize_from_feedback_tldr_3_filtered_oai_preprocessing_1706381144/data"
+FILES = {"train": "train-*.parquet", "test": "validation-*.parquet"}
+END = "<|endoftext|>"  # with which the data ends a human's summary
+MARKER = "TL;DR:"  # with which it ends a post
+
+
+@settings
+class Options:
+    reward_model: Annotated[str, Field(min_length=1)] = "mnoukhov/pythia410m-rm-tldr6.9b"
+    """A sequence classifier with one logit: a folder, a URL or a hub name; the paper's for Pythia-410M unless given."""
+    gold_model: str = "cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr"
+    """Likewise, for the win rate; empty does without."""
+    gold_tokenizer: str = ""
+    """Where its tokenizer lies; empty: with the model."""
+    device: str = "auto"
+    """Of both; `auto` takes a GPU where there is one."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    no_eos_reward: float = -1.0
+    """Of a response that does not end within the limit."""
+
+
+class TLDR:
+    """The paper's prompts, reward and measures."""
+
+    name = "tldr"
+    fields = ("query", "reference_response")
+    needs_reference = True
+
+    def __init__(self, config: TaskConfig):
+        for field in ("rule", "template"):
+            if given := getattr(config, field):
+                raise ConfigError(f"task.{field}: tldr has only one, so nothing can be chosen, got {given!r}")
+        self.options = parse_options(Options, config)
+        self._locate: Locate = lambda setting, place: place
+        self._judges: dict[str, Judge] = {}
+        self._gold_scores: dict[tuple[str, bool], float] = {}  # of humans' summaries: the same at every evaluation
+
+    def source(self, split: str) -> str:
+        return f"{DATA}/{FILES[split]}"
+
+    def prompts(
+        self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
+    ) -> list[Prompt]:
+        """Rows have `query`, a post that ends in "TL;DR:", and `reference_response`, a human's summary."""
+        texts = [text_in(split, i, row, "query") for i, row in enumerate(rows)]
+        summaries = [_summary(split, i, row) for i, row in enumerate(rows)]
+        tokens = tokenizer(texts).input_ids if texts else []
+        # where the published perplexity splits a text; nobody measures that of `train`
+        metadata = {"marker": tokenizer(MARKER, add_special_tokens=False).input_ids} if split == "test" else {}
+        prompts = [
+            Prompt(prompt_id=f"{split}-{i:06d}", text=text, tokens=tuple(ids), answer=summary, metadata=metadata)
+            for i, (text, ids, summary) in enumerate(zip(texts, tokens, summaries, strict=True))
+        ]
+        return [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
+
+    def load(self, locate: Locate) -> None:
+        """The reward model; the gold one at its first use, since only evaluators need it."""
+        self._locate = locate
+        self._judge("reward_model")
+
+    def reward(self, prompt: Prompt, response: Response) -> Reward:
+        return self.rewards([(prompt, response)])[0]
+
+    def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
+        scores = self._scores("reward_model", [(p.text + r.text, r.finished) for p, r in asked])
+        return [
+            Reward(
+                value=score if response.finished else self.options.no_eos_reward,
+                parts={"score": score, "finished": float(response.finished)},
+            )
+            for score, (_, response) in zip(scores, asked, strict=True)
+        ]
+
+    def measures(
+        self,
+        asked: Sequence[tuple[Prompt, Response]],
+        rewards: Sequence[Reward],
+        ref_logps: Sequence[Sequence[float]] | None,
+    ) -> dict[str, float]:
+        found = {"win_rate": self._win_rate(asked)} if self.options.gold_model else {}
+        if ref_logps is not None:
+            diluted = [
+                diluted_perplexity(p.tokens, r.tokens, logps, p.metadata["marker"])
+                for (p, r), logps in zip(asked, ref_logps, strict=True)
+            ]
+            found["kl"] = mean_log_ratio([response.logps for _, response in asked], ref_logps)
+            found["perplexity"] = perplexity(ref_logps)
+            found["diluted_perplexity"] = sum(diluted) / len(diluted)
+        return found
+
+    def _win_rate(self, asked: Sequence[tuple[Prompt, Response]]) -> float:
+        """The share of responses whose gold score is greater than that of the human's summary of the same post. The
+        same words are no win: scores of one text may differ by rounding."""
+        humans = [(f"{prompt.text} {prompt.answer}", True) for prompt, _ in asked]
+        if new := [text for text in dict.fromkeys(humans) if text not in self._gold_scores]:
+            self._gold_scores.update(zip(new, self._scores("gold_model", new), strict=True))
+        given = [(prompt.text + response.text, response.finished) for prompt, response in asked]
+        scores = self._scores("gold_model", given)
+        wins = [
+            score > self._gold_scores[human] and text != human
+            for score, text, human in zip(scores, given, humans, strict=True)
+        ]
+        return sum(wins) / len(wins)
+
+    def _scores(self, name: str, texts: Sequence[tuple[str, bool]]) -> list[float]:
+        """Of texts, each with whether it has ended: a judge is shown its own end token after those that have, and
+        reads the last token that is no padding."""
+        judge = self._judge(name)
+        end = judge.tokenizer.eos_token or ""
+        return judge.logits([f"{text}{end}" if ended else text for text, ended in texts])[:, 0].tolist()
+
+    def _judge(self, name: str) -> "Judge":
+        if name not in self._judges:
+            from tba.judge import Judge
+
+            judge = Judge.load(
+                f"task.options.{name}",
+                self._at(name),
+                tokenizer_path=self._at("gold_tokenizer")
+                if name == "gold_model" and self.options.gold_tokenizer
+                else None,
+                device=self.options.device,
+                dtype=self.options.dtype,
+            )
+            if judge.labels != 1:
+                raise ConfigError(f"task.options.{name}: a reward model has 1 logit, this one has {judge.labels}")
+            self._judges[name] = judge
+        return self._judges[name]
+
+    def _at(self, name: str) -> Any:
+        return self._locate(f"task.options.{name}", getattr(self.options, name))
+
+
+def _summary(split: str, index: int, row: Mapping[str, Any]) -> str:
+    summary = text_in(split, index, row, "reference_response").strip().removesuffix(END).rstrip()
+    if not summary:
+        raise DataError(f"{split} row {index}: field 'reference_response' is empty but for {END!r}")
+    return summary
