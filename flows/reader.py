@@ -57,6 +57,7 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
         recent_share=sampling.recent_share,
         inv_temp=sampling.inv_temp,
         capacity=sampling.capacity,
+        evict=sampling.evict,
         sampler_sql=run.sampler_sql,
         attempt=attempt,
         events=events,

@@ -29,7 +29,7 @@ from storage.schema import ENCODING, TRAJECTORY_SCHEMA, UNREADABLE, with_later
 from storage.schema import decode as decode_shard
 from storage.syncs import Shard, SyncRecord, read_chain
 from tba.errors import AlreadyExists, Damaged, Missing
-from tba.types import Version
+from tba.types import Evict, Version
 
 Progress = Callable[[int, int], None]
 """Told how many of how many shards are done."""
@@ -62,11 +62,17 @@ class Compacted:
 
 
 def compact(
-    run: Run, *, keep_checkpoints: int, drop_beyond: int | None = None, progress: Progress | None = None
+    run: Run,
+    *,
+    keep_checkpoints: int,
+    drop_beyond: int | None = None,
+    evict: Evict = "oldest",
+    progress: Progress | None = None,
 ) -> Compacted:
     """Of what was admitted up to the oldest of the newest `keep_checkpoints`. With `drop_beyond`, which is the capacity
-    of the run's index, rows that it cannot draw from then on lose their payloads, unless a fork may draw them."""
-    return _Compaction(run, keep_checkpoints, drop_beyond, progress or (lambda done, total: None)).everything()
+    of the run's index, as `evict` is its own, rows that it cannot draw from then on lose their payloads, unless a fork
+    may draw them."""
+    return _Compaction(run, keep_checkpoints, drop_beyond, evict, progress or (lambda done, total: None)).everything()
 
 
 class _Admitted(NamedTuple):
@@ -76,8 +82,10 @@ class _Admitted(NamedTuple):
 
 
 class _Compaction:
-    def __init__(self, run: Run, keep: int, capacity: int | None, progress: Progress):
-        self.run, self.store, self.capacity, self.progress = run, run.store, capacity, progress
+    def __init__(self, run: Run, keep: int, capacity: int | None, evict: Evict, progress: Progress):
+        self.run, self.store, self.progress = run, run.store, progress
+        self.capacity: int | None = capacity
+        self.evict: Evict = evict
         self.compactions = Compactions(run)
         self.synced = read_chain(run)
         self.checkpoint = _oldest_checkpoint(run, keep)
@@ -167,14 +175,19 @@ class _Compaction:
         first = 1 + max(forks.newest_pinned_record(self.run), self.run.parent.sync if self.run.parent else -1)
         if first > last[-1].sync:
             return
-        index, named = _index(self.run, last, capacity)
+        index, named = _index(self.run, last, capacity, self.evict)
         for record in last:
             for shard in record.shards if record.sync >= first else ():
                 places = index.shards[named[shard.key]]
                 rows = index.pool.rows.take(np.arange(places.start, places.stop), ["drawable"])
                 self.drawable[shard.key] = rows["drawable"].astype(bool)
         self.payloads = GivenUpPayloads(
-            columns=PAYLOAD, first_sync=first, last_sync=last[-1].sync, step=last[-1].step, capacity=capacity
+            columns=PAYLOAD,
+            first_sync=first,
+            last_sync=last[-1].sync,
+            step=last[-1].step,
+            capacity=capacity,
+            evict=self.evict,
         )
 
     def to_give_up(self, shard: Shard) -> int:
@@ -366,7 +379,7 @@ def _oldest_checkpoint(run: Run, keep: int) -> Version | None:
     return own[-keep:][0] if own else None
 
 
-def _index(run: Run, synced: Sequence[SyncRecord], capacity: int) -> tuple[Index, Mapping[str, str]]:
+def _index(run: Run, synced: Sequence[SyncRecord], capacity: int, evict: Evict) -> tuple[Index, Mapping[str, str]]:
     """After these records, and the names by which it knows shards. Nothing is drawn from it."""
     index = Index(
         run.sampler_sql,
@@ -376,6 +389,7 @@ def _index(run: Run, synced: Sequence[SyncRecord], capacity: int) -> tuple[Index
         recent_share=0.0,
         inv_temp=0.0,
         capacity=capacity,
+        evict=evict,
         step_of_version=lambda version: 0,
     )
     reader = ShardReader(run, disk_bytes=0)

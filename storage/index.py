@@ -1,8 +1,8 @@
 """The index of a replay buffer: light columns of what can be drawn, in memory, and the SQL that draws from them.
 
 It is extended record by record, and only the prompts that a record brings are touched. In the order (sync, searcher,
-seq, row) the newest copy of equal content survives, then the newest `capacity` rows of each prompt; the log keeps
-everything. What the index holds follows from the records alone, however they came to be applied.
+seq, row) the newest copy of equal content survives, then what each prompt has room for, as `storage.pool` says; the log
+keeps everything. What the index holds follows from the records alone, however they came to be applied.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from storage.pool import Arrival, Pool
 from storage.queues import Queue
 from storage.sampler import BRANCHES, Row, Sampler, Tables
 from tba.errors import ConfigError, Damaged, RunFailed
-from tba.types import Branch, Draw, Version
+from tba.types import Branch, Draw, Evict, Version
 
 COLUMNS = ("prompt_id", "content_hash", "reward", "length", "finished", "version_start", "version_start_attempt")
 """Of a shard, what the index is made from."""
@@ -34,6 +34,7 @@ class Index:
         recent_share: float,
         inv_temp: float,
         capacity: int,
+        evict: Evict = "oldest",
         step_of_version: Callable[[Version], int],
         threads: int = 1,
     ):
@@ -48,7 +49,7 @@ class Index:
             "inv_temp": inv_temp,
         }
         self.newest: int | None = None  # the newest record that admitted anything
-        self.pool = Pool(capacity)
+        self.pool = Pool(capacity, evict)
         self.prompts: dict[str, int] = {}  # their numbers, in the order in which they appeared
         self.versions: dict[Version, int] = {}
         self.shards: dict[str, range] = {}  # by searcher/seq: where their rows lie in the pool

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tba.types import Version
+from tba.types import Evict, Version
 
 PIECE = 1 << 20  # rows; memory that nothing was written to is not taken
 
@@ -19,6 +19,7 @@ _ROW = {
     "prompt": "i4", "shard": "i4", "row": "i4", "version": "i4", "length": "i4", "finished": "u1", "drawable": "u1",
     "reward": "f8", "content": "V16",
 }  # fmt: skip
+_BEST = {"best": "i4"}  # where the worst are evicted: the place of the copy, also of those before, with most reward
 _SHARD = {"searcher": "i4", "seq": "i4", "sync": "i4"}
 _VERSION = {"number": "i4", "attempt": "i4", "step": "i4"}
 
@@ -59,9 +60,11 @@ class Growing:
                 values[at] = self.pieces[piece][name][within_N[at]]
         return taken
 
-    def set(self, name: str, places_N: np.ndarray, value: int) -> None:
+    def set(self, name: str, places_N: np.ndarray, values: int | Sequence[int]) -> None:
+        values_N = np.broadcast_to(values, places_N.shape)
         for piece in np.unique(places_N // self.piece).tolist():
-            self.pieces[piece][name][places_N[places_N // self.piece == piece] % self.piece] = value
+            here_N = places_N // self.piece == piece
+            self.pieces[piece][name][places_N[here_N] % self.piece] = values_N[here_N]
 
     def filled(self) -> Iterator[Columns]:
         """What there is, piece by piece; not copied."""
@@ -78,13 +81,18 @@ class Arrival(NamedTuple):
 
 
 class Pool:
-    """In the order in which rows entered, the newest copy of equal content of a prompt can be drawn, if it is among the
-    prompt's newest `capacity` of such."""
+    """In the order in which rows entered, the newest copy of equal content of a prompt can be drawn, if the prompt has
+    room for it: for the newest `capacity` of such. Where the worst are evicted it has room for those of which any copy
+    ever had the greatest reward, and besides for all that its newest record brought.
 
-    def __init__(self, capacity: int):
-        self.capacity = capacity
+    So what was once put out stays out until it comes again, however its reward varies, a smaller pool holds a part of a
+    larger one, and a record's prompts have something recent to draw.
+    """
+
+    def __init__(self, capacity: int, evict: Evict = "oldest"):
+        self.capacity, self.evict = capacity, evict
         self.rows, self.shards, self.versions = (
-            Growing(_ROW, PIECE),
+            Growing(_ROW if evict == "oldest" else _ROW | _BEST, PIECE),
             Growing(_SHARD, 1 << 14),
             Growing(_VERSION, 1 << 10),
         )
@@ -108,6 +116,7 @@ class Pool:
                 "shard": np.repeat(np.arange(known, known + len(shards)), rows),
                 "row": np.arange(rows.sum()) - np.repeat(starts, rows),
                 "drawable": np.ones(rows.sum()),
+                "best": np.arange(first, first + rows.sum()),
             }
         )
         self.drawable += [b""] * (len(self.prompt_ids) - len(self.drawable))
@@ -122,14 +131,26 @@ class Pool:
         places_N = np.concatenate([old_N, new_N])
         prompt_N = np.concatenate([np.repeat(np.array(prompts, np.int32), counts), arrived_N])
         chosen_N = self._newest_copies(places_N, prompt_N, len(old_N))
+        chosen_N[chosen_N] = self._have_room(places_N[chosen_N], prompt_N[chosen_N], first)
         by_prompt_N = np.argsort(prompt_N, kind="stable")  # each prompt's oldest first
         by_prompt_N = by_prompt_N[chosen_N[by_prompt_N]]
         ends = np.cumsum(np.unique(prompt_N[by_prompt_N], return_counts=True)[1]).tolist()
         for prompt, (start, end) in zip(prompts, pairwise([0, *ends]), strict=True):
-            oldest = max(start, end - self.capacity)
-            chosen_N[by_prompt_N[start:oldest]] = False
-            self.drawable[prompt] = places_N[by_prompt_N[oldest:end]].tobytes()
+            self.drawable[prompt] = places_N[by_prompt_N[start:end]].tobytes()
         self.rows.set("drawable", places_N[~chosen_N], 0)
+
+    def _have_room(self, places_N: np.ndarray, prompt_N: np.ndarray, first: int) -> np.ndarray:
+        """Whether each row is among those that its prompt has room for; a record's rows lie from `first` on."""
+        keys = [places_N, prompt_N]
+        if self.evict == "worst":
+            best_N = self.rows.take(places_N, ["best"])["best"]
+            keys = [best_N, self.rows.take(best_N, ["reward"])["reward"], prompt_N]
+        leaving_N = np.lexsort(keys)  # each prompt's first to go first
+        counts = np.unique(prompt_N, return_counts=True)[1]
+        stay_N = np.arange(len(places_N)) >= np.repeat(np.cumsum(counts), counts) - self.capacity
+        have_room_N = np.empty(len(places_N), bool)
+        have_room_N[leaving_N] = stay_N
+        return have_room_N | (places_N >= first) if self.evict == "worst" else have_room_N
 
     def _newest_copies(self, places_N: np.ndarray, prompt_N: np.ndarray, old: int) -> np.ndarray:
         """Whether each row is the last of its prompt and content. Old rows are no copies of each other."""
@@ -138,12 +159,24 @@ class Pool:
         arrived = np.sort(half_N[old:])
         suspects = half_N[:old] == arrived[np.minimum(np.searchsorted(arrived, half_N[:old]), len(arrived) - 1)]
         looked_at = np.concatenate([np.flatnonzero(suspects), np.arange(old, len(places_N))])
-        keys = zip(prompt_N[looked_at].tolist(), content_N[looked_at].tolist(), strict=True)
+        keys = list(zip(prompt_N[looked_at].tolist(), content_N[looked_at].tolist(), strict=True))
         last = dict(zip(keys, looked_at.tolist(), strict=True))
+        if self.evict == "worst":
+            self._pass_on_the_best(keys, places_N[looked_at])
         chosen_N = np.ones(len(places_N), bool)
         chosen_N[looked_at] = False
         chosen_N[list(last.values())] = True
         return chosen_N
+
+    def _pass_on_the_best(self, keys: Sequence[tuple[int, bytes]], places_N: np.ndarray) -> None:
+        """To the last copy of equal content, which have equal keys; of equal rewards the newest is the best."""
+        best_N = self.rows.take(places_N, ["best"])["best"]
+        reward_N = self.rows.take(best_N, ["reward"])["reward"]
+        found: dict[tuple[int, bytes], tuple[float, int]] = {}
+        for key, *it in zip(keys, reward_N.tolist(), best_N.tolist(), strict=True):
+            found[key] = max(found.get(key, (it[0], it[1])), (it[0], it[1]))
+        last = dict(zip(keys, places_N.tolist(), strict=True))
+        self.rows.set("best", np.array([last[key] for key in found]), [best for _, best in found.values()])
 
     def places(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
         """Of the rows of these prompts that can be drawn, one prompt after the other; and how many each has."""

@@ -14,7 +14,7 @@ from storage.run import Run
 from storage.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
 from tba.errors import AlreadyExists, Damaged, Missing, Superseded
 from tba.fetched import Fetched
-from tba.types import Draw, Version
+from tba.types import Draw, Evict, Version
 
 
 class DuckReplayBuffer:
@@ -34,6 +34,7 @@ class DuckReplayBuffer:
         recent_share: float,
         inv_temp: float,
         capacity: int,
+        evict: Evict = "oldest",
         sampler_sql: str,
         attempt: int,
         events: Events,
@@ -52,6 +53,7 @@ class DuckReplayBuffer:
             recent_share=recent_share,
             inv_temp=inv_temp,
             capacity=capacity,
+            evict=evict,
             step_of_version=self._step_of_version,
             threads=threads,
         )

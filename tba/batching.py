@@ -30,6 +30,7 @@ class Batch:
     lengths: tuple[int, ...]  # B: tokens of each row without padding
     ref_logp_BT: Tensor | None = None  # float32: of each token that counts, 0 elsewhere; so is the next
     behaviour_logp_BT: Tensor | None = None  # when it was sampled
+    reference_power: float = 1.0  # of the reference in the step's target
 
     @property
     def groups(self) -> int:
@@ -85,7 +86,8 @@ def collate(
         reward_B=torch.tensor(fetched.reward_B, dtype=torch.float32, device=device),
         responses_per_prompt=responses_per_prompt,
         lengths=padded.lengths,
-        **tokens,
+        ref_logp_BT=tokens.get("ref_logp_BT"),
+        behaviour_logp_BT=tokens.get("behaviour_logp_BT"),
     )
 
 
@@ -137,6 +139,7 @@ def micro_batches(batch: Batch, groups_per_micro_batch: int) -> Iterator[tuple[i
                 lengths=batch.lengths[rows],
                 ref_logp_BT=None if batch.ref_logp_BT is None else batch.ref_logp_BT[rows, :width],
                 behaviour_logp_BT=None if batch.behaviour_logp_BT is None else batch.behaviour_logp_BT[rows, :width],
+                reference_power=batch.reference_power,
             ),
         )
 

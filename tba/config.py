@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError,
 from pydantic.dataclasses import dataclass
 
 from tba.errors import ConfigError
-from tba.types import CorrectionKind, Level, Normaliser, Penalty
+from tba.types import CorrectionKind, Evict, Level, Normaliser, Penalty
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ Count = Annotated[int, Field(ge=0, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=1e-9, le=1e9)]  # rewards are divided by it, and the quotients squared in float32
+Tempering = Annotated[float, Field(ge=1e-3, le=1e3)]
 Temperature = Annotated[float, Field(ge=0.001, le=10)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 
@@ -81,6 +82,10 @@ ObjectiveName = Literal[
 _GRADIENTS = ("tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo")
 _APPLIES: Mapping[str, Sequence[ObjectiveName]] = {
     "log_z": ("trajectory-balance",),
+    "target_temperature_start": ("trajectory-balance",),
+    "target_temperature_steps": ("trajectory-balance",),
+    "reference_temperature_end": ("trajectory-balance",),
+    "reference_temperature_steps": ("trajectory-balance",),
     "log_z_learning_rate": ("trajectory-balance",),
     "correction": (*_GRADIENTS, "ppo"),
     "correction_level": _GRADIENTS,
@@ -109,6 +114,14 @@ class ObjectiveConfig:
     """The step towards which beta is drawn in a line from `beta_start` to `beta_end`."""
     beta_stop: Positive = 1
     """From this step on beta is `beta_end`; before `beta_target` it is a jump."""
+    target_temperature_start: Tempering = 1.0
+    """T: what log pi_ref and reward / beta are both divided by at step 1."""
+    target_temperature_steps: Positive = 1
+    """Steps in which T goes to 1 in a line."""
+    reference_temperature_end: Tempering = 1.0
+    """Gamma: what log pi_ref alone is divided by beside, in the end."""
+    reference_temperature_steps: Positive = 1
+    """Steps in which gamma gets there from 1, in a line."""
     include_eos: bool = True
     """Whether a generated end token is part of the response; the paper's GSM8K runs left it out."""
     reference_reset: Count = 0
@@ -152,6 +165,11 @@ class ObjectiveConfig:
     """What the value loss counts beside that of the policy."""
     value_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Of the value model at its peak, on the schedule of training; 0 takes `training.learning_rate`."""
+
+    @property
+    def tempers(self) -> bool:
+        """Whether log pi_ref ever counts more or less than once in the target."""
+        return self.target_temperature_start != 1 or self.reference_temperature_end != 1
 
     @property
     def needs_tokens(self) -> bool:
@@ -198,7 +216,10 @@ class SamplingConfig:
     inv_temp: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """The other slots draw with probability proportional to exp(inv_temp x reward); 0 is uniform."""
     capacity: Positive = 100
-    """Responses per prompt that can still be drawn: the newest distinct ones. The log keeps all."""
+    """Distinct responses per prompt that can still be drawn. The log keeps all."""
+    evict: Evict = "oldest"
+    """Which go first where there are more: the oldest, or the worst, those with the least reward. Then what the newest
+    record of a prompt brought can be drawn besides, until the next brings others."""
     sql: str = ""
     """A file of SQL to draw with instead of the built-in sampler."""
 
@@ -217,6 +238,10 @@ class SearchConfig:
     explore_share: Share = 0.0
     """Share of a searcher's rounds at another temperature, and, independently, of those with another `top_p`; the
     paper's is 0.3."""
+    explore_temperature: tuple[Temperature, Temperature] | None = None
+    """Between which two the other temperature lies; unset, between that of search and 1.1 / 0.7 of it."""
+    explore_top_p: TopP = 0.7
+    """Between this and 1 lies the other `top_p`."""
     max_prompt_tokens: Positive = 512
     max_response_tokens: Positive = 512
     batch_responses: Positive = 512
@@ -228,6 +253,18 @@ class SearchConfig:
     rewards cost more than that, and where the same response is always worth the same."""
     initial_fill: Positive = 500
     """Trajectories that must exist before the first step: a batch at least."""
+
+    @model_validator(mode="after")
+    def _exploration_applies(self) -> Self:
+        for name in ("explore_temperature", "explore_top_p"):
+            found = getattr(self, name)
+            if not self.explore_share and found != getattr(type(self), name):
+                raise ValueError(f"search.{name} does not apply where search.explore_share is 0, got {found}")
+        if self.explore_temperature and self.explore_temperature[0] > self.explore_temperature[1]:
+            raise ValueError(
+                f"search.explore_temperature must be the lower and the higher one, got {list(self.explore_temperature)}"
+            )
+        return self
 
 
 @settings
@@ -669,18 +706,21 @@ def redteam() -> Config:
     return Config(
         task=TaskConfig(name="redteam"),
         model=ModelConfig(path="gpt2", threads=0),
-        objective=ObjectiveConfig(beta_start=0.05, beta_end=0.05),
+        objective=ObjectiveConfig(
+            beta_start=0.05, beta_end=0.05, target_temperature_start=2.0, target_temperature_steps=500
+        ),
         sampling=SamplingConfig(recent_share=0.5, inv_temp=1.0, capacity=100_000),
         search=SearchConfig(
-            searchers=2, responses_per_prompt=128, prompts_per_round=1, temperature=1.0, max_prompt_tokens=512,
-            max_response_tokens=20, initial_fill=3003,
+            searchers=2, responses_per_prompt=128, prompts_per_round=1, temperature=1.0, explore_share=0.5,
+            explore_temperature=(0.5, 2.0), explore_top_p=1.0, max_prompt_tokens=512, max_response_tokens=20,
+            initial_fill=3003,
         ),
         training=TrainingConfig(
             steps=5000, prompts_per_step=1, responses_per_prompt=128, groups_per_micro_batch=1, learning_rate=1e-4,
             weight_decay=0.01, clip_norm=1.0, warmup_steps=100,
         ),
         sync=SyncConfig(every=10, checkpoint_every=20),
-        evaluation=EvaluationConfig(prompts=1, samples=1024),
+        evaluation=EvaluationConfig(every=50, prompts=1, samples=1024),
     )  # fmt: skip
 
 

@@ -64,11 +64,16 @@ class TransformersGenerator:
             raise Damaged(f"version {version} in {folder} cannot be read: {error}") from error
         self._description, self.version = description, version
 
+    def use(self, setting: str, policy: Policy, version: Version) -> None:
+        """Generate with a model that is loaded already; ConfigError, naming the setting, if that is not possible."""
+        _check_cache(policy.model, setting)
+        self._policy, self._description, self.version = policy, b"", version
+
     def _load(self, folder: Path, description: bytes) -> Policy:
         policy = Policy.load(folder, dtype=self.dtype, device=self.device, trust_remote_code=self.trust_remote_code)
         if _describe(folder) != description:  # transformers makes do with what is left
             raise FileNotFoundError(folder)
-        _check_cache(policy.model)
+        _check_cache(policy.model, "model.path")
         return policy
 
     @property
@@ -351,11 +356,11 @@ def _check_request(
             raise ValueError(f"prompt {prompt.prompt_id!r} has no tokens: there is nothing to continue")
 
 
-def _check_cache(model: PreTrainedModel) -> None:
+def _check_cache(model: PreTrainedModel, setting: str) -> None:
     """Rows are moved about in the cache, which needs one entry per token in every layer."""
     kept = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
     if foreign := kept - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
-        raise ConfigError(f"model.path: cannot generate with {model.config.model_type}: it keeps {', '.join(foreign)}")
+        raise ConfigError(f"{setting}: cannot generate with {model.config.model_type}: it keeps {', '.join(foreign)}")
 
 
 def _end_tokens(policy: Policy) -> frozenset[int]:

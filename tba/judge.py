@@ -38,7 +38,7 @@ class Judge:
 
         ConfigError, naming the setting, if there is no such model or device, RunFailed if the hub could not be asked.
         """
-        place = resolve_device(device, setting)
+        place = resolve_device(device, setting=setting)
         weights = {"dtype": resolve_dtype(dtype), "use_safetensors": True}
         try:
             tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or path, trust_remote_code=trust_remote_code)

@@ -19,7 +19,7 @@ from tba.logprobs import token_logps
 from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make_objective
 from tba.policy import Policy
 from tba.reference import MovingReference
-from tba.schedules import beta_at, learning_rate_at, learning_rate_factor
+from tba.schedules import beta_at, learning_rate_at, learning_rate_factor, reference_power_at
 from tba.trained import Trained
 from tba.training_state import TrainingState, optimizer_tensors, restore_optimizer
 from tba.types import Metrics, Outcome
@@ -78,6 +78,7 @@ class Learner:
         """One update, of the policy and of what is trained beside it, on the mean of the groups' losses."""
         training = self.config.training
         beta, factor = beta_at(step, self.config.objective), learning_rate_factor(step, training)
+        batch = replace(batch, reference_power=reference_power_at(step, self.config.objective))
         self._reset_reference(step)
         outcomes, metrics = self._differentiate(batch, beta)
         norms = [it.grad_norm() for it in self._all_trained()]
@@ -86,6 +87,8 @@ class Learner:
             found = " and ".join(str(float(norm)) for norm in norms)
             raise RunFailed(f"step {step}: loss {metrics['loss']} with gradient norm {found}; nothing was updated")
         metrics |= {"lr": learning_rate_at(step, training), "beta": beta}
+        if self.config.objective.tempers:
+            metrics["reference_power"] = batch.reference_power
         for it, norm in zip(self._all_trained(), norms, strict=True):
             it.update(norm, factor=factor)
         if self.reference and (decay := self.config.objective.reference_decay):
@@ -175,6 +178,7 @@ def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch) -> Groups:
         length_PK=grouped(torch.tensor(part.lengths, device=logp_BT.device)),
         batch_reward=float(whole.reward_B.mean()),
         batch_tokens=float(whole.response_mask_BT.sum()) / len(whole.lengths),
+        reference_power=part.reference_power,
     )
 
 

@@ -79,6 +79,16 @@ class Policy:
         _make_savable(model)
         return cls(model.to(place).eval(), tokenizer, place)  # pyright: ignore[reportArgumentType]
 
+    @classmethod
+    def load_frozen(cls, setting: str, path: str | Path, *, dtype: str = "float32", device: str = "auto") -> "Policy":
+        """A model that a task asks, which is never trained here. As `load`, but what does not load is a bad setting, as
+        is `<setting>_device` where there is no such device."""
+        place = resolve_device(device, setting=f"{setting}_device")
+        try:
+            return cls.load(path, dtype=dtype, device=str(place), setting=setting)
+        except Damaged as error:
+            raise ConfigError(f"{setting}: {error}") from error
+
     @property
     def pad_id(self) -> int:
         """Fills rows on the right; which token does so changes nothing."""
@@ -124,7 +134,7 @@ class PolicyScorer:
         )
 
 
-def resolve_device(device: str, setting: str = "model.device") -> torch.device:
+def resolve_device(device: str, *, setting: str = "model.device") -> torch.device:
     """`auto` is the GPU where there is one, else the CPU; anything else is a device's name."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -15,8 +15,8 @@ from tba.scoring import Scoring
 from tba.timing import looks, timed
 from tba.types import Prompt, Response, Reward, Trajectory, Version
 
-WARMEST, NARROWEST = 1.1 / 0.7, 0.7
-"""Of rounds that explore: the greatest factor of the temperature, and the least `top_p`."""
+WARMEST = 1.1 / 0.7
+"""Times the temperature of search: the greatest of rounds that explore, unless the settings give another."""
 
 
 class Searcher:
@@ -152,10 +152,11 @@ class Searcher:
         """Temperature and `top_p` of a round, which follow from its number: now and then others, as in the paper."""
         chance = Random(request_seed(self.seed, self.index, round, -1))
         warmer, narrower, how_warm, how_narrow = (chance.random() for _ in range(4))
-        temperature, top_p, share = self.config.temperature, self.config.top_p, self.config.explore_share
+        config = self.config
+        low, high = config.explore_temperature or (config.temperature, config.temperature * WARMEST)
         return (
-            temperature * (1 + (WARMEST - 1) * how_warm) if warmer < share else temperature,
-            1 - (1 - NARROWEST) * how_narrow if narrower < share else top_p,
+            low + (high - low) * how_warm if warmer < config.explore_share else config.temperature,
+            1 - (1 - config.explore_top_p) * how_narrow if narrower < config.explore_share else config.top_p,
         )
 
     def score(self, round: int, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]]) -> list[Trajectory]:

@@ -6,6 +6,8 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 Branch = Literal["recent", "prioritised"]
+Evict = Literal["oldest", "worst"]
+"""Which responses of a prompt go first where there are more than the capacity."""
 
 CorrectionKind = Literal["none", "clip", "cap", "truncate", "cispo", "mask", "decoupled"]
 """How an objective makes up for data that another policy sampled; `tba.objectives.corrections` has the formulas."""

@@ -2,16 +2,20 @@
 
 -- --- which trajectories are learned from ----------------------------------------------------------------------------
 
--- What the replay buffer held once a sync was over: the newest copy of equal content, then the newest `capacity` rows
--- of each prompt, as storage/index.py keeps it.
+-- What the replay buffer held once a sync was over: the newest copy of equal content, then what each prompt has room
+-- for, as storage/pool.py keeps it.
 create macro eligible_at(at_sync) as table
 with
   newest as (
-    select prompt_id, max(place) as place from stored.light where sync <= at_sync group by prompt_id, content
+    select
+      prompt_id, max(place) as place, max(sync) as sync,
+      if((from stored.evict) = 'worst', max({'reward': reward, 'place': place}), {'reward': 0, 'place': max(place)}) as key
+    from stored.light where sync <= at_sync group by prompt_id, content
   ),
   surviving as (
     select place from newest
-    qualify row_number() over (partition by prompt_id order by place desc) <= (from stored.capacity)
+    qualify row_number() over (partition by prompt_id order by key desc) <= (from stored.capacity)
+      or ((from stored.evict) = 'worst' and sync = max(sync) over (partition by prompt_id))
   )
 select trajectory_id, prompt_id, searcher, version_start, sync, step, age, reward, length, finished
 from stored.light where place in (from surviving);

@@ -75,13 +75,16 @@ create view stored.asked as from main.prompts where split = 'train';
 create view stored.capacity as
 select coalesce(max(value::bigint), 9223372036854775807) as responses from main.settings where name = 'sampling.capacity';
 
+create view stored.evict as
+select coalesce(max(value ->> '$'), 'oldest') as first from main.settings where name = 'sampling.evict';
+
 create view stored.drawn as
 select trajectory_id, count(*) as draws, min(step) as first_step, max(step) as last_step, avg(age) as age_drawn
 from main.draws group by trajectory_id;
 
 -- Which trajectories could be drawn, and which were. Eligible is what was still in the replay buffer once the sync at
--- which it entered was over, the newest copies of equal content and the newest of a prompt, if a step followed. A fork
--- applies its own capacity also to what its parent did; what was drawn was eligible.
+-- which it entered was over, the newest copies of equal content and, where the oldest are evicted, the newest of a
+-- prompt, if a step followed. A fork applies its own capacity also to what its parent did; what was drawn was eligible.
 create view selection as
 with
   light as materialized (from stored.light),
@@ -90,7 +93,8 @@ with
   ),
   survivors as (
     select place from copies
-    qualify row_number() over (partition by prompt_id, sync order by place desc) <= (from stored.capacity)
+    qualify (from stored.evict) = 'worst'
+        or row_number() over (partition by prompt_id, sync order by place desc) <= (from stored.capacity)
   )
 select
     trajectory_id, prompt_id, searcher, version_start, sync, step, age, reward, length, finished,

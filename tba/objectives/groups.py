@@ -28,6 +28,7 @@ class Groups:
     length_PK: Tensor | None = None  # tokens of prompt and response
     batch_reward: float | None = None  # mean of the whole batch
     batch_tokens: float | None = None  # tokens that count per response, mean of the whole batch
+    reference_power: float = 1.0  # of the reference in the target of trajectory balance
     value_PKT: Tensor | None = None  # expected before each token by a value model, differentiable
     advantage_PKT: Tensor | None = None  # of each token, estimated from the whole batch; so is the next
     return_PKT: Tensor | None = None

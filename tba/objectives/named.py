@@ -93,5 +93,11 @@ def _chosen(config: ObjectiveConfig, own: Surrogate, max_tokens: int) -> Surroga
 
 
 def _of_groups(groups: Groups, *, beta: float, log_z: LogZ | Literal["learned"]) -> Loss:
-    given = groups.needed("log_z_P") if log_z == "learned" else log_z
-    return trajectory_balance(groups.logp_PK, groups.ref_logp_PK, groups.reward_PK, beta=beta, log_z=given)
+    return trajectory_balance(
+        groups.logp_PK,
+        groups.ref_logp_PK,
+        groups.reward_PK,
+        beta=beta,
+        log_z=groups.needed("log_z_P") if log_z == "learned" else log_z,
+        reference_power=groups.reference_power,
+    )

@@ -6,7 +6,8 @@ Per prompt x and response y the residual is
 
 and the loss is the mean of its square. With log Z taken as the group's mean of r / beta - log pi / pi_ref, that is
 the variance of log pi / pi_ref - r / beta within each group. It is zero exactly where pi is proportional to
-pi_ref exp(r / beta) on the responses at hand, whoever sampled them: no importance ratio is needed.
+pi_ref exp(r / beta) on the responses at hand, whoever sampled them: no importance ratio is needed. The reference may
+count more or less than once: then the target is pi_ref^power exp(r / beta).
 
 A learned log Z, as in synchronous GFlowNets, is the output of a model of the prompt: the loss is the same, and its
 gradient draws log Z towards the mean of r / beta - log pi / pi_ref over whatever is drawn. Both have one minimum.
@@ -32,8 +33,9 @@ def trajectory_balance(
     *,
     beta: float,
     log_z: LogZ | Tensor = "group",
+    reference_power: float = 1.0,
 ) -> Loss:
-    """Mean squared residual of `log Z + log pi - log pi_ref - reward / beta`.
+    """Mean squared residual of `log Z + log pi - reference_power x log pi_ref - reward / beta`.
 
     Log-probabilities are sums over the tokens of a response, at the temperature at which both policies are meant.
     `leave-one-out` estimates a response's log Z from the other K - 1, which multiplies residuals and gradient by
@@ -41,7 +43,7 @@ def trajectory_balance(
     is given, [P], and differentiated; then residuals no longer have the mean 0 in a group.
     """
     _check(logp_PK, ref_logp_PK, reward_PK, beta)
-    log_ratio_PK = logp_PK - ref_logp_PK
+    log_ratio_PK = logp_PK - reference_power * ref_logp_PK
     target_PK = reward_PK / beta
     estimate_PK = (target_PK - log_ratio_PK).detach()
     learned = isinstance(log_z, Tensor)
@@ -55,7 +57,7 @@ def trajectory_balance(
     found_PK = residual_PK.detach()
     metrics = {
         "log_z": log_z_P.mean(),
-        "log_ratio_mean": log_ratio_PK.detach().mean(),
+        "log_ratio_mean": (logp_PK - ref_logp_PK).detach().mean(),
         "residual_abs": found_PK.abs().mean(),
         "equal_rewards": equal_rewards(reward_PK),  # groups in which only the reference pulls
     }

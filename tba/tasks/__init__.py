@@ -12,7 +12,7 @@ from typing import Any, cast
 from tba.config import PRESETS, Config, TaskConfig, preset
 from tba.errors import ConfigError
 from tba.interfaces import Task
-from tba.tasks import gsm8k, math, quickstart, tldr
+from tba.tasks import gsm8k, math, quickstart, redteam, tldr
 
 Rule = Callable[[str, str], bool]  # is this response right, given the answer?
 TaskMaker = Callable[[TaskConfig], Task]
@@ -23,8 +23,8 @@ OURS: dict[str, TaskMaker] = {
     "gsm8k": gsm8k.GSM8K,
     "math": math.Math,
     "tldr": tldr.TLDR,
+    "redteam": redteam.RedTeam,
 }
-LATER = ("redteam",)
 GROUP = "tba.tasks"
 """The group of entry points in which packages offer theirs."""
 
@@ -42,15 +42,13 @@ def find_task(name: str) -> TaskMaker:
     """What makes the task of that name: ours, an entry point, or a path such as `package.module:Class`."""
     if name in OURS:
         return OURS[name]
-    if name in LATER:
-        raise ConfigError(f"task {name!r} is not available yet")
     if found := entry_points(group=GROUP, name=name):
         return _loaded(name, next(iter(found)).load)
     if "." in name or ":" in name:
         return _loaded(name, lambda: _at(name))
     raise ConfigError(
-        f"task.name: unknown task {name!r}; known: {', '.join(known_tasks())}; later: {', '.join(LATER)}; or the path "
-        "of a class, such as package.module:Class"
+        f"task.name: unknown task {name!r}; known: {', '.join(known_tasks())}; or the path of a class, "
+        "such as package.module:Class"
     )
 
 

@@ -522,7 +522,6 @@ def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ("arguments", "named"),
     [
         (("nonsense",), "nonsense"),
-        (("redteam",), "not available yet"),
         (("quickstart", "--set", "training.stepz=3"), "training.stepz"),
         (("quickstart", "--set", "training.steps"), "KEY=VALUE"),
         (("quickstart", "--steps", "0"), "training.steps"),

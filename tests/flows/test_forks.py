@@ -417,6 +417,8 @@ def test_what_is_given_up_before_a_fork_with_a_larger_index_is_registered_is_in_
         before_write(patch, 1, lambda: compact(parent, keep_checkpoints=1, drop_beyond=4))
         with pytest.raises(ConfigError, match=r"sampling.capacity: at most 4, .* got 50"):
             forks.fork(parent, 8, {"sampling.capacity": "50", "training.steps": "20"})
+    with pytest.raises(ConfigError, match=r"--set: sampling.evict: 'oldest', as of the others .* got 'worst'"):
+        forks.fork(parent, 8, {"sampling.evict": "worst", "training.steps": "20"})
     assert not parent.store.list(layout.FORKS)
     assert forks.fork(parent, 8, {"training.steps": "20"}).name == "first-8"
 

@@ -11,7 +11,7 @@ from storage.replay_buffer import DuckReplayBuffer
 from storage.run import Run
 from storage.sampler import default_sampler
 from storage.trajectories import Trajectories
-from tba.types import Draw, Outcome, StepRecord, Trajectory, Version
+from tba.types import Draw, Evict, Outcome, StepRecord, Trajectory, Version
 from tests.builders import make_prompt, make_trajectory
 
 PROMPTS = [f"train/{n:03d}" for n in range(48)]
@@ -36,8 +36,8 @@ def any_length(chance: random.Random, n: int) -> tuple[list[int], float]:
 
 
 def few_contents(chance: random.Random, n: int) -> tuple[list[int], float]:
-    """Often the same ones."""
-    return [chance.randrange(5)], 0.0
+    """Often the same ones, of a reward that varies."""
+    return [chance.randrange(9)], chance.randrange(4) / 4
 
 
 def make_choosing_run(
@@ -46,15 +46,20 @@ def make_choosing_run(
     seed: int = 0,
     sampler_sql: str = "",
     capacity: int = 100,
+    evict: Evict = "oldest",
     respond: Respond = any_length,
     after: Callable[[int, DuckReplayBuffer], None] = lambda sync, buffer: None,
 ) -> Run:
     """Syncs 0 … `SYNCS`, every step of them taken; `after` each sync it is told of."""
-    config = {"seed": seed, "sampling": {"capacity": capacity}}
+    config = {"seed": seed, "sampling": {"capacity": capacity, "evict": evict}}
     run = Run.create(root, f"chosen-{seed}", config=config, sampler_sql="", code_version="")
     write_prompts(run, "train", [make_prompt(prompt_id) for prompt_id in PROMPTS])
     attempt = claim_attempt(run).number
-    buffer, ledger, chance = _buffer(run, seed, sampler_sql, capacity, attempt), ParquetLedger(run, attempt), None
+    buffer, ledger, chance = (
+        _buffer(run, seed, sampler_sql, capacity, evict, attempt),
+        ParquetLedger(run, attempt),
+        None,
+    )
     chance = random.Random(seed)
     for sync in range(SYNCS + 1):
         _search(run, chance, sync, respond)
@@ -79,7 +84,7 @@ def _search(run: Run, chance: random.Random, round: int, respond: Respond) -> No
         Trajectories(run).append(searcher, round, trajectories)
 
 
-def _buffer(run: Run, seed: int, sampler_sql: str, capacity: int, attempt: int) -> DuckReplayBuffer:
+def _buffer(run: Run, seed: int, sampler_sql: str, capacity: int, evict: Evict, attempt: int) -> DuckReplayBuffer:
     return DuckReplayBuffer(
         run,
         seed=seed,
@@ -88,6 +93,7 @@ def _buffer(run: Run, seed: int, sampler_sql: str, capacity: int, attempt: int) 
         recent_share=0.5,
         inv_temp=0.0,
         capacity=capacity,
+        evict=evict,
         sampler_sql=sampler_sql or default_sampler(),
         attempt=attempt,
         events=Events(run, "trainer", attempt),

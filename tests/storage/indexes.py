@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from storage.index import Index
 from storage.sampler import default_sampler
 from storage.schema import to_table
-from tba.types import Draw, Trajectory, Version
+from tba.types import Draw, Evict, Trajectory, Version
 from tests.storage.oracle import Row
 
 
@@ -17,6 +17,7 @@ def make_index(
     recent_share: float = 0.5,
     inv_temp: float = 0.0,
     capacity: int = 100,
+    evict: Evict = "oldest",
     step_of_version: Callable[[Version], int] = lambda version: version.number,
     threads: int = 1,
     sampler_sql: str | None = None,
@@ -29,6 +30,7 @@ def make_index(
         recent_share=recent_share,
         inv_temp=inv_temp,
         capacity=capacity,
+        evict=evict,
         step_of_version=step_of_version,
         threads=threads,
     )

@@ -44,6 +44,7 @@ class Oracle:
     recent_share: float
     inv_temp: float = 0.0
     capacity: int = 100
+    evict: str = "oldest"
     entered: list[tuple[int, Row]] = field(default_factory=list)  # all rows with their sync, in order
     used: dict[str, set[str]] = field(default_factory=lambda: {"recent": set(), "prioritised": set()})
 
@@ -58,12 +59,20 @@ class Oracle:
         return self.entered[-1][0]
 
     def surviving(self, prompt_id: str) -> list[tuple[int, Row]]:
-        """The newest copy of equal content, then the newest `capacity`; newest first."""
-        found: dict[str, tuple[int, Row]] = {}
-        for sync, row in reversed(self.entered):
+        """The newest copy of equal content, then the newest `capacity`; or, where the worst are evicted, the `capacity`
+        with the greatest reward that any copy ever had, and all that the prompt's newest record brought. Newest
+        first."""
+        copies: dict[str, list[tuple[int, int, Row]]] = {}
+        for place, (sync, row) in enumerate(self.entered):
             if row.prompt_id == prompt_id:
-                found.setdefault(row.content, (sync, row))
-        return list(found.values())[: self.capacity]
+                copies.setdefault(row.content, []).append((place, sync, row))
+        newest = sorted((found[-1] for found in copies.values()), reverse=True)
+        best = {content: max((row.reward, place) for place, _, row in found) for content, found in copies.items()}
+        by_rank = sorted(newest, key=lambda it: best[it[2].content], reverse=True) if self.evict == "worst" else newest
+        staying = {place for place, _, _ in by_rank[: self.capacity]}
+        if self.evict == "worst":
+            staying |= {place for place, sync, _ in newest if sync == newest[0][1]}
+        return [(sync, row) for place, sync, row in newest if place in staying]
 
     def draw(self, step: int) -> list[Drawn]:
         shares = [u(self.seed, "branch", step, slot) for slot in range(self.slots)]

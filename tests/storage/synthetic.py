@@ -154,6 +154,7 @@ class SyntheticRun:
             recent_share=sampling.recent_share,
             inv_temp=sampling.inv_temp,
             capacity=sampling.capacity,
+            evict=sampling.evict,
             sampler_sql=self.run.sampler_sql,
             attempt=attempt,
             events=Events(self.run, "trainer", attempt),

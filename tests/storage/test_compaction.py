@@ -31,7 +31,7 @@ from storage.store import Entry, Store
 from storage.syncs import read_chain
 from storage.trajectories import Trajectories
 from tba.errors import Damaged, Missing, Superseded
-from tba.types import Version
+from tba.types import Evict, Version
 from tests.builders import make_shard, rows_of
 from tests.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_config, make_run
 from tests.storage.test_crashes import Killed, Watched
@@ -44,8 +44,8 @@ VIEWS = ("trajectories", "groups", "shards", "syncs", "steps", "draws", "version
 CAPACITY = 2
 
 
-def compacted(run: Run, *, keep: int = 1, drop_beyond: int | None = None) -> Compacted:
-    return compact(run, keep_checkpoints=keep, drop_beyond=drop_beyond)
+def compacted(run: Run, *, keep: int = 1, drop_beyond: int | None = None, evict: Evict = "oldest") -> Compacted:
+    return compact(run, keep_checkpoints=keep, drop_beyond=drop_beyond, evict=evict)
 
 
 def tables(run: Run, *, without: Sequence[str] = ()) -> dict[str, list[tuple]]:
@@ -71,9 +71,12 @@ def findings(run: Run) -> tuple[list, dict[str, int]]:
     return found.problems, {kind: number for kind, number in found.checked.items() if kind != "compactions"}
 
 
-def replayed(run: Run, upto: int = LAST_SYNC, *, capacity: int | None = None) -> DuckReplayBuffer:
+def replayed(
+    run: Run, upto: int = LAST_SYNC, *, capacity: int | None = None, evict: Evict = "oldest"
+) -> DuckReplayBuffer:
     """A buffer as a trainer has it that comes to know the run only now."""
-    config = make_config() if capacity is None else make_config().replace({"sampling.capacity": capacity})
+    config = make_config().replace({"sampling.evict": evict})
+    config = config if capacity is None else config.replace({"sampling.capacity": capacity})
     made = SyntheticRun.of(run)
     made.config = config
     buffer = made.buffer(9)
@@ -562,6 +565,22 @@ def test_rows_that_cannot_be_drawn_any_more_lose_their_tokens_and_nothing_else(r
     assert check(run).problems == []
     assert compacted(run, drop_beyond=CAPACITY).written == []
     assert len(given_up_payloads(run)) == 1
+
+
+@local
+def test_where_the_worst_are_evicted_others_lose_their_tokens(root: str, tmp_path: Path):
+    run, other = make_run(root), make_run(str(tmp_path))
+    buffer = replayed(run, capacity=CAPACITY, evict="worst")
+    pool = buffer.index.pool.table()
+    draws = drawn(buffer, range(9, 40))
+    done = compacted(run, drop_beyond=CAPACITY, evict="worst")
+    assert done.payloads_given_up == 72 - sum(pool["drawable"].to_pylist()) > 0
+    assert drawn(replayed(run, capacity=CAPACITY, evict="worst"), range(9, 40)) == draws
+    assert [it.payloads.evict for it in given_up_payloads(run)] == ["worst"]
+    assert check(run).problems == []
+    compacted(other, drop_beyond=CAPACITY)
+    with pytest.raises(Missing, match="have been given up"):
+        drawn(replayed(other, capacity=CAPACITY, evict="worst"), range(9, 40))
 
 
 @local

@@ -14,11 +14,11 @@ from storage import pool
 from storage.sampler import default_sampler
 from storage.schema import to_table
 from tba.errors import Damaged, RunFailed
-from tba.types import Draw, Version
+from tba.types import Draw, Trajectory, Version
 from tests.builders import make_shard, make_trajectory
 from tests.storage.chance import agree
 from tests.storage.indexes import admit, drawable, make_index, oracle_rows, prompts, used
-from tests.storage.oracle import Drawn, Oracle
+from tests.storage.oracle import Drawn, Oracle, Row
 
 # --- equal to the oracle ----------------------------------------------------------------------------------------------
 
@@ -34,7 +34,7 @@ SHARD = st.lists(
 RECORD = st.lists(SHARD, max_size=3)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     records=st.lists(RECORD, min_size=1, max_size=4),
     seed=st.integers(0, 10**6),
@@ -43,6 +43,7 @@ RECORD = st.lists(SHARD, max_size=3)
     recent_share=st.sampled_from([0.0, 0.3, 0.95, 1.0]),
     inv_temp=st.sampled_from([0.0, 1.0, 1000.0]),
     capacity=st.integers(1, 5),
+    evict=st.sampled_from(["oldest", "worst"]),
 )
 def test_draws_are_those_of_the_oracle(records: Sequence[Any], **settings: Any):
     index, oracle, step, seq = make_index(**settings), Oracle(**settings), 0, 0
@@ -382,6 +383,87 @@ def test_duplicates_do_not_push_others_out():
     admit(index, 0, [make_trajectory("a", tokens=(1,)), make_trajectory("a", tokens=(2,), slot=1)])
     admit(index, 1, [make_trajectory("a", tokens=(2,), round=1), make_trajectory("a", tokens=(2,), slot=1, round=1)])
     assert drawable(index) == ["0/0/0", "0/1/1"]
+
+
+# --- the worst go first -----------------------------------------------------------------------------------------------
+
+
+def rewarded(*rewards: float, round: int) -> list[Trajectory]:
+    """A shard of one prompt; what has the first two digits after the point in common is equal content."""
+    return [
+        make_trajectory("a", tokens=(int(reward * 100),), reward=reward, slot=slot, round=round)
+        for slot, reward in enumerate(rewards)
+    ]
+
+
+def test_where_the_worst_go_first_the_best_stay_and_what_came_last():
+    index = make_index(capacity=3, evict="worst")
+    admit(index, 0, rewarded(0.1, 0.9, 0.5, 0.7, 0.3, round=0))
+    assert drawable(index) == ["0/0/0", "0/0/1", "0/0/2", "0/0/3", "0/0/4"]
+    admit(index, 1, rewarded(0.6, 0.2, round=1))
+    assert drawable(index) == ["0/0/1", "0/0/3", "0/1/0", "0/1/1"]
+    assert {draw.trajectory_id for draw in index.draw(1) if draw.branch == "recent"} <= {"0/1/0", "0/1/1"}
+    admit(index, 2, [make_trajectory("b", round=2)])
+    assert drawable(index) == ["0/0/1", "0/0/3", "0/1/0", "0/1/1", "0/2/0"]
+    admit(index, 3, rewarded(0.0, round=3))
+    assert drawable(index) == ["0/0/1", "0/0/3", "0/1/0", "0/2/0", "0/3/0"]
+
+
+def test_of_equal_rewards_the_newest_stays():
+    index = make_index(capacity=2, evict="worst")
+    for round, token in enumerate((1, 2, 3)):
+        admit(index, round, [make_trajectory("a", tokens=(token,), reward=0.5, round=round)])
+    assert drawable(index) == ["0/1/0", "0/2/0"]
+
+
+def test_content_stays_as_its_newest_copy_by_the_best_reward_that_it_ever_had():
+    index = make_index(capacity=2, evict="worst")
+    admit(index, 0, rewarded(0.501, 0.6, 0.7, round=0))
+    admit(index, 1, rewarded(0.909, round=1))
+    admit(index, 2, [make_trajectory("a", tokens=(90,), reward=0.0, round=2)])  # noisy: the same again, for less
+    admit(index, 3, rewarded(0.1, round=3))
+    assert drawable(index) == ["0/0/2", "0/2/0", "0/3/0"]
+
+
+def enter(it: pool.Pool, sync: int, record: Sequence[tuple[str, int, int]]) -> set[str]:
+    """A record of one shard of prompts, contents and rewards; returns the places of what can be drawn."""
+    prompts, contents, rewards = zip(*record, strict=True)
+    it.prompt_ids += [prompt for prompt in dict.fromkeys(prompts) if prompt not in it.prompt_ids]
+    columns = {
+        "prompt": np.array([it.prompt_ids.index(prompt) for prompt in prompts], np.int32),
+        "content": np.array([content.to_bytes(16, "big") for content in contents], "V16"),
+        "reward": np.array(rewards, float),
+    }
+    ones = np.ones(len(record), np.int32)
+    it.extend(
+        sync, [pool.Arrival(0, sync, len(record))], columns | dict.fromkeys(("version", "length", "finished"), ones)
+    )
+    return set(map(str, it.places(range(len(it.prompt_ids)))[0].tolist()))
+
+
+@given(
+    records=st.lists(
+        st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=6),
+        min_size=1,
+        max_size=8,
+    ),
+    capacity=st.integers(1, 4),
+)
+def test_what_stays_follows_from_all_that_entered_and_a_smaller_pool_holds_a_part(
+    records: list[list[tuple[str, int, int]]], capacity: int
+):
+    larger, smaller = pool.Pool(capacity + 1, "worst"), pool.Pool(capacity, "worst")
+    oracle = Oracle(slots=1, responses=1, recent_share=0.5, capacity=capacity + 1, evict="worst")
+    gone: set[str] = set()
+    for sync, record in enumerate(records):
+        first = len(oracle.entered)
+        oracle.admit(
+            sync, [Row(str(first + i), prompt, str(it), reward) for i, (prompt, it, reward) in enumerate(record)]
+        )
+        held = enter(larger, sync, record)
+        assert held == {row.trajectory_id for prompt in "ab" for _, row in oracle.surviving(prompt)}
+        assert enter(smaller, sync, record) <= held and not held & gone
+        gone |= {row.trajectory_id for _, row in oracle.entered} - held
 
 
 # --- age (T25) --------------------------------------------------------------------------------------------------------

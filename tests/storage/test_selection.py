@@ -32,8 +32,10 @@ def biased(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnectio
     return storage.connect(make_choosing_run(str(tmp_path_factory.mktemp("root")), sampler_sql=ONLY_SHORT))
 
 
-@pytest.fixture(scope="module")
-def crowded(tmp_path_factory: pytest.TempPathFactory) -> tuple[duckdb.DuckDBPyConnection, list[list[str]]]:
+@pytest.fixture(scope="module", params=["oldest", "worst"])
+def crowded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[duckdb.DuckDBPyConnection, list[list[str]]]:
     """A run with many copies and little capacity, and what its replay buffer held after each sync."""
     held: list[list[str]] = []
 
@@ -41,7 +43,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> tuple[duckdb.DuckDBPyCo
         held.append(drawable(buffer.index))
 
     root = str(tmp_path_factory.mktemp("root"))
-    run = make_choosing_run(root, capacity=3, respond=few_contents, after=remember)
+    run = make_choosing_run(root, capacity=3, evict=request.param, respond=few_contents, after=remember)
     return storage.connect(run), held
 
 

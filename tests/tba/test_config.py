@@ -46,7 +46,11 @@ PAPER = {
     },
     "redteam": {
         "model.path": "gpt2", "objective.name": "trajectory-balance", "objective.beta_start": 0.05,
-        "objective.beta_end": 0.05, "sampling.recent_share": 0.5, "sampling.capacity": 100_000,
+        "objective.beta_end": 0.05, "objective.target_temperature_start": 2, "objective.target_temperature_steps": 500,
+        "objective.reference_temperature_end": 1, "sampling.recent_share": 0.5, "sampling.inv_temp": 1,
+        "sampling.capacity": 100_000, "search.temperature": 1, "search.explore_share": 0.5,
+        "search.explore_temperature": (0.5, 2), "search.explore_top_p": 1, "evaluation.prompts": 1,
+        "evaluation.samples": 1024,
         "search.searchers": 2, "search.max_response_tokens": 20, "training.steps": 5000,
         "training.prompts_per_step": 1, "training.responses_per_prompt": 128, "training.learning_rate": 1e-4,
         "training.weight_decay": 0.01, "training.clip_norm": 1, "training.warmup_steps": 100, "sync.every": 10,
@@ -81,6 +85,14 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"sampling.recent_share": 1.5}, "sampling.recent_share"),
         ({"sampling.capacity": 2}, "sampling.capacity must be >= training.responses_per_prompt"),
         ({"search.temperature": 0}, "search.temperature"),
+        (
+            {"search.explore_share": 0.5, "search.explore_temperature": (2.0, 0.5)},
+            "search.explore_temperature must be the lower and the higher one, got [2.0, 0.5]",
+        ),
+        (
+            {"search.explore_temperature": (0.5, 2.0)},
+            "search.explore_temperature does not apply where search.explore_share is 0, got (0.5, 2.0)",
+        ),
         ({"objective.beta_start": float("nan")}, "objective.beta_start"),
         (
             {"objective.beta_stop": 9, "objective.beta_target": 3},
@@ -118,6 +130,11 @@ def test_presets_carry_the_numbers_of_the_paper(name):
             "objective.penalty does not apply to 'tba-prime', got 'loss'",
         ),
         ({"objective.name": "grpo", "objective.correction": "clamp"}, "objective.correction"),
+        ({"objective.target_temperature_start": 0}, "objective.target_temperature_start"),
+        (
+            {"objective.name": "kimi", "objective.reference_temperature_end": 1.2},
+            "objective.reference_temperature_end does not apply to 'kimi', got 1.2",
+        ),
         (
             {"evaluation.temperature": 0},
             "evaluation.temperature: input should be greater than or equal to 0.001, got 0",

@@ -1,7 +1,7 @@
 import pytest
 
 from tba.config import ObjectiveConfig, TrainingConfig, preset
-from tba.schedules import beta_at, learning_rate_at
+from tba.schedules import beta_at, learning_rate_at, reference_power_at, target_temperature_at
 
 GSM8K = ObjectiveConfig(beta_start=0.014, beta_end=0.004, beta_target=500, beta_stop=500)
 
@@ -71,3 +71,28 @@ def test_steps_count_from_one():
         beta_at(0, GSM8K)
     with pytest.raises(ValueError, match="count from 1, got 0"):
         learning_rate_at(0, TrainingConfig())
+
+
+REDTEAM = ObjectiveConfig(
+    beta_start=0.05,
+    beta_end=0.05,
+    target_temperature_start=2.0,
+    target_temperature_steps=500,
+    reference_temperature_end=1.2,
+    reference_temperature_steps=2000,
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "temperature", "gamma"),
+    [(1, 2, 1), (251, 1.5, 1.025), (501, 1, 1.05), (1001, 1, 1.1), (2001, 1, 1.2), (10_000, 1, 1.2)],
+)
+def test_the_target_cools_and_the_reference_counts_less(step, temperature, gamma):
+    assert target_temperature_at(step, REDTEAM) == pytest.approx(temperature, rel=1e-12)
+    assert beta_at(step, REDTEAM) == pytest.approx(0.05 * temperature, rel=1e-12)
+    assert reference_power_at(step, REDTEAM) == pytest.approx(1 / (gamma * temperature), rel=1e-12)
+
+
+def test_without_temperatures_the_reference_counts_once_exactly():
+    assert {reference_power_at(step, GSM8K) for step in (1, 2, 499, 10_000)} == {1.0}
+    assert not GSM8K.tempers and REDTEAM.tempers

@@ -1,4 +1,7 @@
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -18,14 +21,12 @@ def searcher(
     *,
     rounds: int,
     deadline: float = 60.0,
-    explore_share: float = 0.0,
+    explore: Mapping[str, Any] = MappingProxyType({}),
     lag: int | None = None,
 ) -> tuple[Searcher, fakes.Generator, fakes.Events]:
     """One that is asked to stop after so many rounds."""
     generator, events = fakes.Generator(), fakes.Events()
-    config = SearchConfig(
-        responses_per_prompt=4, prompts_per_round=3, temperature=0.7, top_p=0.9, explore_share=explore_share
-    )
+    config = SearchConfig(responses_per_prompt=4, prompts_per_round=3, temperature=0.7, top_p=0.9, **explore)
     role = Searcher(
         2,
         seed=7,
@@ -118,7 +119,7 @@ def test_generator_and_scorer_are_asked_at_the_temperature_of_search():
 
 def test_some_rounds_explore_and_their_scores_do_not():
     rounds = 400
-    role, generator, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=rounds, explore_share=0.3)
+    role, generator, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=rounds, explore={"explore_share": 0.3})
     with pytest.raises(Stopped):
         role.run()
     warmer = [temperature for temperature, _ in generator.settings if temperature != 0.7]
@@ -130,8 +131,19 @@ def test_some_rounds_explore_and_their_scores_do_not():
     assert 0.7 < min(warmer) < 0.75 and 1.05 < max(warmer) < 1.1
     assert 0.7 < min(other) < 0.73 and 0.97 < max(other) < 1
     assert isinstance(role.scorer, fakes.Scorer) and set(role.scorer.temperatures) == {0.7}
-    again, _, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=1, explore_share=0.3)
+    again, _, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=1, explore={"explore_share": 0.3})
     assert [again.sampling_of(round) for round in range(rounds)] == generator.settings
+
+
+def test_rounds_that_explore_lie_between_the_temperatures_of_the_settings():
+    explore = {"explore_share": 0.5, "explore_temperature": (0.5, 2.0), "explore_top_p": 1.0}
+    role, _, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=1, explore=explore)
+    settings = [role.sampling_of(round) for round in range(400)]
+    other = sorted(temperature for temperature, _ in settings if temperature != 0.7)
+    assert abs(len(other) / 400 - 0.5) < 4 * 0.5 / math.sqrt(400)
+    assert 0.5 <= other[0] < 0.55 and 1.95 < other[-1] <= 2.0
+    assert abs(other[len(other) // 2] - 1.25) < 0.25
+    assert {top_p for _, top_p in settings} == {0.9, 1.0}
 
 
 def test_adoptions_are_events():

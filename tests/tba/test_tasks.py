@@ -73,7 +73,7 @@ def test_a_task_is_found_as_an_entry_point_of_an_installed_package(folder: Path,
     monkeypatch.syspath_prepend(folder.parent)
     assert get_task("brief").name == "short"
     assert get_task("math").name == "math"  # ours come first
-    assert known_tasks() == ("quickstart", "gsm8k", "math", "tldr", "brief")
+    assert known_tasks() == ("quickstart", "gsm8k", "math", "tldr", "redteam", "brief")
 
 
 def test_its_rules_serve_tba_grade(folder: Path):

@@ -121,9 +121,3 @@ def test_a_malformed_row_is_named_with_its_field(row: dict[str, object], says: s
     good = {"question": "1?", "answer": "#### 1"}
     with pytest.raises(DataError, match=says):
         get_task("gsm8k").prompts("train", [good, row], tiny_tokenizer(), max_tokens=100)
-
-
-@pytest.mark.parametrize("name", ["redteam"])
-def test_tasks_that_come_later_say_so(name: str):
-    with pytest.raises(ConfigError, match=f"task '{name}' is not available yet"):
-        get_task(name)

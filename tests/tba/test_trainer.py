@@ -21,7 +21,7 @@ from tba.fetched import Fetched
 from tba.generation import TransformersGenerator
 from tba.interfaces import Lease
 from tba.policy import Policy, PolicyScorer, Snapshot
-from tba.schedules import beta_at, learning_rate_at
+from tba.schedules import beta_at, learning_rate_at, reference_power_at
 from tba.trainer import Trainer
 from tba.training_state import TrainingState
 from tba.types import Draw, Prompt, StepRecord, Trajectory, Version
@@ -252,13 +252,15 @@ def plain_logp(model: torch.nn.Module, rows: Sequence[Trajectory], *, include_eo
     return torch.stack(logps)
 
 
-def plain_loss(model: torch.nn.Module, config: Config, rows: Sequence[Trajectory], *, beta: float) -> Tensor:
-    """The population variance of log pi - log pi_ref - r / beta within each group, averaged over groups."""
+def plain_loss(
+    model: torch.nn.Module, config: Config, rows: Sequence[Trajectory], *, beta: float, power: float
+) -> Tensor:
+    """The population variance of log pi - power x log pi_ref - r / beta within each group, averaged over groups."""
     counted = [t.length if config.objective.include_eos else t.length - 1 for t in rows]
     logp_B = plain_logp(model, rows, include_eos=config.objective.include_eos, temperature=config.search.temperature)
     reward_B = torch.tensor([t.reward for t in rows], dtype=torch.float64)
     ref_B = torch.tensor([sum(t.ref_logps[:n]) for t, n in zip(rows, counted, strict=True)], dtype=torch.float64)
-    return (logp_B - ref_B - reward_B / beta).view(-1, RESPONSES).var(dim=1, unbiased=False).mean()
+    return (logp_B - power * ref_B - reward_B / beta).view(-1, RESPONSES).var(dim=1, unbiased=False).mean()
 
 
 def adamw_by_hand(config: Config, rewards: Mapping[int, float]) -> tuple[torch.nn.Module, list[dict[str, float]]]:
@@ -269,8 +271,9 @@ def adamw_by_hand(config: Config, rewards: Mapping[int, float]) -> tuple[torch.n
     found = []
     for step in range(1, training.steps + 1):
         beta, rate = beta_at(step, config.objective), learning_rate_at(step, training)
+        power = reference_power_at(step, config.objective)
         buffer = Buffer(Journal(), rewards)
-        loss = plain_loss(model, config, buffer.trajectories(buffer.draw(step)), beta=beta)
+        loss = plain_loss(model, config, buffer.trajectories(buffer.draw(step)), beta=beta, power=power)
         gradients = torch.autograd.grad(loss, parameters)
         norm = math.sqrt(sum(float(g.square().sum()) for g in gradients))
         scale = min(1.0, training.clip_norm / norm) if training.clip_norm else 1.0
@@ -280,7 +283,9 @@ def adamw_by_hand(config: Config, rewards: Mapping[int, float]) -> tuple[torch.n
                 v.mul_(training.adam_beta2).add_((1 - training.adam_beta2) * (scale * g).square())
                 mean, square = m / (1 - training.adam_beta1**step), v / (1 - training.adam_beta2**step)
                 p.sub_(rate * training.weight_decay * p).sub_(rate * mean / (square.sqrt() + training.adam_eps))
-        found.append({"loss": float(loss.detach()), "grad_norm": norm, "beta": beta, "lr": rate})
+        found.append(
+            {"loss": float(loss.detach()), "grad_norm": norm, "beta": beta, "lr": rate, "reference_power": power}
+        )
     return model, found
 
 
@@ -305,6 +310,10 @@ def test_steps_are_adamw_on_trajectory_balance_however_the_batch_is_cut(tmp_path
         objective__beta_end=0.1,
         objective__beta_target=4,
         objective__beta_stop=3,
+        objective__target_temperature_start=2.0,
+        objective__target_temperature_steps=2,
+        objective__reference_temperature_end=1.2,
+        objective__reference_temperature_steps=3,
         objective__include_eos=include_eos,
         search__temperature=0.7,
     )

@@ -50,6 +50,19 @@ def test_at_the_tilted_reference_every_residual_is_zero_whoever_sampled(seed, pr
     assert_close(loss.log_z_P, torch.full((prompts,), log_z, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("log_z", ["group", "leave-one-out"])
+@pytest.mark.parametrize("power", [0.4, 1 / 1.2, 2.0])
+def test_a_reference_that_counts_more_or_less_than_once_is_balanced_where_its_power_is(log_z, power):
+    reward_N = toy.random_rewards(3, toy.N)
+    target_N = toy.target_logps(power * REF_N, reward_N, BETA)
+    rows = (target_N[None], REF_N[None], reward_N[None])
+    loss = trajectory_balance(*rows, beta=BETA, log_z=log_z, reference_power=power)
+    assert loss.residual_PK.abs().max() < 1e-10
+    assert_close(loss.log_z_P, torch.logsumexp(power * REF_N + reward_N / BETA, dim=0)[None])
+    assert_close(loss.metrics["log_ratio_mean"], (target_N - REF_N).mean())
+    assert trajectory_balance(*rows, beta=BETA, log_z=log_z).residual_PK.abs().max() > 1e-2
+
+
 def test_at_the_tilted_reference_any_reward_is_balanced():
     reward_N = toy.random_rewards(3, toy.N)
     target_N = toy.target_logps(REF_N, reward_N, BETA)

@@ -1,0 +1,71 @@
+"""How different texts are from each other: the cosine distance of sentence embeddings."""
+# Shapes: N texts, B rows, T tokens with padding, D of the embedding.
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from tba.errors import ConfigError, Damaged
+from tba.policy import buckets, cannot_load, resolve_device
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Sentences as vectors: the mean over tokens of the last hidden state, of length 1."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    max_tokens: int = 256  # of a text that are read at most
+    tokens_per_batch: int = 8192
+
+    @classmethod
+    def load(cls, setting: str, path: str | Path, *, device: str = "auto") -> "Encoder":
+        """From a Hugging Face folder or a hub name; safetensors only. ConfigError, naming the setting, if there is no
+        such model, RunFailed if the hub could not be asked."""
+        place = resolve_device(device, setting=f"{setting}_device")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path)
+            model, found = AutoModel.from_pretrained(
+                path, output_loading_info=True, dtype=torch.float32, use_safetensors=True
+            )
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+            why = cannot_load(setting, path, error)
+            raise ConfigError(f"{setting}: {why}") if isinstance(why, Damaged) else why from error
+        if missing := sorted(name for name in found["missing_keys"] if not name.startswith("pooler.")):
+            raise ConfigError(f"{setting}: {str(path)!r} is no encoder: it has no {', '.join(missing[:3])}")
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return cls(model.to(place).eval(), tokenizer)
+
+    @torch.inference_mode()
+    def embed(self, texts: Sequence[str]) -> Tensor:
+        """[N, D] in float32 in main memory."""
+        spoken = [text or " " for text in texts]  # some tokenizers make nothing of nothing
+        tokens = self.tokenizer(spoken, truncation=True, max_length=self.max_tokens).input_ids
+        embedded: list[Tensor] = [torch.empty(0)] * len(texts)
+        for chosen in buckets([len(row) for row in tokens], self.tokens_per_batch):
+            padded = self.tokenizer.pad(
+                {"input_ids": [tokens[i] for i in chosen]}, padding_side="right", return_tensors="pt"
+            ).to(self.model.device)
+            hidden_BTD = self.model(**padded).last_hidden_state.float()
+            mask_BT1 = padded["attention_mask"][:, :, None]
+            mean_BD = (hidden_BTD * mask_BT1).sum(dim=1) / mask_BT1.sum(dim=1)
+            for i, row in zip(chosen, nn.functional.normalize(mean_BD, dim=1).cpu(), strict=True):
+                embedded[i] = row
+        return torch.stack(embedded)
+
+
+def cosine_distance(embeddings_ND: Tensor) -> float:
+    """1 - the mean of cos(e_i, e_j) over all i and j that differ: 0 for texts that are all alike. Taken from the sum of
+    all vectors, whose square has the cosine of every pair twice."""
+    n = len(embeddings_ND)
+    if n < 2:
+        raise ValueError(f"a distance needs at least 2 embeddings, got {n}")
+    unit_ND = nn.functional.normalize(embeddings_ND.double(), dim=1)
+    pairs = unit_ND.sum(dim=0).square().sum() - unit_ND.square().sum()
+    return 1 - float(pairs) / (n * (n - 1))
