@@ -92,7 +92,7 @@ _APPLIES: Mapping[str, Sequence[ObjectiveName]] = {
     "normaliser": (*_GRADIENTS, "ppo"),
     "penalty": ("reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo", "ppo"),
     "centre": ("tba-prime",),
-    "anchor": ("kimi", "oapl"),
+    "anchor": ("trajectory-balance", "kimi", "oapl"),
     "value_beta": ("oapl",),
     "discount": ("ppo",),
     "gae_decay": ("ppo",),
@@ -154,7 +154,8 @@ class ObjectiveConfig:
     centre: Literal["policy", "behaviour"] = "policy"
     """At which policy `tba-prime` takes the mean log-ratio of a group; the paper's runs: at what sampled it."""
     anchor: Literal["own", "reference", "behaviour"] = "own"
-    """To which policy a regression takes its log-ratio."""
+    """To which policy trajectory balance, or a regression, takes its log-ratio: the reference, or what sampled each
+    response."""
     value_beta: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     """Temperature at which `oapl` averages a group's rewards; 0 takes beta."""
     discount: Share = 1.0
@@ -175,11 +176,11 @@ class ObjectiveConfig:
     def needs_tokens(self) -> bool:
         """Whether it may look at single tokens under the reference, and as they were sampled."""
         match self.name:
-            case "trajectory-balance" | "online-dpo":
+            case "online-dpo":
                 return False
             case "reinforce" | "rloo":
                 return self.correction not in ("own", "none") or self.penalty == "loss"
-            case "kimi":
+            case "trajectory-balance" | "kimi":
                 return self.anchor == "behaviour"
             case _:
                 return True
@@ -190,6 +191,8 @@ class ObjectiveConfig:
             found = getattr(self, name)
             if self.name not in objectives and found != getattr(type(self), name):
                 raise ValueError(f"objective.{name} does not apply to {self.name!r}, got {found!r}")
+        if self.anchor == "behaviour" and self.name == "trajectory-balance":
+            self._have_no_reference()
         if self.reference_reset and self.reference_decay:
             raise ValueError(
                 f"objective.reference_decay must be 0 where the reference is reset (objective.reference_reset = "
@@ -205,6 +208,11 @@ class ObjectiveConfig:
         if self.reset_optimizer and not self.reference_reset:
             raise ValueError("objective.reset_optimizer does not apply where objective.reference_reset is 0")
         return self
+
+    def _have_no_reference(self) -> None:
+        for name in ("reference_reset", "reference_decay", "target_temperature_start", "reference_temperature_end"):
+            if (found := getattr(self, name)) != getattr(type(self), name):
+                raise ValueError(f"objective.{name} does not apply where objective.anchor is 'behaviour', got {found}")
 
 
 @settings

@@ -3,11 +3,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+Anchor = Literal["reference", "behaviour"]
+"""To which policy a log-ratio is taken: the reference, or what sampled the response."""
 LARGEST = 20.0
 """Of a log-ratio before it is an exponent, so that whatever comes of it is finite."""
 
@@ -68,6 +70,10 @@ class Groups:
         if not self.batch_tokens:
             raise ValueError(f"a mean over the batch's tokens needs their number, got {self.batch_tokens}")
         return self.batch_tokens
+
+    def anchor_logp_PK(self, anchor: Anchor) -> Tensor:
+        """Of whole responses, under the policy to which a log-ratio is taken."""
+        return self.ref_logp_PK if anchor == "reference" else self.needed("behaviour_logp_PKT").sum(dim=2)
 
     def needed(self, name: str) -> Tensor:
         """A field that not every batch has."""

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from tba.config import ObjectiveConfig
 from tba.objectives.corrections import Correction
-from tba.objectives.groups import Estimates, Groups, Loss
+from tba.objectives.groups import Anchor, Estimates, Groups, Loss
 from tba.objectives.grpo import OWN as GRPO
 from tba.objectives.grpo import OWN_DR as DR_GRPO
 from tba.objectives.grpo import dr_grpo, grpo
@@ -49,7 +49,9 @@ def make_objective(config: ObjectiveConfig, *, max_tokens: int) -> Objective:
     """`max_tokens` is the greatest length of a response."""
     match config.name:
         case "trajectory-balance":
-            return partial(_of_groups, log_z=config.log_z)
+            return partial(
+                _of_groups, log_z=config.log_z, anchor="reference" if config.anchor == "own" else config.anchor
+            )
         case "online-dpo":
             return online_dpo
         case "kimi":
@@ -92,10 +94,10 @@ def _chosen(config: ObjectiveConfig, own: Surrogate, max_tokens: int) -> Surroga
     )
 
 
-def _of_groups(groups: Groups, *, beta: float, log_z: LogZ | Literal["learned"]) -> Loss:
+def _of_groups(groups: Groups, *, beta: float, log_z: LogZ | Literal["learned"], anchor: Anchor) -> Loss:
     return trajectory_balance(
         groups.logp_PK,
-        groups.ref_logp_PK,
+        groups.anchor_logp_PK(anchor),
         groups.reward_PK,
         beta=beta,
         log_z=groups.needed("log_z_P") if log_z == "learned" else log_z,

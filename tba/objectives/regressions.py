@@ -12,14 +12,11 @@ estimates log Z from responses that the anchor sampled, for which it is consiste
 # Shapes: P prompts in the batch, K responses per prompt.
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from tba.objectives.groups import Groups, Loss, equal_rewards
-
-Anchor = Literal["reference", "behaviour"]
+from tba.objectives.groups import Anchor, Groups, Loss, equal_rewards
 
 
 def kimi(groups: Groups, *, beta: float, anchor: Anchor = "reference") -> Loss:
@@ -34,9 +31,7 @@ def oapl(groups: Groups, *, beta: float, value_beta: float | None = None, anchor
 
 
 def _regression(groups: Groups, log_z_P: Tensor, beta: float, anchor: Anchor) -> Loss:
-    of_reference = anchor == "reference"
-    anchor_PK = groups.ref_logp_PK if of_reference else groups.needed("behaviour_logp_PKT").sum(dim=2)
-    log_ratio_PK = groups.logp_PK - anchor_PK
+    log_ratio_PK = groups.logp_PK - groups.anchor_logp_PK(anchor)
     residual_PK = log_z_P[:, None] + log_ratio_PK - groups.reward_PK / beta
     found_PK = residual_PK.detach()
     metrics = {

@@ -114,6 +114,10 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ),
         ({"objective.reset_optimizer": True}, "objective.reset_optimizer does not apply"),
         (
+            {"objective.anchor": "behaviour", "objective.reference_reset": 5},
+            "objective.reference_reset does not apply where objective.anchor is 'behaviour', got 5",
+        ),
+        (
             {"objective.reference_decay": 0.9, "model.dtype": "bfloat16"},
             "objective.reference_decay needs model.dtype 'float32', got 'bfloat16'",
         ),

@@ -2,6 +2,7 @@
 # Shapes: P prompts, K responses per prompt, T tokens, N sequences of the toy, R x V its logits.
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any, get_args
 
@@ -250,6 +251,8 @@ def test_of_tba_prime_a_token_beyond_the_cap_teaches_nothing_and_a_far_one_count
     [
         ("trajectory-balance", {"log_z": "leave-one-out"}, lambda it: trajectory_balance(
             it.logp_PK, it.ref_logp_PK, it.reward_PK, beta=BETA, log_z="leave-one-out")),
+        ("trajectory-balance", {"anchor": "behaviour"}, lambda it: trajectory_balance(
+            it.logp_PK, it.behaviour_logp_PKT.sum(2), it.reward_PK, beta=BETA)),
         ("tba-prime", {}, lambda it: tba_prime(it, beta=BETA)),
         ("tba-prime", {"centre": "behaviour"}, lambda it: tba_prime(it, beta=BETA, centre="behaviour")),
         ("tba-prime", {"ratio_cap": 1.1}, lambda it: tba_prime(it, beta=BETA, surrogate=Surrogate(
@@ -544,6 +547,19 @@ def test_oapl_is_content_with_the_tilted_behaviour():
     other = oapl(groups, beta=BETA, value_beta=2.0)
     assert other.log_z_P is not None
     assert_close(BETA * other.log_z_P, 2.0 * (torch.logsumexp(reward_N / 2.0, 0) - math.log(n))[None])
+
+
+def test_balance_anchored_at_what_sampled_is_content_with_the_tilted_behaviour_whatever_the_reference():
+    chosen_PK, reward_PK = toy.draw(25, 2, 4), toy.ALL_DIFFER_N[toy.draw(25, 2, 4)]
+    tilted_N = toy.target_logps(OLD_NL.sum(1), toy.ALL_DIFFER_N, BETA)
+    groups = replace(
+        groups_of(parameters(), chosen_PK, reward_PK, old_NL=OLD_NL),
+        logp_PKT=torch.nn.functional.pad(tilted_N[chosen_PK][:, :, None], (0, toy.L - 1)),
+    )
+    residual_PK = named("trajectory-balance", anchor="behaviour")(groups, beta=BETA).residual_PK
+    assert residual_PK is not None
+    assert_close(residual_PK, torch.zeros(2, 4, dtype=torch.float64))
+    assert float(named("trajectory-balance")(groups, beta=BETA).value) > 1e-3
 
 
 def test_a_regression_is_anchored_where_it_is_told():
