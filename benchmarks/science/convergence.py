@@ -35,6 +35,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "trajectory balance": {},
     "trajectory balance, leave-one-out": {"log_z": "leave-one-out"},
     "trajectory balance, learned log Z": {"log_z": "learned"},
+    "trajectory balance, anchored at what sampled": {"anchor": "behaviour"},
     "TBA', no ratio": {"name": "tba-prime", "correction": "none"},
     "TBA'": {"name": "tba-prime"},
     "TBA', clipped": {"name": "tba-prime", "correction": "clip"},
