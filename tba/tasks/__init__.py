@@ -3,7 +3,6 @@ the path of its class. Imports without torch.
 """
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -12,7 +11,8 @@ from typing import Any, cast
 from tba.config import PRESETS, Config, TaskConfig, preset
 from tba.errors import ConfigError
 from tba.interfaces import Task
-from tba.tasks import gsm8k, math, quickstart, redteam, tldr
+from tba.tasks import gsm8k, math, quickstart, redteam, tldr, verifiers
+from tba.tasks.fields import look_here
 
 Rule = Callable[[str, str], bool]  # is this response right, given the answer?
 TaskMaker = Callable[[TaskConfig], Task]
@@ -24,6 +24,7 @@ OURS: dict[str, TaskMaker] = {
     "math": math.Math,
     "tldr": tldr.TLDR,
     "redteam": redteam.RedTeam,
+    "verifiers": verifiers.Verifiers,
 }
 GROUP = "tba.tasks"
 """The group of entry points in which packages offer theirs."""
@@ -84,9 +85,7 @@ def grade(task: str, rule: str, response: str, answer: str) -> float:
 
 
 def _loaded(name: str, load: Callable[[], Any]) -> TaskMaker:
-    """Modules are looked for in the working folder too, as `python -m` does."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())
+    look_here()
     try:
         made = load()
     except (ImportError, AttributeError, ValueError) as error:  # ValueError: a path with an empty part

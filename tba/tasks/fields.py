@@ -1,5 +1,7 @@
-"""What tasks ask of their settings and rows; errors name the setting, or the row and its field."""
+"""What tasks ask of their settings, modules and rows; errors name the setting, or the row and its field."""
 
+import os
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -25,3 +27,9 @@ def text_in(split: str, index: int, row: Mapping[str, Any], field: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{split} row {index}: field {field!r} must be text, got {value!r}")
     return value
+
+
+def look_here() -> None:
+    """Modules are looked for in the working folder too, as `python -m` does."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())

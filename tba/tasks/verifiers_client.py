@@ -1,0 +1,75 @@
+"""To the library `verifiers` a client, which it asks for answers: a policy that says again what was said."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tba.errors import DataError
+from tba.tasks import chat
+
+Asked = tuple[list[dict[str, Any]], list[dict[str, Any]]]
+"""Messages and tools that are put before a policy, as chat templates want them."""
+
+
+class Again:
+    """Keeps what it is asked. When nothing is left to say its window is full, which ends every environment in order."""
+
+    def __init__(self, library: Any, said: Sequence[str], *, cut_off: bool):
+        self.library, self.said = library, said
+        self.cut_off = cut_off  # the last of it
+        self.asked: list[Asked] = []
+
+    async def get_response(
+        self, prompt: Sequence[Any], model: str, sampling_args: Any, tools: Sequence[Any] | None = None, **_: Any
+    ) -> Any:
+        turn = len(self.asked)
+        self.asked.append(([_message(it) for it in prompt], [_tool(it) for it in tools or ()]))
+        if turn >= len(self.said):
+            raise self.library.OverlongPromptError("nothing more was said")
+        cut_off = self.cut_off and turn == len(self.said) - 1
+        text, calls = chat.split_calls(self.said[turn]) if tools else (self.said[turn], [])
+        called = [
+            self.library.ToolCall(id=f"call-{turn}-{i}", name=name, arguments=arguments)
+            for i, (name, arguments) in enumerate(calls)
+        ]
+        message = self.library.ResponseMessage(
+            content=text,
+            tool_calls=called or None,
+            finish_reason="length" if cut_off else "tool_calls" if called else "stop",
+            is_truncated=cut_off,
+        )
+        return self.library.Response(id=f"turn-{turn}", created=0, model=model, message=message)
+
+
+def _message(message: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
+    if calls := getattr(message, "tool_calls", None):
+        plain["tool_calls"] = [
+            {"id": it.id, "type": "function", "function": {"name": it.name, "arguments": _arguments(it.arguments)}}
+            for it in calls
+        ]
+    for field in ("tool_call_id", "reasoning_content"):
+        if value := getattr(message, field, None):
+            plain[field] = value
+    return plain
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [part if isinstance(part, Mapping) else part.model_dump() for part in content]
+    if foreign := [part for part in parts if part.get("type") != "text"]:
+        raise DataError(f"a message holds {foreign[0].get('type')!r}, and a policy reads text alone")
+    return "".join(part["text"] for part in parts)
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}
