@@ -23,6 +23,7 @@ from storage.sampler import check_sampler, default_sampler
 from tba.config import Config, parse
 from tba.errors import AlreadyExists, ConfigError
 from tba.tasks import get_task, preset_of
+from tba.values import check_can_value
 
 FLAT = {"steps": "training.steps", "searchers": "search.searchers", "seed": "seed"}
 """Parameters with a name of their own, and the setting each stands for."""
@@ -45,7 +46,7 @@ def resolve(task: str, overrides: Mapping[str, Any] | None = None, **flat: int |
 
 def checked(config: Config) -> Config:
     """The settings themselves, if they can be run; ConfigError if not."""
-    get_task(config.task)
+    check_can_value(get_task(config.task), config.search)
     return config
 
 
@@ -161,6 +162,7 @@ def describe(config: Config) -> str:
             f"{search.prompts_per_round} prompts x {search.responses_per_prompt} responses = "
             f"{config.responses_per_round}, by each of {search.searchers} searcher(s)",
         ),
+        *([("values", _values(config))] if search.value_samples else []),
         ("initial fill", f"{search.initial_fill} trajectories"),
         ("evaluation", _evaluation(config)),
         ("beta", f"{config.objective.beta_start:g} to {config.objective.beta_end:g}"),
@@ -178,6 +180,12 @@ def describe(config: Config) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _values(config: Config) -> str:
+    search = config.search
+    states = f"at most {search.value_steps} of" if search.value_steps else "all"
+    return f"{search.value_samples} continuations of {states} the states of each response: its prompt's and each step's"
 
 
 def _evaluation(config: Config) -> str:

@@ -43,7 +43,9 @@ _PATIENCE = 10.0  # seconds for the process to end when it is no longer needed
 
 Numbers = Sequence[np.ndarray]
 
-_LISTS = ("prompt_tokens", "response_tokens", "ref_logps", "behaviour_logps", "loss_mask")
+_LISTS = (
+    "prompt_tokens", "response_tokens", "ref_logps", "behaviour_logps", "loss_mask", "step_ends", "step_values",
+)  # fmt: skip
 """Fields of what is fetched that have a list per row, if they are there."""
 
 
@@ -65,6 +67,7 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
         disk_bytes=int(limits.disk_gb * 1e9),
         threads=limits.draw_threads,
         behaviour=config.objective.needs_tokens,
+        values=config.objective.needs_values,
         searchers_in_step=config.search.searchers if config.sync.lag is not None else None,
     )
 

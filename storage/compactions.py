@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from storage import layout, records
 from storage.run import Run
-from storage.schema import TRAJECTORY_SCHEMA
+from storage.schema import LATER, TRAJECTORY_SCHEMA
 from storage.store import Store
 from storage.syncs import Shard
 from tba.errors import Damaged, Missing
@@ -23,7 +23,7 @@ PAYLOAD = ("prompt_tokens", "response_tokens", "behaviour_logps", "ref_logps")
 FACTS = {name: pa.int32() for name in ("seq", "sync", "step")}
 """What a compaction adds to the rows: of which shard they are, and which record admitted them."""
 
-_HEAVY = ("prompt", "response", *PAYLOAD, "loss_mask")
+_HEAVY = ("prompt", "response", *PAYLOAD, *LATER)
 COLUMNS = pa.schema(
     [
         *(pa.field(name, kind) for name, kind in FACTS.items()),

@@ -50,6 +50,7 @@ WHOLE = 4 << 20
 
 _DRAWN = ("prompt_id", "prompt_tokens", "response_tokens", "ref_logps", "loss_mask", "reward", "finished")
 """Columns that are read of the rows that are drawn."""
+_STEPS = ("step_ends", "step_values")
 _FOOTERS = 256 << 20  # bytes of the footers of compactions that stay in memory
 _PAUSE = 0.1, 5.0  # seconds between two looks for a shard, at first and at most
 _UNPACKED = 7  # times what it is as bytes: what a footer takes in memory
@@ -352,11 +353,11 @@ class _Object(io.RawIOBase):
 class Payloads:
     """Trajectories of admitted shards. What batches need of the row groups that were used last stays in memory as Arrow
     keeps it, up to `memory_bytes`, and for as long as a fetch lasts what it uses. With `behaviour`, that includes the
-    log-probabilities of the tokens when they were sampled."""
+    log-probabilities of the tokens when they were sampled, with `values` those of the states between steps."""
 
-    def __init__(self, run: Run, *, memory_bytes: int, disk_bytes: int, behaviour: bool = False):
+    def __init__(self, run: Run, *, memory_bytes: int, disk_bytes: int, behaviour: bool = False, values: bool = False):
         self.run, self.limit = run, memory_bytes
-        names = (*_DRAWN, "behaviour_logps") if behaviour else _DRAWN
+        names = (*_DRAWN, *(["behaviour_logps"] if behaviour else []), *(_STEPS if values else []))
         self.schema = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in names])
         self.reader = ShardReader(run, disk_bytes=disk_bytes)
         self.nbytes = 0
@@ -393,6 +394,7 @@ class Payloads:
             finished_B=found["finished"].to_numpy(),
             behaviour_logps=flat(found["behaviour_logps"]) if "behaviour_logps" in self.schema.names else None,
             loss_mask=_mask(found),
+            **{name: flat(found[name]) for name in _STEPS if name in self.schema.names},
         )
 
     def _found(self, pieces: Sequence[Piece], shard: Shard, row: int) -> pa.RecordBatch:

@@ -42,6 +42,7 @@ class DuckReplayBuffer:
         disk_bytes: int = 32 << 30,
         threads: int = 1,
         behaviour: bool = False,
+        values: bool = False,
         searchers_in_step: int | None = None,
     ):
         self.run, self.attempt, self.events = run, attempt, events
@@ -57,7 +58,9 @@ class DuckReplayBuffer:
             step_of_version=self._step_of_version,
             threads=threads,
         )
-        self.payloads = Payloads(run, memory_bytes=memory_bytes, disk_bytes=disk_bytes, behaviour=behaviour)
+        self.payloads = Payloads(
+            run, memory_bytes=memory_bytes, disk_bytes=disk_bytes, behaviour=behaviour, values=values
+        )
         self.arrivals = Arrivals(run, self.payloads, self.index.check)
         self.recording = Recording(run.inherits) if run.inherits and run.inherits.replays else None
         self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq

@@ -20,8 +20,8 @@ from tba.types import Trajectory
 
 SCHEMA_VERSION = 1
 
-_TOKENS = pa.list_(pa.field("element", pa.int32()))
-_LOGPS = pa.list_(pa.field("element", pa.float32()))
+_INTEGERS = pa.list_(pa.field("element", pa.int32()))
+_NUMBERS = pa.list_(pa.field("element", pa.float32()))
 _MASK = pa.list_(pa.field("element", pa.bool_()))
 
 TRAJECTORY_SCHEMA = pa.schema(
@@ -38,11 +38,13 @@ TRAJECTORY_SCHEMA = pa.schema(
         "group_id": pa.string(),
         "prompt": pa.string(),
         "response": pa.string(),
-        "prompt_tokens": _TOKENS,
-        "response_tokens": _TOKENS,
-        "behaviour_logps": _LOGPS,
-        "ref_logps": _LOGPS,
+        "prompt_tokens": _INTEGERS,
+        "response_tokens": _INTEGERS,
+        "behaviour_logps": _NUMBERS,
+        "ref_logps": _NUMBERS,
         "loss_mask": _MASK,  # null where the policy wrote every token
+        "step_ends": _INTEGERS,  # null, like the next, where no values were estimated
+        "step_values": _NUMBERS,
         "reference_version": pa.int32(),
         "reference_version_attempt": pa.int32(),
         "reward": pa.float64(),
@@ -58,12 +60,12 @@ TRAJECTORY_SCHEMA = pa.schema(
         "schema_version": pa.int32(),
     }
 )
-LATER = ("loss_mask",)
+LATER = ("loss_mask", "step_ends", "step_values")
 """Columns that shards of 0.1.0 do not have, and that are null where there is nothing to say."""
 
 _AS_THEY_ARE = (
     "trajectory_id", "searcher", "round", "slot", "prompt_id", "group_id", "prompt", "response", "reward", "finished",
-    "temperature", "top_p", "seed", "created_at", "generate_seconds", "loss_mask",
+    "temperature", "top_p", "seed", "created_at", "generate_seconds", *LATER,
 )  # fmt: skip
 _LISTS = {"prompt_tokens": "i", "response_tokens": "i", "behaviour_logps": "f", "ref_logps": "f"}
 """Columns of lists, each with what `struct` calls their elements."""
@@ -182,6 +184,6 @@ def expected_metadata(run: str, searcher: int, seq: int) -> dict[bytes, bytes]:
 
 
 def flat(column: pa.ChunkedArray | pa.Array) -> Lists:
-    """A column of lists."""
+    """A column of lists; null is an empty one."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return Lists(whole.flatten().to_numpy(), whole.value_lengths().to_numpy().astype(np.int64))
+    return Lists(whole.flatten().to_numpy(), whole.value_lengths().fill_null(0).to_numpy().astype(np.int64))

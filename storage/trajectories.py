@@ -257,8 +257,24 @@ def _check_lengths(columns: Mapping[str, pa.Array]) -> None:
     has_mask_B = mask.is_valid().to_numpy(zero_copy_only=False)
     if not np.array_equal(mask.drop_null().value_lengths().to_numpy(), length_B[has_mask_B]):
         raise _Fault("the lengths of 'loss_mask' disagree with column 'length'")
+    _check_steps(columns["step_ends"], columns["step_values"], length_B)
     if not columns["prompt_tokens"].value_lengths().to_numpy().all():
         raise _Fault("a prompt has no tokens")
+
+
+def _check_steps(ends: pa.Array, values: pa.Array, length_B: np.ndarray) -> None:
+    stored = ends.is_valid()
+    if not (stored.equals(values.is_valid()) and ends.value_lengths().equals(values.value_lengths())):
+        raise _Fault("the lengths of 'step_values' disagree with column 'step_ends'")
+    length_M = length_B[stored.to_numpy(zero_copy_only=False)]
+    ends_N, steps_M = ends.flatten().to_numpy(), ends.drop_null().value_lengths().to_numpy()
+    last_M = np.cumsum(steps_M) - 1
+    if not steps_M.all() or not np.array_equal(ends_N[last_M], length_M):
+        raise _Fault("the steps of 'step_ends' do not end with the response")
+    sizes_N = np.diff(ends_N, prepend=0)
+    sizes_N[last_M[:-1] + 1] = ends_N[last_M[:-1] + 1]
+    if (sizes_N < 1).any():
+        raise _Fault("column 'step_ends' has a step without tokens")
 
 
 def _check_numbers(columns: Mapping[str, pa.Array]) -> None:

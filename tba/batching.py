@@ -31,6 +31,8 @@ class Batch:
     ref_logp_BT: Tensor | None = None  # float32: of each token that counts, 0 elsewhere; so is the next
     behaviour_logp_BT: Tensor | None = None  # when it was sampled
     reference_power: float = 1.0  # of the reference in the step's target
+    step_value_BT: Tensor | None = None  # float32: value of the state before the step that a token is of, 0 elsewhere
+    step_next_BT: Tensor | None = None  # of the state after it: after the last step, the reward
 
     @property
     def groups(self) -> int:
@@ -62,13 +64,15 @@ def collate(
     pad_id: int,
     include_eos: bool,
     by_token: bool = False,
+    by_step: bool = False,
     device: torch.device | str = "cpu",
 ) -> Batch:
     """Consecutive runs of K rows as groups, in the given order.
 
     A finished response ends with EOS, which counts if `include_eos`; a truncated one counts whole either way. The EOS
     of an earlier turn counts always: it is how the policy hands over. What the environment wrote is read and never
-    counts, whatever log-probabilities are stored of it. With `by_token`, log-probabilities come token by token too.
+    counts, whatever log-probabilities are stored of it. With `by_token`, log-probabilities come token by token too, and
+    with `by_step` the values between steps.
     """
     _check_groups(fetched, responses_per_prompt)
     counted_B = _counted(fetched, include_eos)
@@ -79,6 +83,10 @@ def collate(
     if by_token:
         tokens["ref_logp_BT"] = _spread(ref_logps, padded)
         tokens["behaviour_logp_BT"] = _spread(_behaviour_logps(fetched).first(counted_B).where(own), padded)
+    if by_step:
+        value, following = _step_values(fetched)
+        tokens["step_value_BT"] = _spread(value.first(counted_B), padded)
+        tokens["step_next_BT"] = _spread(following.first(counted_B), padded)
     return Batch(
         tokens_BT=padded.tokens_BT,
         response_mask_BT=padded.response_mask_BT if own is None else _spread(own, padded).bool(),
@@ -88,6 +96,8 @@ def collate(
         lengths=padded.lengths,
         ref_logp_BT=tokens.get("ref_logp_BT"),
         behaviour_logp_BT=tokens.get("behaviour_logp_BT"),
+        step_value_BT=tokens.get("step_value_BT"),
+        step_next_BT=tokens.get("step_next_BT"),
     )
 
 
@@ -140,6 +150,8 @@ def micro_batches(batch: Batch, groups_per_micro_batch: int) -> Iterator[tuple[i
                 ref_logp_BT=None if batch.ref_logp_BT is None else batch.ref_logp_BT[rows, :width],
                 behaviour_logp_BT=None if batch.behaviour_logp_BT is None else batch.behaviour_logp_BT[rows, :width],
                 reference_power=batch.reference_power,
+                step_value_BT=None if batch.step_value_BT is None else batch.step_value_BT[rows, :width],
+                step_next_BT=None if batch.step_next_BT is None else batch.step_next_BT[rows, :width],
             ),
         )
 
@@ -156,6 +168,27 @@ def _behaviour_logps(fetched: Fetched) -> Lists:
         raise DataError("the batch was fetched without the log-probabilities with which its tokens were sampled")
     _check_lengths(fetched, fetched.behaviour_logps, "log-probabilities of when they were sampled")
     return fetched.behaviour_logps
+
+
+def _step_values(fetched: Fetched) -> tuple[Lists, Lists]:
+    """Of each token the value before its step, and after it: that of the next state, or the reward after the last."""
+    ends, values = fetched.step_ends, fetched.step_values
+    if ends is None or values is None:
+        raise DataError("the batch was fetched without the values of its steps")
+    for row in np.flatnonzero(ends.lengths_B == 0):
+        raise DataError(
+            f"trajectory {fetched.trajectory_ids[row]!r} has no values of its steps: it was generated where "
+            "search.value_samples was 0"
+        )
+    last_B = np.cumsum(ends.lengths_B) - 1
+    sizes_N = np.diff(ends.elements_N, prepend=0)
+    sizes_N[last_B[:-1] + 1] = ends.elements_N[last_B[:-1] + 1]
+    next_N = np.append(values.elements_N[1:], 0)
+    next_N[last_B] = fetched.reward_B
+    lengths_B = ends.elements_N[last_B].astype(np.int64)
+    found = Lists(np.repeat(values.elements_N, sizes_N), lengths_B), Lists(np.repeat(next_N, sizes_N), lengths_B)
+    _check_lengths(fetched, found[0], "tokens in its steps")
+    return found
 
 
 def _loss_mask(fetched: Fetched) -> Lists | None:

@@ -77,7 +77,7 @@ class ModelConfig:
 
 ObjectiveName = Literal[
     "trajectory-balance", "tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo", "online-dpo", "kimi",
-    "oapl", "ppo",
+    "oapl", "ppo", "vine-ppo",
 ]  # fmt: skip
 _GRADIENTS = ("tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo")
 _APPLIES: Mapping[str, Sequence[ObjectiveName]] = {
@@ -87,10 +87,10 @@ _APPLIES: Mapping[str, Sequence[ObjectiveName]] = {
     "reference_temperature_end": ("trajectory-balance",),
     "reference_temperature_steps": ("trajectory-balance",),
     "log_z_learning_rate": ("trajectory-balance",),
-    "correction": (*_GRADIENTS, "ppo"),
+    "correction": (*_GRADIENTS, "ppo", "vine-ppo"),
     "correction_level": _GRADIENTS,
-    "normaliser": (*_GRADIENTS, "ppo"),
-    "penalty": ("reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo", "ppo"),
+    "normaliser": (*_GRADIENTS, "ppo", "vine-ppo"),
+    "penalty": ("reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo", "ppo", "vine-ppo"),
     "centre": ("tba-prime",),
     "anchor": ("trajectory-balance", "kimi", "oapl"),
     "value_beta": ("oapl",),
@@ -185,6 +185,11 @@ class ObjectiveConfig:
             case _:
                 return True
 
+    @property
+    def needs_values(self) -> bool:
+        """Whether it takes advantages from values that searchers store of the states within responses."""
+        return self.name == "vine-ppo"
+
     @model_validator(mode="after")
     def _settings_apply(self) -> Self:
         for name, objectives in _APPLIES.items():
@@ -193,6 +198,11 @@ class ObjectiveConfig:
                 raise ValueError(f"objective.{name} does not apply to {self.name!r}, got {found!r}")
         if self.anchor == "behaviour" and self.name == "trajectory-balance":
             self._have_no_reference()
+        if self.name == "vine-ppo" and self.penalty == "reward":
+            raise ValueError(
+                "objective.penalty must be 'loss' or 'none' for 'vine-ppo', whose values are of the task's rewards "
+                "alone, got 'reward'"
+            )
         if self.reference_reset and self.reference_decay:
             raise ValueError(
                 f"objective.reference_decay must be 0 where the reference is reset (objective.reference_reset = "
@@ -259,6 +269,11 @@ class SearchConfig:
     remembered_rewards: Count = 0
     """Of so many distinct responses a searcher remembers the reward instead of asking for it again: for tasks whose
     rewards cost more than that, and where the same response is always worth the same."""
+    value_samples: Count = 0
+    """Continuations from which the value of each state within a response is estimated, for `vine-ppo`, whose paper has
+    9; 0 leaves them out."""
+    value_steps: Count = 25
+    """Of how many states of a response, from the prompt's on; those beyond get the response's own reward. 0 is all."""
     initial_fill: Positive = 500
     """Trajectories that must exist before the first step: a batch at least."""
 
@@ -488,6 +503,14 @@ class Config:
                 self.limits.orphan_after >= 3 * self.limits.lease_every,
                 f"limits.orphan_after must be >= 3 x limits.lease_every ({self.limits.lease_every}), or every role "
                 f"takes itself for an orphan, got {self.limits.orphan_after}",
+            ),
+            (
+                search.value_samples > 0 or not objective.needs_values,
+                f"search.value_samples must be > 0 for objective.name {objective.name!r}, got 0",
+            ),
+            (
+                search.value_samples > 0 or search.value_steps == SearchConfig.value_steps,
+                f"search.value_steps does not apply where search.value_samples is 0, got {search.value_steps}",
             ),
             (
                 search.initial_fill >= self.batch,

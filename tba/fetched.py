@@ -50,6 +50,8 @@ class Fetched:
     finished_B: np.ndarray  # bool
     behaviour_logps: Lists | None = None  # one per token of the response, where they are asked for
     loss_mask: Lists | None = None  # bools, one per token: whether the policy wrote it; None where it wrote all
+    step_ends: Lists | None = None  # tokens after which each step ends, where they are asked for; none if not stored
+    step_values: Lists | None = None  # the value of the state before each step, likewise
 
     def __len__(self) -> int:
         return len(self.trajectory_ids)

@@ -105,6 +105,16 @@ class TakesTurns(Protocol):
         ...
 
 
+@runtime_checkable
+class SplitsIntoSteps(Protocol):
+    """A task that says where the steps of a response end. Of others, lines are steps."""
+
+    def step_ends(self, text: str) -> Sequence[int]:
+        """Places in a response's text, each as the number of characters before it; its two ends need not be named.
+        A step is whole tokens: it ends with the first token that reaches the place."""
+        ...
+
+
 class Generator(Protocol):
     """Samples responses. Owns the weights it generates with."""
 

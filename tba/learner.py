@@ -71,6 +71,7 @@ class Learner:
             pad_id=self.policy.pad_id,
             include_eos=self.config.objective.include_eos,
             by_token=self.config.objective.needs_tokens,
+            by_step=self.config.objective.needs_values,
             device=self.policy.device,
         )
 
@@ -175,6 +176,8 @@ def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch) -> Groups:
         ref_logp_PK=grouped(part.ref_logp_B),
         ref_logp_PKT=None if part.ref_logp_BT is None else grouped(part.ref_logp_BT),
         behaviour_logp_PKT=None if part.behaviour_logp_BT is None else grouped(part.behaviour_logp_BT),
+        step_value_PKT=None if part.step_value_BT is None else grouped(part.step_value_BT),
+        step_next_PKT=None if part.step_next_BT is None else grouped(part.step_next_BT),
         length_PK=grouped(torch.tensor(part.lengths, device=logp_BT.device)),
         batch_reward=float(whole.reward_B.mean()),
         batch_tokens=float(whole.response_mask_BT.sum()) / len(whole.lengths),

@@ -1,5 +1,5 @@
-"""Which prompts a round visits, and the seed of each response and each turn: functions of settings and place, so that
-whoever starts again does the same."""
+"""Which prompts a round visits, and the seed of each response, turn and continuation: functions of settings and place,
+so that whoever starts again does the same."""
 
 import hashlib
 from collections.abc import Sequence
@@ -56,4 +56,10 @@ def turn_seed(seed: int, turn: int) -> int:
     if turn == 0:
         return seed
     digest = hashlib.md5(f"{seed}:turn:{turn}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def continuation_seed(seed: int, tokens: int, number: int) -> int:
+    """The seed of a continuation, one of several, of what a response is after so many tokens."""
+    digest = hashlib.md5(f"{seed}:continuation:{tokens}:{number}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from itertools import count
 from random import Random
 
-from tba import turns
+from tba import turns, values
 from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed
 from tba.interfaces import EventLog, Generator, Lease, ReferenceScorer, Task, TrajectoryLog, VersionStore
@@ -14,6 +14,7 @@ from tba.prompts import PromptStream, request_seed
 from tba.scoring import Scoring
 from tba.timing import looks, timed
 from tba.types import Prompt, Response, Reward, Trajectory, Version
+from tba.values import Steps
 
 WARMEST = 1.1 / 0.7
 """Times the temperature of search: the greatest of rounds that explore, unless the settings give another."""
@@ -38,6 +39,7 @@ class Searcher:
         lag: int | None = None,
         first_version: int = 0,
     ):
+        values.check_can_value(task, config)
         self.index, self.seed, self.config, self.stream = index, seed, config, stream
         self.scoring = Scoring(task, remember=config.remembered_rewards)
         self.generator, self.scorer = generator, scorer
@@ -160,17 +162,30 @@ class Searcher:
         )
 
     def score(self, round: int, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]]) -> list[Trajectory]:
-        """Rewards and reference log-probabilities of a round's responses."""
+        """Rewards and reference log-probabilities of a round's responses, and the values of their steps."""
         with timed(self.seconds, "score"):
             ref_logps = self.scorer.token_logps(prompts, responses, temperature=self.config.temperature)
             scored = self.scoring.rewards(prompts, responses)
-            now = datetime.now(UTC)
-            each = self.config.responses_per_prompt
-            return [
-                self._trajectory(round, i * each + j, prompt, response, ref_logps[i][j], scored[i][j], now)
-                for i, prompt in enumerate(prompts)
-                for j, response in enumerate(responses[i])
-            ]
+        steps = self.value(prompts, responses, scored)
+        now = datetime.now(UTC)
+        each = self.config.responses_per_prompt
+        return [
+            self._trajectory(round, i * each + j, prompt, response, ref_logps[i][j], scored[i][j], steps[i][j], now)
+            for i, prompt in enumerate(prompts)
+            for j, response in enumerate(responses[i])
+        ]
+
+    def value(
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[Sequence[Response]],
+        rewards: Sequence[Sequence[Reward]],
+    ) -> Sequence[Sequence[Steps | None]]:
+        """The steps of each response and their values, where they are asked for."""
+        if not self.config.value_samples:
+            return [[None] * len(group) for group in responses]
+        with timed(self.seconds, "value"):
+            return values.estimate(self.scoring, self.generator, self.config, prompts, responses, rewards)
 
     def append(self, round: int, trajectories: Sequence[Trajectory]) -> None:
         with timed(self.seconds, "append"):
@@ -196,6 +211,7 @@ class Searcher:
         response: Response,
         ref_logps: tuple[float, ...],
         reward: Reward,
+        steps: Steps | None,
         now: datetime,
     ) -> Trajectory:
         return Trajectory(
@@ -213,6 +229,8 @@ class Searcher:
             behaviour_logps=response.logps,
             ref_logps=turns.own(ref_logps, response.loss_mask),
             loss_mask=response.loss_mask,
+            step_ends=steps.ends if steps else None,
+            step_values=steps.values if steps else None,
             reference_version=self.scorer.version,
             reward=reward.value,
             reward_parts=reward.parts,

@@ -94,6 +94,8 @@ class Trajectory:
     behaviour_logps: tuple[float, ...]
     ref_logps: tuple[float, ...]
     loss_mask: tuple[bool, ...] | None = None  # which tokens the policy wrote; None: all. Others have logps of 0
+    step_ends: tuple[int, ...] | None = None  # after how many tokens each of its steps ends; None: not divided
+    step_values: tuple[float, ...] | None = None  # what the policy earned on average from the state before each step
     reference_version: Version
     reward: float
     reward_parts: Mapping[str, float] = field(default_factory=dict)

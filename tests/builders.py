@@ -104,6 +104,8 @@ def fetched_of(trajectories: Sequence[Trajectory]) -> Fetched:
         finished_B=np.array([t.finished for t in trajectories], bool),
         behaviour_logps=Lists.of([t.behaviour_logps for t in trajectories], np.float32),
         loss_mask=_masks(trajectories),
+        step_ends=Lists.of([t.step_ends or () for t in trajectories], np.int32),
+        step_values=Lists.of([t.step_values or () for t in trajectories], np.float32),
     )
 
 
@@ -117,7 +119,13 @@ def _masks(trajectories: Sequence[Trajectory]) -> Lists | None:
 def rows_of(fetched: Fetched) -> list[tuple]:
     """Row by row, to be compared."""
     lists = (fetched.prompt_tokens, fetched.response_tokens, fetched.ref_logps, *filter(None, [fetched.loss_mask]))
-    columns = [np.split(it.elements_N, np.cumsum(it.lengths_B)[:-1]) for it in lists]
+    columns = [rows_in(it) for it in lists]
     scalars = (fetched.trajectory_ids, fetched.prompt_ids, fetched.reward_B.tolist(), fetched.finished_B.tolist())
-    rows = enumerate(zip(*scalars, strict=True))
-    return [(*row, *(tuple(column[n].tolist()) for column in columns)) for n, row in rows]
+    return [(*row, *of_lists) for *row, of_lists in zip(*scalars, zip(*columns, strict=True), strict=True)]
+
+
+def rows_in(lists: Lists | None) -> list[tuple]:
+    """The list of each row."""
+    assert lists is not None
+    ends = zip(np.cumsum(lists.lengths_B).tolist(), lists.lengths_B.tolist(), strict=True)
+    return [tuple(lists.elements_N[end - length : end].tolist()) for end, length in ends]

@@ -20,6 +20,8 @@ comment on column trajectories.response_tokens is 'the response; it ends with th
 comment on column trajectories.behaviour_logps is 'per token, of the policy that generated it, at its temperature; null where given up';
 comment on column trajectories.ref_logps is 'per token, of the reference, at the same temperature; null where given up';
 comment on column trajectories.loss_mask is 'per token of the response, whether the policy wrote it; null where it wrote all. Tokens of the environment have 0 in behaviour_logps and ref_logps';
+comment on column trajectories.step_ends is 'after how many tokens of the response each of its steps ends; null where search.value_samples was 0';
+comment on column trajectories.step_values is 'of the state before each step, the mean reward of continuations by the policy that generated the response; null likewise';
 comment on column trajectories.reference_version is 'which reference';
 comment on column trajectories.reference_version_attempt is 'the attempt that published the reference';
 comment on column trajectories.reward is 'the number the task gave the response';

@@ -31,6 +31,8 @@ class Groups:
     batch_reward: float | None = None  # mean of the whole batch
     batch_tokens: float | None = None  # tokens that count per response, mean of the whole batch
     reference_power: float = 1.0  # of the reference in the target of trajectory balance
+    step_value_PKT: Tensor | None = None  # estimated before the step that a token is of, by what sampled it
+    step_next_PKT: Tensor | None = None  # after that step: after the last, the reward
     value_PKT: Tensor | None = None  # expected before each token by a value model, differentiable
     advantage_PKT: Tensor | None = None  # of each token, estimated from the whole batch; so is the next
     return_PKT: Tensor | None = None
@@ -44,6 +46,8 @@ class Groups:
             "reward_PK": self.logp_PKT.shape[:2],
             "ref_logp_PK": self.logp_PKT.shape[:2],
             "length_PK": self.logp_PKT.shape[:2],
+            "step_value_PKT": self.logp_PKT.shape,
+            "step_next_PKT": self.logp_PKT.shape,
             "value_PKT": self.logp_PKT.shape,
             "advantage_PKT": self.logp_PKT.shape,
             "return_PKT": self.logp_PKT.shape,
@@ -109,16 +113,15 @@ class Estimates(NamedTuple):
     """What an objective makes of a whole batch before any gradient is taken."""
 
     advantage_PKT: Tensor
-    return_PKT: Tensor
+    return_PKT: Tensor | None  # of objectives that learn values
     metrics: Mapping[str, Tensor]  # [] each, of the whole batch
 
     def of(self, first: int, part: Groups) -> Groups:
         """A part of the batch, from this group on, with what was estimated for it."""
         prompts, _, width = part.logp_PKT.shape
         rows = slice(first, first + prompts)
-        return replace(
-            part, advantage_PKT=self.advantage_PKT[rows, :, :width], return_PKT=self.return_PKT[rows, :, :width]
-        )
+        returns = None if self.return_PKT is None else self.return_PKT[rows, :, :width]
+        return replace(part, advantage_PKT=self.advantage_PKT[rows, :, :width], return_PKT=returns)
 
 
 class Loss(NamedTuple):

@@ -23,6 +23,9 @@ from tba.objectives.rloo import PROXIMAL, rloo
 from tba.objectives.tba_prime import OWN as TBA_PRIME
 from tba.objectives.tba_prime import tba_prime
 from tba.objectives.trajectory_balance import LogZ, trajectory_balance
+from tba.objectives.vine_ppo import OWN as VINE_PPO
+from tba.objectives.vine_ppo import estimates as vine_estimates
+from tba.objectives.vine_ppo import vine_ppo
 
 
 class Objective(Protocol):
@@ -42,6 +45,7 @@ _GRADIENTS: dict[str, tuple[Callable[..., Loss], Surrogate]] = {
     "proximal-rloo": (rloo, PROXIMAL),
     "grpo": (grpo, GRPO),
     "dr-grpo": (dr_grpo, DR_GRPO),
+    "vine-ppo": (vine_ppo, VINE_PPO),
 }
 
 
@@ -69,10 +73,14 @@ def make_objective(config: ObjectiveConfig, *, max_tokens: int) -> Objective:
 
 def make_estimator(config: ObjectiveConfig) -> Estimator | None:
     """None for an objective that takes each group by itself."""
-    if config.name != "ppo":
-        return None
-    surrogate = _chosen(config, PPO, max_tokens=0)
-    return partial(estimates, surrogate=surrogate, discount=config.discount, decay=config.gae_decay)
+    match config.name:
+        case "ppo":
+            surrogate = _chosen(config, PPO, max_tokens=0)
+            return partial(estimates, surrogate=surrogate, discount=config.discount, decay=config.gae_decay)
+        case "vine-ppo":
+            return vine_estimates
+        case _:
+            return None
 
 
 def _chosen(config: ObjectiveConfig, own: Surrogate, max_tokens: int) -> Surrogate:

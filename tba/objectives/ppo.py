@@ -39,7 +39,7 @@ def estimates(
     reward_PKT = token_rewards(groups, surrogate, beta=beta)
     advantage_PKT = gae(reward_PKT, value_PKT, mask_PKT, discount=discount, decay=decay)
     return_PKT = advantage_PKT + value_PKT * mask_PKT
-    metrics = {"explained_variance": _explained(return_PKT[mask_PKT], value_PKT[mask_PKT])}
+    metrics = {"explained_variance": explained(return_PKT[mask_PKT], value_PKT[mask_PKT])}
     return Estimates(whiten(advantage_PKT, mask_PKT), return_PKT, metrics)
 
 
@@ -92,7 +92,7 @@ def value_loss(value: Tensor, old_value: Tensor, wanted: Tensor, *, clip: float 
     return 0.5 * torch.maximum((value - wanted).square(), (clipped - wanted).square())
 
 
-def _explained(return_N: Tensor, value_N: Tensor) -> Tensor:
+def explained(return_N: Tensor, value_N: Tensor) -> Tensor:
     """The share of the variance of returns that values foretell: 1 is all, 0 what a constant would; 0 where returns do
     not vary."""
     spread, left = (it.var(correction=0) if len(it) else it.sum() for it in (return_N, return_N - value_N))

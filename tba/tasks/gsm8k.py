@@ -10,6 +10,7 @@ from typing import Any
 
 from tba.config import TaskConfig
 from tba.errors import DataError
+from tba.steps import line_ends
 from tba.tasks.fields import no_options, one_of, text_in
 from tba.types import Prompt, Response, Reward
 
@@ -79,6 +80,10 @@ class GSM8K:
 
     def reward(self, prompt: Prompt, response: Response) -> Reward:
         return Reward(value=float(self.rule(response.text, prompt.answer)))
+
+    def step_ends(self, text: str) -> list[int]:
+        """At lines, as VinePPO has it; one that begins with "####" belongs to the step before it."""
+        return [place for place in line_ends(text) if not text.startswith("####", place)]
 
 
 def _last_number(text: str) -> float | None:

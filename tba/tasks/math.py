@@ -4,6 +4,7 @@ Four published ways of grading give different numbers on the same responses; say
 TBA′, `minerva` VinePPO's, `prm800k` that of the dataset of this name, and `math-verify` a library's.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from tba.grading import minerva as minerva_grader
 from tba.grading import prm800k as prm800k_grader
 from tba.grading.helper import verified
 from tba.grading.latex import LONGEST, after_thinking, decimal, hendrycks, last_box
+from tba.steps import line_ends
 from tba.tasks.fields import one_of, text_in
 from tba.tasks.math500 import is_held_out
 from tba.types import Prompt, Response, Reward
@@ -25,6 +27,9 @@ SOURCES = {
     "train": "hf://datasets/nlile/hendrycks-MATH-benchmark/data/train-00000-of-00001.parquet",  # 12 000 of 12 500
     "test": "hf://datasets/HuggingFaceH4/MATH-500/test.jsonl",
 }
+
+_SENTENCE = re.compile(r"(?<!^\d)[.!?]\s+", re.MULTILINE)  # "1. " at the start of a line is none
+_FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$]+\$|\\\[.+?\\\]|\\\(.+?\\\)", re.DOTALL)
 
 
 def math_verify(response: str, answer: str) -> bool:
@@ -110,6 +115,12 @@ class Math:
 
     def reward(self, prompt: Prompt, response: Response) -> Reward:
         return Reward(value=float(self.rule(response.text, prompt.answer)))
+
+    def step_ends(self, text: str) -> list[int]:
+        """At sentences and lines; a formula is not divided."""
+        places = {*line_ends(text), *(sentence.end() for sentence in _SENTENCE.finditer(text))}
+        inside = [range(formula.start() + 1, formula.end()) for formula in _FORMULA.finditer(text)]
+        return sorted(place for place in places if not any(place in span for span in inside))
 
     def _held_out(self, problems: Sequence[str]) -> frozenset[int]:
         found = frozenset(i for i, problem in enumerate(problems) if is_held_out(problem))

@@ -82,6 +82,10 @@ class Quickstart:
     def reward(self, prompt: Prompt, response: Response) -> Reward:
         return Reward(value=float(response.finished and exact(response.text, prompt.answer)))
 
+    def step_ends(self, text: str) -> Sequence[int]:
+        """Each digit is a step."""
+        return range(1, len(text))
+
     def recipe(self) -> str:
         """All that the base policy is made from: this code, what it teaches with, and the libraries."""
         here = Path(__file__)

@@ -29,7 +29,7 @@ from storage.retention import give_up
 from storage.run import Run
 from storage.store import LocalStore
 from tba.config import parse
-from tba.errors import ConfigError, Damaged, Missing
+from tba.errors import ConfigError, Damaged, DataError, Missing
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings
@@ -286,6 +286,14 @@ def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_a
     assert (Checkpoints(run).load(kept.number, kept.attempt) / "companion.safetensors").is_file()
     assert not any("companion" in entry.key for entry in run.store.list(layout.VERSIONS))
     assert check(run).problems == []
+
+
+def test_a_fork_that_draws_what_was_generated_without_values_says_so_if_it_needs_them(killed: Run):
+    changes = {"objective.name": "vine-ppo", "search.value_samples": "9"}
+    run = forks.fork(killed, 12, changes, name="vine", replay=True)
+    [error] = live(run, "trainer", wiring.run_trainer)
+    assert isinstance(error, DataError)
+    assert re.match(r"trajectory '0/\d+/\d+' has no values of its steps", str(error))
 
 
 @pytest.mark.parametrize(

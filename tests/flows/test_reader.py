@@ -21,7 +21,7 @@ from storage.store import open_store
 from storage.trajectories import Trajectories
 from tba.errors import ConfigError, Missing, RunFailed, Superseded
 from tba.types import Version
-from tests.builders import fetched_of, from_table, make_shard, rows_of
+from tests.builders import fetched_of, from_table, make_shard, rows_in, rows_of
 from tests.flows.roles import is_running, until
 from tests.storage.synthetic import EVERY, PROMPTS, make_config
 
@@ -48,7 +48,8 @@ def append(run: Run, round: int) -> None:
         rewards = dict.fromkeys(PROMPTS[searcher::2], RESPONSES)
         versions = {"version_start": Version(0, 1), "version_end": Version(0, 1)}
         mask = (True, False, True, True) if round % 2 else None
-        shard = make_shard(rewards, searcher=searcher, round=round, loss_mask=mask, **versions)
+        steps = {} if round % 2 else {"step_ends": (1 + round % 3, 4), "step_values": (0.25 * searcher, 0.5)}
+        shard = make_shard(rewards, searcher=searcher, round=round, loss_mask=mask, **steps, **versions)
         Trajectories(run).append(searcher, round, shard)
 
 
@@ -71,9 +72,10 @@ def test_it_finds_draws_and_fetches_what_the_buffer_would(run: Run, reader: Read
     assert masks and not any(mask.all() for mask in masks)
 
 
-def test_an_objective_that_looks_at_tokens_gets_them_as_they_were_sampled(run: Run):
+def test_an_objective_that_looks_at_tokens_gets_them_as_they_were_sampled_and_the_values_between_them(run: Run):
     plain = json.loads(open_store(run.url).read(layout.RUN))
-    plain["config"]["objective"]["name"] = "grpo"
+    plain["config"]["objective"]["name"] = "vine-ppo"
+    plain["config"]["search"]["value_samples"] = 9
     rewrite(run, json.dumps(plain).encode())
     with Reader(run, 1, 1, deadline=60) as reader:
         reader.sync(0, step=0)
@@ -86,6 +88,9 @@ def test_an_objective_that_looks_at_tokens_gets_them_as_they_were_sampled(run: R
     expected = [stored[draw.trajectory_id].behaviour_logps for draw in draws]
     assert fetched.behaviour_logps.elements_N.tolist() == [number for logps in expected for number in logps]
     assert fetched.behaviour_logps.lengths_B.tolist() == [len(logps) for logps in expected]
+    assert rows_in(fetched.step_ends) == [stored[draw.trajectory_id].step_ends or () for draw in draws]
+    assert rows_in(fetched.step_values) == [stored[draw.trajectory_id].step_values or () for draw in draws]
+    assert {len(row) for row in rows_in(fetched.step_ends)} == {0, 2}
 
 
 def rewrite(run: Run, record: bytes) -> None:

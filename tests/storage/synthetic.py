@@ -140,8 +140,9 @@ class SyntheticRun:
                 prompt_id: [float(self.random.random() < 0.3 + 0.1 * version) for _ in range(S)] for prompt_id in asked
             }
             mask = (True, False, False, True) if round % 2 else None
+            steps = {"step_ends": (1, 4), "step_values": (0.25, 0.5)} if round % 3 else {}
             versions = {"version_start": cited, "version_end": cited}
-            shard = make_shard(rewards, searcher=searcher, round=round, loss_mask=mask, **versions)
+            shard = make_shard(rewards, searcher=searcher, round=round, loss_mask=mask, **steps, **versions)
             log.append(searcher, round, shard)
 
     def buffer(self, attempt: int) -> DuckReplayBuffer:

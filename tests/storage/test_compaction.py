@@ -26,7 +26,7 @@ from storage.payloads import Payloads, ShardReader
 from storage.replay_buffer import DuckReplayBuffer
 from storage.retention import given_up_payloads, in_the_way
 from storage.run import Run
-from storage.schema import encode
+from storage.schema import LATER, encode
 from storage.store import Entry, Store
 from storage.syncs import read_chain
 from storage.trajectories import Trajectories
@@ -42,6 +42,7 @@ on_disk_and_s3 = pytest.mark.parametrize("root", ["local", "moto"], indirect=Tru
 
 VIEWS = ("trajectories", "groups", "shards", "syncs", "steps", "draws", "versions", "checkpoints", "attempts")
 CAPACITY = 2
+COUNTED = ", ".join(f"count({name})" for name in LATER)
 
 
 def compacted(run: Run, *, keep: int = 1, drop_beyond: int | None = None, evict: Evict = "oldest") -> Compacted:
@@ -101,8 +102,8 @@ def test_whoever_reads_a_compacted_run_finds_what_was_there(root: str):
     run = make_run(root)
     before, checked, lists = tables(run), findings(run), light(run)
     with storage.connect(run) as con:
-        [(masks, rows)] = con.execute("select count(loss_mask), count(*) from trajectories").fetchall()
-        assert 0 < masks < rows
+        [(*later, rows)] = con.execute(f"select {COUNTED}, count(*) from trajectories").fetchall()
+        assert all(0 < stored < rows for stored in later)
     draws = drawn(replayed(run), range(9, 30))
     done = compacted(run)
     assert (done.upto, done.shards, done.left) == (Version(4, 2), 12, {})
@@ -243,18 +244,18 @@ def test_columns_of_a_task_are_kept_and_a_shard_that_does_not_fit_stays_as_it_is
 
 
 @local
-def test_what_was_stored_before_there_were_masks_is_read_and_compacted_as_if_each_were_null(
+def test_what_was_stored_before_there_was_a_column_is_read_and_compacted_as_if_each_were_null(
     root: str, monkeypatch: pytest.MonkeyPatch
 ):
     run = make_run(root)
     with monkeypatch.context() as earlier:
-        earlier.setattr(compacting, "COLUMNS", pa.schema([it for it in CONTENT if it.name != "loss_mask"]))
+        earlier.setattr(compacting, "COLUMNS", pa.schema([it for it in CONTENT if it.name not in LATER]))
         compacted(run)
     path = Path(run.url, layout.shard(0, 6))
     path.write_bytes(earlier_shard(path))
     before = tables(run)
     with storage.connect(run) as con:
-        assert con.execute("select count(*), count(loss_mask) from trajectories").fetchone() == (84, 0)
+        assert con.execute(f"select count(*), {COUNTED} from trajectories").fetchone() == (84, *[0] * len(LATER))
     assert check(run).problems == []
     assert drawn(replayed(run), range(9, 12))
     replayed(run).sync(LAST_SYNC + 1, step=100)
@@ -263,13 +264,13 @@ def test_what_was_stored_before_there_were_masks_is_read_and_compacted_as_if_eac
     found = tables(run)
     assert [row[:9] for row in found["trajectories"]] == [row[:9] for row in before["trajectories"]]
     with storage.connect(run) as con:
-        assert con.execute("select count(*), count(loss_mask) from trajectories").fetchone() == (84, 0)
+        assert con.execute(f"select count(*), {COUNTED} from trajectories").fetchone() == (84, *[0] * len(LATER))
     assert not [it for it in check(run).problems if it.key.startswith((layout.TRAJECTORIES, layout.COMPACTIONS))]
 
 
 def earlier_shard(path: Path) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(pq.read_table(path).drop_columns(["loss_mask"]), sink, write_page_checksum=True)
+    pq.write_table(pq.read_table(path).drop_columns(list(LATER)), sink, write_page_checksum=True)
     return sink.getvalue().to_pybytes()
 
 

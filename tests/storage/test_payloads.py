@@ -18,7 +18,7 @@ from storage.syncs import Shard
 from storage.trajectories import Trajectories
 from tba.errors import Damaged, Missing
 from tba.types import Trajectory
-from tests.builders import fetched_of, make_shard, make_trajectory, rows_of
+from tests.builders import fetched_of, make_shard, make_trajectory, rows_in, rows_of
 
 on_disk = pytest.mark.parametrize("root", ["local"], indirect=True)
 on_s3 = pytest.mark.parametrize("root", ["moto", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
@@ -139,6 +139,17 @@ def test_a_mask_is_handed_over_only_where_a_row_has_one(run: Run):
     mask = fetched.fetch([(shard, 0), (shard, 1)]).loss_mask
     assert mask is not None and mask.lengths_B.tolist() == [20, 20]
     assert mask.elements_N.tolist() == [True] * 20 + [n % 7 != 1 for n in range(20)]
+
+
+@on_disk
+def test_values_of_steps_are_handed_over_where_they_are_asked_for_and_none_where_none_are_stored(run: Run):
+    divided = make_trajectory(slot=1, tokens=(5, 6, 7), step_ends=(1, 3), step_values=(0.25, -0.5))
+    [shard] = admit(run, [[make_trajectory(slot=0), divided]])
+    plain = make_payloads(run).fetch([(shard, 0), (shard, 1)])
+    assert plain.step_ends is None and plain.step_values is None
+    found = Payloads(run, memory_bytes=1 << 30, disk_bytes=0, values=True).fetch([(shard, 1), (shard, 0), (shard, 1)])
+    assert rows_in(found.step_ends) == [(1, 3), (), (1, 3)]
+    assert rows_in(found.step_values) == [(0.25, -0.5), (), (0.25, -0.5)]
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from storage.syncs import Refusal, Shard, SyncRecord, decode, encode
 from storage.tables import decode_steps
 from storage.trajectories import Trajectories, read_shard
 from tba.types import Draw, Outcome, Prompt, StepRecord, Trajectory, Version
-from tests.builders import as_stored, fetched_of, from_table, make_trajectory, rows_of
+from tests.builders import as_stored, fetched_of, from_table, make_trajectory, rows_in, rows_of
+from tests.storage.test_schema import steps
 
 INT32 = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -55,6 +56,7 @@ def trajectories(draw: st.DrawFn, searcher: int) -> Trajectory:
         behaviour_logps=tuple(draw(logps)),
         ref_logps=tuple(draw(logps)),
         loss_mask=draw(st.none() | st.tuples(*[st.booleans()] * length)),
+        **draw(steps(length)),
         reward_parts=draw(st.dictionaries(TEXT, NUMBER, max_size=2)),
         finished=draw(st.booleans()),
         seed=draw(st.integers(-(2**63), 2**63 - 1)),
@@ -77,7 +79,10 @@ def test_what_was_appended_is_what_is_admitted_and_fetched(run: Run, first: list
     buffer = make_buffer(run)
     assert buffer.sync(0, step=0) == len(expected)
     fetched = buffer.fetch([make_draw(name) for name in reversed(expected)])
-    assert rows_of(fetched) == rows_of(fetched_of(list(reversed(expected.values()))))
+    wanted = fetched_of(list(reversed(expected.values())))
+    assert rows_of(fetched) == rows_of(wanted)
+    assert rows_in(fetched.step_ends) == rows_in(wanted.step_ends)
+    assert rows_in(fetched.step_values) == rows_in(wanted.step_values)
 
 
 def make_buffer(run: Run) -> DuckReplayBuffer:
@@ -92,6 +97,7 @@ def make_buffer(run: Run) -> DuckReplayBuffer:
         sampler_sql=default_sampler(),
         attempt=1,
         events=Events(run, "trainer", 1),
+        values=True,
     )
 
 

@@ -23,6 +23,15 @@ TIMES = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.ju
 
 
 @st.composite
+def steps(draw: st.DrawFn, length: int) -> dict[str, Any]:
+    """Of a response: none, or where it is divided and a value before each part."""
+    if not length or draw(st.booleans()):
+        return {}
+    ends = (*sorted(draw(st.sets(st.integers(1, length), max_size=length - 1)) - {length}), length)
+    return {"step_ends": ends, "step_values": tuple(draw(st.lists(LOGPS, min_size=len(ends), max_size=len(ends))))}
+
+
+@st.composite
 def trajectories(draw: st.DrawFn) -> Trajectory:
     length = draw(st.integers(0, 5))
     return make_trajectory(
@@ -41,6 +50,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         behaviour_logps=tuple(draw(st.lists(LOGPS, min_size=length, max_size=length))),
         ref_logps=tuple(draw(st.lists(LOGPS, min_size=length, max_size=length))),
         loss_mask=draw(st.none() | st.tuples(*[st.booleans()] * length)),
+        **draw(steps(length)),
         reference_version=draw(VERSION),
         reward_parts=draw(st.dictionaries(TEXT, NUMBER, max_size=2)),
         finished=draw(st.booleans()),

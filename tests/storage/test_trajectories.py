@@ -38,6 +38,16 @@ def no_text(name: str) -> bytes:
     return encode(TABLE.set_column(TABLE.column_names.index(name), name, column))
 
 
+def with_steps(*ends: list[int], value: float = 0.5) -> bytes:
+    """The first rows divided at these places; the last has no steps."""
+    columns = {"step_ends": [*ends, None], "step_values": [*([value] * len(it) for it in ends), None]}
+    table = TABLE
+    for name, values in columns.items():
+        place = table.column_names.index(name)
+        table = table.set_column(place, name, pa.array(values, table.schema.field(name).type))
+    return encode(table)
+
+
 NAN, INF = float("nan"), float("inf")
 LISTS = [[-0.5] * 4] * 3
 FAULTS: dict[str, tuple[Callable[[], bytes], str]] = {
@@ -76,6 +86,14 @@ FAULTS: dict[str, tuple[Callable[[], bytes], str]] = {
     "another mask's type": (
         lambda: with_column("loss_mask", [[1] * 4] * 3, pa.list_(pa.int32())), "'loss_mask' is list<element: int32>"
     ),
+    "steps without values": (lambda: with_column("step_ends", [[4], None, None]), "lengths of 'step_values'"),
+    "steps beyond the end": (lambda: with_steps([2, 5], [4]), "'step_ends' do not end with the response"),
+    "steps that stop short": (lambda: with_steps([4], [1, 3]), "'step_ends' do not end with the response"),
+    "no steps": (lambda: with_steps([], [4]), "'step_ends' do not end with the response"),
+    "a step without tokens": (lambda: with_steps([4], [2, 2, 4]), "'step_ends' has a step without tokens"),
+    "steps that go back": (lambda: with_steps([3, 1, 4], [4]), "'step_ends' has a step without tokens"),
+    "a first step of nothing": (lambda: with_steps([4], [0, 4]), "'step_ends' has a step without tokens"),
+    "a value that is none": (lambda: with_steps([4], [1, 4], value=NAN), "'step_values' has a number"),
     "a wrong length": (lambda: with_column("length", [4, 4, 5]), "lengths of 'response_tokens'"),
     "a prompt without tokens": (lambda: with_column("prompt_tokens", [[1], [], [1]]), "a prompt has no tokens"),
     "a negative token": (lambda: with_column("prompt_tokens", [[1], [-1], [1]]), "'prompt_tokens' has a negative"),
@@ -235,6 +253,8 @@ def test_nothing_and_strangers_cannot_be_appended(run: Run):
         ({"prompt_tokens": ()}, "a prompt has no tokens"),
         ({"behaviour_logps": (-0.5,)}, "lengths of 'behaviour_logps'"),
         ({"loss_mask": (True, False)}, "lengths of 'loss_mask'"),
+        ({"step_ends": (1, 2), "step_values": (0.5, 0.5)}, "'step_ends' do not end with the response"),
+        ({"step_ends": (1, 3)}, "lengths of 'step_values'"),
         ({"loss_mask": (True, 2, False)}, "column 'loss_mask' cannot hold its values"),
     ],
 )

@@ -162,6 +162,13 @@ def test_presets_carry_the_numbers_of_the_paper(name):
             "evaluation.top_p does not apply where evaluation.samples is 0, got 0.9",
         ),
         ({"objective.name": "ppo", "objective.correction_level": "mean"}, "objective.correction_level does not apply"),
+        ({"objective.name": "vine-ppo"}, "search.value_samples must be > 0 for objective.name 'vine-ppo', got 0"),
+        ({"search.value_steps": 5}, "search.value_steps does not apply where search.value_samples is 0, got 5"),
+        (
+            {"objective.name": "vine-ppo", "search.value_samples": 9, "objective.penalty": "reward"},
+            "objective.penalty must be 'loss' or 'none' for 'vine-ppo'",
+        ),
+        ({"objective.gae_decay": 0.5, "objective.name": "vine-ppo"}, "objective.gae_decay does not apply"),
         ({"objective.name": "ppo", "objective.log_z": "learned"}, "objective.log_z does not apply to 'ppo'"),
         ({"objective.name": "ppo", "objective.gae_decay": 1.1}, "objective.gae_decay"),
         ({"objective.name": "ppo", "objective.discount": -0.1}, "objective.discount"),

@@ -51,7 +51,14 @@ def groups_of(logits: Tensor, chosen_PK: Tensor, reward_PK: Tensor, *, old_NL: T
         batch_reward=float(reward_PK.mean()),
         batch_tokens=float(toy.L),
         value_PKT=VALUE_NL[chosen_PK],
+        step_value_PKT=VALUE_NL[chosen_PK],
+        step_next_PKT=after(VALUE_NL[chosen_PK], reward_PK),
     )
+
+
+def after(value_PKT: Tensor, reward_PK: Tensor) -> Tensor:
+    """Where each token is a step: the value of the next, and the reward after the last."""
+    return torch.cat([value_PKT[:, :, 1:], reward_PK[:, :, None]], dim=2)
 
 
 def given_tokens(logp_PKT: Tensor, old_PKT: Tensor, reward_PK: Tensor, mask_PKT: Tensor | None = None) -> Groups:
@@ -69,6 +76,8 @@ def given_tokens(logp_PKT: Tensor, old_PKT: Tensor, reward_PK: Tensor, mask_PKT:
         batch_reward=float(reward_PK.mean()),
         batch_tokens=float(mask_PKT.sum()) / reward_PK.numel(),
         value_PKT=0.3 * mask_PKT.double(),
+        step_value_PKT=0.3 * mask_PKT.double(),
+        step_next_PKT=reward_PK[:, :, None] * mask_PKT,
     )
 
 
@@ -106,6 +115,7 @@ def estimated(config: ObjectiveConfig, groups: Groups) -> Groups:
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_order_padding_and_a_constant_added_to_rewards_change_nothing(name: str, seed: int):
+    """Added to the values between steps, too, where rewards were what they were estimated from."""
     chosen = {"gae_decay": 1.0} if name == "ppo" else {}  # else a constant counts less for early tokens
     objective, logits = named(name, **chosen), parameters()
     chosen_PK, reward_PK = toy.draw(seed, 3, 4), toy.random_rewards(seed, 3, 4)
@@ -118,7 +128,11 @@ def test_order_padding_and_a_constant_added_to_rewards_change_nothing(name: str,
     other = objective(groups_of(logits, arranged(chosen_PK), arranged(reward_PK), old_NL=OLD_NL), beta=BETA)
     assert_close(other.value, plain.value)
     assert_close(other.advantage_PK, arranged(plain.advantage_PK))
-    shifted = objective(groups_of(logits, chosen_PK, reward_PK + 7.0, old_NL=OLD_NL), beta=BETA)
+    raised = groups_of(logits, chosen_PK, reward_PK + 7.0, old_NL=OLD_NL)
+    values_PKT = VALUE_NL[chosen_PK] + 7.0
+    shifted = objective(
+        replace(raised, step_value_PKT=values_PKT, step_next_PKT=after(values_PKT, reward_PK + 7.0)), beta=BETA
+    )
     padded = objective(padding(groups_of(logits, chosen_PK, reward_PK, old_NL=OLD_NL)), beta=BETA)
     expected = gradient(plain, logits)
     for loss in (other, shifted, padded):
@@ -128,8 +142,9 @@ def test_order_padding_and_a_constant_added_to_rewards_change_nothing(name: str,
 def padding(groups: Groups) -> Groups:
     """Two more columns that do not count."""
     wider = {
-        name: torch.nn.functional.pad(getattr(groups, name), (1, 1))
-        for name in ("logp_PKT", "mask_PKT", "ref_logp_PKT", "behaviour_logp_PKT", "value_PKT")
+        name: torch.nn.functional.pad(it, (1, 1))
+        for name, it in vars(groups).items()
+        if isinstance(it, Tensor) and it.ndim == 3
     }
     return Groups(**{**vars(groups), **wider})
 

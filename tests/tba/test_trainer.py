@@ -42,6 +42,7 @@ def settings(**changes: Any) -> Config:
             "sync.every": EVERY,
             "sync.checkpoint_every": 3,
             "search.initial_fill": 6,
+            **({"search.value_samples": 9} if changes.get("objective__name") == "vine-ppo" else {}),
             **{key.replace("__", "."): value for key, value in changes.items()},
         }
     )
@@ -107,6 +108,8 @@ class Buffer:
                 response_tokens=(tokens := (*range(5 + d.position, 6 + d.slot + 2 * d.position), EOS_ID)),
                 behaviour_logps=(-4.0,) * len(tokens),
                 reward=first if d.slot == d.position == 0 else float(d.position),
+                step_ends=(1, len(tokens)),
+                step_values=(0.5, 0.25 * d.slot),
             )
             for d in draws
         ]
