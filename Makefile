@@ -37,6 +37,7 @@ bench: install
 	$(BIN)/python -m benchmarks.buffer
 	$(BIN)/python -m benchmarks.crash --out benchmarks/results
 	$(BIN)/python -m benchmarks.science.convergence
+	$(BIN)/python -m benchmarks.science.staleness
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

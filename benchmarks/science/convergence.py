@@ -1,6 +1,7 @@
 """Where each objective leads, given data that never changes: every sequence of a universe small enough to count.
 
     python -m benchmarks.science.convergence [--steps 4000] [--seeds 3] [--out FOLDER]
+    python -m benchmarks.science.convergence --show        the table and the picture of what has been measured
 
 Sequences of three tokens out of three; the reward is 1 if all differ. A policy with a row of logits per prefix starts
 at the reference and takes steps on the whole data set at once, so that nothing is left to chance: either every sequence
@@ -13,9 +14,11 @@ the policy's.
 
 import argparse
 import csv
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -78,18 +81,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument("--show", action="store_true", help="measure nothing")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    found = []
-    for name, seed in product(OBJECTIVES, range(options.seeds)):
-        for data in ("uniform", "reference"):
-            found.append(Found(name, data, seed, *lead(loss_of(name), data, seed, options.steps)))
     options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "convergence.csv").open("w", newline="") as file:
+    file = options.out / "convergence.csv"
+    if not options.show:
+        write(file, measure(options.seeds, options.steps))
+    found = read(file)
+    file.with_suffix(".svg").write_text(drawn(found))
+    print("\n".join(markdown(found)))
+
+
+def measure(seeds: int, steps: int) -> list[Found]:
+    found = []
+    for name, seed in product(OBJECTIVES, range(seeds)):
+        for data in ("uniform", "reference"):
+            found.append(Found(name, data, seed, *lead(loss_of(name), data, seed, steps)))
+    return found
+
+
+def write(path: Path, found: Sequence[Found]) -> None:
+    with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(asdict(found[0])))
         writer.writeheader()
         writer.writerows(map(asdict, found))
-    print("\n".join(markdown(found)))
+
+
+def read(path: Path) -> list[Found]:
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    return [
+        Found(name, "uniform" if data == "uniform" else "reference", int(seed), *map(float, numbers))
+        for name, data, seed, *numbers in rows
+    ]
 
 
 def loss_of(name: str) -> Callable[[Groups], Loss]:
@@ -165,6 +190,43 @@ def markdown(found: Sequence[Found]) -> Iterator[str]:
             of = [it for it in found if (it.objective, it.data) == (name, data)]
             cells += [spread([it.distance for it in of]), spread([it.reward for it in of])]
         yield f"| {' | '.join([name, *cells])} |"
+
+
+def drawn(found: Sequence[Found]) -> str:
+    """A mark for each objective and kind of data where it ends, on a logarithmic axis, and a line at the start."""
+    bottom, top, left, right, row = -7, 0, 230, 640, 16
+    height = row * len(OBJECTIVES)
+
+    def x(distance: float) -> float:
+        share = (max(math.log10(max(distance, 1e-300)), bottom) - bottom) / (top - bottom)
+        return round(left + share * (right - left), 1)
+
+    before = x(statistics.mean(it.distance_before for it in found))
+    parts = [
+        f'<line x1="{x(10.0**power)}" x2="{x(10.0**power)}" y1="0" y2="{height}" stroke="#e2e0db"/>'
+        f'<text x="{x(10.0**power)}" y="{height + 14}" text-anchor="middle">1e{power}</text>'
+        for power in range(bottom, top + 1)
+    ]
+    parts.append(f'<line x1="{before}" x2="{before}" y1="0" y2="{height}" stroke="#777" stroke-dasharray="3 3"/>')
+    for n, name in enumerate(OBJECTIVES):
+        y = row * n + row / 2
+        parts.append(f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{escape(name)}</text>')
+        for data, colour, shift in (("uniform", "#2563a8", -2), ("reference", "#bd5415", 2)):
+            ends = statistics.mean(it.distance for it in found if (it.objective, it.data) == (name, data))
+            parts.append(
+                f'<circle cx="{x(ends)}" cy="{y + shift}" r="3.5" fill="{colour}"><title>{ends:.2g}</title></circle>'
+            )
+    title = (
+        '<text x="10" y="-22" class="title">total variation distance to the target, mean of the seeds</text>'
+        f'<text x="{left}" y="-6" style="fill:#2563a8">uniform data</text>'
+        f'<text x="{left + 90}" y="-6" style="fill:#bd5415">data of the reference</text>'
+        f'<text x="{before}" y="-6" text-anchor="middle">before</text>'
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -40 {right + 20} {height + 62}" width="720">'
+        "<style>text{font:11px system-ui,sans-serif;fill:#555}.title{font-weight:600;font-size:13px;fill:#222}</style>"
+        f'<rect y="-40" width="{right + 20}" height="{height + 62}" fill="#fff"/>{title}{"".join(parts)}</svg>\n'
+    )
 
 
 def spread(values: Sequence[float]) -> str:

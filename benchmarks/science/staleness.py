@@ -1,0 +1,386 @@
+"""The staleness curve of quickstart: how well each objective does after equal trajectories, by the age of its data.
+
+    python -m benchmarks.science.staleness [--only ARM …] [--lags 64 …] [--seeds 0 …] [--hours H] [--out FILE.csv]
+    python -m benchmarks.science.staleness --show        the tables and pictures of what has been run
+
+Each run takes 256 steps on 16 prompts with 8 responses each: 32,768 trajectories, on the settings of quickstart but for
+batch, number of steps and decay (`BASE`). Its lag is exact (benchmarks/science/lagged.py): 0 is on policy, at 64 the
+first quarter of the run learns from what the start generated. Said is the share of right answers to 500 held-out
+problems with 4 sampled responses each, after the last step. Each seed has a base policy of its own.
+
+Learning rate and beta are chosen for each arm by one sweep, `RATES` x `BETAS` (rates alone where beta has no part in
+the objective), on a seed that is not reported: on policy for itself, at a lag of 16 for lags up to that, and at 64. The
+best accuracy decides; of equal ones the smaller rate, then the smaller beta. `VARIANTS` are what was tried to make
+trajectory balance hold at a lag of 64.
+
+Every finished run is a row of the CSV with all that was changed, and is not run again: the command goes on where it
+stopped.
+"""
+
+import argparse
+import csv
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from benchmarks.science.lagged import Anchor, Scored, lagged_run
+from flows.charts import Series, picture
+from tba.config import Config, preset
+from tba.errors import RunFailed
+
+STEPS, PROMPTS, RESPONSES = 256, 16, 8
+BASE: Mapping[str, Any] = {
+    "training.steps": STEPS,
+    "training.decay_steps": STEPS // 2,
+    "training.prompts_per_step": PROMPTS,
+    "training.responses_per_prompt": RESPONSES,
+    "training.groups_per_micro_batch": PROMPTS,
+    "search.prompts_per_round": PROMPTS,
+    "search.responses_per_prompt": RESPONSES,
+    "search.initial_fill": PROMPTS * RESPONSES,
+    "sampling.recent_share": 1.0,
+    "sync.every": 1,
+}
+SCORED = (STEPS // 4, STEPS // 2, 3 * STEPS // 4, STEPS)
+
+LAGS, SEEDS, TUNING_SEED = (1, 4, 16, 64), (0, 1, 2), 100
+RATES, BETAS = (1.5e-4, 3e-4, 6e-4), (0.05, 0.25)
+
+
+@dataclass(frozen=True)
+class Arm:
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rates: Sequence[float] = RATES
+    betas: Sequence[float] = (0.05,)
+    momentum: float = 0.9
+    anchor: Anchor = "reference"
+
+
+ARMS: Mapping[str, Arm] = {
+    "TB": Arm(betas=BETAS),
+    "TB, anchored at what sampled": Arm(betas=BETAS, anchor="behaviour"),
+    "TBA'": Arm({"objective.name": "tba-prime"}, betas=BETAS),
+    "Dr. GRPO": Arm({"objective.name": "dr-grpo"}),
+    "RLOO": Arm({"objective.name": "rloo", "objective.penalty": "none"}),
+    "Proximal RLOO": Arm({"objective.name": "proximal-rloo"}),
+    "Online DPO": Arm({"objective.name": "online-dpo"}, betas=BETAS),
+}
+
+_WIDE = (5e-5, 1.5e-4, 4.5e-4)
+_CLIPPED = {"objective.name": "tba-prime", "objective.correction": "clip"}
+VARIANTS: Mapping[str, Arm] = {
+    "TB, reference reset every 32 steps": Arm({"objective.reference_reset": 32}, rates=(3e-4,), betas=(0.25, 0.5)),
+    "TBA', reference reset every 32 steps": Arm(
+        {"objective.name": "tba-prime", "objective.reference_reset": 32}, rates=(3e-4,), betas=(0.25,)
+    ),
+    "TBA', clipped": Arm(_CLIPPED, rates=(3e-4,), betas=(0.25,)),
+    "OAPL": Arm({"objective.name": "oapl"}, rates=(3e-4,), betas=(0.25,)),
+    "TB, anchored at what sampled, S = 16": Arm(
+        {"search.responses_per_prompt": 16},
+        rates=(3e-4,),
+        betas=(0.25,),
+        anchor="behaviour",
+    ),
+    "TB, no momentum": Arm(rates=_WIDE, betas=BETAS, momentum=0.0),
+    "TB, anchored at what sampled, no momentum": Arm(
+        rates=_WIDE[1:], betas=(0.1, 0.25, 1.0), momentum=0.0, anchor="behaviour"
+    ),
+    "TB, reference reset every 32 steps, no momentum": Arm(
+        {"objective.reference_reset": 32}, rates=_WIDE[1:2], betas=(0.5, 1.0), momentum=0.0
+    ),
+    "TB, half of the slots from all data, no momentum": Arm(
+        {"sampling.recent_share": 0.5}, rates=_WIDE[1:2], betas=(0.25,), momentum=0.0
+    ),
+    "TBA', clipped, no momentum": Arm(_CLIPPED, rates=_WIDE[1:2], betas=(0.25,), momentum=0.0),
+    "OAPL, no momentum": Arm({"objective.name": "oapl"}, rates=_WIDE[1:2], betas=(0.25,), momentum=0.0),
+    "Dr. GRPO, no momentum": Arm(ARMS["Dr. GRPO"].settings, rates=_WIDE, momentum=0.0),
+    "RLOO, no momentum": Arm(ARMS["RLOO"].settings, rates=_WIDE, momentum=0.0),
+}
+"""Each is swept over what can matter to it."""
+HELD: Sequence[str] = ()
+"""Those that are reported on all seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is run; a row of the CSV begins with it."""
+
+    arm: str
+    lag: int
+    seed: int
+    rate: float
+    beta: float
+    momentum: float
+    steps: int
+    settings: str  # JSON: all else that differs from quickstart and `BASE`
+    anchor: Anchor
+
+    @property
+    def config(self) -> Config:
+        return preset("quickstart").replace(
+            {
+                **BASE,
+                "seed": self.seed,
+                "sync.lag": self.lag,
+                "sync.keep_versions": self.lag + 2,
+                "training.learning_rate": self.rate,
+                "objective.beta_start": self.beta,
+                "objective.beta_end": self.beta,
+                "training.adam_beta1": self.momentum,
+                **json.loads(self.settings),
+            }
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Run):
+    sampled: float
+    greedy: float
+    reward: float  # mean of what the last quarter learned from; so is the next
+    age: float
+    curve: str  # sampled accuracy by step
+    cpu_seconds: float
+    failed: str  # why the run ended early, if it did; its scores are then the last there were
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=[*ARMS, *VARIANTS], default=[*ARMS, *VARIANTS], metavar="ARM")
+    parser.add_argument("--lags", nargs="+", type=int, choices=(0, *LAGS), default=[64, 16, 0, 4, 1], metavar="LAG")
+    parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS, metavar="SEED", help="none: only the sweep")
+    parser.add_argument("--hours", type=float, default=1000.0, help="begin no run after so many")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/staleness.csv"))
+    parser.add_argument("--show", action="store_true", help="run nothing")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    ends = time.monotonic() + 3600 * (0 if options.show else options.hours)
+    rows = read(options.out)
+    while time.monotonic() < ends and (run := next_run(rows, options.only, options.lags, options.seeds)):
+        rows.append(take(run))
+        append(options.out, rows[-1])
+        print(f"{run.arm}, lag {run.lag}, seed {run.seed}, {run.rate:g}, {run.beta:g}: {rows[-1].sampled}", flush=True)
+    print("\n".join(markdown(rows)))
+    for name, drawn in pictures(rows).items():
+        options.out.with_name(f"{options.out.stem}-{name}.svg").write_text(drawn)
+
+
+# --- what is run ------------------------------------------------------------------------------------------------------
+
+
+def next_run(rows: Sequence[Row], names: Sequence[str], lags: Sequence[int], seeds: Sequence[int]) -> Run | None:
+    """The first that there is no row of: the sweeps, then seed by seed what they chose."""
+    done = {_key(row) for row in rows}
+    for lag, name in product(lags, names):
+        for run in sweep(name, tuned_at(lag)) if lag in lags_of(name) else ():
+            if _key(run) not in done:
+                return run
+    for seed, lag, name in product(seeds, lags, names):
+        if lag in lags_of(name) and seeds_of(name):
+            best = chosen(rows, name, lag)
+            run = make_run(name, lag, seed, best.rate, best.beta)
+            if _key(run) not in done:
+                return run
+    return None
+
+
+def lags_of(name: str) -> Sequence[int]:
+    """Variants are for the greatest lag; trajectory balance serves to say what on policy would be."""
+    if name.startswith("TB, no momentum"):
+        return (0, 64)
+    return LAGS[-1:] if name in VARIANTS else (0, *LAGS) if name == "TB" else LAGS
+
+
+def seeds_of(name: str) -> Sequence[int]:
+    return SEEDS if name in ARMS or name in HELD else ()
+
+
+def tuned_at(lag: int) -> int:
+    return 64 if lag > 16 else 16 if lag else 0
+
+
+def sweep(name: str, lag: int) -> list[Run]:
+    arm = arm_of(name)
+    return [make_run(name, lag, TUNING_SEED, rate, beta) for rate, beta in product(arm.rates, arm.betas)]
+
+
+def chosen(rows: Sequence[Row], name: str, lag: int) -> Row:
+    """Of a sweep that has been run."""
+    keys = {_key(run) for run in sweep(name, tuned_at(lag))}
+    return min((row for row in rows if _key(row) in keys), key=lambda row: (-row.sampled, row.rate, row.beta))
+
+
+def make_run(name: str, lag: int, seed: int, rate: float, beta: float) -> Run:
+    arm = arm_of(name)
+    settings = json.dumps(dict(arm.settings), sort_keys=True)
+    return Run(
+        arm=name,
+        lag=lag,
+        seed=seed,
+        rate=rate,
+        beta=beta,
+        momentum=arm.momentum,
+        steps=STEPS,
+        settings=settings,
+        anchor=arm.anchor,
+    )
+
+
+def arm_of(name: str) -> Arm:
+    return ARMS[name] if name in ARMS else VARIANTS[name]
+
+
+def take(run: Run) -> Row:
+    began, failed = time.process_time(), ""
+    scores: list[Scored] = []
+    try:
+        for score in lagged_run(run.config, scored_after=SCORED, anchor=run.anchor):
+            scores.append(score)  # so that those before a failure are kept
+    except RunFailed as error:
+        failed = str(error)
+    last = scores[-1] if scores else None
+    return Row(
+        **asdict(run),
+        sampled=round(last.sampled, 4) if last else 0.0,
+        greedy=round(last.greedy, 4) if last else 0.0,
+        reward=round(last.reward, 4) if last else 0.0,
+        age=round(last.age, 1) if last else 0.0,
+        curve=" ".join(f"{it.step}:{it.sampled:.4f}" for it in scores),
+        cpu_seconds=round(time.process_time() - began, 1),
+        failed=failed,
+    )
+
+
+def _key(run: Run) -> tuple[Any, ...]:
+    return tuple(getattr(run, name) for name in Run.__dataclass_fields__)
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    types: dict[str, Any] = {"lag": int, "seed": int, "steps": int}
+    types |= dict.fromkeys(("rate", "beta", "momentum", "sampled", "greedy", "reward", "age", "cpu_seconds"), float)
+    with path.open(newline="") as file:
+        return [Row(**{name: types.get(name, str)(it) for name, it in row.items()}) for row in csv.DictReader(file)]
+
+
+def append(path: Path, row: Row) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(asdict(row)), lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(asdict(row))
+
+
+def reported(rows: Sequence[Row], name: str, lag: int) -> list[Row]:
+    """What the sweep chose, on the seeds that are reported."""
+    keys = {_key(run) for run in sweep(name, tuned_at(lag))}
+    if len({_key(row) for row in rows} & keys) < len(keys):
+        return []
+    best = chosen(rows, name, lag)
+    keys = {_key(make_run(name, lag, seed, best.rate, best.beta)) for seed in SEEDS}
+    return [row for row in rows if _key(row) in keys]
+
+
+# --- what is said of it -----------------------------------------------------------------------------------------------
+
+
+def markdown(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"| objective | {' | '.join(f'lag {lag}' for lag in (0, *LAGS))} |"
+    yield "|---|" + "---:|" * (1 + len(LAGS))
+    for name in ARMS:
+        cells = [spread([row.sampled for row in reported(rows, name, lag)]) for lag in (0, *LAGS)]
+        yield f"| {name} | {' | '.join(cells)} |"
+    yield ""
+    yield "| variant, at a lag of 64 | learning rate | beta | seed of the sweep | reported |"
+    yield "|---|---:|---:|---:|---:|"
+    for name in (*ARMS, *VARIANTS):
+        keys = {_key(run) for run in sweep(name, 64)}
+        found = [row for row in rows if _key(row) in keys]
+        if found:
+            best = chosen(rows, name, 64)
+            tried = f"{best.sampled:.3f}" + (f" ({len(found)} of {len(keys)})" if len(found) < len(keys) else "")
+            held = spread([row.sampled for row in reported(rows, name, 64)])
+            yield f"| {name} | {best.rate:g} | {best.beta:g} | {tried} | {held} |"
+    yield ""
+    yield from sweeps(rows)
+
+
+def sweeps(rows: Sequence[Row]) -> Iterator[str]:
+    """Every run on the seed of the sweep."""
+    rates = sorted({row.rate for row in rows if row.seed == TUNING_SEED})
+    yield "| lag | arm | beta | " + " | ".join(f"{rate:g}" for rate in rates) + " |"
+    yield "|---:|---|---:|" + "---:|" * len(rates)
+    for lag, name in product((0, 16, 64), (*ARMS, *VARIANTS)):
+        keys = {_key(run) for run in sweep(name, lag)} if lag in lags_of(name) else set()
+        found = {(row.beta, row.rate): row.sampled for row in rows if _key(row) in keys}
+        for beta in sorted({beta for beta, _ in found}):
+            cells = [f"{found[beta, rate]:.3f}" if (beta, rate) in found else "" for rate in rates]
+            yield f"| {lag} | {name} | {beta:g} | {' | '.join(cells)} |"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean and standard error over seeds; how many, where some are missing."""
+    if not values:
+        return ""
+    error = f" ± {standard_error(values):.3f}" if len(values) > 1 else ""
+    missing = f" ({len(values)} of {len(SEEDS)} seeds)" if len(values) < len(SEEDS) else ""
+    return f"{statistics.mean(values):.3f}{error}{missing}"
+
+
+def standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+def pictures(rows: Sequence[Row]) -> dict[str, str]:
+    """Accuracy at the end by lag, and at the greatest lag by step."""
+    by_lag = [
+        _series(name, {math.log2(lag): [row.sampled for row in reported(rows, name, lag)] for lag in LAGS})
+        for name in ARMS
+    ]
+    by_step = [_series(name, _by_step(reported(rows, name, LAGS[-1]))) for name in ARMS]
+    by_step.append(_series("TB, on policy", _by_step(reported(rows, "TB", 0))))
+    trajectories = f"{STEPS * PROMPTS * RESPONSES:,} trajectories"
+    drawn = {
+        "lags": (f"sampled accuracy after {trajectories}", by_lag, "log2 lag"),
+        "steps": (f"sampled accuracy at a lag of {LAGS[-1]}", by_step, "step"),
+    }
+    return {
+        name: picture(title, [it for it in series if it.points], x_name=x_name)
+        for name, (title, series, x_name) in drawn.items()
+        if any(it.points for it in series)
+    }
+
+
+def _by_step(rows: Sequence[Row]) -> dict[float, list[float]]:
+    curves = [dict(point.split(":") for point in row.curve.split()) for row in rows]
+    return {step: [float(curve[str(step)]) for curve in curves if str(step) in curve] for step in SCORED}
+
+
+def _series(name: str, values: Mapping[float, Sequence[float]]) -> Series:
+    """Means with their standard errors."""
+    known = {x: ys for x, ys in values.items() if ys}
+    return Series(
+        name,
+        [(x, statistics.mean(ys)) for x, ys in known.items()],
+        marked=True,
+        errors=[standard_error(ys) for ys in known.values()],
+    )
+
+
+if __name__ == "__main__":
+    main()
