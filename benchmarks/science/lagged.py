@@ -14,7 +14,6 @@ from pathlib import Path
 from shutil import copytree
 from statistics import mean
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import numpy as np
 from safetensors.torch import save_file
@@ -38,7 +37,6 @@ from tba.tasks import get_task
 from tba.types import Trajectory, Version
 from tests import fakes
 
-Anchor = Literal["reference", "behaviour"]
 START = Version(0, 1)
 
 
@@ -53,9 +51,8 @@ class Scored:
     age: float
 
 
-def lagged_run(config: Config, *, scored_after: Collection[int], anchor: Anchor = "reference") -> Iterator[Scored]:
-    """Scores after these steps. With the anchor `behaviour`, log-ratios are taken to the policy that sampled a response
-    instead of the reference."""
+def lagged_run(config: Config, *, scored_after: Collection[int]) -> Iterator[Scored]:
+    """Scores after these steps."""
     task = get_task(config.task)
     with TemporaryDirectory(prefix="tba-") as scratch:
         start = _start(config, task)
@@ -69,7 +66,7 @@ def lagged_run(config: Config, *, scored_after: Collection[int], anchor: Anchor 
             searcher.adopt(Version(max(0, step - 1 - (config.sync.lag or 0)), 1))
             buffer.admit(step - 1, _round(searcher, step - 1))
             drawn = buffer.draw(step)
-            learner.learn(step, learner.collate(_fetched(drawn, anchor)))
+            learner.learn(step, learner.collate(_fetched(drawn)))
             learned += [(it.reward, step - 1 - it.version_start.number) for it in drawn]
             weights.add(step, policy.model)
             if step in scored_after:
@@ -205,15 +202,14 @@ def _scores(evaluator: Evaluator, step: int) -> tuple[float, float]:
     return greedy.value, sampled.value
 
 
-def _fetched(rows: Sequence[Trajectory], anchor: Anchor) -> Fetched:
-    behaviour_logps = Lists.of([it.behaviour_logps for it in rows], np.float32)
+def _fetched(rows: Sequence[Trajectory]) -> Fetched:
     return Fetched(
         trajectory_ids=[it.trajectory_id for it in rows],
         prompt_ids=[it.prompt_id for it in rows],
         prompt_tokens=Lists.of([it.prompt_tokens for it in rows], np.int64),
         response_tokens=Lists.of([it.response_tokens for it in rows], np.int64),
-        ref_logps=behaviour_logps if anchor == "behaviour" else Lists.of([it.ref_logps for it in rows], np.float32),
+        ref_logps=Lists.of([it.ref_logps for it in rows], np.float32),
         reward_B=np.array([it.reward for it in rows]),
         finished_B=np.array([it.finished for it in rows]),
-        behaviour_logps=behaviour_logps,
+        behaviour_logps=Lists.of([it.behaviour_logps for it in rows], np.float32),
     )

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from transformers.utils import logging
 
-from benchmarks.science.lagged import Anchor, Scored, lagged_run
+from benchmarks.science.lagged import Scored, lagged_run
 from flows.charts import Series, picture
 from tba.config import Config, preset
 from tba.errors import RunFailed
@@ -62,16 +62,17 @@ class Arm:
     rates: Sequence[float] = RATES
     betas: Sequence[float] = (0.05,)
     momentum: float = 0.9
-    anchor: Anchor = "reference"
 
 
+ANCHORED = {"objective.anchor": "behaviour"}
 ARMS: Mapping[str, Arm] = {
     "TB": Arm(betas=BETAS),
-    "TB, anchored at what sampled": Arm(betas=BETAS, anchor="behaviour"),
+    "TB, anchored at what sampled": Arm(ANCHORED, betas=BETAS),
     "TBA'": Arm({"objective.name": "tba-prime"}, betas=BETAS),
     "Dr. GRPO": Arm({"objective.name": "dr-grpo"}),
     "RLOO": Arm({"objective.name": "rloo", "objective.penalty": "none"}),
     "Proximal RLOO": Arm({"objective.name": "proximal-rloo"}),
+    "PPO": Arm({"objective.name": "ppo"}),
     "Online DPO": Arm({"objective.name": "online-dpo"}, betas=BETAS),
 }
 
@@ -85,15 +86,10 @@ VARIANTS: Mapping[str, Arm] = {
     "TBA', clipped": Arm(_CLIPPED, rates=(3e-4,), betas=(0.25,)),
     "OAPL": Arm({"objective.name": "oapl"}, rates=(3e-4,), betas=(0.25,)),
     "TB, anchored at what sampled, S = 16": Arm(
-        {"search.responses_per_prompt": 16},
-        rates=(3e-4,),
-        betas=(0.25,),
-        anchor="behaviour",
+        {**ANCHORED, "search.responses_per_prompt": 16}, rates=(3e-4,), betas=(0.25,)
     ),
     "TB, no momentum": Arm(rates=_WIDE, betas=BETAS, momentum=0.0),
-    "TB, anchored at what sampled, no momentum": Arm(
-        rates=_WIDE[1:], betas=(0.1, 0.25, 1.0), momentum=0.0, anchor="behaviour"
-    ),
+    "TB, anchored at what sampled, no momentum": Arm(ANCHORED, rates=_WIDE[1:], betas=(0.1, 0.25, 1.0), momentum=0.0),
     "TB, reference reset every 32 steps, no momentum": Arm(
         {"objective.reference_reset": 32}, rates=_WIDE[1:2], betas=(0.5, 1.0), momentum=0.0
     ),
@@ -122,7 +118,6 @@ class Run:
     momentum: float
     steps: int
     settings: str  # JSON: all else that differs from quickstart and `BASE`
-    anchor: Anchor
 
     @property
     def config(self) -> Config:
@@ -231,7 +226,6 @@ def make_run(name: str, lag: int, seed: int, rate: float, beta: float) -> Run:
         momentum=arm.momentum,
         steps=STEPS,
         settings=settings,
-        anchor=arm.anchor,
     )
 
 
@@ -243,7 +237,7 @@ def take(run: Run) -> Row:
     began, failed = time.process_time(), ""
     scores: list[Scored] = []
     try:
-        for score in lagged_run(run.config, scored_after=SCORED, anchor=run.anchor):
+        for score in lagged_run(run.config, scored_after=SCORED):
             scores.append(score)  # so that those before a failure are kept
     except RunFailed as error:
         failed = str(error)
