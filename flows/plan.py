@@ -22,6 +22,7 @@ from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
 from tba.config import Config, parse
 from tba.errors import AlreadyExists, ConfigError
+from tba.scoring import check_can_remember
 from tba.tasks import get_task, preset_of
 from tba.values import check_can_value
 
@@ -46,7 +47,9 @@ def resolve(task: str, overrides: Mapping[str, Any] | None = None, **flat: int |
 
 def checked(config: Config) -> Config:
     """The settings themselves, if they can be run; ConfigError if not."""
-    check_can_value(get_task(config.task), config.search)
+    task = get_task(config.task)
+    check_can_value(task, config.search)
+    check_can_remember(task, config.search.remembered_rewards)
     return config
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tba.errors import RunFailed
+from tba.errors import ConfigError, RunFailed
 from tba.interfaces import ScoresTogether, Task
 from tba.types import Prompt, Response, Reward
 
@@ -12,6 +12,7 @@ class Scoring:
     asked about last."""
 
     def __init__(self, task: Task, *, remember: int = 0):
+        check_can_remember(task, remember)
         self.task, self.remember = task, remember
         self.known: dict[tuple[str, tuple[int, ...], bool], Reward] = {}
 
@@ -40,3 +41,11 @@ class Scoring:
         if len(found) != len(asked):
             raise RunFailed(f"task {self.task.name!r} gave {len(found)} rewards for {len(asked)} responses")
         return found
+
+
+def check_can_remember(task: Task, remember: int) -> None:
+    if remember and getattr(task, "rewards_vary", False):
+        raise ConfigError(
+            f"search.remembered_rewards must be 0 for task {task.name!r}, whose rewards vary for the same response, "
+            f"got {remember}"
+        )

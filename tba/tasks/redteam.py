@@ -82,6 +82,7 @@ class Options:
 class RedTeam:
     name = "redteam"
     needs_reference = False
+    rewards_vary = True  # with the response's seed, from which the victim's follow
 
     def __init__(self, config: TaskConfig):
         self.options = parse_options(Options, config)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tba.errors import RunFailed
+from tba.errors import ConfigError, RunFailed
 from tba.scoring import Scoring
 from tba.types import Prompt, Response, Reward, Version
 from tests.fakes import make_prompts
@@ -13,6 +13,7 @@ class Together:
     """Rewards a response by how many it has been asked about before."""
 
     name = "together"
+    rewards_vary = False
 
     def __init__(self, missing: int = 0):
         self.missing = missing
@@ -90,3 +91,11 @@ def test_what_was_asked_about_longest_ago_is_forgotten():
     for text in ("a", "b", "a", "c", "a", "b"):
         values(scoring, [response(text)])
     assert task.asked == [["p0a"], ["p0b"], ["p0c"], ["p0b"]]
+
+
+def test_rewards_that_vary_are_not_remembered():
+    task = Together()
+    task.rewards_vary = True
+    with pytest.raises(ConfigError, match=r"search.remembered_rewards must be 0 for task 'together', .* got 5"):
+        Scoring(task, remember=5)
+    assert values(Scoring(task), [response("a"), response("a")]) == [[0, 1]]
