@@ -143,6 +143,11 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
     for name in FIXED:
         if attrgetter(name)(config) != attrgetter(name)(before):  # a whole section may have been given
             raise _shared(name)
+    if config.objective.needs_values and not before.search.value_samples:
+        raise ConfigError(
+            f"--set: objective.name {config.objective.name!r} needs values of steps, and {parent.name} stored none: "
+            "its search.value_samples is 0"
+        )
     if config.sync.lag is not None and origin.step and origin.replays is None:
         _check_in_step(before, config)
     return config, plan.read_sampler(config) if "sampling.sql" in changes else parent.sampler_sql

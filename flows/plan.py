@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,8 +21,9 @@ from storage.control import change_state, is_state_known
 from storage.leases import SUPERVISOR, read_lease
 from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
-from tba.config import Config, parse
+from tba.config import Config, ObjectiveConfig, parse
 from tba.errors import AlreadyExists, ConfigError
+from tba.interfaces import PolicyMaker
 from tba.scoring import check_can_remember
 from tba.tasks import get_task, preset_of
 from tba.values import check_can_value
@@ -50,6 +52,8 @@ def checked(config: Config) -> Config:
     task = get_task(config.task)
     check_can_value(task, config.search)
     check_can_remember(task, config.search.remembered_rewards)
+    if not config.model.path and not isinstance(task, PolicyMaker):
+        raise ConfigError(f"model.path is empty, and task {task.name!r} makes no policy of its own")
     return config
 
 
@@ -144,6 +148,9 @@ def describe(config: Config) -> str:
     rows = [
         ("task", config.task.name),
         ("policy", config.model.path or "made by the task"),
+        *([("options", _given(config.task.options))] if config.task.options else []),
+        ("objective", _objective(config)),
+        ("learning rate", _learning_rate(config)),
         ("batch", f"{training.prompts_per_step} prompts x {training.responses_per_prompt} responses = {config.batch}"),
         (
             "micro-batches",
@@ -155,10 +162,11 @@ def describe(config: Config) -> str:
             "ages",
             f"{config.sampling.recent_share:.0%} of slots recent, {low} to {high} steps old (mean {mean:g}) "
             + (
-                f"if versions are adopted at once, up to {sync.every} more if a round later; the rest of any age"
+                f"if versions are adopted at once, up to {sync.every} more if a round later"
                 if sync.lag is None
-                else f"as searchers and trainer go in step, {sync.lag} syncs apart; the rest of any age"
-            ),
+                else f"as searchers and trainer go in step, {sync.lag} syncs apart"
+            )
+            + ("; the rest of any age" if config.sampling.recent_share < 1 else ""),
         ),
         (
             "round",
@@ -168,7 +176,6 @@ def describe(config: Config) -> str:
         *([("values", _values(config))] if search.value_samples else []),
         ("initial fill", f"{search.initial_fill} trajectories"),
         ("evaluation", _evaluation(config)),
-        ("beta", f"{config.objective.beta_start:g} to {config.objective.beta_end:g}"),
         (
             "storage",
             f"at most {config.bytes_per_trajectory:,} bytes a trajectory at full length; about "
@@ -183,6 +190,30 @@ def describe(config: Config) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _objective(config: Config) -> str:
+    """Its name, how beta goes, and whatever else of it is not as it is unless it is set."""
+    objective, plain = config.objective, ObjectiveConfig()
+    beta = f"{objective.beta_end:g}"
+    if objective.beta_start != objective.beta_end:
+        beta = f"{objective.beta_start:g} at step 1, {objective.beta_end:g} from step {objective.beta_stop} on"
+    shown = {"name", "beta_start", "beta_end", "beta_target", "beta_stop"}
+    found = {it.name: getattr(objective, it.name) for it in fields(objective) if it.name not in shown}
+    chosen = {name: value for name, value in found.items() if value != getattr(plain, name)}
+    return ", ".join([objective.name, f"beta {beta}", *([_given(chosen)] if chosen else [])])
+
+
+def _given(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
+
+
+def _learning_rate(config: Config) -> str:
+    training = config.training
+    clipped = f", gradients clipped to a norm of {training.clip_norm:g}" if training.clip_norm else ""
+    return f"{training.learning_rate:g}, {training.schedule}; AdamW, moments {training.adam_beta1:g} and " + (
+        f"{training.adam_beta2:g}{clipped}"
+    )
 
 
 def _values(config: Config) -> str:

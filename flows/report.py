@@ -193,7 +193,7 @@ def evaluated(scores: Table) -> list[str]:
         of, _, measure = metric.partition("_")
         points = [(step, value) for name, step, value in scores.rows if name == metric]
         lines.setdefault(measure, []).append(Series(of, points, marked=True))
-    return [line_chart(measure.replace("_", " ") or "Accuracy", series) for measure, series in lines.items()]
+    return [line_chart(measure.replace("_", " ") or "Scores of versions", series) for measure, series in lines.items()]
 
 
 def _chart(steps: Table, title: str, metric: str) -> str:

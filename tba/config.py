@@ -196,6 +196,9 @@ class ObjectiveConfig:
             found = getattr(self, name)
             if self.name not in objectives and found != getattr(type(self), name):
                 raise ValueError(f"objective.{name} does not apply to {self.name!r}, got {found!r}")
+        for of, end in (("target_temperature", "start"), ("reference_temperature", "end")):
+            if getattr(self, f"{of}_{end}") == 1 and (steps := getattr(self, f"{of}_steps")) != 1:
+                raise ValueError(f"objective.{of}_steps does not apply where objective.{of}_{end} is 1, got {steps}")
         if self.anchor == "behaviour" and self.name == "trajectory-balance":
             self._have_no_reference()
         if self.name == "vine-ppo" and self.penalty == "reward":
@@ -220,6 +223,11 @@ class ObjectiveConfig:
         return self
 
     def _have_no_reference(self) -> None:
+        if self.log_z == "learned":
+            raise ValueError(
+                "objective.log_z must be 'group' or 'leave-one-out' where objective.anchor is 'behaviour', got "
+                "'learned'"
+            )
         for name in ("reference_reset", "reference_decay", "target_temperature_start", "reference_temperature_end"):
             if (found := getattr(self, name)) != getattr(type(self), name):
                 raise ValueError(f"objective.{name} does not apply where objective.anchor is 'behaviour', got {found}")
@@ -271,7 +279,7 @@ class SearchConfig:
     rewards cost more than that, and where the same response is always worth the same."""
     value_samples: Count = 0
     """Continuations from which the value of each state within a response is estimated, for `vine-ppo`, whose paper has
-    9; 0 leaves them out."""
+    9, in this run or a fork of it; 0 leaves them out."""
     value_steps: Count = 25
     """Of how many states of a response, from the prompt's on; those beyond get the response's own reward. 0 is all."""
     initial_fill: Positive = 500
@@ -466,6 +474,12 @@ class Config:
                 objective.beta_stop <= objective.beta_target,
                 f"objective.beta_stop must be <= objective.beta_target ({objective.beta_target}), "
                 f"got {objective.beta_stop}",
+            ),
+            (
+                objective.beta_stop > 1 or objective.beta_start == objective.beta_end,
+                f"objective.beta_start must be objective.beta_end ({objective.beta_end:g}), which is beta from step "
+                "objective.beta_stop (1) on; for a schedule set objective.beta_target and objective.beta_stop too, "
+                f"got {objective.beta_start:g}",
             ),
             (
                 training.schedule != "warmup-stable-decay" or schedule_ends >= training.steps,
@@ -738,7 +752,7 @@ def redteam() -> Config:
         task=TaskConfig(name="redteam"),
         model=ModelConfig(path="gpt2", threads=0),
         objective=ObjectiveConfig(
-            beta_start=0.05, beta_end=0.05, target_temperature_start=2.0, target_temperature_steps=500
+            beta_start=0.05, beta_end=0.05, target_temperature_start=2.0, target_temperature_steps=500, log_z="learned"
         ),
         sampling=SamplingConfig(recent_share=0.5, inv_temp=1.0, capacity=100_000),
         search=SearchConfig(

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import NamedTuple
 
@@ -164,9 +165,13 @@ class Evaluator:
         task, ref_logps = self.scoring.task, answered.ref_logps if self.reference else None
         if not isinstance(task, Measures):
             return {}
-        self.lease.check()
-        self.lease.tell(f"measuring {metric} of version {version}", scored=self.scored)
-        return task.measures(answered.asked, answered.rewards, ref_logps)
+        with ThreadPoolExecutor(1, "measures") as beside:  # it may take longer than a role may be silent
+            found, began = beside.submit(task.measures, answered.asked, answered.rewards, ref_logps), time.monotonic()
+            while not wait([found], 1.0).done:
+                self.lease.check()
+                spent = time.monotonic() - began
+                self.lease.tell(f"measuring {metric} of version {version} for {spent:.0f} s", scored=self.scored)
+            return found.result()
 
 
 class _Answered(NamedTuple):

@@ -31,20 +31,18 @@ class Judge:
         tokenizer_path: str | Path | None = None,
         dtype: str = "float32",
         device: str = "auto",
-        trust_remote_code: bool = False,
+        device_setting: str = "",
     ) -> "Judge":
         """From a Hugging Face folder or a hub name, safetensors only; the tokenizer from another where that is given.
         A decoder reads the last token that is no padding: where EOS pads, too, that is the one before a final EOS.
 
         ConfigError, naming the setting, if there is no such model or device, RunFailed if the hub could not be asked.
         """
-        place = resolve_device(device, setting=setting)
+        place = resolve_device(device, setting=device_setting or f"{setting}_device")
         weights = {"dtype": resolve_dtype(dtype), "use_safetensors": True}
         try:
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or path, trust_remote_code=trust_remote_code)
-            model, found = AutoModelForSequenceClassification.from_pretrained(
-                path, output_loading_info=True, trust_remote_code=trust_remote_code, **weights
-            )
+            tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or path)
+            model, found = AutoModelForSequenceClassification.from_pretrained(path, output_loading_info=True, **weights)
         except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             why = cannot_load(setting, path, error)
             raise ConfigError(f"{setting}: {why}") if isinstance(why, Damaged) else why from error

@@ -72,13 +72,14 @@ ARMS: Mapping[str, Arm] = {
     "Dr. GRPO": Arm({"objective.name": "dr-grpo"}),
     "RLOO": Arm({"objective.name": "rloo", "objective.penalty": "none"}),
     "Proximal RLOO": Arm({"objective.name": "proximal-rloo"}),
-    "PPO": Arm({"objective.name": "ppo"}),
+    "PPO": Arm({"objective.name": "ppo"}, betas=BETAS),
     "Online DPO": Arm({"objective.name": "online-dpo"}, betas=BETAS),
 }
 
 _WIDE = (5e-5, 1.5e-4, 4.5e-4)
 _CLIPPED = {"objective.name": "tba-prime", "objective.correction": "clip"}
 VARIANTS: Mapping[str, Arm] = {
+    "TB, with the settings of the anchored": Arm(rates=(3e-4,), betas=(0.25,)),
     "TB, reference reset every 32 steps": Arm({"objective.reference_reset": 32}, rates=(3e-4,), betas=(0.25, 0.5)),
     "TBA', reference reset every 32 steps": Arm(
         {"objective.name": "tba-prime", "objective.reference_reset": 32}, rates=(3e-4,), betas=(0.25,)
@@ -102,7 +103,7 @@ VARIANTS: Mapping[str, Arm] = {
     "RLOO, no momentum": Arm(ARMS["RLOO"].settings, rates=_WIDE, momentum=0.0),
 }
 """Each is swept over what can matter to it."""
-HELD: Sequence[str] = ()
+HELD: Sequence[str] = ("TB, with the settings of the anchored",)
 """Those that are reported on all seeds."""
 
 

@@ -21,7 +21,7 @@ comment on column trajectories.behaviour_logps is 'per token, of the policy that
 comment on column trajectories.ref_logps is 'per token, of the reference, at the same temperature; null where given up';
 comment on column trajectories.loss_mask is 'per token of the response, whether the policy wrote it; null where it wrote all. Tokens of the environment have 0 in behaviour_logps and ref_logps';
 comment on column trajectories.step_ends is 'after how many tokens of the response each of its steps ends; null where search.value_samples was 0';
-comment on column trajectories.step_values is 'of the state before each step, the mean reward of continuations by the policy that generated the response; null likewise';
+comment on column trajectories.step_values is 'of the state before each step, the mean reward of continuations by the policy that generated the response, or beyond search.value_steps its own reward; null likewise';
 comment on column trajectories.reference_version is 'which reference';
 comment on column trajectories.reference_version_attempt is 'the attempt that published the reference';
 comment on column trajectories.reward is 'the number the task gave the response';
@@ -95,7 +95,7 @@ comment on column draws.branch is 'recent or prioritised';
 comment on column draws.weight is 'probability with which one draw from the slot''s candidates gives this one';
 comment on column draws.age is 'steps taken when it was drawn, since the version that generated it';
 comment on column draws.residual is 'of the loss, at that step; null for objectives that balance nothing';
-comment on column draws.log_z is 'of its prompt, estimated from the slot''s rows; null likewise';
+comment on column draws.log_z is 'of its prompt, estimated from the slot''s rows, or learned; null likewise';
 comment on column draws.logp is 'of the response, by the trainer''s policy at that step, at the temperature of generation';
 comment on column draws.ref_logp is 'of the response, by the reference';
 comment on column draws.advantage is 'what raises or lowers its log-probability, before any importance ratio: for trajectory balance -beta x residual; null in ledgers of 0.1.0';
@@ -193,7 +193,7 @@ comment on column evaluations.value is 'the score';
 comment on column evaluations.n is 'of how many responses; of pass@k, of how many prompts';
 comment on column evaluations.temperature is 'of the responses; 0 is greedy; null in records from before it was stored';
 comment on column evaluations.top_p is 'likewise';
-comment on column evaluations.seconds is 'how long it took; 0 for pass@k, from the responses of sampled';
+comment on column evaluations.seconds is 'how long it took; 0 for what comes from the responses of greedy or sampled';
 comment on column evaluations.abandoned is 'of an attempt that the current weights do not descend from';
 comment on column evaluations.created_at is 'when it was stored';
 

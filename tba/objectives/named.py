@@ -103,7 +103,7 @@ def _chosen(config: ObjectiveConfig, own: Surrogate, max_tokens: int) -> Surroga
 
 
 def _of_groups(groups: Groups, *, beta: float, log_z: LogZ | Literal["learned"], anchor: Anchor) -> Loss:
-    return trajectory_balance(
+    loss = trajectory_balance(
         groups.logp_PK,
         groups.anchor_logp_PK(anchor),
         groups.reward_PK,
@@ -111,3 +111,5 @@ def _of_groups(groups: Groups, *, beta: float, log_z: LogZ | Literal["learned"],
         log_z=groups.needed("log_z_P") if log_z == "learned" else log_z,
         reference_power=groups.reference_power,
     )
+    log_ratio = (groups.logp_PK - groups.ref_logp_PK).detach().mean()  # to the reference, wherever the anchor is
+    return loss._replace(metrics={**loss.metrics, "log_ratio_mean": log_ratio})

@@ -45,7 +45,7 @@ def find_task(name: str) -> TaskMaker:
         return OURS[name]
     if found := entry_points(group=GROUP, name=name):
         return _loaded(name, next(iter(found)).load)
-    if "." in name or ":" in name:
+    if "/" not in name and not name.endswith(".py") and ("." in name or ":" in name):
         return _loaded(name, lambda: _at(name))
     raise ConfigError(
         f"task.name: unknown task {name!r}; known: {', '.join(known_tasks())}; or the path of a class, "
@@ -72,7 +72,10 @@ def rules(task: str) -> Mapping[str, Rule]:
     """The ways in which a task reads an answer out of a response, its default first."""
     if found := getattr(find_task(task), "rules", None):
         return found
-    raise ConfigError(f"task {task!r} has no rule by which a response is right or wrong, given an answer")
+    raise ConfigError(
+        f"task {task!r} has no rule by which a response is right or wrong, given an answer; of ours "
+        f"{', '.join(name for name in OURS if hasattr(OURS[name], 'rules'))} have"
+    )
 
 
 def grade(task: str, rule: str, response: str, answer: str) -> float:
@@ -88,9 +91,10 @@ def _loaded(name: str, load: Callable[[], Any]) -> TaskMaker:
     look_here()
     try:
         made = load()
-    except (ImportError, AttributeError, ValueError) as error:  # ValueError: a path with an empty part
+    except Exception as error:  # a module runs when it is imported, and may raise anything
         raise ConfigError(
-            f"task.name: {name!r} cannot be loaded: {error}; is it installed, or a module in {os.getcwd()}?"
+            f"task.name: {name!r} cannot be loaded: {type(error).__name__}: {error}; is it installed, or a module in "
+            f"{os.getcwd()}?"
         ) from error
     if not callable(made):
         raise ConfigError(f"task.name: {name!r} is {made!r}, not a class")

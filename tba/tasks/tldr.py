@@ -140,6 +140,7 @@ class TLDR:
                 if name == "gold_model" and self.options.gold_tokenizer
                 else None,
                 device=self.options.device,
+                device_setting="task.options.device",
                 dtype=self.options.dtype,
             )
             if judge.labels != 1:

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, JsonValue
 
-from tba.config import TaskConfig, parse_options, settings
+from tba.config import Config, EvaluationConfig, SearchConfig, TaskConfig, TrainingConfig, parse_options, settings
 from tba.errors import ConfigError, DataError, RunFailed
 from tba.tasks import chat
 from tba.tasks.fields import look_here
@@ -62,6 +62,17 @@ class Verifiers:
         self.options = parse_options(Options, config)
         _check_installed()
         _check_module(self.options.environment)
+
+    @staticmethod
+    def preset() -> Config:
+        """For a small model of language."""
+        return Config(
+            search=SearchConfig(prompts_per_round=16, initial_fill=128),
+            training=TrainingConfig(
+                steps=200, groups_per_micro_batch=1, learning_rate=1e-5, warmup_steps=10, clip_norm=1.0
+            ),
+            evaluation=EvaluationConfig(prompts=200, samples=4),
+        )
 
     def source(self, split: str) -> str:
         return ""
@@ -257,7 +268,10 @@ def _signals_left_alone() -> Iterator[None]:
 
 
 def _check_installed() -> None:
-    needed = "task 'verifiers' needs the library of this name, 0.1.14 or later before 0.4: pip install 'tba[verifiers]'"
+    needed = (
+        "task 'verifiers' needs the library of this name, 0.1.14 or later before 0.4: "
+        "pip install --no-deps -r requirements-verifiers.txt"
+    )
     try:
         installed = version("verifiers")
     except PackageNotFoundError:

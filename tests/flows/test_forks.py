@@ -29,7 +29,7 @@ from storage.retention import give_up
 from storage.run import Run
 from storage.store import LocalStore
 from tba.config import parse
-from tba.errors import ConfigError, Damaged, DataError, Missing
+from tba.errors import ConfigError, Damaged, Missing
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings
@@ -288,14 +288,6 @@ def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_a
     assert check(run).problems == []
 
 
-def test_a_fork_that_draws_what_was_generated_without_values_says_so_if_it_needs_them(killed: Run):
-    changes = {"objective.name": "vine-ppo", "search.value_samples": "9"}
-    run = forks.fork(killed, 12, changes, name="vine", replay=True)
-    [error] = live(run, "trainer", wiring.run_trainer)
-    assert isinstance(error, DataError)
-    assert re.match(r"trajectory '0/\d+/\d+' has no values of its steps", str(error))
-
-
 @pytest.mark.parametrize(
     ("step", "changes", "name", "said"),
     [
@@ -306,6 +298,12 @@ def test_a_fork_that_draws_what_was_generated_without_values_says_so_if_it_needs
         (6, {"start.step": "1"}, "x", r"start.step follows from --step"),
         (6, {"training.steps": "6"}, "x", r"training.steps must be > 6, the step after which the fork goes on, got 6"),
         (6, {"sync.lag": "0"}, "x", r"sync.lag needs a parent that goes in step too, --step 0 or --replay"),
+        (
+            6,
+            {"objective.name": "vine-ppo", "search.value_samples": "9"},
+            "x",
+            r"objective.name 'vine-ppo' needs values of steps, and whole stored none: its search.value_samples is 0",
+        ),
         (6, {"training.stepz": "6"}, "x", r"unknown setting 'training.stepz'"),
         (6, {}, "whole", r"run 'whole' exists already"),
         (STEPS, {}, "x", r"training.steps must be > 24, the step after which the fork goes on"),

@@ -123,7 +123,7 @@ def test_what_a_task_measures_has_charts_of_its_own():
     table = Table(["metric", "step", "value"], [(metric, step, 0.5) for metric in metrics for step in (0, 8)])
     labels = [re.findall(r'aria-label="([^"]*)"', chart)[0] for chart in evaluated(table)]
     assert labels == [
-        "Accuracy by step: greedy ends at 0.5; pass@4 ends at 0.5; sampled ends at 0.5",
+        "Scores of versions by step: greedy ends at 0.5; pass@4 ends at 0.5; sampled ends at 0.5",
         "kl by step: greedy ends at 0.5; sampled ends at 0.5",
         "win rate by step: greedy ends at 0.5",
     ]

@@ -114,6 +114,15 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ),
         ({"objective.reset_optimizer": True}, "objective.reset_optimizer does not apply"),
         (
+            {"objective.anchor": "behaviour", "objective.log_z": "learned"},
+            "objective.log_z must be 'group' or 'leave-one-out' where objective.anchor is 'behaviour', got 'learned'",
+        ),
+        (
+            {"objective.target_temperature_steps": 5},
+            "objective.target_temperature_steps does not apply where objective.target_temperature_start is 1, got 5",
+        ),
+        ({"objective.beta_start": 0.3}, "objective.beta_start must be objective.beta_end (0.05)"),
+        (
             {"objective.anchor": "behaviour", "objective.reference_reset": 5},
             "objective.reference_reset does not apply where objective.anchor is 'behaviour', got 5",
         ),

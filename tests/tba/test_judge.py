@@ -78,5 +78,7 @@ def test_a_folder_without_a_model_is_refused_by_the_name_of_its_setting(tmp_path
 
 
 def test_a_device_that_is_not_there_is_refused_by_the_name_of_the_setting(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"task\.options\.judge: no such kind of device, got 'gpu'"):
+    with pytest.raises(ConfigError, match=r"task\.options\.judge_device: no such kind of device, got 'gpu'"):
         Judge.load("task.options.judge", tmp_path, device="gpu")
+    with pytest.raises(ConfigError, match=r"task\.options\.device: no such kind of device, got 'gpu'"):
+        Judge.load("task.options.judge", tmp_path, device="gpu", device_setting="task.options.device")

@@ -94,7 +94,8 @@ def test_without_a_preset_it_takes_the_defaults_of_all_settings(folder: Path):
     ("name", "says"),
     [
         ("nonsense", "unknown task 'nonsense'; known: quickstart, gsm8k, math"),
-        ("no_such_module:Task", "'no_such_module:Task' cannot be loaded: No module named 'no_such_module'"),
+        ("no_such_module:Task", "'no_such_module:Task' cannot be loaded: ModuleNotFoundError: No module named"),
+        ("{here}/reverse.py:Task", "unknown task"),
         ("{here}:Missing", "has no attribute 'Missing'"),
         ("{here}:number", "is 3, not a class"),
         ("{here}:Incomplete", "is no task: it has no source, no reward"),
