@@ -185,7 +185,13 @@ class Searcher:
         if not self.config.value_samples:
             return [[None] * len(group) for group in responses]
         with timed(self.seconds, "value"):
-            return values.estimate(self.scoring, self.generator, self.config, prompts, responses, rewards)
+            return values.estimate(
+                self.scoring, self.generator, self.config, prompts, responses, rewards, tell=self.tell_of_values
+            )
+
+    def tell_of_values(self, done: int, total: int) -> None:
+        self.lease.check()
+        self.lease.tell(f"values of {done} of {total} states", **self.progress())
 
     def append(self, round: int, trajectories: Sequence[Trajectory]) -> None:
         with timed(self.seconds, "append"):

@@ -7,7 +7,7 @@ which is estimated once. Of a state beyond the first so many the value is the re
 of the one continuation that there is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import fmean
@@ -46,8 +46,11 @@ def estimate(
     prompts: Sequence[Prompt],
     responses: Sequence[Sequence[Response]],
     rewards: Sequence[Sequence[Reward]],
+    *,
+    tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[list[Steps]]:
-    """For each prompt the steps of its responses, all of which were sampled alike."""
+    """For each prompt the steps of its responses, all of which were sampled alike. `tell` hears of how many of how many
+    states are done: there are many, and whoever waits may want to stop."""
     most = config.value_steps or None
     divided = [
         [_Divided(prompt, it, step_ends(scoring.task, generator.tokenizer, it), reward.value) for it, reward in pairs]
@@ -57,7 +60,13 @@ def estimate(
     for response in chain.from_iterable(divided):
         for state in response.states[:most]:
             states.setdefault(state.key, state)
-    found = dict(zip(states, _means(scoring, generator, config, list(states.values())), strict=True))
+    means: list[float] = []
+    piece = max(1, config.batch_responses // config.value_samples)
+    for first in range(0, len(states), piece):
+        if first:
+            tell(first, len(states))
+        means += _means(scoring, generator, config, list(states.values())[first : first + piece])
+    found = dict(zip(states, means, strict=True))
     return [[Steps(it.ends, it.values(found, most)) for it in group] for group in divided]
 
 

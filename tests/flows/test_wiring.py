@@ -16,3 +16,10 @@ def test_the_replay_buffer_keeps_as_much_at_hand_and_draws_with_as_many_threads_
     assert buffer.payloads.limit == 500_000_000
     assert buffer.payloads.reader.copies.limit == 250_000_000
     assert buffer.index.tables.con.execute("select current_setting('threads')").fetchone() == (3,)
+
+
+def test_the_replay_buffer_evicts_as_the_settings_say(tmp_path: Path):
+    config = preset("quickstart").replace({"sampling.evict": "worst", "sampling.capacity": 9})
+    run = plan.start(config, str(tmp_path), "first")
+    pool = make_buffer(run, config, 1, Events(run, "trainer", 1)).index.pool
+    assert (pool.evict, pool.capacity) == ("worst", 9)

@@ -308,3 +308,23 @@ def test_a_response_of_one_step_has_the_value_of_its_prompt(folder: Path):
     found = estimate(Scoring(fakes.Task()), generator, config, prompts, responses, rewards)
     lengths = [[len(it.tokens) for it in group] for group in responses]
     assert found == [[Steps((n,), (0.0,)) for n in group] for group in lengths]
+
+
+def test_values_are_the_same_in_pieces_and_between_those_is_told_how_far_they_are(folder: Path):
+    generator, task = make_generator(folder), Ones()
+    prompts = task.prompts("train", [], generator.tokenizer, max_tokens=9)[:2]
+    responses = generator.generate(prompts, [[1, 2], [3, 4]], temperature=1.0)
+    rewards = [[Reward(value=0.0)] * len(group) for group in responses]
+    told: list[tuple[int, int]] = []
+
+    def estimated(batch: int) -> list[list[Steps]]:
+        config = SearchConfig(max_response_tokens=MOST, value_samples=2, batch_responses=batch)
+        return estimate(
+            Scoring(task), generator, config, prompts, responses, rewards, tell=lambda *far: told.append(far)
+        )
+
+    whole = estimated(512)
+    assert told == []
+    assert estimated(4) == whole
+    states = told[0][1]
+    assert told == [(done, states) for done in range(2, states, 2)]
