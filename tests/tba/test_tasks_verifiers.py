@@ -75,7 +75,7 @@ def talk(task: Verifiers, prompt: Prompt, says: Sequence[str], template: str | N
 
 @pytest.mark.skipif(bool(find_spec("verifiers")), reason="the extra `verifiers` is installed")
 def test_without_the_library_it_names_what_to_install():
-    with pytest.raises(ConfigError, match=r"needs the library of this name.*: pip install .* requirements-verifiers.txt"):
+    with pytest.raises(ConfigError, match=r"needs the library of this name.*: pip .* -r requirements-verifiers.txt"):
         make_task("single")
 
 
