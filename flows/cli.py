@@ -114,7 +114,9 @@ def _add_run(commands: Any) -> None:
         "  tba run gsm8k --root s3://bucket/experiments --searchers 3 --dry-run",
     )
     parser.add_argument(
-        "task", metavar="TASK", help="quickstart, gsm8k, math, tldr, redteam, or one from elsewhere: docs/tasks.md"
+        "task",
+        metavar="TASK",
+        help="quickstart, gsm8k, math, tldr, redteam, verifiers, or one from elsewhere: docs/tasks.md",
     )
     _add_set(parser)
     parser.add_argument("--root", help="folder or s3:// URL for runs (default: $TBA_ROOT, else tba-runs)")

@@ -46,7 +46,7 @@ def tba(
 
     Args:
         task: What is asked and how it is rewarded, with the settings it brings: quickstart, gsm8k, math, tldr, redteam,
-            an entry point of an installed package, or the path of a class, such as package.module:Class.
+            verifiers, an entry point of an installed package, or the path of a class, such as package.module:Class.
         run: Name of the run; derived from the task if not given. With `resume`, its name or URL.
         root: Folder or s3:// URL for runs, as the machine that runs this flow sees it.
         steps: Gradient steps to take.
