@@ -12,7 +12,6 @@ Each replay is a row of the CSV and is not run again: the command goes on where 
 """
 
 import argparse
-import csv
 import statistics
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 import storage
 from benchmarks.replays import LEARNED
+from benchmarks.science.rows import append, read
 from storage.layout import run_url
 
 PARENT: Mapping[str, Any] = {"search.responses_per_prompt": 16, "search.prompts_per_round": 32}
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results/ablations.csv"))
     parser.add_argument("--show", action="store_true", help="run nothing")
     options = parser.parse_args(arguments)
-    rows, ends = read(options.out), time.monotonic() + 3600 * options.hours
+    rows, ends = read(options.out, Row), time.monotonic() + 3600 * options.hours
     for replay in () if options.show else replays(options.only, options.seeds, options.steps):
         if any(replay == Replay(**{name: getattr(row, name) for name in asdict(replay)}) for row in rows):
             continue
@@ -128,24 +128,6 @@ def tba(*arguments: str, changes: Mapping[str, Any] | None = None) -> None:
 
 
 # --- what is known ----------------------------------------------------------------------------------------------------
-
-
-def read(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    types = {"seed": int, "steps": int, "distinct": int, "factor": str, "value": str}
-    with path.open(newline="") as file:
-        return [Row(**{name: types.get(name, float)(it) for name, it in row.items()}) for row in csv.DictReader(file)]
-
-
-def append(path: Path, row: Row) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(asdict(row)), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(asdict(row))
 
 
 def markdown(rows: Sequence[Row]) -> Iterator[str]:

@@ -18,7 +18,6 @@ stopped.
 """
 
 import argparse
-import csv
 import json
 import math
 import statistics
@@ -33,6 +32,7 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.science.lagged import Scored, lagged_run
+from benchmarks.science.rows import append, read
 from flows.charts import Series, picture
 from tba.config import Config, preset
 from tba.errors import RunFailed
@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     ends = time.monotonic() + 3600 * (0 if options.show else options.hours)
-    rows = read(options.out)
+    rows = read(options.out, Row)
     while time.monotonic() < ends and (run := next_run(rows, options.only, options.lags, options.seeds)):
         rows.append(take(run))
         append(options.out, rows[-1])
@@ -262,25 +262,6 @@ def _key(run: Run) -> tuple[Any, ...]:
 # --- what is known ----------------------------------------------------------------------------------------------------
 
 
-def read(path: Path) -> list[Row]:
-    if not path.exists():
-        return []
-    types: dict[str, Any] = {"lag": int, "seed": int, "steps": int}
-    types |= dict.fromkeys(("rate", "beta", "momentum", "sampled", "greedy", "reward", "age", "cpu_seconds"), float)
-    with path.open(newline="") as file:
-        return [Row(**{name: types.get(name, str)(it) for name, it in row.items()}) for row in csv.DictReader(file)]
-
-
-def append(path: Path, row: Row) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(asdict(row)), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(asdict(row))
-
-
 def reported(rows: Sequence[Row], name: str, lag: int) -> list[Row]:
     """What the sweep chose, on the seeds that are reported."""
     keys = {_key(run) for run in sweep(name, tuned_at(lag))}
@@ -357,7 +338,7 @@ def pictures(rows: Sequence[Row]) -> dict[str, str]:
     return {
         name: picture(title, [it for it in series if it.points], x_name=x_name)
         for name, (title, series, x_name) in drawn.items()
-        if any(it.points for it in series)
+        if any(len(it.points) > 1 for it in series)
     }
 
 

@@ -1,0 +1,29 @@
+"""Rows of a CSV, each a dataclass of numbers and text, added one by one as they are found."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+Row = TypeVar("Row")
+
+
+def read(path: Path, kind: type[Row]) -> list[Row]:
+    """None if there is no file yet."""
+    if not path.exists():
+        return []
+    types: dict[str, Any] = {field.name: field.type for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    with path.open(newline="") as file:
+        return [kind(**{name: types[name](it) for name, it in row.items()}) for row in csv.DictReader(file)]
+
+
+def append(path: Path, row: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names: Sequence[str] = list(asdict(row))
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerow(asdict(row))
