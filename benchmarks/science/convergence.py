@@ -1,6 +1,6 @@
 """Where each objective leads, given data that never changes: every sequence of a universe small enough to count.
 
-    python -m benchmarks.science.convergence [--steps 4000] [--seeds 3] [--out FOLDER]
+    python -m benchmarks.science.convergence [--only OBJECTIVE …] [--steps 4000] [--seeds 3] [--out FOLDER]
     python -m benchmarks.science.convergence --show        the table and the picture of what has been measured
 
 Sequences of three tokens out of three; the reward is 1 if all differ. A policy with a row of logits per prefix starts
@@ -9,14 +9,14 @@ once, as a uniform sampler would give it, or as often as the reference gives it 
 halves, so that 64 sequences are exactly in proportion). Seeds give other references. Said is the total variation
 distance to the target, the reference tilted by exp(reward / beta), and the mean reward under the policy. The values of
 PPO are a table, one for each prefix, and a learned log Z is one number; both begin at 0 and take a step beside each of
-the policy's.
+the policy's. Those of VinePPO are exact: the mean reward of what the data's policy makes of each prefix.
 """
 
 import argparse
 import csv
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from itertools import product
@@ -60,6 +60,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "PPO": {"name": "ppo"},
     "PPO, no clipping": {"name": "ppo", "clip_low": 1.0, "clip_high": 1e9},
     "PPO, no ratio": {"name": "ppo", "correction": "none"},
+    "VinePPO": {"name": "vine-ppo"},
+    "VinePPO, no clipping": {"name": "vine-ppo", "clip_low": 1.0, "clip_high": 1e9},
     "Online DPO": {"name": "online-dpo"},
     "Kimi k1.5": {"name": "kimi"},
     "OAPL, anchored at the reference": {"name": "oapl", "anchor": "reference"},
@@ -78,6 +80,7 @@ class Found:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=OBJECTIVES, metavar="OBJECTIVE", help="keep the rows of others")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
@@ -87,15 +90,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "convergence.csv"
     if not options.show:
-        write(file, measure(options.seeds, options.steps))
+        kept = [it for it in read(file) if it.objective not in options.only] if options.only else []
+        write(file, kept + measure(options.only or OBJECTIVES, options.seeds, options.steps))
     found = read(file)
     file.with_suffix(".svg").write_text(drawn(found))
     print("\n".join(markdown(found)))
 
 
-def measure(seeds: int, steps: int) -> list[Found]:
+def measure(names: Collection[str], seeds: int, steps: int) -> list[Found]:
     found = []
-    for name, seed in product(OBJECTIVES, range(seeds)):
+    for name, seed in product(names, range(seeds)):
         for data in ("uniform", "reference"):
             found.append(Found(name, data, seed, *lead(loss_of(name), data, seed, steps)))
     return found
@@ -105,7 +109,7 @@ def write(path: Path, found: Sequence[Found]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(asdict(found[0])))
         writer.writeheader()
-        writer.writerows(map(asdict, found))
+        writer.writerows(asdict(it) for it in sorted(found, key=lambda it: list(OBJECTIVES).index(it.objective)))
 
 
 def read(path: Path) -> list[Found]:
@@ -159,6 +163,8 @@ def everything(logits: Tensor, ref_NL: Tensor, data: Data) -> Groups:
     uniform_NL, chosen_PK = torch.full_like(ref_NL, 1 / toy.V).log(), chosen(ref_NL, data)
     behaviour_NL = ref_NL if data == "reference" else uniform_NL
     reward_PK = toy.ALL_DIFFER_N[chosen_PK]
+    value_NL = toy.exact_values(behaviour_NL, toy.ALL_DIFFER_N)[toy.PREFIX_ROWS_NL]
+    next_NL = torch.cat([value_NL[:, 1:], toy.ALL_DIFFER_N[:, None]], dim=1)
     return Groups(
         logp_PKT=toy.token_logps(logits)[chosen_PK],
         mask_PKT=torch.ones(*chosen_PK.shape, toy.L, dtype=torch.bool),
@@ -166,6 +172,8 @@ def everything(logits: Tensor, ref_NL: Tensor, data: Data) -> Groups:
         ref_logp_PK=ref_NL[chosen_PK].sum(2),
         ref_logp_PKT=ref_NL[chosen_PK],
         behaviour_logp_PKT=behaviour_NL[chosen_PK],
+        step_value_PKT=value_NL[chosen_PK],
+        step_next_PKT=next_NL[chosen_PK],
         length_PK=torch.full(chosen_PK.shape, toy.L),
         batch_reward=float(reward_PK.mean()),
         batch_tokens=float(toy.L),

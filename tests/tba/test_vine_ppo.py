@@ -99,7 +99,7 @@ def test_a_response_without_values_is_named():
 def everything(logits: Tensor, reward_N: Tensor, ends: tuple[int, ...], cap: int | None = None) -> Groups:
     """Every sequence of the toy once, in one group, divided at these places, with exact values of the first states."""
     logp_NL = toy.token_logps(logits)
-    value_R = exact_values(logp_NL.detach(), reward_N)
+    value_R = toy.exact_values(logp_NL.detach(), reward_N)
     starts = [0, *ends[:-1]]
     of_state = [value_R[toy.PREFIX_ROWS_NL[:, start]] for start in starts[:cap]]
     of_state += [reward_N] * (len(starts) + 1 - len(of_state))
@@ -113,16 +113,6 @@ def everything(logits: Tensor, reward_N: Tensor, ends: tuple[int, ...], cap: int
         step_next_PKT=torch.stack([of_state[step + 1] for step in steps], dim=1)[None],
         batch_tokens=float(toy.L),
     )
-
-
-def exact_values(logp_NL: Tensor, reward_N: Tensor) -> Tensor:
-    """[R] the mean reward of what the policy makes of each prefix."""
-    probability_N, rows_N = logp_NL.sum(1).exp(), toy.PREFIX_ROWS_NL.flatten()
-    total_R, mass_R = (
-        torch.zeros(toy.R, dtype=torch.float64).index_add(0, rows_N, it[:, None].expand(-1, toy.L).flatten())
-        for it in (probability_N * reward_N, probability_N)
-    )
-    return total_R / mass_R
 
 
 @pytest.mark.parametrize("ends", [(1, 2, 3), (2, 3), (1, 3), (3,)])

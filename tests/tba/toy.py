@@ -61,3 +61,13 @@ def draw(seed: int, *shape: int) -> Tensor:
 
 def random_rewards(seed: int, *shape: int) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def exact_values(logp_NL: Tensor, reward_N: Tensor) -> Tensor:
+    """[R] the mean reward of what the policy makes of each prefix."""
+    probability_N, rows_N = logp_NL.sum(1).exp(), PREFIX_ROWS_NL.flatten()
+    total_R, mass_R = (
+        torch.zeros(R, dtype=torch.float64).index_add(0, rows_N, it[:, None].expand(-1, L).flatten())
+        for it in (probability_N * reward_N, probability_N)
+    )
+    return total_R / mass_R
