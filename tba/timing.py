@@ -4,19 +4,19 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_PAUSE = 0.02, 0.5  # seconds between two looks, at first and at most
+_PAUSE = 0.005, 0.5  # seconds between two looks, at least and at most
+_LATE = 0.05  # of what has been waited: so much longer it may take to see what is there
 
 
 def looks(deadline: float) -> Iterator[float]:
     """Seconds that have been waited at each look for what somebody else does, less and less often; ends with the one
     after the deadline."""
-    began, pause = time.monotonic(), _PAUSE[0]
+    began = time.monotonic()
     while True:
         yield (waited := time.monotonic() - began)
         if waited > deadline:
             return
-        time.sleep(pause)
-        pause = min(1.2 * pause, _PAUSE[1])
+        time.sleep(min(max(_LATE * waited, _PAUSE[0]), _PAUSE[1]))
 
 
 @contextmanager
