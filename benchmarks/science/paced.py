@@ -1,0 +1,69 @@
+"""Tasks whose rounds take time instead of arithmetic, so that many searchers fit few cores.
+
+    tba run benchmarks.science.paced:PacedQuickstart --set task.options.latency=2
+
+Where a searcher generates elsewhere, on an accelerator of its own or by a service, what its round costs here is
+waiting. So each round of a searcher waits `task.options.latency` seconds when it is rewarded, on top of what it
+computes; all else is the task's own. Evaluations ask about held-out prompts and do not wait. The setting is the
+task's, so that nothing else of a run has to know of it; it is run from the folder above `benchmarks`.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from tba.config import Config, TaskConfig, parse_options, preset, settings
+from tba.tasks.quickstart import Quickstart
+from tba.tasks.redteam import RedTeam
+from tba.types import Prompt, Response, Reward
+
+
+@settings
+class Pace:
+    latency: Annotated[float, Field(ge=0, le=3600)] = 1.0
+    """Seconds that each round of a searcher waits."""
+
+    def wait(self, asked: Sequence[tuple[Prompt, Response]]) -> None:
+        """Rewards are asked for once a round, and in evaluations for held-out prompts only."""
+        if any(prompt.prompt_id.startswith("train-") for prompt, _ in asked):
+            time.sleep(self.latency)
+
+
+class PacedQuickstart(Quickstart):
+    rewards_vary = True  # they do not, but a round whose rewards were all remembered would not wait
+
+    def __init__(self, config: TaskConfig):
+        self.pace, rest = paced(config)
+        super().__init__(rest)
+
+    def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
+        self.pace.wait(asked)
+        return [self.reward(prompt, response) for prompt, response in asked]
+
+    @staticmethod
+    def preset() -> Config:
+        return preset("quickstart")
+
+
+class PacedRedTeam(RedTeam):
+    def __init__(self, config: TaskConfig):
+        self.pace, rest = paced(config)
+        super().__init__(rest)
+
+    def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
+        self.pace.wait(asked)
+        return super().rewards(asked)
+
+    @staticmethod
+    def preset() -> Config:
+        return preset("redteam")
+
+
+def paced(config: TaskConfig) -> tuple[Pace, TaskConfig]:
+    """The pace, and what is left for the task itself."""
+    own: dict[str, Any] = {name: value for name, value in config.options.items() if name == "latency"}
+    rest = {name: value for name, value in config.options.items() if name not in own}
+    return parse_options(Pace, replace(config, options=own)), replace(config, options=rest)
