@@ -7,9 +7,10 @@ index of the replay buffer. Nothing is written but the weights that are being ad
 """
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from shutil import copytree
 from statistics import mean
@@ -55,11 +56,11 @@ def lagged_run(config: Config, *, scored_after: Collection[int]) -> Iterator[Sco
     """Scores after these steps."""
     task = get_task(config.task)
     with TemporaryDirectory(prefix="tba-") as scratch:
-        start = _start(config, task)
+        start = start_of(config)
         policy = Policy.load(start)
         learner = Learner(config, policy)
         weights = Weights(start, Path(scratch) / "adopted", kept=(config.sync.lag or 0) + 1)
-        searcher, evaluator = _searcher(config, task, policy, start, weights), _evaluator(config, task, policy, weights)
+        searcher, evaluator = _searcher(config, task, policy, start, weights), _evaluator(config, task, policy)
         buffer = Buffer(config)
         learned: list[tuple[float, int]] = []
         for step in range(1, config.training.steps + 1):
@@ -70,7 +71,8 @@ def lagged_run(config: Config, *, scored_after: Collection[int]) -> Iterator[Sco
             learned += [(it.reward, step - 1 - it.version_start.number) for it in drawn]
             weights.add(step, policy.model)
             if step in scored_after:
-                (greedy, sampled), (reward, age) = _scores(evaluator, step), map(mean, zip(*learned, strict=True))
+                greedy, sampled = _scores(evaluator, weights, step)
+                reward, age = map(mean, zip(*learned, strict=True))
                 yield Scored(step=step, greedy=greedy, sampled=sampled, reward=reward, age=age)
                 learned = []
 
@@ -144,8 +146,9 @@ def _round(searcher: Searcher, round: int) -> Sequence[Trajectory]:
     return trajectories
 
 
-def _start(config: Config, task: Task) -> Path:
+def start_of(config: Config) -> Path:
     """The task's own base policy, from the cache that runs use too."""
+    task = get_task(config.task)
     assert isinstance(task, PolicyMaker)
     folder = cache_folder("base-policies") / sha256(f"{task.recipe()}:{config.seed}".encode()).hexdigest()[:16]
     if not folder.exists():
@@ -175,14 +178,27 @@ def _searcher(config: Config, task: Task, policy: Policy, start: Path, weights: 
     )
 
 
-def _evaluator(config: Config, task: Task, policy: Policy, weights: Weights) -> Evaluator:
+def make_scores(config: Config) -> Callable[[Path], float]:
+    """What gives the sampled accuracy of a folder's policy."""
+    task, versions = get_task(config.task), count()
+    evaluator = _evaluator(config, task, Policy.load(start_of(config)))
+
+    def score(folder: Path) -> float:
+        version = Version(next(versions), 1)
+        evaluator.generator.adopt(folder, version)
+        return evaluator.scores(version, 0)[1].value
+
+    return score
+
+
+def _evaluator(config: Config, task: Task, policy: Policy) -> Evaluator:
     prompts = task.prompts("test", [], policy.tokenizer, max_tokens=config.search.max_prompt_tokens)
     return Evaluator(
         config,
         prompts=prompts[: config.evaluation.prompts],
         task=task,
         generator=_generator(config),
-        versions=weights,  # pyright: ignore[reportArgumentType]
+        versions=None,  # pyright: ignore[reportArgumentType]  # it is asked for scores alone
         evaluations=None,  # pyright: ignore[reportArgumentType]
         lease=fakes.Lease(),
         events=fakes.Events(),
@@ -195,9 +211,9 @@ def _generator(config: Config) -> TransformersGenerator:
     )
 
 
-def _scores(evaluator: Evaluator, step: int) -> tuple[float, float]:
+def _scores(evaluator: Evaluator, weights: Weights, step: int) -> tuple[float, float]:
     version = Version(step, 1)
-    evaluator.generator.adopt(evaluator.versions.load(version), version)
+    evaluator.generator.adopt(weights.load(version), version)
     greedy, sampled = evaluator.scores(version, step)
     return greedy.value, sampled.value
 

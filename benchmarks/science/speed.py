@@ -1,0 +1,252 @@
+"""Wall-clock to 0.90 sampled accuracy on the quickstart task: asynchronous, synchronous, and TRL's trainers.
+
+    python -m benchmarks.science.speed ROOT [--only ARM …] [--seeds 0 …] [--goal 0.9] [--trl FOLDER] [--out FILE.csv]
+    python -m benchmarks.science.speed --show            the table of what has been run
+
+TRL and what it needs are not among our requirements; --trl names a folder they were put into, once, by
+
+    pip install --no-deps --target FOLDER -r benchmarks/science/requirements-trl.txt
+
+All arms have the same base policies, prompts, rewards, cores and numbers of responses per step: 256, as 8 responses to
+each of 32 prompts, or 2 to each of 128 where a method compares pairs. All step with AdamW (0.9, 0.999), a warm-up of 10
+steps and then a constant learning rate; what else TRL's trainers have by default they keep, but for memory and
+precision that cost them time here. One seed, which is not reported, chooses each arm's learning rate (`RATES`) by the
+steps to the goal; where several threads could help, because one role works at a time, it then chooses between one
+thread and two by the seconds.
+
+The clock of a run starts with its first weights in a searcher, or with TRL's `train`: importing and loading do not
+count. It stops at the version that reaches the goal, published and stored, between two scored ones in a line. Nor does
+scoring count: TRL's clock stands still meanwhile, our versions are scored when the run is over. A paced searcher sleeps
+a fixed time in each round beside its work, as one does that waits for an engine elsewhere.
+
+Each run is a row of the CSV and is not run again. Timings need a machine with nothing else to do.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import logging
+
+import storage
+from benchmarks.science.ablations import finished, spread, tba
+from benchmarks.science.lagged import make_scores
+from benchmarks.science.rows import append, read
+from storage.layout import run_url
+from storage.run import Run as StoredRun
+from storage.versions import Versions
+from tba.config import preset
+from tba.types import Version
+
+SEEDS, TUNING_SEED, RATES, GOAL = (0, 1, 2), 100, (1.5e-4, 3e-4, 6e-4, 1.2e-3), 0.9
+STEPS, SCORED_EVERY = 200, 8  # at most so many
+
+COMMON: Mapping[str, Any] = {
+    "training.schedule": "warmup-stable-decay",
+    "training.decay_steps": 0,
+    "training.adam_beta1": 0.9,
+    "search.prompts_per_round": 32,
+    "search.initial_fill": 256,
+    "sync.keep_versions": 1000,
+    "evaluation.prompts": 1,
+}
+IN_STEP: Mapping[str, Any] = {"sync.lag": 0, "sync.every": 1, "sampling.recent_share": 1.0}
+PACE: Mapping[str, Any] = {"task.options.latency": 1.5}  # seconds
+PACED = "benchmarks.science.paced:PacedQuickstart"
+
+
+@dataclass(frozen=True)
+class Arm:
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    task: str = "quickstart"
+    threads: Sequence[int] = (1,)
+    rates_of: str = ""  # the arm whose learning rate it takes
+
+
+ARMS: Mapping[str, Arm] = {
+    "asynchronous TB": Arm(),
+    "asynchronous TB, anchored": Arm(
+        {"objective.anchor": "behaviour", "objective.beta_start": 0.25, "objective.beta_end": 0.25}
+    ),
+    "synchronous TB": Arm(IN_STEP, threads=(1, 2)),
+    "TRL's GRPO": Arm(threads=(1, 2)),
+    "TRL's RLOO": Arm(threads=(1, 2)),
+    "TRL's online DPO": Arm(threads=(1, 2)),
+    "synchronous TB, a paced searcher": Arm({**IN_STEP, **PACE}, PACED, rates_of="synchronous TB"),
+    "synchronous TB, 3 paced searchers": Arm(
+        {**IN_STEP, **PACE, "search.searchers": 3, "search.prompts_per_round": 11}, PACED, rates_of="synchronous TB"
+    ),
+    "asynchronous TB, 3 paced searchers": Arm({**PACE, "search.searchers": 3}, PACED, rates_of="asynchronous TB"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is run; a row of the CSV begins with it."""
+
+    arm: str
+    seed: int
+    rate: float
+    threads: int
+    goal: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Run):
+    seconds: float  # to the goal; infinite where it was not reached, and so is the next
+    steps: float
+    seconds_per_step: float
+    reached: float  # accuracy when the run ended
+    curve: str  # step:seconds:accuracy
+
+    @property
+    def key(self) -> Run:
+        return Run(**{name: getattr(self, name) for name in Run.__dataclass_fields__})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", nargs="?", default="tba-runs", help="for the runs (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
+    parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS, metavar="SEED", help="none: only the choices")
+    parser.add_argument("--goal", type=float, default=GOAL)
+    parser.add_argument("--trl", type=Path, help="folder with TRL")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/speed.csv"))
+    parser.add_argument("--show", action="store_true", help="run nothing")
+    options = parser.parse_args(arguments)
+    logging.disable_progress_bar()
+    rows = read(options.out, Row)
+    while not options.show and (run := next_run(rows, options.only, options.seeds, options.goal)):
+        rows.append(take(run, options.root, options.trl))
+        append(options.out, rows[-1])
+        print(rows[-1], flush=True)
+    print("\n".join(markdown(rows, options.goal)))
+
+
+# --- what is run ------------------------------------------------------------------------------------------------------
+
+
+def next_run(rows: Sequence[Row], names: Sequence[str], seeds: Sequence[int], goal: float) -> Run | None:
+    """The first that there is no row of: learning rates, then threads, then seed by seed what they chose."""
+    done = {row.key for row in rows}
+    for run in chain(*(rates(name, goal) for name in names), *(threads(rows, name, goal) for name in names)):
+        if run not in done:
+            return run
+    for seed in seeds:
+        for name in names:
+            if (run := best(rows, name, seed, goal)) not in done:
+                return run
+    return None
+
+
+def rates(name: str, goal: float) -> list[Run]:
+    of = ARMS[name].rates_of or name
+    return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=1, goal=goal) for rate in RATES]
+
+
+def threads(rows: Sequence[Row], name: str, goal: float) -> list[Run]:
+    """With the best rate; none before that is known."""
+    tried = [row for row in rows if row.key in rates(name, goal)]
+    if len(tried) < len(RATES):
+        return []
+    rate = min(tried, key=lambda row: (row.steps, -row.reached, row.rate)).rate
+    of = ARMS[name].rates_of or name
+    return [Run(arm=of, seed=TUNING_SEED, rate=rate, threads=it, goal=goal) for it in ARMS[of].threads]
+
+
+def best(rows: Sequence[Row], name: str, seed: int, goal: float) -> Run:
+    tried = [row for row in rows if row.key in threads(rows, name, goal)]
+    chosen = min(tried, key=lambda row: (row.seconds, row.seconds_per_step))
+    return Run(arm=name, seed=seed, rate=chosen.rate, threads=chosen.threads, goal=goal)
+
+
+def take(run: Run, root: str, trl: Path | None) -> Row:
+    curve = by_trl(run, trl) if run.arm.startswith("TRL") else by_us(run, root)
+    seconds, steps = reached(curve, run.goal)
+    return Row(
+        **asdict(run),
+        seconds=round(seconds, 2),
+        steps=round(steps, 1),
+        seconds_per_step=round(curve[-1][1] / curve[-1][0], 4),
+        reached=round(curve[-1][2], 4),
+        curve=" ".join(f"{step}:{seconds:.2f}:{score:.4f}" for step, seconds, score in curve),
+    )
+
+
+Curve = Sequence[tuple[int, float, float]]  # steps, seconds, sampled accuracy
+
+
+def reached(curve: Curve, goal: float) -> tuple[float, float]:
+    """Seconds and steps to the goal."""
+    for (step, seconds, score), (later, until, better) in pairwise(curve):
+        if better >= goal:
+            share = (goal - score) / (better - score)
+            return seconds + share * (until - seconds), step + share * (later - step)
+    return float("inf"), float("inf")
+
+
+def by_trl(run: Run, folder: Path | None) -> Curve:
+    if folder is None:
+        raise SystemExit(f"{run.arm} needs --trl, a folder with TRL: see --help")
+    asked = {**asdict(run), "steps": STEPS, "scored_every": SCORED_EVERY}
+    command = [sys.executable, "-m", "benchmarks.science.speed_trl", json.dumps(asked)]
+    paths = [str(folder), os.getcwd(), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(run.threads)}
+    told = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if told.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {told.returncode}:\n{told.stderr[-2000:]}")
+    return [tuple(point) for point in json.loads(told.stdout.splitlines()[-1])]
+
+
+def by_us(run: Run, root: str) -> Curve:
+    arm = ARMS[run.arm]
+    name = f"speed-{list(ARMS).index(run.arm)}-{run.seed}-{run.rate:g}-{run.threads}"
+    settings = {**COMMON, "training.learning_rate": run.rate, "model.threads": run.threads, **arm.settings}
+    if not finished(root, name):
+        tba("run", arm.task, "--root", root, "--name", name, "--steps", str(STEPS), "--seed", str(run.seed),
+            changes=settings)  # fmt: skip
+    url = run_url(root, name)
+    with storage.connect(url) as con:
+        [(began,)] = con.execute("select min(created_at) from events where kind = 'version-adopted'").fetchall()
+        published = con.execute("select version, attempt, step, created_at from versions order by step").fetchall()
+    score, versions = make_scores(preset("quickstart").replace({"seed": run.seed})), Versions(StoredRun.open(url))
+    curve: list[tuple[int, float, float]] = []
+    for number, attempt, step, at in published:
+        if step % SCORED_EVERY == 0:
+            curve.append((step, (at - began).total_seconds() if step else 0.0,
+                          score(versions.load(Version(number, attempt)))))  # fmt: skip
+            if curve[-1][2] >= run.goal:
+                break
+    return curve
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+
+def markdown(rows: Sequence[Row], goal: float) -> Iterator[str]:
+    yield f"| arm | learning rate | threads | seconds to {goal:g} | steps to it | seconds per step | seeds |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for name in ARMS:
+        of = [row for row in rows if row.arm == name and row.seed != TUNING_SEED and row.goal == goal]
+        if of:
+            cells = [spread([getattr(row, it) for row in of]) for it in ("seconds", "steps", "seconds_per_step")]
+            yield f"| {name} | {of[0].rate:g} | {of[0].threads} | {' | '.join(cells)} | {len(of)} |"
+    yield ""
+    yield "| on the seed that chose | threads | " + " | ".join(f"{rate:g}" for rate in RATES) + " |"
+    yield "|---|---:|" + "---:|" * len(RATES)
+    for name in ARMS:
+        of = [row for row in rows if row.arm == name and row.seed == TUNING_SEED and row.goal == goal]
+        for threads in sorted({row.threads for row in of}):
+            tried = {row.rate: f"{row.steps:.0f} steps, {row.seconds:.0f} s" for row in of if row.threads == threads}
+            yield f"| {name} | {threads} | " + " | ".join(tried.get(rate, "") for rate in RATES) + " |"
+
+
+if __name__ == "__main__":
+    main()
