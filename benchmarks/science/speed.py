@@ -24,11 +24,13 @@ Each run is a row of the CSV and is not run again. Timings need a machine with n
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,7 @@ from tba.config import preset
 from tba.types import Version
 
 SEEDS, TUNING_SEED, RATES, GOAL = (0, 1, 2), 100, (1.5e-4, 3e-4, 6e-4, 1.2e-3), 0.9
-STEPS, SCORED_EVERY = 200, 8  # at most so many
+SCORED_EVERY = 8
 
 COMMON: Mapping[str, Any] = {
     "training.schedule": "warmup-stable-decay",
@@ -67,23 +69,30 @@ class Arm:
     settings: Mapping[str, Any] = field(default_factory=dict)
     task: str = "quickstart"
     threads: Sequence[int] = (1,)
+    steps: int = 160  # at most
     rates_of: str = ""  # the arm whose learning rate it takes
 
 
 ARMS: Mapping[str, Arm] = {
-    "asynchronous TB": Arm(),
+    "asynchronous TBA'": Arm({"objective.name": "tba-prime"}),
     "asynchronous TB, anchored": Arm(
         {"objective.anchor": "behaviour", "objective.beta_start": 0.25, "objective.beta_end": 0.25}
     ),
-    "synchronous TB": Arm(IN_STEP, threads=(1, 2)),
+    "asynchronous TB": Arm(),
+    "synchronous TB": Arm(IN_STEP, threads=(1, 2), steps=96),
     "TRL's GRPO": Arm(threads=(1, 2)),
     "TRL's RLOO": Arm(threads=(1, 2)),
     "TRL's online DPO": Arm(threads=(1, 2)),
-    "synchronous TB, a paced searcher": Arm({**IN_STEP, **PACE}, PACED, rates_of="synchronous TB"),
+    "synchronous TB, a paced searcher": Arm({**IN_STEP, **PACE}, PACED, steps=96, rates_of="synchronous TB"),
     "synchronous TB, 3 paced searchers": Arm(
-        {**IN_STEP, **PACE, "search.searchers": 3, "search.prompts_per_round": 11}, PACED, rates_of="synchronous TB"
+        {**IN_STEP, **PACE, "search.searchers": 3, "search.prompts_per_round": 11},
+        PACED,
+        steps=96,
+        rates_of="synchronous TB",
     ),
-    "asynchronous TB, 3 paced searchers": Arm({**PACE, "search.searchers": 3}, PACED, rates_of="asynchronous TB"),
+    "asynchronous TBA', 3 paced searchers": Arm(
+        {"objective.name": "tba-prime", **PACE, "search.searchers": 3}, PACED, rates_of="asynchronous TBA'"
+    ),
 }
 
 
@@ -195,7 +204,7 @@ def reached(curve: Curve, goal: float) -> tuple[float, float]:
 def by_trl(run: Run, folder: Path | None) -> Curve:
     if folder is None:
         raise SystemExit(f"{run.arm} needs --trl, a folder with TRL: see --help")
-    asked = {**asdict(run), "steps": STEPS, "scored_every": SCORED_EVERY}
+    asked = {**asdict(run), "steps": ARMS[run.arm].steps, "scored_every": SCORED_EVERY}
     command = [sys.executable, "-m", "benchmarks.science.speed_trl", json.dumps(asked)]
     paths = [str(folder), os.getcwd(), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(run.threads)}
@@ -207,10 +216,10 @@ def by_trl(run: Run, folder: Path | None) -> Curve:
 
 def by_us(run: Run, root: str) -> Curve:
     arm = ARMS[run.arm]
-    name = f"speed-{list(ARMS).index(run.arm)}-{run.seed}-{run.rate:g}-{run.threads}"
+    name = f"speed-{sha256(run.arm.encode()).hexdigest()[:8]}-{run.seed}-{run.rate:g}-{run.threads}"
     settings = {**COMMON, "training.learning_rate": run.rate, "model.threads": run.threads, **arm.settings}
     if not finished(root, name):
-        tba("run", arm.task, "--root", root, "--name", name, "--steps", str(STEPS), "--seed", str(run.seed),
+        tba("run", arm.task, "--root", root, "--name", name, "--steps", str(arm.steps), "--seed", str(run.seed),
             changes=settings)  # fmt: skip
     url = run_url(root, name)
     with storage.connect(url) as con:
@@ -236,16 +245,21 @@ def markdown(rows: Sequence[Row], goal: float) -> Iterator[str]:
     for name in ARMS:
         of = [row for row in rows if row.arm == name and row.seed != TUNING_SEED and row.goal == goal]
         if of:
-            cells = [spread([getattr(row, it) for row in of]) for it in ("seconds", "steps", "seconds_per_step")]
-            yield f"| {name} | {of[0].rate:g} | {of[0].threads} | {' | '.join(cells)} | {len(of)} |"
+            there = [row for row in of if math.isfinite(row.steps)]
+            cells = [spread([getattr(row, it) for row in there]) for it in ("seconds", "steps", "seconds_per_step")]
+            yield f"| {name} | {of[0].rate:g} | {of[0].threads} | {' | '.join(cells)} | {len(there)} of {len(of)} |"
     yield ""
     yield "| on the seed that chose | threads | " + " | ".join(f"{rate:g}" for rate in RATES) + " |"
     yield "|---|---:|" + "---:|" * len(RATES)
     for name in ARMS:
         of = [row for row in rows if row.arm == name and row.seed == TUNING_SEED and row.goal == goal]
         for threads in sorted({row.threads for row in of}):
-            tried = {row.rate: f"{row.steps:.0f} steps, {row.seconds:.0f} s" for row in of if row.threads == threads}
+            tried = {row.rate: said(row) for row in of if row.threads == threads}
             yield f"| {name} | {threads} | " + " | ".join(tried.get(rate, "") for rate in RATES) + " |"
+
+
+def said(row: Row) -> str:
+    return f"{row.steps:.0f} steps, {row.seconds:.0f} s" if math.isfinite(row.steps) else f"{row.reached:.2f}"
 
 
 if __name__ == "__main__":
