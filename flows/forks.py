@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FIXED = ("task", "model.path", "model.revision", "search.temperature")
+FIXED = (
+    "task", "model.path", "model.revision", "search.temperature", "search.prompts_from", "search.prompts_where",
+)  # fmt: skip
 """Settings that a fork shares with its parent: by them the trajectories it inherits were asked for, generated and
 scored."""
 

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from flows.processes import is_gone
+from flows.progress import bar
 from flows.supervise import CLOSED
 from flows.workdir import is_temporary
 from storage.control import change_state, is_state_known
+from storage.difficulty import Known, ask
 from storage.leases import SUPERVISOR, read_lease
 from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
@@ -44,7 +46,8 @@ def resolve(task: str, overrides: Mapping[str, Any] | None = None, **flat: int |
         raise ConfigError(f"{forked[0]}: only `tba fork` sets it")
     config = checked(preset_of(task).replace(changes))
     read_sampler(config)
-    return config
+    known = ask_earlier_run(config)
+    return config.replace({"search.prompts_from": known.url}) if known else config  # whoever reads it, and wherever
 
 
 def checked(config: Config) -> Config:
@@ -83,6 +86,15 @@ def read_sampler(config: Config) -> str:
         raise ConfigError(f"sampling.sql: {path!r} cannot be read: {error}") from None
     check_sampler(sampler)
     return sampler
+
+
+def ask_earlier_run(config: Config) -> Known | None:
+    """What the run says that prompts are chosen by; None if there is none."""
+    search = config.search
+    if not search.prompts_from:
+        return None
+    with bar(f"copying what is new of {search.prompts_from}") as tell:
+        return ask(search.prompts_from, search.prompts_where, needed=search.prompts_per_round, progress=tell)
 
 
 def start(config: Config, root: str | None, name: str | None, *, created_by: str = "") -> Run:
@@ -147,6 +159,7 @@ def describe(config: Config) -> str:
     per_hour = search.searchers * _TOKENS_PER_SECOND * 3600 / search.max_response_tokens
     rows = [
         ("task", config.task.name),
+        *([("prompts", _prompts(known))] if (known := ask_earlier_run(config)) else []),
         ("policy", config.model.path or "made by the task"),
         *([("options", _given(config.task.options))] if config.task.options else []),
         ("objective", _objective(config)),
@@ -190,6 +203,10 @@ def describe(config: Config) -> str:
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+
+
+def _prompts(known: Known) -> str:
+    return f"{len(known.chosen):,} of the {len(known.prompts):,} of {known.url}: where {known.where}"
 
 
 def _objective(config: Config) -> str:

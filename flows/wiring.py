@@ -3,7 +3,7 @@ flows/reader.py makes in a process without torch."""
 
 import json
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
@@ -13,12 +13,13 @@ from flows.reader import Reader
 from storage.attempts import claim_attempt
 from storage.cache import cache_folder, shared_copy
 from storage.checkpoints import Checkpoints
+from storage.difficulty import ask
 from storage.evaluations import Evaluations
 from storage.events import Events
 from storage.leases import HeldLease
 from storage.ledger import ParquetLedger
 from storage.metric_log import open_metric_log
-from storage.prompts import read_prompts, write_prompts
+from storage.prompts import has_prompts, read_prompts, write_prompts
 from storage.rows import read_rows
 from storage.run import Run
 from storage.store import Store, open_store
@@ -35,7 +36,7 @@ from tba.searcher import Searcher, await_reference
 from tba.tasks import get_task
 from tba.trainer import Trainer
 from tba.training_state import TrainingState
-from tba.types import Version
+from tba.types import Prompt, Version
 
 MODEL_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".py")
 """What is fetched of a model's folder: weights as safetensors only, whatever else tokenizers and models are made of."""
@@ -288,4 +289,22 @@ def _store_prompts(run: Run, config: Config, task: Task, tokenizer: Any, events:
         if left_out := len(rows) - len(prompts) if rows else 0:
             what = f"{left_out} of {len(rows)} prompts of split {split!r} have more than {limit} tokens"
             events.write("prompts-left-out", what, severity="warning", split=split, left_out=left_out)
+        if split == "train" and config.search.prompts_from:
+            prompts = _chosen(run, config, prompts, events)
         write_prompts(run, split, prompts)
+
+
+def _chosen(run: Run, config: Config, prompts: Sequence[Prompt], events: Events) -> list[Prompt]:
+    """The prompts of which the earlier run tells what the settings want. It is asked once: whoever begins the run anew
+    keeps to what is stored, whatever has become of the earlier one."""
+    search = config.search
+    if has_prompts(run, "train"):
+        stored = {prompt.prompt_id for prompt in read_prompts(run, "train")}
+        return [prompt for prompt in prompts if prompt.prompt_id in stored]
+    known = ask(search.prompts_from, search.prompts_where, needed=search.prompts_per_round)
+    chosen, told = known.choose(prompts), known.tell(prompts)
+    if len(chosen) < search.prompts_per_round:
+        raise ConfigError(f"{told}; a round asks {search.prompts_per_round} (search.prompts_per_round)")
+    unknown = known.unknown(prompts)
+    events.write("prompts-chosen", told, chosen=len(chosen), of=len(prompts), unknown=unknown)
+    return chosen

@@ -37,6 +37,10 @@ def write_prompts(run: Run, split: str, prompts: Sequence[Prompt]) -> None:
             ) from None
 
 
+def has_prompts(run: Run, split: str) -> bool:
+    return run.store.exists(layout.prompts(split))
+
+
 def read_prompts(run: Run, split: str) -> list[Prompt]:
     """The prompts of a split, in the order in which the task gave them."""
     rows = _read(run, split).to_pylist()

@@ -284,6 +284,19 @@ class SearchConfig:
     """Of how many states of a response, from the prompt's on; those beyond get the response's own reward. 0 is all."""
     initial_fill: Positive = 500
     """Trajectories that must exist before the first step: a batch at least."""
+    prompts_from: str = ""
+    """An earlier run, by name, path or URL: asked are only the prompts to train on of which its log fulfils
+    `prompts_where`. What that run does not have is left out."""
+    prompts_where: str = ""
+    """A condition in SQL on the columns of its view `difficulty`, such as `solve_rate between 0.1 and 0.9`."""
+
+    @model_validator(mode="after")
+    def _prompts_are_chosen_by_a_run_and_a_condition(self) -> Self:
+        names = ("prompts_from", "prompts_where")
+        for name, other in (names, names[::-1]):
+            if (given := getattr(self, other)) and not getattr(self, name):
+                raise ValueError(f"search.{name} must be set where search.{other} is ({given!r}), got ''")
+        return self
 
     @model_validator(mode="after")
     def _exploration_applies(self) -> Self:

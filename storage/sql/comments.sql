@@ -67,6 +67,19 @@ comment on column prompts.tokens is 'the text as the policy reads it';
 comment on column prompts.answer is 'what the task compares a response with';
 comment on column prompts.metadata is 'whatever else the task says of it, as JSON';
 
+comment on view difficulty is 'One row per prompt to train on, also those never tried: what came of all responses that are stored. search.prompts_where of a later run is a condition on it.';
+comment on column difficulty.prompt_id is 'its name';
+comment on column difficulty.text is 'the text asked';
+comment on column difficulty.tries is 'how many responses it got; 0 if none, and then what follows is null';
+comment on column difficulty.distinct_responses is 'how many different ones';
+comment on column difficulty.reward_mean is 'of their rewards';
+comment on column difficulty.reward_min is 'of their rewards';
+comment on column difficulty.reward_max is 'of their rewards';
+comment on column difficulty.reward_std is 'of their rewards, as of a whole population';
+comment on column difficulty.solve_rate is 'share of them with a reward of 1 or more';
+comment on column difficulty.length_mean is 'of their response tokens';
+comment on column difficulty.finished_share is 'how many ended by themselves';
+
 comment on view selection is 'One row per trajectory: whether it could be learned from, and how often it was. Generated is every row, eligible says so, trained are those with draws.';
 comment on column selection.trajectory_id is 'searcher/seq/row';
 comment on column selection.prompt_id is 'what was asked: a row of prompts';

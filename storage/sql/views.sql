@@ -14,6 +14,29 @@ select t.*, v.step as version_step, t.step - v.step as age
 from stored.trajectories t
 left join stored.version_steps v on (v.version, v.attempt) = (t.version_start, t.version_start_attempt);
 
+-- What came of each prompt that can be trained on. Test prompts may have the same ids, and are never generated for.
+create view difficulty as
+with
+  tried as (
+    select
+      prompt_id,
+      count(*) as tries,
+      count(distinct content_hash) as distinct_responses,
+      avg(reward) as reward_mean,
+      min(reward) as reward_min,
+      max(reward) as reward_max,
+      stddev_pop(reward) as reward_std,
+      avg((reward >= 1)::int) as solve_rate,
+      avg(length) as length_mean,
+      avg(finished::int) as finished_share
+    from trajectories group by prompt_id
+  )
+select
+    p.prompt_id, p.text, coalesce(t.tries, 0) as tries, coalesce(t.distinct_responses, 0) as distinct_responses,
+    t.* exclude (prompt_id, tries, distinct_responses)
+from prompts p left join tried t using (prompt_id)
+where p.split = 'train';
+
 -- The responses that one prompt got in one round of one searcher.
 create view groups as
 select

@@ -513,6 +513,43 @@ def test_a_dry_run_shows_the_arithmetic_and_starts_nothing(tmp_path: Path, capsy
     assert list(tmp_path.iterdir()) == []
 
 
+def choosing(where: str, name: str = "first", *more: str) -> tuple[str, ...]:
+    return (
+        "run",
+        "quickstart",
+        "--dry-run",
+        "--set",
+        f"search.prompts_from={name}",
+        f"search.prompts_where={where}",
+        *more,
+    )
+
+
+def test_a_dry_run_tells_how_many_prompts_an_earlier_run_leaves(root: str, capsys: pytest.CaptureFixture[str]):
+    out = printed(capsys, *choosing("tries > 0", "first", "search.prompts_per_round=1"))
+    tried = printed(capsys, "sql", "first", "select count(*) from difficulty where tries > 0", "--csv").split()[1]
+    assert f"{tried} of the {len(PROMPTS)} of {root}/runs/first: where tries > 0" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (choosing("tries > 0", "nobody"), "search.prompts_from: there is no run at "),
+        (choosing("tries > 0", "ftp://x/runs/y"), "search.prompts_from: a store is a path"),
+        (choosing("nonsense > 0"), "search.prompts_where: 'nonsense > 0': Binder Error: Referenced column"),
+        (choosing("tries >"), "search.prompts_where: 'tries >': Parser Error"),
+        (choosing("true; drop view draws"), "search.prompts_where: 'true; drop view draws': Parser Error"),
+        (choosing("text in (from '/etc/hostname')"), "search.prompts_where: "),
+        (choosing("tries < 0"), f"search.prompts_where: 'tries < 0' holds for 0 of the {len(PROMPTS)} prompts of "),
+        (choosing("tries >= 0"), "prompts of {root}/runs/first, and a round asks 64 (search.prompts_per_round)"),
+    ],
+)
+def test_an_earlier_run_that_cannot_choose_prompts_is_refused_by_the_setting_at_fault(
+    arguments: tuple[str, ...], said: str, root: str, capsys: pytest.CaptureFixture[str]
+):
+    assert said.format(root=root) in refused(capsys, *arguments)
+
+
 def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     printed(capsys, "run", "math", "--dry-run", "--set", "task.options.levels=[3, 4]", "sync.lag=null")
     assert "task.options.levels.0" in refused(capsys, "run", "math", "--dry-run", "--set", "task.options.levels=[7]")

@@ -295,6 +295,8 @@ def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_a
         (999, {}, "x", r"--step: .* got 999"),
         (6, {"task.rule": "other"}, "x", r"task.rule is shared with the parent"),
         (6, {"search.temperature": "1"}, "x", r"search.temperature is shared with the parent"),
+        (6, {"search.prompts_from": "first"}, "x", r"search.prompts_from is shared with the parent"),
+        (6, {"search.prompts_where": "tries > 0"}, "x", r"search.prompts_where is shared with the parent"),
         (6, {"start.step": "1"}, "x", r"start.step follows from --step"),
         (6, {"training.steps": "6"}, "x", r"training.steps must be > 6, the step after which the fork goes on, got 6"),
         (6, {"sync.lag": "0"}, "x", r"sync.lag needs a parent that goes in step too, --step 0 or --replay"),

@@ -304,6 +304,63 @@ def test_more_tokens_than_the_policy_can_read_are_refused(policy, tmp_path):
     assert "must be <= 1024, the length that the policy can read, got 1036" in str(error)
 
 
+# --- Which prompts are asked ---
+
+
+def store_prompts(run: Run, tokenizer: object) -> None:
+    config = parse(run.config)
+    wiring._store_prompts(run, config, get_task(config.task), tokenizer, Events(run, "trainer", 1))
+
+
+def test_the_prompts_are_those_that_an_earlier_run_chooses_and_stay_so_when_it_is_gone(finished, policy, tmp_path):
+    """Evaluation keeps its own; whoever begins the run anew asks nobody."""
+    earlier = Run.open(str(shutil.copytree(finished.url, tmp_path / "earlier")))
+    where = "tries between 1 and 8"
+    config = settings(policy, **{"search.prompts_from": earlier.url, "search.prompts_where": where})
+    run = plan.start(config, str(tmp_path), "chosen")
+    tokenizer = Policy.load(policy, device="cpu").tokenizer
+    store_prompts(run, tokenizer)
+    wanted = {id for (id,) in rows(earlier, f"select prompt_id from difficulty where {where}")}
+    chosen, all_of_them = read_prompts(run, "train"), read_prompts(earlier, "train")
+    assert chosen == [prompt for prompt in all_of_them if prompt.prompt_id in wanted]
+    assert 0 < len(chosen) < len(all_of_them)
+    assert read_prompts(run, "test") == read_prompts(earlier, "test")
+    told = (
+        "select message, data ->> 'chosen', data ->> 'of', data ->> 'unknown' from events where kind = 'prompts-chosen'"
+    )
+    [(message, *counts)] = rows(run, told)
+    assert counts == [str(len(chosen)), str(len(all_of_them)), "0"]
+    assert message.endswith(f"prompts: {len(chosen):,} of {len(all_of_them):,} here")
+    shutil.rmtree(earlier.url)
+    store_prompts(run, tokenizer)
+    assert read_prompts(run, "train") == chosen
+    assert len(rows(run, told)) == 1
+
+
+def test_prompts_that_the_earlier_run_asked_in_other_words_are_not_taken_for_the_same(policy, tmp_path):
+    train, test = (word_problems(tmp_path, split, 20) for split in ("train", "test"))
+    earlier = plan.start(gsm8k(policy, train, test), str(tmp_path), "earlier")
+    tokenizer = Policy.load(policy, device="cpu").tokenizer
+    store_prompts(earlier, tokenizer)
+    choosing = {"search.prompts_from": earlier.url, "search.prompts_where": "tries = 0"}
+    mended = [json.loads(line) for line in train.read_text().splitlines()]
+    mended[3]["question"] = "Who has more?"
+    train.write_text("\n".join(map(json.dumps, [*mended, {"question": "How many?", "answer": "So.\n#### 1"}])))
+    run = plan.start(gsm8k(policy, train, test).replace(choosing), str(tmp_path), "mended")
+    store_prompts(run, tokenizer)
+    assert [prompt.prompt_id for prompt in read_prompts(run, "train")] == [
+        f"train-{n:05d}" for n in range(20) if n != 3
+    ]
+    said = f"19 of 21 here; 2 are left out that {earlier.url} does not have, by id and text"
+    [(message,)] = rows(run, "select message from events where kind = 'prompts-chosen'")
+    assert message.endswith(said)
+    other = gsm8k(policy, train, test).replace({**choosing, "task.template": "tba"})
+    with pytest.raises(
+        ConfigError, match=r"0 of 21 here; 21 are left out .*; a round asks 8 \(search.prompts_per_round"
+    ):
+        store_prompts(plan.start(other, str(tmp_path), "other"), tokenizer)
+
+
 # --- Where the policy comes from ---
 
 

@@ -93,6 +93,14 @@ def test_presets_carry_the_numbers_of_the_paper(name):
             {"search.explore_temperature": (0.5, 2.0)},
             "search.explore_temperature does not apply where search.explore_share is 0, got (0.5, 2.0)",
         ),
+        (
+            {"search.prompts_from": "first"},
+            "search.prompts_where must be set where search.prompts_from is ('first'), got ''",
+        ),
+        (
+            {"search.prompts_where": "tries > 0"},
+            "search.prompts_from must be set where search.prompts_where is ('tries > 0'), got ''",
+        ),
         ({"objective.beta_start": float("nan")}, "objective.beta_start"),
         (
             {"objective.beta_stop": 9, "objective.beta_target": 3},
