@@ -35,6 +35,7 @@ class Index:
         inv_temp: float,
         capacity: int,
         evict: Evict = "oldest",
+        mean_reward_between: tuple[float, float] | None = None,
         step_of_version: Callable[[Version], int],
         threads: int = 1,
     ):
@@ -50,6 +51,7 @@ class Index:
         }
         self.newest: int | None = None  # the newest record that admitted anything
         self.pool = Pool(capacity, evict)
+        self.mean_reward_between = mean_reward_between
         self.prompts: dict[str, int] = {}  # their numbers, in the order in which they appeared
         self.versions: dict[Version, int] = {}
         self.shards: dict[str, range] = {}  # by searcher/seq: where their rows lie in the pool
@@ -80,6 +82,16 @@ class Index:
         self.branches["prioritised"].add(np.arange(len(self.branches["prioritised"].prompts_P), len(self.prompts)))
         self.branches["recent"] = Queue()
         self.branches["recent"].add(np.unique(prompts_N))
+        self._hold_back(np.unique(prompts_N))
+
+    def _hold_back(self, prompts_P: np.ndarray) -> None:
+        """Those of these prompts, which have changed, that are too easy or too hard now."""
+        if self.mean_reward_between is None:
+            return
+        low, high = self.mean_reward_between
+        outside_P = np.array([not low < mean < high for mean in self.pool.mean_rewards(prompts_P.tolist())])
+        for queue in self.branches.values():
+            queue.hold_back(prompts_P, outside_P)
 
     def _version_numbers(self, table: pa.Table) -> np.ndarray:
         """Of the rows; versions that have none yet get one."""
@@ -148,13 +160,14 @@ class Index:
         return pa.concat_tables(
             pa.table(
                 {
-                    "branch": pa.array([branch]).take(pa.array(np.zeros(len(queue.prompts_P), np.int32))),
-                    "prompt_id": names.take(pa.array(queue.prompts_P)),
-                    "prompt": queue.prompts_P,
-                    "used": queue.used_P,
+                    "branch": pa.array([branch]).take(pa.array(np.zeros(len(prompts), np.int32))),
+                    "prompt_id": names.take(pa.array(prompts)),
+                    "prompt": prompts,
+                    "used": queue.used_P[queue.open_P],
                 }
             )
             for branch, queue in self.branches.items()
+            for prompts in [queue.prompts_P[queue.open_P]]
         )
 
     def _completed(self, step: int, rows: Sequence[Row]) -> list[Draw]:

@@ -5,7 +5,8 @@ So what a record brings costs what its prompts hold, and what a draw takes costs
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
@@ -182,6 +183,13 @@ class Pool:
         """Of the rows of these prompts that can be drawn, one prompt after the other; and how many each has."""
         lists = [self.drawable[prompt] for prompt in prompts]
         return np.frombuffer(b"".join(lists), np.int32), [len(it) // 4 for it in lists]
+
+    def mean_rewards(self, prompts: Sequence[int]) -> list[float]:
+        """Of the rows of each prompt that can be drawn, as near as a number can be: of equal rewards it is that reward,
+        and of any it does not depend on the order in which they lie."""
+        places_N, counts = self.places(prompts)
+        rewards = self.rows.take(places_N, ["reward"])["reward"].tolist()
+        return [mean(rewards[start:end]) for start, end in pairwise(accumulate(counts, initial=0))]
 
     # --- as tables ------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from storage.run import Run
 from storage.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
 from tba.errors import AlreadyExists, Damaged, Missing, Superseded
 from tba.fetched import Fetched
-from tba.types import Draw, Evict, Version
+from tba.types import Branch, Draw, Evict, Version
 
 
 class DuckReplayBuffer:
@@ -35,6 +35,7 @@ class DuckReplayBuffer:
         inv_temp: float,
         capacity: int,
         evict: Evict = "oldest",
+        mean_reward_between: tuple[float, float] | None = None,
         sampler_sql: str,
         attempt: int,
         events: Events,
@@ -55,6 +56,7 @@ class DuckReplayBuffer:
             inv_temp=inv_temp,
             capacity=capacity,
             evict=evict,
+            mean_reward_between=mean_reward_between,
             step_of_version=self._step_of_version,
             threads=threads,
         )
@@ -70,6 +72,7 @@ class DuckReplayBuffer:
         self._newest_sha256: str | None = None  # of the newest applied record
         self._queues = self.index.queues()
         self._told: set[str] = set()  # shards that could not be read and that an event speaks of
+        self._without_bounds: set[Branch] = set()  # branches that an event says have no prompt within them
 
     # --- syncs ----------------------------------------------------------------------------------------------------
 
@@ -83,6 +86,7 @@ class DuckReplayBuffer:
                 f"of this run follows step {step}"
             )
         self._admit(stored)
+        self._tell_of_bounds(sync)
         return stored.record.rows
 
     def replay(self, sync: int) -> None:
@@ -188,6 +192,20 @@ class DuckReplayBuffer:
                 "shard-unread", f"passed over for now: {why}", severity="warning", sync=record.sync, key=key
             )
             self._told.add(key)
+
+    def _tell_of_bounds(self, sync: int) -> None:
+        """When a branch begins to draw from all of its prompts, as none is within the bounds."""
+        before = self._without_bounds
+        self._without_bounds = {branch for branch, queue in self.index.branches.items() if queue.has_none_left}
+        for branch in sorted(self._without_bounds - before):
+            self.events.write(
+                "no-prompt-within-bounds",
+                f"sync {sync}: no {branch} prompt has a mean reward within sampling.mean_reward_between "
+                f"{list(self.index.mean_reward_between or ())}; all {branch} ones are drawn until one has",
+                severity="warning",
+                sync=sync,
+                branch=branch,
+            )
 
     def _apply(self, record: SyncRecord) -> None:
         shards = sorted(record.shards, key=lambda shard: (shard.searcher, shard.seq))

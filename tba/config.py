@@ -32,6 +32,7 @@ Count = Annotated[int, Field(ge=0, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=1e-9, le=1e9)]  # rewards are divided by it, and the quotients squared in float32
+Reward = Annotated[float, Field(ge=-1e300, le=1e300)]
 Tempering = Annotated[float, Field(ge=1e-3, le=1e3)]
 Temperature = Annotated[float, Field(ge=0.001, le=10)]
 TopP = Annotated[float, Field(gt=0, le=1)]
@@ -246,8 +247,20 @@ class SamplingConfig:
     evict: Evict = "oldest"
     """Which go first where there are more: the oldest, or the worst, those with the least reward. Then what the newest
     record of a prompt brought can be drawn besides, until the next brings others."""
+    mean_reward_between: tuple[Reward, Reward] | None = None
+    """Drawn are only prompts whose responses, those that can still be drawn, have a mean reward strictly between these
+    two; of a branch without any, all. So [0, 1] passes over what is always or never right. Unset, nothing."""
     sql: str = ""
     """A file of SQL to draw with instead of the built-in sampler."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> Self:
+        if self.mean_reward_between and self.mean_reward_between[0] >= self.mean_reward_between[1]:
+            raise ValueError(
+                f"sampling.mean_reward_between must be the lower and the higher one, got "
+                f"{list(self.mean_reward_between)}"
+            )
+        return self
 
 
 @settings

@@ -45,6 +45,9 @@ FACTORS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "capacity, responses per prompt": {str(n): {"sampling.capacity": n} for n in (16, 32, 1024)},
     "inverse temperature of rewards": {str(t): {"sampling.inv_temp": t} for t in (1.0, 4.0)},
+    "bounds of a prompt's mean reward": {
+        f"{low:g}-{high:g}": {"sampling.mean_reward_between": [low, high]} for low, high in ((0, 1), (0.2, 0.8))
+    },
 }  # fmt: skip
 """By factor and value: what it changes."""
 

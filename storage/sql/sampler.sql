@@ -4,14 +4,16 @@
 --     slot, position, trajectory_id, prompt_id, branch ('recent' or 'prioritised'), weight (of the trajectory, 0 … 1)
 -- with the rows of one slot of one prompt and one branch. It reads any of four tables:
 --     turns   branch, turn, prompt_id, prompt: the prompts that the slots of a branch take one after the other at this
---             step, turn 0 … $slots - 1: at random, each once before any of the branch is taken again
+--             step, turn 0 … $slots - 1: at random, each once before any of the branch is taken again, and only within
+--             sampling.mean_reward_between, where any is
 --     front   the trajectories of the prompts in turns; columns as of pool
 --     pool    all trajectories that can be drawn: trajectory_id (which is searcher/seq/row), searcher, seq, row,
 --             prompt_id, prompt, content (hash of prompt and response), ord (the order in which they entered), sync,
 --             reward, length, finished, version_start, version_start_attempt, version_step (the step that version
 --             follows: $step - 1 - version_step is the age, 0 for what the step's own starting weights generated)
 --     queue   the prompts that each branch can take: branch, prompt_id, prompt, used (since the queue was last
---             refilled). 'recent' has those of the newest record that admitted anything, 'prioritised' all
+--             refilled). 'recent' has those of the newest record that admitted anything, 'prioritised' all, both
+--             without those outside sampling.mean_reward_between
 -- What turns and front cost does not depend on how much is stored; pool and queue are read from end to end.
 -- `prompt` is a number for prompt_id: join by it, but never draw by it.
 -- Parameters: $seed, $step, $slots (B), $responses (K), $recent_share (m), $inv_temp, and $newest, the newest record

@@ -5,7 +5,8 @@ from pathlib import Path
 from flows import plan
 from flows.reader import make_buffer
 from storage.events import Events
-from tba.config import preset
+from storage.run import Run
+from tba.config import parse, preset
 
 
 def test_the_replay_buffer_keeps_as_much_at_hand_and_draws_with_as_many_threads_as_the_settings_say(tmp_path: Path):
@@ -23,3 +24,10 @@ def test_the_replay_buffer_evicts_as_the_settings_say(tmp_path: Path):
     run = plan.start(config, str(tmp_path), "first")
     pool = make_buffer(run, config, 1, Events(run, "trainer", 1)).index.pool
     assert (pool.evict, pool.capacity) == ("worst", 9)
+
+
+def test_the_replay_buffer_draws_within_the_bounds_of_the_settings(tmp_path: Path):
+    config = preset("quickstart").replace({"sampling.mean_reward_between": [0.25, 1]})
+    run = plan.start(config, str(tmp_path), "first")
+    index = make_buffer(run, parse(Run.open(run.url).config), 1, Events(run, "trainer", 1)).index
+    assert index.mean_reward_between == (0.25, 1.0)

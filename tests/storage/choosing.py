@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 from storage.attempts import claim_attempt
 from storage.events import Events
@@ -47,6 +48,7 @@ def make_choosing_run(
     sampler_sql: str = "",
     capacity: int = 100,
     evict: Evict = "oldest",
+    mean_reward_between: tuple[float, float] | None = None,
     respond: Respond = any_length,
     after: Callable[[int, DuckReplayBuffer], None] = lambda sync, buffer: None,
 ) -> Run:
@@ -55,11 +57,8 @@ def make_choosing_run(
     run = Run.create(root, f"chosen-{seed}", config=config, sampler_sql="", code_version="")
     write_prompts(run, "train", [make_prompt(prompt_id) for prompt_id in PROMPTS])
     attempt = claim_attempt(run).number
-    buffer, ledger, chance = (
-        _buffer(run, seed, sampler_sql, capacity, evict, attempt),
-        ParquetLedger(run, attempt),
-        None,
-    )
+    drawing = {"capacity": capacity, "evict": evict, "mean_reward_between": mean_reward_between}
+    buffer, ledger = choosing_buffer(run, seed, sampler_sql, attempt, **drawing), ParquetLedger(run, attempt)
     chance = random.Random(seed)
     for sync in range(SYNCS + 1):
         _search(run, chance, sync, respond)
@@ -84,7 +83,7 @@ def _search(run: Run, chance: random.Random, round: int, respond: Respond) -> No
         Trajectories(run).append(searcher, round, trajectories)
 
 
-def _buffer(run: Run, seed: int, sampler_sql: str, capacity: int, evict: Evict, attempt: int) -> DuckReplayBuffer:
+def choosing_buffer(run: Run, seed: int, sampler_sql: str, attempt: int, **drawing: Any) -> DuckReplayBuffer:
     return DuckReplayBuffer(
         run,
         seed=seed,
@@ -92,8 +91,7 @@ def _buffer(run: Run, seed: int, sampler_sql: str, capacity: int, evict: Evict, 
         responses=RESPONSES,
         recent_share=0.5,
         inv_temp=0.0,
-        capacity=capacity,
-        evict=evict,
+        **drawing,
         sampler_sql=sampler_sql or default_sampler(),
         attempt=attempt,
         events=Events(run, "trainer", attempt),

@@ -18,6 +18,7 @@ def make_index(
     inv_temp: float = 0.0,
     capacity: int = 100,
     evict: Evict = "oldest",
+    mean_reward_between: tuple[float, float] | None = None,
     step_of_version: Callable[[Version], int] = lambda version: version.number,
     threads: int = 1,
     sampler_sql: str | None = None,
@@ -31,6 +32,7 @@ def make_index(
         inv_temp=inv_temp,
         capacity=capacity,
         evict=evict,
+        mean_reward_between=mean_reward_between,
         step_of_version=step_of_version,
         threads=threads,
     )

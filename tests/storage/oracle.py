@@ -6,6 +6,7 @@ Chance is u(parts) = (first 13 hexadecimal digits of md5("part:part:…") + 1/2)
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from hashlib import md5
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ class Oracle:
     inv_temp: float = 0.0
     capacity: int = 100
     evict: str = "oldest"
+    mean_reward_between: tuple[float, float] | None = None
     entered: list[tuple[int, Row]] = field(default_factory=list)  # all rows with their sync, in order
     used: dict[str, set[str]] = field(default_factory=lambda: {"recent": set(), "prioritised": set()})
 
@@ -85,11 +87,12 @@ class Oracle:
     def take_prompts(self, step: int, branches: Sequence[str]) -> list[str]:
         """The prompt of each slot. A branch picks among those of its prompts that it has not used since it last had
         none left; they stand in the order in which they first entered, and the last one takes the place of the picked
-        one."""
+        one. Its prompts are those whose surviving rows have a mean reward within the bounds, or all if none has."""
         taken, turns, unused = [], {"recent": 0, "prioritised": 0}, {}
         for branch in branches:
             eligible = [row.prompt_id for sync, row in self.entered if branch == "prioritised" or sync == self.newest]
             in_order = [it for it in dict.fromkeys(row.prompt_id for _, row in self.entered) if it in eligible]
+            in_order = [it for it in in_order if self.is_within(it)] or in_order
             if branch not in unused:
                 unused[branch] = [it for it in in_order if it not in self.used[branch]]
             if not unused[branch]:
@@ -102,6 +105,13 @@ class Oracle:
             unused[branch].pop()
             turns[branch] += 1
         return taken
+
+    def is_within(self, prompt_id: str) -> bool:
+        if self.mean_reward_between is None:
+            return True
+        rewards = [Fraction(row.reward) for _, row in self.surviving(prompt_id)]
+        low, high = self.mean_reward_between
+        return low < float(sum(rewards) / len(rewards)) < high
 
     def take_responses(self, step: int, slot: int, branch: str, prompt_id: str) -> list[Drawn]:
         stored = self.surviving(prompt_id)

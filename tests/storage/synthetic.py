@@ -156,6 +156,7 @@ class SyntheticRun:
             inv_temp=sampling.inv_temp,
             capacity=sampling.capacity,
             evict=sampling.evict,
+            mean_reward_between=sampling.mean_reward_between,
             sampler_sql=self.run.sampler_sql,
             attempt=attempt,
             events=Events(self.run, "trainer", attempt),

@@ -44,6 +44,7 @@ RECORD = st.lists(SHARD, max_size=3)
     inv_temp=st.sampled_from([0.0, 1.0, 1000.0]),
     capacity=st.integers(1, 5),
     evict=st.sampled_from(["oldest", "worst"]),
+    mean_reward_between=st.sampled_from([None, (-1.0, 1.0), (0.0, 0.5), (5.0, 6.0)]),
 )
 def test_draws_are_those_of_the_oracle(records: Sequence[Any], **settings: Any):
     index, oracle, step, seq = make_index(**settings), Oracle(**settings), 0, 0
@@ -271,6 +272,86 @@ def test_a_record_of_nothing_leaves_everything_as_it_was():
     index.extend(1, [])
     assert index.newest == 0
     assert index.draw(2) == other.draw(2)
+
+
+# --- prompts that are neither too easy nor too hard -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_prompts_whose_mean_reward_is_at_a_bound_or_beyond_are_not_drawn(share: float):
+    index = make_index(slots=3, recent_share=share, mean_reward_between=(0.0, 1.0))
+    rewards = {
+        "never": [0.0] * 3,
+        "always": [1.0] * 3,
+        "half": [0.0, 1.0],
+        "rarely": [0.0, 0.0, 0.0, 1.0],
+        "far": [9.0],
+    }
+    admit(index, 0, make_shard(rewards))
+    drawn = [prompt for step in range(1, 5) for prompt in prompts(index.draw(step))]
+    assert [set(drawn[start : start + 2]) for start in range(0, 12, 2)] == [{"half", "rarely"}] * 6
+
+
+def test_the_bounds_are_met_exactly_whatever_is_rounded_on_the_way():
+    index = make_index(slots=4, recent_share=0.0, mean_reward_between=(0.1, 0.3))
+    rewards = {"low": [0.1] * 3, "high": [0.5, 0.25, 0.25, 0.25, 0.25], "within": [0.1, 0.1, 0.1000001]}
+    admit(index, 0, make_shard(rewards))
+    assert sum(rewards["low"]) / 3 > 0.1 and sum(rewards["high"]) / 5 == 0.3
+    assert set(prompts(index.draw(1))) == {"within"}
+
+
+def test_what_counts_is_what_could_be_drawn_of_a_prompt_now():
+    index = make_index(slots=1, recent_share=0.0, capacity=2, mean_reward_between=(0.0, 1.0))
+    admit(index, 0, make_shard({"a": [0.0, 1.0], "b": [0.0, 0.0]}))
+    assert {prompt for step in range(1, 4) for prompt in prompts(index.draw(step))} == {"a"}
+    admit(index, 1, make_shard({"a": [1.0], "b": [0.5]}, round=1))
+    assert {prompt for step in range(4, 7) for prompt in prompts(index.draw(step))} == {"b"}
+    admit(index, 2, make_shard({"a": [0.5]}, round=2))
+    assert {prompt for step in range(7, 10) for prompt in prompts(index.draw(step))} == {"a", "b"}
+
+
+def test_a_branch_without_a_prompt_within_the_bounds_draws_from_all_of_its_own():
+    index = make_index(slots=8, recent_share=0.5, mean_reward_between=(0.0, 1.0))
+    admit(index, 0, make_shard({"easy": [1.0] * 2, "hard": [0.0] * 2}))
+    assert set(prompts(index.draw(1))) == {"easy", "hard"}
+    admit(index, 1, make_shard({"apt": [0.0, 1.0], "easy": [1.0]}, round=1))
+    admit(index, 2, make_shard({"easy": [1.0], "hard": [0.0]}, round=2))
+    drawn = {(draw.branch, draw.prompt_id) for step in range(2, 5) for draw in index.draw(step)}
+    assert drawn == {("recent", "easy"), ("recent", "hard"), ("prioritised", "apt")}
+
+
+def test_rewards_whose_sum_no_number_holds_have_a_mean():
+    index = make_index(slots=2, recent_share=0.0, mean_reward_between=(0.0, 1e300))
+    admit(index, 0, make_shard({"vast": [1e308] * 3, "none": [1e308, 1e308, -1e308, -1e308], "a": [0.0, 1.0]}))
+    assert set(prompts(index.draw(1))) == {"a"}
+
+
+def test_restored_queues_continue_the_same_draws_within_bounds():
+    rewards = [{f"p{n}": [0.0, n % 3 / 2] for n in range(7)} for _ in range(2)]
+    again, index = (make_index(mean_reward_between=(0.1, 0.6)) for _ in range(2))
+    for sync, shard in enumerate(rewards):
+        admit(index, sync, make_shard(shard, round=sync))
+        index.draw(sync + 1)
+    for sync, shard in enumerate(rewards):
+        admit(again, sync, make_shard(shard, round=sync))
+    again.restore(index.queues())
+    ahead = [index.draw(step) for step in range(3, 7)]
+    assert [again.draw(step) for step in range(3, 7)] == ahead
+    assert {prompt for draws in ahead for prompt in prompts(draws)} == {"p1", "p2", "p4", "p5"}
+
+
+def test_a_users_sampler_sees_of_the_queue_what_slots_can_take():
+    of_the_queue = """
+        with taken as (
+          select prompt, row_number() over (order by prompt_id) - 1 as slot from queue
+          where branch = 'prioritised' qualify slot < $slots
+        )
+        select slot, 0 as position, max(trajectory_id) as trajectory_id, prompt_id, 'prioritised' as branch, 1 as weight
+        from pool join taken using (prompt) group by slot, prompt_id
+    """
+    index = make_index(slots=2, responses=1, sampler_sql=of_the_queue, mean_reward_between=(0.0, 1.0))
+    admit(index, 0, make_shard({"a": [0.0, 1.0], "b": [1.0], "c": [0.5], "d": [0.0]}))
+    assert prompts(index.draw(1)) == ["a", "c"]
 
 
 # --- which responses (T22, T26) ---------------------------------------------------------------------------------------

@@ -262,6 +262,29 @@ def test_an_empty_sync_keeps_the_recent_set_and_says_so(run: Run):
 
 
 @on_disk
+def test_a_branch_without_a_prompt_within_the_bounds_is_told_of_when_it_begins(run: Run):
+    buffer = make_buffer(run, mean_reward_between=(0.0, 1.0))
+    rounds = [
+        {"a": [0.0, 0.0]},
+        {"a": [0.0]},
+        {"b": [0.0, 1.0]},
+        {"c": [1.0]},
+        {"c": [1.0]},
+        {"b": [0.5]},
+        {"c": [1.0]},
+    ]
+    for sync, shard in enumerate(rounds):
+        append(run, make_shard(shard, round=sync))
+        buffer.sync(sync, step=2 * sync)
+        buffer.draw(2 * sync + 1)
+    events = [event for event in read_events(run) if event["kind"] == "no-prompt-within-bounds"]
+    assert [(event["data"]["sync"], event["data"]["branch"]) for event in events] == [
+        (0, "prioritised"), (0, "recent"), (3, "recent"), (6, "recent"),
+    ]  # fmt: skip
+    assert events[2]["message"].startswith("sync 3: no recent prompt has a mean reward within sampling.mean_reward_")
+
+
+@on_disk
 def test_a_run_in_which_nothing_arrives_says_so_instead_of_hanging(run: Run):
     buffer = make_buffer(run)
     assert buffer.sync(0, step=0) == 0

@@ -11,7 +11,16 @@ import pytest
 import storage
 from storage.replay_buffer import DuckReplayBuffer
 from storage.run import Run
-from tests.storage.choosing import EVERY, LONGEST, ONLY_SHORT, SLOTS, SYNCS, few_contents, make_choosing_run
+from tests.storage.choosing import (
+    EVERY,
+    LONGEST,
+    ONLY_SHORT,
+    SLOTS,
+    SYNCS,
+    choosing_buffer,
+    few_contents,
+    make_choosing_run,
+)
 from tests.storage.choosing import RESPONSES as K
 from tests.storage.indexes import drawable
 from tests.storage.synthetic import STEPS, B, make_live_run, make_run
@@ -94,6 +103,44 @@ def test_what_waits_and_what_entered_last_is_not_eligible(tmp_path: Path):
     con = storage.connect(make_live_run(str(tmp_path)))  # step 4 is taken, sync 3 recorded
     entered = "select max(step) filter (eligible), max(step) from selection"
     assert rows(con, entered) == [(2, 6)]
+
+
+def test_prompts_are_drawn_within_the_bounds_that_sql_finds_and_all_of_a_branch_where_there_is_none(tmp_path: Path):
+    low, high = 0.3, 0.45
+    drawing = {"capacity": 6, "mean_reward_between": (low, high)}
+    run = make_choosing_run(str(tmp_path), respond=few_contents, **drawing)
+    con = storage.connect(run)
+    for sync in range(SYNCS):
+        held = f"""
+            select prompt_id, max(sync) = {sync} as recent, avg(reward) as mean from eligible_at({sync})
+            group by prompt_id
+        """
+        means = {prompt_id: (recent, mean) for prompt_id, recent, mean in rows(con, held)}
+        drawn = rows(con, f"select distinct branch, prompt_id from draws where sync = {sync + 1}")
+        for branch in ("recent", "prioritised"):
+            among = {it: mean for it, (recent, mean) in means.items() if recent or branch == "prioritised"}
+            within = {it for it, mean in among.items() if low < mean < high}
+            assert len(within) < len(among)
+            assert {prompt_id for it, prompt_id in drawn if it == branch} <= (within or set(among))
+
+
+def test_a_buffer_that_is_built_again_draws_the_same_within_bounds(tmp_path: Path):
+    queues: list[dict] = []
+
+    def remember(sync: int, buffer: DuckReplayBuffer) -> None:
+        queues.append(buffer.queues())
+
+    drawing = {"capacity": 6, "mean_reward_between": (0.3, 0.45)}
+    run = make_choosing_run(str(tmp_path), respond=few_contents, after=remember, **drawing)
+    taken = "select step, slot, position, trajectory_id from draws where step > 10 order by all"
+    again = choosing_buffer(run, 0, "", 1, evict="oldest", **drawing)
+    again.replay(5)
+    again.restore(queues[5])
+    draws = []
+    for sync in range(6, SYNCS + 1):
+        draws += [draw for step in (2 * sync - 1, 2 * sync) for draw in again.draw(step)]
+        again.replay(sync)
+    assert [(it.step, it.slot, it.position, it.trajectory_id) for it in draws] == rows(storage.connect(run), taken)
 
 
 # --- is the choice biased ---------------------------------------------------------------------------------------------

@@ -84,6 +84,10 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ),
         ({"sampling.recent_share": 1.5}, "sampling.recent_share"),
         ({"sampling.capacity": 2}, "sampling.capacity must be >= training.responses_per_prompt"),
+        (
+            {"sampling.mean_reward_between": [1, 0]},
+            "sampling.mean_reward_between must be the lower and the higher one, got [1.0, 0.0]",
+        ),
         ({"search.temperature": 0}, "search.temperature"),
         (
             {"search.explore_share": 0.5, "search.explore_temperature": (2.0, 0.5)},
