@@ -11,14 +11,19 @@ import pytest
 from flows import audit, cli, forks, plan, wiring
 from flows.compact import compact_run, describe
 from storage import layout
+from storage.attempts import claim_attempt
 from storage.check import check
 from storage.compactions import Compactions
 from storage.control import change_state
 from storage.run import Run
 from tba.errors import ConfigError
+from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_forks import kill, role, rows, stored
 from tests.flows.test_roles import live, settings
+from tests.storage.indexes import drawable
+from tests.storage.oracle import Oracle, Row
+from tests.storage.synthetic import EVERY, B, K, SyntheticRun
 from tests.tba.tiny import tiny_folder
 
 STEPS, CAPACITY = 20, 4
@@ -106,6 +111,56 @@ def test_a_fork_keeps_what_it_replays(compacted: Run, tmp_path: Path):
     assert "still be drawn, here or by a fork (all)" in describe(done, drop_payloads=True)
     assert live(fork, "trainer", wiring.run_trainer) == []
     assert rows(fork, LEDGER) == rows(run, LEDGER)
+
+
+def test_where_the_worst_go_first_a_trainer_that_resumes_after_a_compaction_draws_what_sql_says(tmp_path: Path):
+    """Rewards that differ need no model: the trainer is one in name."""
+    changes = {"sampling.evict": "worst", "sampling.capacity": K, "sampling.inv_temp": 1.0, "training.steps": 20}
+    made = SyntheticRun(str(tmp_path), "worst", **changes).begin()
+    made.take_syncs(1, range(1, 7), made.buffer(1), version=Version(0, 1))
+    assert cli.main(["compact", made.run.url, "--drop-payloads"]) == 0
+    attempt = claim_attempt(made.run)
+    assert attempt.continues == Version(6, 1)
+    buffer = made.buffer(attempt.number)
+    buffer.replay(6)
+    buffer.restore(made.queues[6])
+    for sync in range(7, 11):
+        held = set(drawable(buffer.index))
+        assert held == {it for (it,) in rows(made.run, f"select trajectory_id from eligible_at({sync - 1})")}
+        made.take_syncs(attempt.number, [sync], buffer, version=Version(0, 1))
+    given_up = "select count(*) filter (response_tokens is null), count(*) from trajectories"
+    drawn = f"{given_up} where trajectory_id in (select trajectory_id from draws where step > 12)"
+    [(without, _)], [(none, some)] = rows(made.run, given_up), rows(made.run, drawn)
+    assert without > 0 == none < some
+    assert rows(made.run, TAKEN) == taken_by_the_oracle(made, range(1, 11))
+    assert check(made.run).problems == []
+
+
+TAKEN = "select step, slot, position, trajectory_id, prompt_id, branch from draws order by step, slot, position"
+
+
+def taken_by_the_oracle(made: SyntheticRun, syncs: range) -> list[tuple]:
+    """From what SQL shows of the run."""
+    sampling = made.config.sampling
+    oracle = Oracle(
+        seed=made.config.seed,
+        slots=B,
+        responses=K,
+        recent_share=sampling.recent_share,
+        inv_temp=sampling.inv_temp,
+        capacity=sampling.capacity,
+        evict=sampling.evict,
+    )
+    admitted = """
+        select trajectory_id, prompt_id, content_hash, reward from trajectories where sync = {}
+        order by searcher, seq, split_part(trajectory_id, '/', 3)::int
+    """
+    taken = []
+    for sync in syncs:
+        oracle.admit(sync - 1, [Row(*row) for row in rows(made.run, admitted.format(sync - 1))])
+        for step in range((sync - 1) * EVERY + 1, sync * EVERY + 1):
+            taken += [(step, *drawn[:5]) for drawn in oracle.draw(step)]
+    return taken
 
 
 def test_the_command_says_what_it_did(compacted: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -288,6 +288,39 @@ def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_a
     assert check(run).problems == []
 
 
+def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_and_a_fork(killed: Run):
+    """Begun at step 18 by a fork that generates on; killed once it has a checkpoint of its own."""
+    changes = {
+        "objective.log_z": "learned", "objective.log_z_learning_rate": "0.05", "training.steps": "42",
+        "sync.checkpoint_every": "3", "sync.keep_checkpoints": "9",
+    }  # fmt: skip
+    run = forks.fork(killed, 18, changes, name="learned")
+    own = replace(run, store=run.own)
+    searcher, trainer = role(run, "searcher"), role(run, "trainer")
+    try:
+        until(lambda: stored(own, layout.CHECKPOINTS) and stored(own, layout.STEPS) >= 4, "a checkpoint, and more")
+        kill(trainer)
+        assert live(run, "trainer", wiring.run_trainer) == []
+    finally:
+        for process in (searcher, trainer):
+            if process.poll() is None:
+                kill(process)
+    [(first, last)] = rows(run, "select min(attempt), max(attempt) from attempts where attempt > 3")
+    assert last == first + 1
+    log_z = dict(rows(run, "select step, max(abs(log_z)) from draws where step > 18 group by step"))
+    assert log_z[19] == 0 and min(log_z[step] for step in range(25, 43)) > 0.1
+    for name, step in (("learned-whole", 18), ("learned-later", 30)):
+        again = forks.fork(run, step, {}, name=name, replay=True)
+        assert live(again, "trainer", wiring.run_trainer) == []
+        assert rows(again, LEDGER) == rows(run, LEDGER) and rows(again, DRAWS) == rows(run, DRAWS)
+        assert check(again).problems == []
+    for step, began_after in ((20, 18), (32, 30)):
+        found = audit.audit(run, step)
+        assert found.ok and found.tolerance == 0.0
+        assert found.began_after == began_after
+    assert check(run).problems == []
+
+
 @pytest.mark.parametrize(
     ("step", "changes", "name", "said"),
     [
