@@ -17,6 +17,7 @@ def compact_run(run: Run, *, drop_payloads: bool = False, progress: Progress | N
         keep_checkpoints=config.sync.keep_checkpoints,
         drop_beyond=config.sampling.capacity if drop_payloads else None,
         evict=config.sampling.evict,
+        copies=config.sampling.copies,
         progress=progress,
     )
 

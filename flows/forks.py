@@ -190,11 +190,15 @@ def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
     for it in given_up_payloads(parent):
         if it.payloads.last_sync > origin.sync:
             continue
-        if config.sampling.evict != it.payloads.evict:
-            raise ConfigError(
-                f"--set: sampling.evict: {it.payloads.evict!r}, as of the others the tokens have been given up, says "
-                f"{it}; got {config.sampling.evict!r}"
-            )
+        for name, theirs, ours in (
+            ("evict", it.payloads.evict, config.sampling.evict),
+            ("copies", it.payloads.copies, config.sampling.copies),
+        ):
+            if ours != theirs:
+                raise ConfigError(
+                    f"--set: sampling.{name}: {theirs!r}, as of the others the tokens have been given up, says {it}; "
+                    f"got {ours!r}"
+                )
         if config.sampling.capacity > it.payloads.capacity:
             raise ConfigError(
                 f"--set: sampling.capacity: at most {it.payloads.capacity}, as of the rows beyond the tokens have been "

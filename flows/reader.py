@@ -60,6 +60,7 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
         inv_temp=sampling.inv_temp,
         capacity=sampling.capacity,
         evict=sampling.evict,
+        copies=sampling.copies,
         mean_reward_between=sampling.mean_reward_between,
         sampler_sql=run.sampler_sql,
         attempt=attempt,

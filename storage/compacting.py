@@ -29,7 +29,7 @@ from storage.schema import ENCODING, TRAJECTORY_SCHEMA, UNREADABLE, with_later
 from storage.schema import decode as decode_shard
 from storage.syncs import Shard, SyncRecord, read_chain
 from tba.errors import AlreadyExists, Damaged, Missing
-from tba.types import Evict, Version
+from tba.types import Copies, Evict, Version
 
 Progress = Callable[[int, int], None]
 """Told how many of how many shards are done."""
@@ -67,12 +67,15 @@ def compact(
     keep_checkpoints: int,
     drop_beyond: int | None = None,
     evict: Evict = "oldest",
+    copies: Copies = "newest",
     progress: Progress | None = None,
 ) -> Compacted:
     """Of what was admitted up to the oldest of the newest `keep_checkpoints`. With `drop_beyond`, which is the capacity
-    of the run's index, as `evict` is its own, rows that it cannot draw from then on lose their payloads, unless a fork
-    may draw them."""
-    return _Compaction(run, keep_checkpoints, drop_beyond, evict, progress or (lambda done, total: None)).everything()
+    of the run's index, as `evict` and `copies` are its own, rows that it cannot draw from then on lose their payloads,
+    unless a fork may draw them."""
+    return _Compaction(
+        run, keep_checkpoints, drop_beyond, evict, copies, progress or (lambda done, total: None)
+    ).everything()
 
 
 class _Admitted(NamedTuple):
@@ -82,10 +85,11 @@ class _Admitted(NamedTuple):
 
 
 class _Compaction:
-    def __init__(self, run: Run, keep: int, capacity: int | None, evict: Evict, progress: Progress):
+    def __init__(self, run: Run, keep: int, capacity: int | None, evict: Evict, copies: Copies, progress: Progress):
         self.run, self.store, self.progress = run, run.store, progress
         self.capacity: int | None = capacity
         self.evict: Evict = evict
+        self.copies: Copies = copies
         self.compactions = Compactions(run)
         self.synced = read_chain(run)
         self.checkpoint = _oldest_checkpoint(run, keep)
@@ -175,7 +179,7 @@ class _Compaction:
         first = 1 + max(forks.newest_pinned_record(self.run), self.run.parent.sync if self.run.parent else -1)
         if first > last[-1].sync:
             return
-        index, named = _index(self.run, last, capacity, self.evict)
+        index, named = _index(self.run, last, capacity, self.evict, self.copies)
         for record in last:
             for shard in record.shards if record.sync >= first else ():
                 places = index.shards[named[shard.key]]
@@ -188,6 +192,7 @@ class _Compaction:
             step=last[-1].step,
             capacity=capacity,
             evict=self.evict,
+            copies=self.copies,
         )
 
     def to_give_up(self, shard: Shard) -> int:
@@ -379,7 +384,9 @@ def _oldest_checkpoint(run: Run, keep: int) -> Version | None:
     return own[-keep:][0] if own else None
 
 
-def _index(run: Run, synced: Sequence[SyncRecord], capacity: int, evict: Evict) -> tuple[Index, Mapping[str, str]]:
+def _index(
+    run: Run, synced: Sequence[SyncRecord], capacity: int, evict: Evict, copies: Copies
+) -> tuple[Index, Mapping[str, str]]:
     """After these records, and the names by which it knows shards. Nothing is drawn from it."""
     index = Index(
         run.sampler_sql,
@@ -390,6 +397,7 @@ def _index(run: Run, synced: Sequence[SyncRecord], capacity: int, evict: Evict) 
         inv_temp=0.0,
         capacity=capacity,
         evict=evict,
+        copies=copies,
         step_of_version=lambda version: 0,
     )
     reader = ShardReader(run, disk_bytes=0)

@@ -17,7 +17,7 @@ from storage.pool import Arrival, Pool
 from storage.queues import Queue
 from storage.sampler import BRANCHES, Row, Sampler, Tables
 from tba.errors import ConfigError, Damaged, RunFailed
-from tba.types import Branch, Draw, Evict, Version
+from tba.types import Branch, Copies, Draw, Evict, Version
 
 COLUMNS = ("prompt_id", "content_hash", "reward", "length", "finished", "version_start", "version_start_attempt")
 """Of a shard, what the index is made from."""
@@ -35,6 +35,7 @@ class Index:
         inv_temp: float,
         capacity: int,
         evict: Evict = "oldest",
+        copies: Copies = "newest",
         mean_reward_between: tuple[float, float] | None = None,
         step_of_version: Callable[[Version], int],
         threads: int = 1,
@@ -50,7 +51,7 @@ class Index:
             "inv_temp": inv_temp,
         }
         self.newest: int | None = None  # the newest record that admitted anything
-        self.pool = Pool(capacity, evict)
+        self.pool = Pool(capacity, evict, copies)
         self.mean_reward_between = mean_reward_between
         self.prompts: dict[str, int] = {}  # their numbers, in the order in which they appeared
         self.versions: dict[Version, int] = {}

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tba.types import Evict, Version
+from tba.types import Copies, Evict, Version
 
 PIECE = 1 << 20  # rows; memory that nothing was written to is not taken
 
@@ -84,14 +84,15 @@ class Arrival(NamedTuple):
 class Pool:
     """In the order in which rows entered, the newest copy of equal content of a prompt can be drawn, if the prompt has
     room for it: for the newest `capacity` of such. Where the worst are evicted it has room for those of which any copy
-    ever had the greatest reward, and besides for all that its newest record brought.
+    ever had the greatest reward, and besides for all that its newest record brought. With all `copies`, each row stands
+    for itself.
 
     So what was once put out stays out until it comes again, however its reward varies, a smaller pool holds a part of a
     larger one, and a record's prompts have something recent to draw.
     """
 
-    def __init__(self, capacity: int, evict: Evict = "oldest"):
-        self.capacity, self.evict = capacity, evict
+    def __init__(self, capacity: int, evict: Evict = "oldest", copies: Copies = "newest"):
+        self.capacity, self.evict, self.copies = capacity, evict, copies
         self.rows, self.shards, self.versions = (
             Growing(_ROW if evict == "oldest" else _ROW | _BEST, PIECE),
             Growing(_SHARD, 1 << 14),
@@ -155,6 +156,8 @@ class Pool:
 
     def _newest_copies(self, places_N: np.ndarray, prompt_N: np.ndarray, old: int) -> np.ndarray:
         """Whether each row is the last of its prompt and content. Old rows are no copies of each other."""
+        if self.copies == "all":
+            return np.ones(len(places_N), bool)
         content_N = self.rows.take(places_N, ["content"])["content"]
         half_N = np.ascontiguousarray(content_N).view(np.uint64)[::2]
         arrived = np.sort(half_N[old:])

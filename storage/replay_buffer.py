@@ -14,7 +14,7 @@ from storage.run import Run
 from storage.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
 from tba.errors import AlreadyExists, Damaged, Missing, Superseded
 from tba.fetched import Fetched
-from tba.types import Branch, Draw, Evict, Version
+from tba.types import Branch, Copies, Draw, Evict, Version
 
 
 class DuckReplayBuffer:
@@ -35,6 +35,7 @@ class DuckReplayBuffer:
         inv_temp: float,
         capacity: int,
         evict: Evict = "oldest",
+        copies: Copies = "newest",
         mean_reward_between: tuple[float, float] | None = None,
         sampler_sql: str,
         attempt: int,
@@ -56,6 +57,7 @@ class DuckReplayBuffer:
             inv_temp=inv_temp,
             capacity=capacity,
             evict=evict,
+            copies=copies,
             mean_reward_between=mean_reward_between,
             step_of_version=self._step_of_version,
             threads=threads,

@@ -8,7 +8,7 @@ from storage import folders, layout, records
 from storage.folders import Found
 from storage.run import Run
 from tba.errors import AlreadyExists
-from tba.types import Evict, Version
+from tba.types import Copies, Evict, Version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,8 @@ class GivenUp:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenUpPayloads:
-    """Of what records `first_sync` to `last_sync` admit, the rows that an index with this capacity, which evicts so,
-    cannot draw after record `last_sync` have lost these columns."""
+    """Of what records `first_sync` to `last_sync` admit, the rows that an index with this capacity, which evicts so and
+    draws such copies, cannot draw after record `last_sync` have lost these columns."""
 
     columns: tuple[str, ...]
     first_sync: int
@@ -28,6 +28,7 @@ class GivenUpPayloads:
     step: int  # that record `last_sync` follows: steps after it can be taken
     capacity: int
     evict: Evict = "oldest"
+    copies: Copies = "newest"
 
     def lacks(self, start: int, newest: int) -> bool:
         """Whether it can be in the way of steps that start from the state of sync `start` and draw from records up to

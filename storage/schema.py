@@ -54,7 +54,7 @@ TRAJECTORY_SCHEMA = pa.schema(
         "temperature": pa.float64(),
         "top_p": pa.float64(),
         "seed": pa.int64(),
-        "content_hash": pa.string(),  # of prompt_id and response_tokens: equal content is drawn once
+        "content_hash": pa.string(),  # of prompt_id and response_tokens: see sampling.copies
         "created_at": pa.timestamp("us", tz="UTC"),
         "generate_seconds": pa.float64(),
         "schema_version": pa.int32(),

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError,
 from pydantic.dataclasses import dataclass
 
 from tba.errors import ConfigError
-from tba.types import CorrectionKind, Evict, Level, Normaliser, Penalty
+from tba.types import Copies, CorrectionKind, Evict, Level, Normaliser, Penalty
 
 T = TypeVar("T")
 
@@ -243,7 +243,10 @@ class SamplingConfig:
     inv_temp: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """The other slots draw with probability proportional to exp(inv_temp x reward); 0 is uniform."""
     capacity: Positive = 100
-    """Distinct responses per prompt that can still be drawn. The log keeps all."""
+    """Responses per prompt that can still be drawn. The log keeps all."""
+    copies: Copies = "newest"
+    """Of responses to a prompt that say the same: the newest alone can be drawn, so that what is rare comes as often as
+    what is frequent, or all can, as often as they were generated. On policy it takes all of them."""
     evict: Evict = "oldest"
     """Which go first where there are more: the oldest, or the worst, those with the least reward. Then what the newest
     record of a prompt brought can be drawn besides, until the next brings others."""

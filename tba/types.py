@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 Branch = Literal["recent", "prioritised"]
 Evict = Literal["oldest", "worst"]
 """Which responses of a prompt go first where there are more than the capacity."""
+Copies = Literal["newest", "all"]
+"""Which responses of a prompt that say the same can be drawn."""
 
 CorrectionKind = Literal["none", "clip", "cap", "truncate", "cispo", "mask", "decoupled"]
 """How an objective makes up for data that another policy sampled; `tba.objectives.corrections` has the formulas."""

@@ -83,11 +83,15 @@ create view settings as select name, value::json as value from stored.settings;
 
 -- Views of `stored` find what lies there first: they say `main` where they mean a view from above.
 
--- Light columns, and the place in the order (sync, searcher, seq, row) of what has entered.
+create view stored.copies as
+select coalesce(max(value ->> '$'), 'newest') as which from main.settings where name = 'sampling.copies';
+
+-- Light columns, and the place in the order (sync, searcher, seq, row) of what has entered. Where all copies can be
+-- drawn no two rows have the same content.
 create view stored.light as
 select
     trajectory_id, prompt_id, searcher, version_start, sync, step, age, reward, length, finished,
-    try_cast(content_hash as uuid) as content,
+    try_cast(if((from stored.copies) = 'all', md5(trajectory_id), content_hash) as uuid) as content,
     (sync::hugeint << 93) + (searcher::hugeint << 62) + (seq::hugeint << 31)
         + split_part(trajectory_id, '/', 3)::integer as place
 from main.trajectories;

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from tests.flows.test_forks import kill, role, rows, stored
 from tests.flows.test_roles import live, settings
 from tests.storage.indexes import drawable
 from tests.storage.oracle import Oracle, Row
-from tests.storage.synthetic import EVERY, B, K, SyntheticRun
+from tests.storage.synthetic import EVERY, B, K, S, SyntheticRun
 from tests.tba.tiny import tiny_folder
 
 STEPS, CAPACITY = 20, 4
@@ -113,10 +114,16 @@ def test_a_fork_keeps_what_it_replays(compacted: Run, tmp_path: Path):
     assert rows(fork, LEDGER) == rows(run, LEDGER)
 
 
-def test_where_the_worst_go_first_a_trainer_that_resumes_after_a_compaction_draws_what_sql_says(tmp_path: Path):
+@pytest.mark.parametrize(
+    "rule",
+    [{"sampling.evict": "worst", "sampling.capacity": K}, {"sampling.copies": "all", "sampling.capacity": 3 * S}],
+)
+def test_a_trainer_that_resumes_after_a_compaction_draws_by_the_rule_of_its_run(tmp_path: Path, rule: dict[str, Any]):
     """Rewards that differ need no model: the trainer is one in name."""
-    changes = {"sampling.evict": "worst", "sampling.capacity": K, "sampling.inv_temp": 1.0, "training.steps": 20}
-    made = SyntheticRun(str(tmp_path), "worst", **changes).begin()
+    changes = {**rule, "sampling.inv_temp": 1.0, "training.steps": 20}
+    made = SyntheticRun(str(tmp_path), "first", **changes)
+    made.says_the_same = "sampling.copies" in rule
+    made.begin()
     made.take_syncs(1, range(1, 7), made.buffer(1), version=Version(0, 1))
     assert cli.main(["compact", made.run.url, "--drop-payloads"]) == 0
     attempt = claim_attempt(made.run)
@@ -150,6 +157,7 @@ def taken_by_the_oracle(made: SyntheticRun, syncs: range) -> list[tuple]:
         inv_temp=sampling.inv_temp,
         capacity=sampling.capacity,
         evict=sampling.evict,
+        copies=sampling.copies,
     )
     admitted = """
         select trajectory_id, prompt_id, content_hash, reward from trajectories where sync = {}

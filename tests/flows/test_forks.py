@@ -460,6 +460,8 @@ def test_what_is_given_up_before_a_fork_with_a_larger_index_is_registered_is_in_
             forks.fork(parent, 8, {"sampling.capacity": "50", "training.steps": "20"})
     with pytest.raises(ConfigError, match=r"--set: sampling.evict: 'oldest', as of the others .* got 'worst'"):
         forks.fork(parent, 8, {"sampling.evict": "worst", "training.steps": "20"})
+    with pytest.raises(ConfigError, match=r"--set: sampling.copies: 'newest', as of the others .* got 'all'"):
+        forks.fork(parent, 8, {"sampling.copies": "all", "training.steps": "20"})
     assert not parent.store.list(layout.FORKS)
     assert forks.fork(parent, 8, {"training.steps": "20"}).name == "first-8"
 

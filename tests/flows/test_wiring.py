@@ -20,10 +20,11 @@ def test_the_replay_buffer_keeps_as_much_at_hand_and_draws_with_as_many_threads_
 
 
 def test_the_replay_buffer_evicts_as_the_settings_say(tmp_path: Path):
-    config = preset("quickstart").replace({"sampling.evict": "worst", "sampling.capacity": 9})
+    changes = {"sampling.evict": "worst", "sampling.capacity": 9, "sampling.copies": "all"}
+    config = preset("quickstart").replace(changes)
     run = plan.start(config, str(tmp_path), "first")
     pool = make_buffer(run, config, 1, Events(run, "trainer", 1)).index.pool
-    assert (pool.evict, pool.capacity) == ("worst", 9)
+    assert (pool.evict, pool.capacity, pool.copies) == ("worst", 9, "all")
 
 
 def test_the_replay_buffer_draws_within_the_bounds_of_the_settings(tmp_path: Path):

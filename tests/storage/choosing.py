@@ -12,7 +12,7 @@ from storage.replay_buffer import DuckReplayBuffer
 from storage.run import Run
 from storage.sampler import default_sampler
 from storage.trajectories import Trajectories
-from tba.types import Draw, Evict, Outcome, StepRecord, Trajectory, Version
+from tba.types import Copies, Draw, Evict, Outcome, StepRecord, Trajectory, Version
 from tests.builders import make_prompt, make_trajectory
 
 PROMPTS = [f"train/{n:03d}" for n in range(48)]
@@ -48,16 +48,17 @@ def make_choosing_run(
     sampler_sql: str = "",
     capacity: int = 100,
     evict: Evict = "oldest",
+    copies: Copies = "newest",
     mean_reward_between: tuple[float, float] | None = None,
     respond: Respond = any_length,
     after: Callable[[int, DuckReplayBuffer], None] = lambda sync, buffer: None,
 ) -> Run:
     """Syncs 0 … `SYNCS`, every step of them taken; `after` each sync it is told of."""
-    config = {"seed": seed, "sampling": {"capacity": capacity, "evict": evict}}
+    config = {"seed": seed, "sampling": {"capacity": capacity, "evict": evict, "copies": copies}}
     run = Run.create(root, f"chosen-{seed}", config=config, sampler_sql="", code_version="")
     write_prompts(run, "train", [make_prompt(prompt_id) for prompt_id in PROMPTS])
     attempt = claim_attempt(run).number
-    drawing = {"capacity": capacity, "evict": evict, "mean_reward_between": mean_reward_between}
+    drawing = {"capacity": capacity, "evict": evict, "copies": copies, "mean_reward_between": mean_reward_between}
     buffer, ledger = choosing_buffer(run, seed, sampler_sql, attempt, **drawing), ParquetLedger(run, attempt)
     chance = random.Random(seed)
     for sync in range(SYNCS + 1):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from storage.index import Index
 from storage.sampler import default_sampler
 from storage.schema import to_table
-from tba.types import Draw, Evict, Trajectory, Version
+from tba.types import Copies, Draw, Evict, Trajectory, Version
 from tests.storage.oracle import Row
 
 
@@ -18,6 +18,7 @@ def make_index(
     inv_temp: float = 0.0,
     capacity: int = 100,
     evict: Evict = "oldest",
+    copies: Copies = "newest",
     mean_reward_between: tuple[float, float] | None = None,
     step_of_version: Callable[[Version], int] = lambda version: version.number,
     threads: int = 1,
@@ -32,6 +33,7 @@ def make_index(
         inv_temp=inv_temp,
         capacity=capacity,
         evict=evict,
+        copies=copies,
         mean_reward_between=mean_reward_between,
         step_of_version=step_of_version,
         threads=threads,

@@ -46,6 +46,7 @@ class Oracle:
     inv_temp: float = 0.0
     capacity: int = 100
     evict: str = "oldest"
+    copies: str = "newest"
     mean_reward_between: tuple[float, float] | None = None
     entered: list[tuple[int, Row]] = field(default_factory=list)  # all rows with their sync, in order
     used: dict[str, set[str]] = field(default_factory=lambda: {"recent": set(), "prioritised": set()})
@@ -61,16 +62,17 @@ class Oracle:
         return self.entered[-1][0]
 
     def surviving(self, prompt_id: str) -> list[tuple[int, Row]]:
-        """The newest copy of equal content, then the newest `capacity`; or, where the worst are evicted, the `capacity`
-        with the greatest reward that any copy ever had, and all that the prompt's newest record brought. Newest
-        first."""
+        """The newest copy of equal content, or all copies, then the newest `capacity`; or, where the worst are evicted,
+        the `capacity` with the greatest reward that any copy ever had, and all that the prompt's newest record brought.
+        Newest first."""
         copies: dict[str, list[tuple[int, int, Row]]] = {}
         for place, (sync, row) in enumerate(self.entered):
             if row.prompt_id == prompt_id:
-                copies.setdefault(row.content, []).append((place, sync, row))
+                same = row.content if self.copies == "newest" else str(place)
+                copies.setdefault(same, []).append((place, sync, row))
         newest = sorted((found[-1] for found in copies.values()), reverse=True)
-        best = {content: max((row.reward, place) for place, _, row in found) for content, found in copies.items()}
-        by_rank = sorted(newest, key=lambda it: best[it[2].content], reverse=True) if self.evict == "worst" else newest
+        best = {found[-1][0]: max((row.reward, place) for place, _, row in found) for found in copies.values()}
+        by_rank = sorted(newest, key=lambda it: best[it[0]], reverse=True) if self.evict == "worst" else newest
         staying = {place for place, _, _ in by_rank[: self.capacity]}
         if self.evict == "worst":
             staying |= {place for place, sync, _ in newest if sync == newest[0][1]}

@@ -8,6 +8,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,8 @@ def copy_run(run: Run, folder: Path) -> Run:
 
 
 class SyntheticRun:
+    says_the_same = False  # whether all responses to a prompt do
+
     def __init__(self, root: str, name: str, **changes: Any):
         self.config = make_config().replace(changes)
         self.run = Run.create(
@@ -143,6 +146,8 @@ class SyntheticRun:
             steps = {"step_ends": (1, 4), "step_values": (0.25, 0.5)} if round % 3 else {}
             versions = {"version_start": cited, "version_end": cited}
             shard = make_shard(rewards, searcher=searcher, round=round, loss_mask=mask, **steps, **versions)
+            if self.says_the_same:
+                shard = [replace(it, response_tokens=shard[0].response_tokens) for it in shard]
             log.append(searcher, round, shard)
 
     def buffer(self, attempt: int) -> DuckReplayBuffer:
@@ -156,6 +161,7 @@ class SyntheticRun:
             inv_temp=sampling.inv_temp,
             capacity=sampling.capacity,
             evict=sampling.evict,
+            copies=sampling.copies,
             mean_reward_between=sampling.mean_reward_between,
             sampler_sql=self.run.sampler_sql,
             attempt=attempt,

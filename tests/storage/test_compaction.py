@@ -31,7 +31,7 @@ from storage.store import Entry, Store
 from storage.syncs import read_chain
 from storage.trajectories import Trajectories
 from tba.errors import Damaged, Missing, Superseded
-from tba.types import Evict, Version
+from tba.types import Version
 from tests.builders import make_shard, rows_of
 from tests.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_config, make_run
 from tests.storage.test_crashes import Killed, Watched
@@ -45,8 +45,8 @@ CAPACITY = 2
 COUNTED = ", ".join(f"count({name})" for name in LATER)
 
 
-def compacted(run: Run, *, keep: int = 1, drop_beyond: int | None = None, evict: Evict = "oldest") -> Compacted:
-    return compact(run, keep_checkpoints=keep, drop_beyond=drop_beyond, evict=evict)
+def compacted(run: Run, *, keep: int = 1, drop_beyond: int | None = None, **rule: Any) -> Compacted:
+    return compact(run, keep_checkpoints=keep, drop_beyond=drop_beyond, **rule)
 
 
 def tables(run: Run, *, without: Sequence[str] = ()) -> dict[str, list[tuple]]:
@@ -72,11 +72,9 @@ def findings(run: Run) -> tuple[list, dict[str, int]]:
     return found.problems, {kind: number for kind, number in found.checked.items() if kind != "compactions"}
 
 
-def replayed(
-    run: Run, upto: int = LAST_SYNC, *, capacity: int | None = None, evict: Evict = "oldest"
-) -> DuckReplayBuffer:
+def replayed(run: Run, upto: int = LAST_SYNC, *, capacity: int | None = None, **rule: str) -> DuckReplayBuffer:
     """A buffer as a trainer has it that comes to know the run only now."""
-    config = make_config().replace({"sampling.evict": evict})
+    config = make_config().replace({f"sampling.{name}": value for name, value in rule.items()})
     config = config if capacity is None else config.replace({"sampling.capacity": capacity})
     made = SyntheticRun.of(run)
     made.config = config

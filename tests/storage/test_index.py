@@ -44,6 +44,7 @@ RECORD = st.lists(SHARD, max_size=3)
     inv_temp=st.sampled_from([0.0, 1.0, 1000.0]),
     capacity=st.integers(1, 5),
     evict=st.sampled_from(["oldest", "worst"]),
+    copies=st.sampled_from(["newest", "all"]),
     mean_reward_between=st.sampled_from([None, (-1.0, 1.0), (0.0, 0.5), (5.0, 6.0)]),
 )
 def test_draws_are_those_of_the_oracle(records: Sequence[Any], **settings: Any):
@@ -605,3 +606,10 @@ def test_checking_admits_nothing():
     assert drawable(index) == drawable(other)
     assert index.queues() == other.queues()
     assert [index.draw(step) for step in (1, 2)] == [other.draw(step) for step in (1, 2)]
+
+
+def test_all_copies_of_a_response_are_drawn_as_often_as_they_were_generated():
+    index = make_index(slots=1, responses=4, recent_share=1.0, copies="all")
+    said = [(5,), (5,), (5,), (6,)]
+    admit(index, 0, [make_trajectory("p", tokens=tokens, slot=slot) for slot, tokens in enumerate(said)])
+    assert sorted(draw.trajectory_id for draw in index.draw(1)) == [f"0/0/{row}" for row in range(4)]

@@ -41,7 +41,7 @@ def biased(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnectio
     return storage.connect(make_choosing_run(str(tmp_path_factory.mktemp("root")), sampler_sql=ONLY_SHORT))
 
 
-@pytest.fixture(scope="module", params=["oldest", "worst"])
+@pytest.fixture(scope="module", params=[("oldest", "newest"), ("worst", "newest"), ("oldest", "all"), ("worst", "all")])
 def crowded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[duckdb.DuckDBPyConnection, list[list[str]]]:
@@ -52,7 +52,8 @@ def crowded(
         held.append(drawable(buffer.index))
 
     root = str(tmp_path_factory.mktemp("root"))
-    run = make_choosing_run(root, capacity=3, evict=request.param, respond=few_contents, after=remember)
+    evict, copies = request.param
+    run = make_choosing_run(root, capacity=3, evict=evict, copies=copies, respond=few_contents, after=remember)
     return storage.connect(run), held
 
 
