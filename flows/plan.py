@@ -181,6 +181,7 @@ def describe(config: Config) -> str:
             )
             + ("; the rest of any age" if config.sampling.recent_share < 1 else ""),
         ),
+        *([("bounds", _bounds(*bounds))] if (bounds := config.sampling.mean_reward_between) else []),
         (
             "round",
             f"{search.prompts_per_round} prompts x {search.responses_per_prompt} responses = "
@@ -207,6 +208,12 @@ def describe(config: Config) -> str:
 
 def _prompts(known: Known) -> str:
     return f"{len(known.chosen):,} of the {len(known.prompts):,} of {known.url}: where {known.where}"
+
+
+def _bounds(low: float, high: float) -> str:
+    return (
+        f"only prompts whose responses in the buffer earn between {low:g} and {high:g} on average, where there are any"
+    )
 
 
 def _objective(config: Config) -> str:
