@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from tba import chat
 from tba.batching import pad
 from tba.errors import ConfigError
 from tba.judge import Judge
@@ -71,7 +72,7 @@ class Guard:
     def load(cls, setting: str, path: str | Path, *, lead: str, dtype: str, device: str) -> "Guard":
         """`lead` is what the guard's answer has before the verdict, unless its chat template has written it already."""
         policy = Policy.load_frozen(setting, path, dtype=dtype, device=device)
-        if not policy.tokenizer.chat_template:
+        if not chat.has_template(policy.tokenizer):
             raise ConfigError(f"{setting}: {str(path)!r} has no chat template, in which a guard reads conversations")
         safe, unsafe = (policy.tokenizer(word, add_special_tokens=False).input_ids[0] for word in (SAFE, UNSAFE))
         if safe == unsafe:
@@ -91,6 +92,6 @@ class Guard:
 
     def _tokens(self, attack: str, answer: str) -> list[int]:
         said = [{"role": "user", "content": attack}, {"role": "assistant", "content": answer}]
-        text = str(self.policy.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+        text = chat.opening(self.policy.tokenizer, said)
         text = text if text.endswith(self.lead) else text + self.lead
-        return self.policy.tokenizer(text, add_special_tokens=False).input_ids
+        return chat.tokens(self.policy.tokenizer, said, text)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from tba import chat
 from tba.config import TaskConfig, parse_options, settings
 from tba.errors import DataError
 from tba.grading import minerva as minerva_grader
@@ -99,17 +100,17 @@ class Math:
         problems = [text_in(split, i, row, "problem") for i, row in enumerate(rows)]
         golds = [_gold(split, i, row) for i, row in enumerate(rows)]
         left_out = self._held_out(problems) | self._other_levels(split, rows) if split == "train" else frozenset()
-        texts, tokens = self._worded(problems, tokenizer)
         prompts = [
             Prompt(
                 prompt_id=f"{split}-{i:05d}",
-                text=texts[i],
-                tokens=tuple(tokens[i]),
+                text=text,
+                tokens=tokens,
                 answer=golds[i],
                 metadata={field: row[field] for field in ("level", "subject") if row.get(field) is not None},
             )
             for i, row in enumerate(rows)
             if i not in left_out
+            for text, tokens in [self._worded(problems[i], tokenizer)]
         ]
         return [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
 
@@ -136,19 +137,13 @@ class Math:
             return frozenset()
         return frozenset(i for i, row in enumerate(rows) if _level(split, i, row) not in self.options.levels)
 
-    def _worded(self, problems: Sequence[str], tokenizer: Any) -> tuple[list[str], list[Sequence[int]]]:
+    def _worded(self, problem: str, tokenizer: Any) -> tuple[str, tuple[int, ...]]:
         """`qwen-boxed` is a message to the model in its chat template; where it has none, it is worded as `plain`."""
-        if self.template == "plain" or not getattr(tokenizer, "chat_template", None):
-            texts = [f"Problem:\n{problem}\n\n{REQUEST}\n\nSolution:\n" for problem in problems]
-            return texts, tokenizer(texts).input_ids if texts else []
-        texts = [
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": f"{problem}\n\n{REQUEST}"}], tokenize=False, add_generation_prompt=True
-            )
-            for problem in problems
-        ]
-        # the template has written the special tokens already
-        return texts, tokenizer(texts, add_special_tokens=False).input_ids if texts else []
+        message = {"role": "user", "content": f"{problem}\n\n{REQUEST}"}
+        if self.template == "plain" or not chat.has_template(tokenizer):
+            message = {"role": "text", "content": f"Problem:\n{problem}\n\n{REQUEST}\n\nSolution:\n"}
+        text = chat.opening(tokenizer, [message])
+        return text, tuple(chat.tokens(tokenizer, [message], text))
 
 
 def _level(split: str, index: int, row: Mapping[str, Any]) -> int:

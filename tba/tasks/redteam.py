@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from tba import chat
 from tba.config import Positive, TaskConfig, parse_options, settings
 from tba.errors import ConfigError
 from tba.interfaces import Locate
@@ -190,7 +191,7 @@ class Victim:
     def __init__(self, policy: "Policy", options: Options):
         from tba.generation import TransformersGenerator
 
-        if options.victim_template == "chat" and not policy.tokenizer.chat_template:
+        if options.victim_template == "chat" and not chat.has_template(policy.tokenizer):
             raise ConfigError(f"task.options.victim_template: {options.victim!r} has no chat template, got 'chat'")
         self.policy, self.options = policy, options
         self.generator = TransformersGenerator(
@@ -211,13 +212,10 @@ class Victim:
 
     def _tokens(self, attack: str) -> tuple[int, ...]:
         """As many, counted from the end, as the victim has room for."""
-        tokenizer = self.policy.tokenizer
-        if self.options.victim_template == "chat":
-            said = [{"role": "user", "content": attack}]
-            text = str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
-            tokens = tokenizer(text, add_special_tokens=False).input_ids  # which the template has written already
-        else:
-            tokens = tokenizer(ALPACA.format(instruction=attack)).input_ids
+        tokenizer, chats = self.policy.tokenizer, self.options.victim_template == "chat"
+        role, content = ("user", attack) if chats else ("text", ALPACA.format(instruction=attack))
+        said = [{"role": role, "content": content}]
+        tokens = chat.tokens(tokenizer, said, chat.opening(tokenizer, said))
         room = getattr(self.policy.model.config, "max_position_embeddings", None)
         return tuple(tokens[-max(1, room - self.options.victim_tokens) :] if room else tokens)
 

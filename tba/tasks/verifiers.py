@@ -24,9 +24,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, JsonValue
 
+from tba import chat
 from tba.config import Config, EvaluationConfig, SearchConfig, TaskConfig, TrainingConfig, parse_options, settings
 from tba.errors import ConfigError, DataError, RunFailed
-from tba.tasks import chat
 from tba.tasks.fields import look_here
 from tba.tasks.verifiers_client import Again, Asked
 from tba.types import Prompt, Response, Reward

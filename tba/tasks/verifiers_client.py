@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tba import chat
 from tba.errors import DataError
-from tba.tasks import chat
 
 Asked = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 """Messages and tools that are put before a policy, as chat templates want them."""

@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from tba import chat
 from tba.errors import DataError
-from tba.tasks import chat
 from tests.tba.tiny import EOS_ID, tiny_tokenizer
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzSUAT:=<>/() \n"

@@ -1,4 +1,4 @@
-"""Messages as a policy reads and writes them: by the chat template of its tokenizer, or plainly where it has none."""
+"""Messages as a model reads and writes them: by the chat template of its tokenizer, or plainly where it has none."""
 
 import json
 import re
@@ -12,10 +12,14 @@ Tool = Mapping[str, Any]
 _CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 
 
+def has_template(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
 def opening(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
     """All that comes before the policy's answer. Plainly that is the messages, a line each; those of role `text` stand
     as they are, whatever the tokenizer has."""
-    if not _has_template(tokenizer, messages):
+    if not _is_rendered(tokenizer, messages):
         return "".join(map(_line, messages))
     return _rendered(tokenizer, messages, tools)
 
@@ -39,7 +43,7 @@ def check_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Too
 
 def tokens(tokenizer: Any, messages: Sequence[Message], text: str) -> list[int]:
     """Of an opening; a template has written the special tokens already."""
-    return tokenizer(text, add_special_tokens=not _has_template(tokenizer, messages)).input_ids
+    return tokenizer(text, add_special_tokens=not _is_rendered(tokenizer, messages)).input_ids
 
 
 def between(
@@ -52,7 +56,7 @@ def between(
     policy wrote, and nothing that was said is written anew: not as other templates leave the thinking out of earlier
     answers, nor as tools are called in other words. The end token, which the policy has written itself, is left out.
     """
-    if not _has_template(tokenizer, before):
+    if not _is_rendered(tokenizer, before):
         raw = bool(after) and after[0]["role"] == "text"
         text = ("" if raw else "\n") + "".join(map(_line, after))
         return tokenizer(text, add_special_tokens=False).input_ids
@@ -81,9 +85,8 @@ def split_calls(text: str) -> tuple[str, list[tuple[str, str]]]:
     return text[: text.index("<tool_call>")].strip(), found
 
 
-def _has_template(tokenizer: Any, messages: Sequence[Message]) -> bool:
-    raw = any(message["role"] == "text" for message in messages)
-    return not raw and bool(getattr(tokenizer, "chat_template", None))
+def _is_rendered(tokenizer: Any, messages: Sequence[Message]) -> bool:
+    return has_template(tokenizer) and not any(message["role"] == "text" for message in messages)
 
 
 def _line(message: Message) -> str:
