@@ -27,7 +27,7 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tba.generation import TransformersGenerator
-from tba.policy import resolve_device
+from tba.pretrained import resolve_device
 from tba.types import Prompt, Version
 
 REPEATS = 3

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from tba.errors import ConfigError, Damaged
-from tba.policy import buckets, cannot_load, resolve_device
+from tba.policy import buckets
+from tba.pretrained import load_frozen
 
 
 @dataclass(frozen=True)
@@ -25,22 +24,7 @@ class Encoder:
 
     @classmethod
     def load(cls, setting: str, path: str | Path, *, device: str = "auto") -> "Encoder":
-        """From a Hugging Face folder or a hub name; safetensors only. ConfigError, naming the setting, if there is no
-        such model, RunFailed if the hub could not be asked."""
-        place = resolve_device(device, setting=f"{setting}_device")
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path)
-            model, found = AutoModel.from_pretrained(
-                path, output_loading_info=True, dtype=torch.float32, use_safetensors=True
-            )
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            why = cannot_load(setting, path, error)
-            raise ConfigError(f"{setting}: {why}") if isinstance(why, Damaged) else why from error
-        if missing := sorted(name for name in found["missing_keys"] if not name.startswith("pooler.")):
-            raise ConfigError(f"{setting}: {str(path)!r} is no encoder: it has no {', '.join(missing[:3])}")
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        return cls(model.to(place).eval(), tokenizer)
+        return cls(*load_frozen(AutoModel, setting, path, device=device, may_lack=("pooler.",)))
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[str]) -> Tensor:

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from tba.errors import ConfigError, Damaged
-from tba.policy import buckets, cannot_load, resolve_device, resolve_dtype
+from tba.policy import buckets
+from tba.pretrained import load_frozen
 
 
 @dataclass(frozen=True)
@@ -33,25 +32,14 @@ class Judge:
         device: str = "auto",
         device_setting: str = "",
     ) -> "Judge":
-        """From a Hugging Face folder or a hub name, safetensors only; the tokenizer from another where that is given.
-        A decoder reads the last token that is no padding: where EOS pads, too, that is the one before a final EOS.
-
-        ConfigError, naming the setting, if there is no such model or device, RunFailed if the hub could not be asked.
-        """
-        place = resolve_device(device, setting=device_setting or f"{setting}_device")
-        weights = {"dtype": resolve_dtype(dtype), "use_safetensors": True}
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or path)
-            model, found = AutoModelForSequenceClassification.from_pretrained(path, output_loading_info=True, **weights)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            why = cannot_load(setting, path, error)
-            raise ConfigError(f"{setting}: {why}") if isinstance(why, Damaged) else why from error
-        if missing := sorted(found["missing_keys"]):  # transformers fills them with random numbers
-            raise ConfigError(f"{setting}: {str(path)!r} is no sequence classifier: it has no {', '.join(missing[:3])}")
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
+        """A decoder reads the last token that is no padding: where EOS pads, too, that is the one before a final
+        EOS."""
+        model, tokenizer = load_frozen(
+            AutoModelForSequenceClassification, setting, path, tokenizer_path=tokenizer_path, dtype=dtype,
+            device=device, device_setting=device_setting,
+        )  # fmt: skip
         model.config.pad_token_id = tokenizer.pad_token_id  # by which decoders find the last token of a row
-        return cls(model.to(place).eval(), tokenizer)
+        return cls(model, tokenizer)
 
     @property
     def labels(self) -> int:

@@ -8,17 +8,13 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from tba.batching import pad
-from tba.errors import ConfigError, Damaged, RunFailed, TBAError
 from tba.logprobs import token_logps
+from tba.pretrained import load, load_frozen, resolve_dtype
 from tba.types import Prompt, Response, Version
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -62,32 +58,20 @@ class Policy:
         device: str = "auto",
         revision: str = "main",
         trust_remote_code: bool = False,
-        setting: str = "model.path",
     ) -> "Policy":
-        """From a Hugging Face folder or a hub name (`revision` is for the latter); safetensors only.
-
-        Damaged if the folder is there and does not load, ConfigError if it is neither a folder nor a repository with
-        such a model (`setting` named it), RunFailed if the hub could not be asked, so that another try may succeed.
-        """
-        place, options = resolve_device(device), {"revision": revision, "trust_remote_code": trust_remote_code}
-        weights = {"dtype": resolve_dtype(dtype), "use_safetensors": True}
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(path, **options)
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, **weights, **options)
-        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-            raise cannot_load(setting, path, error) from error
+        """From a Hugging Face folder or a hub name, and with the errors of `tba.pretrained.load`."""
+        model, tokenizer = load(
+            AutoModelForCausalLM, "model.path", path, dtype=dtype, device=device, device_setting="model.device",
+            revision=revision, trust_remote_code=trust_remote_code,
+        )  # fmt: skip
         _make_savable(model)
-        return cls(model.to(place).eval(), tokenizer, place)  # pyright: ignore[reportArgumentType]
+        return cls(model, tokenizer, model.device)
 
     @classmethod
     def load_frozen(cls, setting: str, path: str | Path, *, dtype: str = "float32", device: str = "auto") -> "Policy":
-        """A model that a task asks, which is never trained here. As `load`, but what does not load is a bad setting, as
-        is `<setting>_device` where there is no such device."""
-        place = resolve_device(device, setting=f"{setting}_device")
-        try:
-            return cls.load(path, dtype=dtype, device=str(place), setting=setting)
-        except Damaged as error:
-            raise ConfigError(f"{setting}: {error}") from error
+        """A model that a task asks, which is never trained here."""
+        model, tokenizer = load_frozen(AutoModelForCausalLM, setting, path, dtype=dtype, device=device)
+        return cls(model, tokenizer, model.device)
 
     @property
     def pad_id(self) -> int:
@@ -134,19 +118,6 @@ class PolicyScorer:
         )
 
 
-def resolve_device(device: str, *, setting: str = "model.device") -> torch.device:
-    """`auto` is the GPU where there is one, else the CPU; anything else is a device's name."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-    except RuntimeError:
-        raise ConfigError(f"{setting}: no such kind of device, got {device!r}") from None
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"{setting}: this machine has {torch.cuda.device_count()} GPUs, got {device!r}")
-    return place
-
-
 def buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
     """Indices by length, in batches of at most `tokens_per_batch` padded tokens, or of one row."""
     bucket: list[int] = []
@@ -174,29 +145,6 @@ def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Pr
     return copy.deepcopy(model, memo)
 
 
-def cannot_load(setting: str, path: str | Path, error: Exception) -> TBAError:
-    """Damaged, ConfigError or RunFailed, as `Policy.load` says."""
-    what = f"cannot load a model from {str(path)!r}: {error}"
-    if Path(path).is_dir():
-        return Damaged(what)
-    if any(_is_transport(cause) for cause in _causes(error)):
-        return RunFailed(what)
-    return ConfigError(f"{setting}: {what}")
-
-
-def _is_transport(error: BaseException) -> bool:
-    """The hub, or the way there; what it answers about a model itself, such as that there is none, is not meant."""
-    if isinstance(error, HfHubHTTPError):
-        return error.response.status_code in (408, 429) or error.response.status_code >= 500
-    return isinstance(error, LocalEntryNotFoundError | ConnectionError | TimeoutError)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def _make_savable(model: PreTrainedModel) -> None:
     """Some published models come with sampling settings beside `do_sample=False`: transformers loads such a
     generation config but refuses to save it."""
@@ -204,9 +152,3 @@ def _make_savable(model: PreTrainedModel) -> None:
         model.generation_config.validate(strict=True)
     except ValueError:
         model.generation_config.do_sample = True
-
-
-def resolve_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {name!r}")
-    return DTYPES[name]

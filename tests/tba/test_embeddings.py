@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tba.embeddings import Encoder, cosine_distance
 from tba.errors import ConfigError
@@ -60,6 +61,18 @@ def test_a_folder_without_an_encoder_is_refused_by_the_name_of_its_setting(tmp_p
         Encoder.load("task.options.embeddings", tmp_path, device="cpu")
     with pytest.raises(ConfigError, match=r"task\.options\.embeddings_device: no such kind of device, got 'abacus'"):
         Encoder.load("task.options.embeddings", tmp_path, device="abacus")
+
+
+def test_an_encoder_needs_all_its_weights_but_those_of_a_pooler(tmp_path: Path):
+    file = encoder_folder(tmp_path) / "model.safetensors"
+    whole = Encoder.load("task.options.embeddings", tmp_path, device="cpu").embed(TEXTS)
+    weights = {name: it for name, it in load_file(file).items() if not name.startswith("pooler.")}
+    save_file(weights, file, metadata={"format": "pt"})
+    torch.testing.assert_close(Encoder.load("task.options.embeddings", tmp_path, device="cpu").embed(TEXTS), whole)
+    del weights["embeddings.LayerNorm.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"embeddings: cannot load .* it has no embeddings\.LayerNorm\.weight"):
+        Encoder.load("task.options.embeddings", tmp_path, device="cpu")
 
 
 def test_similar_sentences_are_nearer_than_different_ones():

@@ -68,7 +68,7 @@ def test_a_text_is_cut_where_it_is_asked_to_be(tmp_path: Path):
 
 
 def test_a_model_that_judges_nothing_is_refused_by_the_name_of_its_setting(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"task.options.judge: '.*' is no sequence classifier: it has no score"):
+    with pytest.raises(ConfigError, match=r"task.options.judge: .*ForSequenceClassification it has no score"):
         Judge.load("task.options.judge", tiny_folder(tmp_path), device="cpu")
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from tba.batching import collate
 from tba.errors import ConfigError, Damaged, RunFailed
-from tba.policy import Policy, PolicyScorer, resolve_device
+from tba.policy import Policy, PolicyScorer
+from tba.pretrained import resolve_device
 from tba.types import Prompt, Response, Version
 from tests.builders import fetched_of
 from tests.tba.tiny import EOS_ID, PAD_ID, response_logps, tiny_folder, tiny_policy, trajectory
@@ -98,6 +99,15 @@ def test_weights_that_are_pickled_are_not_loaded(tmp_path):
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(Damaged, match="safetensors"):
+        Policy.load(folder, device="cpu")
+
+
+def test_a_folder_that_lacks_a_weight_is_damaged(tmp_path):
+    folder = tiny_folder(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(Damaged, match=r"for AutoModelForCausalLM it has no model\.norm\.weight"):
         Policy.load(folder, device="cpu")
 
 

@@ -1,0 +1,105 @@
+"""Models of transformers with their tokenizers, from Hugging Face folders or the hub; safetensors only."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from tba.errors import ConfigError, Damaged, RunFailed, TBAError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load(
+    kind: Any,
+    setting: str,
+    path: str | Path,
+    *,
+    tokenizer_path: str | Path | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+    device_setting: str,
+    revision: str = "main",
+    trust_remote_code: bool = False,
+    may_lack: tuple[str, ...] = (),
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """As this auto class of transformers, from a folder or a hub name (`revision` is for the latter), ready to be
+    asked; the tokenizer from another where that is given. All its weights must be there, but for those whose names
+    begin with what it `may_lack`.
+
+    Damaged if the folder is there and does not load, ConfigError if it is neither a folder nor a repository with
+    such a model (`setting` named it), or if there is no such device, RunFailed if the hub could not be asked, so that
+    another try may succeed.
+    """
+    place = resolve_device(device, setting=device_setting)
+    options = {"revision": revision, "trust_remote_code": trust_remote_code}
+    weights = {"dtype": resolve_dtype(dtype), "use_safetensors": True, "output_loading_info": True}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or path, **options)
+        model, found = kind.from_pretrained(path, **weights, **options)
+        missing = sorted(name for name in found["missing_keys"] if not name.startswith(may_lack))
+        if missing:  # transformers fills them with random numbers
+            raise ValueError(f"for {kind.__name__} it has no {', '.join(missing[:3])}")
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise _cannot_load(setting, path, error) from error
+    return model.to(place).eval(), tokenizer
+
+
+def load_frozen(
+    kind: Any, setting: str, path: str | Path, *, device_setting: str = "", **options: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model that a task asks, which is never trained here. As `load`, but what does not load is a bad setting, as
+    is `<setting>_device` where there is no such device; and its tokenizer can pad."""
+    try:
+        model, tokenizer = load(kind, setting, path, device_setting=device_setting or f"{setting}_device", **options)
+    except Damaged as error:
+        raise ConfigError(f"{setting}: {error}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return model, tokenizer
+
+
+def resolve_device(device: str, *, setting: str = "model.device") -> torch.device:
+    """`auto` is the GPU where there is one, else the CPU; anything else is a device's name."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"{setting}: no such kind of device, got {device!r}") from None
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"{setting}: this machine has {torch.cuda.device_count()} GPUs, got {device!r}")
+    return place
+
+
+def resolve_dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
+
+
+def _cannot_load(setting: str, path: str | Path, error: Exception) -> TBAError:
+    """Damaged, ConfigError or RunFailed, as `load` says."""
+    what = f"cannot load a model from {str(path)!r}: {error}"
+    if Path(path).is_dir():
+        return Damaged(what)
+    if any(_is_transport(cause) for cause in _causes(error)):
+        return RunFailed(what)
+    return ConfigError(f"{setting}: {what}")
+
+
+def _is_transport(error: BaseException) -> bool:
+    """The hub, or the way there; what it answers about a model itself, such as that there is none, is not meant."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code in (408, 429) or error.response.status_code >= 500
+    return isinstance(error, LocalEntryNotFoundError | ConnectionError | TimeoutError)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
