@@ -7,7 +7,6 @@ log c over the answers, so that trajectory balance draws the attacker towards p_
 work, as natural and as many as the reference knows.
 """
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from tba import chat
 from tba.config import Positive, TaskConfig, parse_options, settings
 from tba.errors import ConfigError
 from tba.interfaces import Locate
+from tba.prompts import seed_of
 from tba.types import Prompt, Response, Reward, Version
 
 if TYPE_CHECKING:
@@ -222,5 +222,4 @@ class Victim:
 
 def victim_seed(seed: int, sample: int) -> int:
     """Of the n-th answer to a response: a searcher that starts again is answered the same."""
-    digest = hashlib.md5(f"{seed}:victim:{sample}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+    return seed_of(f"{seed}:victim:{sample}")
