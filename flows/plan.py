@@ -25,9 +25,8 @@ from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
 from tba.config import Config, ObjectiveConfig, parse
 from tba.errors import AlreadyExists, ConfigError
-from tba.interfaces import PolicyMaker
 from tba.scoring import check_can_remember
-from tba.tasks import get_task, preset_of
+from tba.tasks import get_task, policy_maker, preset_of
 from tba.values import check_can_value
 
 FLAT = {"steps": "training.steps", "searchers": "search.searchers", "seed": "seed"}
@@ -55,8 +54,8 @@ def checked(config: Config) -> Config:
     task = get_task(config.task)
     check_can_value(task, config.search)
     check_can_remember(task, config.search.remembered_rewards)
-    if not config.model.path and not isinstance(task, PolicyMaker):
-        raise ConfigError(f"model.path is empty, and task {task.name!r} makes no policy of its own")
+    if not config.model.path:
+        policy_maker(task)
     return config
 
 

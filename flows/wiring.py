@@ -29,11 +29,11 @@ from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, DataError, StorageError
 from tba.evaluator import Evaluator
 from tba.generation import TransformersGenerator
-from tba.interfaces import Measures, PolicyMaker, ReadsFields, Task, UsesModels
+from tba.interfaces import Measures, ReadsFields, Task, UsesModels
 from tba.policy import Policy, PolicyScorer
 from tba.prompts import PromptStream
 from tba.searcher import Searcher, await_reference
-from tba.tasks import get_task
+from tba.tasks import get_task, policy_maker
 from tba.trainer import Trainer
 from tba.training_state import TrainingState
 from tba.types import Prompt, Version
@@ -223,9 +223,7 @@ def _start_of(run: Run, config: Config, tell: Tell) -> str | Path:
     path = config.model.path
     if path:
         return _model_at("model.path", path, run, config, tell)
-    task = get_task(config.task)
-    if not isinstance(task, PolicyMaker):
-        raise ConfigError(f"model.path is empty, and task {task.name!r} makes no policy of its own")
+    task = policy_maker(get_task(config.task))
     recipe = f"{task.recipe()}:{config.seed}"
     folder = cache_folder("base-policies") / sha256(recipe.encode()).hexdigest()[:16]
     if not folder.exists():

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from tba.config import PRESETS, Config, TaskConfig, preset
 from tba.errors import ConfigError
-from tba.interfaces import Task
+from tba.interfaces import PolicyMaker, Task
 from tba.tasks import gsm8k, math, quickstart, redteam, tldr, verifiers
 from tba.tasks.fields import look_here
 
@@ -36,6 +36,13 @@ def get_task(config: TaskConfig | str) -> Task:
     task = find_task(config.name)(config)
     if lacking := [name for name in ("source", "prompts", "reward") if not callable(getattr(task, name, None))]:
         raise ConfigError(f"task.name: {config.name!r} is no task: it has no {', no '.join(lacking)}")
+    return task
+
+
+def policy_maker(task: Task) -> PolicyMaker:
+    """The task as what makes the policy to start from, where no other is named."""
+    if not isinstance(task, PolicyMaker):
+        raise ConfigError(f"model.path is empty, and task {task.name!r} makes no policy of its own")
     return task
 
 

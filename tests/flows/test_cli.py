@@ -565,6 +565,7 @@ def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         (("quickstart", "--set", "training.steps"), "KEY=VALUE"),
         (("quickstart", "--steps", "0"), "training.steps"),
         (("quickstart", "--set", "sampling.recent_share=1.5"), "sampling.recent_share"),
+        (("gsm8k", "--set", "model.path="), "model.path is empty, and task 'gsm8k' makes no policy"),
     ],
 )
 def test_impossible_settings_are_refused_before_anything_starts(
