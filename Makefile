@@ -3,13 +3,14 @@ PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help install run test check bench clean
+.PHONY: help install run test check bench science clean
 
 help:
 	@echo "make run      a new machine to a finished quickstart run"
 	@echo "make test     a new machine to a green test suite"
 	@echo "make check    style, types and boundaries"
-	@echo "make bench    what benchmarks/README.md shows, measured again (hours)"
+	@echo "make bench    speed, storage and kills, as benchmarks/README.md shows them, measured again (hours)"
+	@echo "make science  the studies of the objectives that docs/results tells of (many hours)"
 	@echo "make install  the environment alone ($(VENV))"
 
 install: $(VENV)/.installed
@@ -36,8 +37,11 @@ bench: install
 	$(BIN)/python -m benchmarks.generation
 	$(BIN)/python -m benchmarks.buffer
 	$(BIN)/python -m benchmarks.crash --out benchmarks/results
+
+science: install
 	$(BIN)/python -m benchmarks.science.convergence
 	$(BIN)/python -m benchmarks.science.staleness
+	$(BIN)/python -m benchmarks.science.ablations
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
