@@ -25,6 +25,7 @@ from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
 from tba.config import Config, ObjectiveConfig, parse
 from tba.errors import AlreadyExists, ConfigError
+from tba.interfaces import TakesTurns
 from tba.scoring import check_can_remember
 from tba.tasks import get_task, policy_maker, preset_of
 from tba.values import check_can_value
@@ -155,7 +156,6 @@ def describe(config: Config) -> str:
     """What the settings amount to, in the words and arithmetic of the documentation."""
     training, search, sync = config.training, config.search, config.sync
     low, high, mean = config.recent_ages
-    per_hour = search.searchers * _TOKENS_PER_SECOND * 3600 / search.max_response_tokens
     rows = [
         ("task", config.task.name),
         *([("prompts", _prompts(known))] if (known := ask_earlier_run(config)) else []),
@@ -189,12 +189,7 @@ def describe(config: Config) -> str:
         *([("values", _values(config))] if search.value_samples else []),
         ("initial fill", f"{search.initial_fill} trajectories"),
         ("evaluation", _evaluation(config)),
-        (
-            "storage",
-            f"at most {config.bytes_per_trajectory:,} bytes a trajectory at full length; about "
-            f"{per_hour * config.bytes_per_trajectory / 1e9:.2g} GB an hour at {_TOKENS_PER_SECOND} tokens a second "
-            f"and searcher; {sync.keep_versions} versions and {sync.keep_checkpoints} checkpoints kept",
-        ),
+        ("storage", _storage(config)),
         (
             "replay buffer",
             f"{config.limits.memory_gb:g} GB of trajectories at hand in the trainer's memory; of a remote run "
@@ -243,6 +238,21 @@ def _values(config: Config) -> str:
     search = config.search
     states = f"at most {search.value_steps} of" if search.value_steps else "all"
     return f"{search.value_samples} continuations of {states} the states of each response: its prompt's and each step's"
+
+
+def _storage(config: Config) -> str:
+    search, sync = config.search, config.sync
+    per_hour = search.searchers * _TOKENS_PER_SECOND * 3600 / search.max_response_tokens
+    steps, besides = "", ""
+    if search.value_samples:
+        steps, besides = ", 8 more for each of its steps", ", less as continuations are not stored"
+    elif isinstance(get_task(config.task), TakesTurns):
+        besides = ", more as what the task answers is stored too"
+    return (
+        f"at most {config.bytes_per_trajectory:,} bytes a trajectory at full length{steps}; about "
+        f"{per_hour * config.bytes_per_trajectory / 1e9:.2g} GB an hour at {_TOKENS_PER_SECOND} tokens a second and "
+        f"searcher{besides}; {sync.keep_versions} versions and {sync.keep_checkpoints} checkpoints kept"
+    )
 
 
 def _evaluation(config: Config) -> str:

@@ -78,3 +78,8 @@ def test_the_stored_text_is_what_was_said_in_turn(finished: Run):
     assert texts
     for (text,) in texts:
         assert any(text.startswith(f"?{text[:n]}=", n) for n in range(1, len(text))), text
+
+
+def test_a_dry_run_says_that_what_the_environment_wrote_is_stored_too():
+    said = [plan.describe(plan.resolve(task, {"model.path": "m"})) for task in ("tests.tba.test_turns:Echo", "gsm8k")]
+    assert ["more as what the task answers is stored too" in it for it in said] == [True, False]

@@ -112,3 +112,4 @@ def test_a_run_that_cannot_have_values_is_refused_before_it_begins():
         plan.resolve("tests.tba.test_turns:Echo", {"search.value_samples": 9})
     values = plan.describe(plan.resolve("gsm8k", {"search.value_samples": 9, "objective.name": "vine-ppo"}))
     assert "9 continuations of at most 25 of the states of each response" in values
+    assert "8 more for each of its steps" in values and "less as continuations are not stored" in values
