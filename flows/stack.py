@@ -35,8 +35,9 @@ from storage.layout import RUN, run_url
 from storage.leases import LeaseWatch
 from storage.run import Run, default_root
 from storage.store import open_store
-from tba.config import PRESETS, parse
+from tba.config import parse
 from tba.errors import DeadlinePassed, RunFailed, TBAError
+from tba.presets import PRESETS
 
 POOLS = ("tba", "gpu-search", "gpu-train")
 START_DEADLINE = 180.0  # seconds; a first start makes the database

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tba.config import Config, TaskConfig, parse_options, preset, settings
+from tba.config import Config, TaskConfig, parse_options, settings
+from tba.presets import preset
 from tba.tasks.quickstart import Quickstart
 from tba.tasks.redteam import RedTeam
 from tba.types import Prompt, Response, Reward

@@ -44,7 +44,7 @@ from benchmarks.science.rows import append, read
 from storage.layout import run_url
 from storage.run import Run as StoredRun
 from storage.versions import Versions
-from tba.config import preset
+from tba.presets import preset
 from tba.types import Version
 
 SEEDS, TUNING_SEED, RATES, GOAL = (0, 1, 2), 100, (1.5e-4, 3e-4, 6e-4, 1.2e-3), 0.9

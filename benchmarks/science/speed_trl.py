@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.utils import logging
 
 from benchmarks.science.lagged import make_scores, start_of
-from tba.config import preset
+from tba.presets import preset
 from tba.tasks import get_task
 
 PROMPTS, RESPONSES, LONGEST = 32, 8, 16

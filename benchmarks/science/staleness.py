@@ -34,8 +34,9 @@ from transformers.utils import logging
 from benchmarks.science.lagged import Scored, lagged_run
 from benchmarks.science.rows import append, read
 from flows.charts import Series, picture
-from tba.config import Config, preset
+from tba.config import Config
 from tba.errors import RunFailed
+from tba.presets import preset
 
 STEPS, PROMPTS, RESPONSES = 256, 16, 8
 BASE: Mapping[str, Any] = {

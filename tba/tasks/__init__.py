@@ -8,9 +8,10 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, cast
 
-from tba.config import PRESETS, Config, TaskConfig, preset
+from tba.config import Config, TaskConfig
 from tba.errors import ConfigError
 from tba.interfaces import PolicyMaker, Task
+from tba.presets import PRESETS, preset
 from tba.tasks import gsm8k, math, quickstart, redteam, tldr, verifiers
 from tba.tasks.fields import look_here
 

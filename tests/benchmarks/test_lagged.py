@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from benchmarks.science.lagged import HELD, lagged_run
-from tba.config import preset
 from tba.errors import ConfigError
+from tba.presets import preset
 
 IN_STEP: dict[str, Any] = {"sync.every": 1, "sync.lag": 0}
 OTHER = {

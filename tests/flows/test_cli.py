@@ -20,7 +20,7 @@ from storage.checkpoints import Checkpoints
 from storage.control import change_state
 from storage.leases import SUPERVISOR, HeldLease, read_leases
 from storage.run import Run
-from tba.config import preset
+from tba.presets import preset
 from tests.conftest import s3_root
 from tests.servers import Server
 from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run

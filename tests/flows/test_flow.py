@@ -23,8 +23,8 @@ from storage.events import read_events
 from storage.leases import read_lease, read_leases
 from storage.run import Run
 from storage.store import open_store
-from tba.config import preset
 from tba.errors import ConfigError
+from tba.presets import preset
 from tests.conftest import s3_root
 from tests.flows.roles import LIMITS, TINY, at_work, end_roles, finish, is_running, until
 from tests.servers import Server

@@ -19,8 +19,9 @@ from storage.control import change_state, read_state
 from storage.leases import read_leases
 from storage.run import Run
 from storage.store import LocalStore
-from tba.config import parse, preset
+from tba.config import parse
 from tba.errors import RunFailed, Stopped, Superseded
+from tba.presets import preset
 from tests.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
 
 ROLES = ("trainer", "evaluator", "searcher-000")

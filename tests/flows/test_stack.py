@@ -9,8 +9,8 @@ import yaml
 from flows.stack import Stack, command_line, prefect_file
 from flows.tba import tba
 from flows.workdir import leave_temporary_folder
-from tba.config import PRESETS
 from tba.errors import ConfigError
+from tba.presets import PRESETS
 
 
 def test_the_server_offers_every_deployment_with_nothing_that_ties_it_to_a_machine(stack: Stack):

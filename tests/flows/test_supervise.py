@@ -16,8 +16,9 @@ from storage.events import read_events
 from storage.leases import Lease, read_leases
 from storage.records import encode, now
 from storage.run import Run
-from tba.config import LimitsConfig, parse, preset
+from tba.config import LimitsConfig, parse
 from tba.errors import RunFailed, Stopped, Superseded
+from tba.presets import preset
 from tests.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
 
 ROLES = ("trainer", "evaluator", "searcher-000", "searcher-001")

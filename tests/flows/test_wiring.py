@@ -6,7 +6,8 @@ from flows import plan
 from flows.reader import make_buffer
 from storage.events import Events
 from storage.run import Run
-from tba.config import parse, preset
+from tba.config import parse
+from tba.presets import preset
 
 
 def test_the_replay_buffer_keeps_as_much_at_hand_and_draws_with_as_many_threads_as_the_settings_say(tmp_path: Path):

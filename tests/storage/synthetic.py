@@ -26,7 +26,8 @@ from storage.run import Run
 from storage.sampler import default_sampler
 from storage.trajectories import Trajectories
 from storage.versions import Versions
-from tba.config import Config, preset
+from tba.config import Config
+from tba.presets import preset
 from tba.types import Draw, Outcome, Score, StepRecord, Version
 from tests.builders import make_prompt, make_shard
 

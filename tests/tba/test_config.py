@@ -3,8 +3,9 @@ from functools import reduce
 
 import pytest
 
-from tba.config import PRESETS, Config, parse, preset
+from tba.config import Config, parse
 from tba.errors import ConfigError
+from tba.presets import PRESETS, preset
 
 
 @pytest.mark.parametrize("name", PRESETS)

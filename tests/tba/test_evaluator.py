@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tba.config import preset
 from tba.errors import Damaged, Missing, Stopped
 from tba.evaluator import Evaluator, pass_at
 from tba.interfaces import Task
+from tba.presets import preset
 from tba.types import Prompt, Response, Reward, Score, Version
 from tests import fakes
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from tba.config import TaskConfig, preset
+from tba.config import TaskConfig
 from tba.errors import ConfigError, DataError
+from tba.presets import preset
 from tba.tasks import get_task, grade
 from tba.tasks.math500 import listed
 from tba.types import Response, Version

@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tba.config import Config, ObjectiveName, preset
+from tba.config import Config, ObjectiveName
 from tba.errors import DeadlinePassed, RunFailed, Stopped, StorageError, Superseded
 from tba.fetched import Fetched
 from tba.generation import TransformersGenerator
 from tba.interfaces import Lease
 from tba.policy import Policy, PolicyScorer, Snapshot
+from tba.presets import preset
 from tba.schedules import beta_at, learning_rate_at, reference_power_at
 from tba.trainer import Trainer
 from tba.training_state import TrainingState

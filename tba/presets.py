@@ -1,0 +1,130 @@
+"""Named runs: the quickstart, and the paper's with its numbers."""
+
+from tba.config import (
+    Config,
+    EvaluationConfig,
+    LimitsConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    SamplingConfig,
+    SearchConfig,
+    SyncConfig,
+    TaskConfig,
+    TrainingConfig,
+)
+from tba.errors import ConfigError
+
+
+def quickstart() -> Config:
+    """Addition digit by digit with a tiny Llama; minutes on two cores."""
+    return Config(
+        task=TaskConfig(name="quickstart"),
+        objective=ObjectiveConfig(beta_start=0.05, beta_end=0.05),
+        sampling=SamplingConfig(recent_share=0.5, capacity=64),
+        search=SearchConfig(
+            searchers=1, responses_per_prompt=8, prompts_per_round=64, temperature=1.0, max_prompt_tokens=16,
+            max_response_tokens=16, initial_fill=1024,
+        ),
+        training=TrainingConfig(
+            steps=400, prompts_per_step=32, responses_per_prompt=8, groups_per_micro_batch=32, learning_rate=2e-4,
+            schedule="warmup-stable-decay", warmup_steps=10, decay_steps=200, adam_beta1=0.0,
+        ),
+        sync=SyncConfig(every=4, checkpoint_every=5, keep_versions=6),
+        evaluation=EvaluationConfig(every=15, prompts=500, samples=4),
+        limits=LimitsConfig(data_deadline=600.0),
+    )  # fmt: skip
+
+
+def gsm8k() -> Config:
+    """The paper's GSM8K run (table 2; the launch settings of its figure 1 differ in steps, decay and beta)."""
+    return Config(
+        task=TaskConfig(name="gsm8k"),
+        model=ModelConfig(path="realtreetune/rho-1b-sft-GSM8K", publish_dtype="bfloat16", threads=0),
+        objective=ObjectiveConfig(beta_start=0.012, beta_end=0.004, beta_target=500, beta_stop=500),
+        sampling=SamplingConfig(recent_share=0.95, inv_temp=0.0, capacity=100),
+        search=SearchConfig(
+            searchers=3, responses_per_prompt=24, prompts_per_round=3, temperature=0.7, max_prompt_tokens=512,
+            max_response_tokens=512, initial_fill=500,
+        ),
+        training=TrainingConfig(
+            steps=1000, prompts_per_step=7, responses_per_prompt=20, groups_per_micro_batch=1, learning_rate=1e-5,
+            schedule="warmup-stable-decay", warmup_steps=50, decay_steps=500,
+        ),
+        sync=SyncConfig(every=2, checkpoint_every=25),
+        evaluation=EvaluationConfig(every=50),
+    )  # fmt: skip
+
+
+def tldr() -> Config:
+    """The paper's summarisation run with Pythia-410M (table 3); its reward and gold models are the task's defaults."""
+    return Config(
+        task=TaskConfig(name="tldr"),
+        model=ModelConfig(path="mnoukhov/pythia410m-sft-tldr", threads=0),
+        objective=ObjectiveConfig(beta_start=1.0, beta_end=0.05, beta_target=128, beta_stop=32),
+        sampling=SamplingConfig(recent_share=0.5, inv_temp=1.0, capacity=100),
+        search=SearchConfig(
+            searchers=3, responses_per_prompt=20, prompts_per_round=2, temperature=0.7, max_prompt_tokens=512,
+            max_response_tokens=128, initial_fill=10_000,
+        ),
+        training=TrainingConfig(
+            steps=256, prompts_per_step=8, responses_per_prompt=20, groups_per_micro_batch=1, learning_rate=3e-6,
+            schedule="linear",
+        ),
+        sync=SyncConfig(every=10, checkpoint_every=5),
+        evaluation=EvaluationConfig(every=5, prompts=6447, samples=1),  # the whole validation split
+    )  # fmt: skip
+
+
+def math_() -> Config:
+    """The paper's MATH run with TBA' (table 4): no replay, reference resets, capped ratios."""
+    return Config(
+        task=TaskConfig(name="math"),
+        model=ModelConfig(path="Qwen/Qwen2.5-7B", publish_dtype="bfloat16", threads=0),
+        objective=ObjectiveConfig(
+            name="tba-prime", beta_start=0.005, beta_end=0.005, reference_reset=50, ratio_cap=8.0
+        ),
+        sampling=SamplingConfig(recent_share=1.0),
+        search=SearchConfig(
+            searchers=4, responses_per_prompt=16, prompts_per_round=32, temperature=1.0, max_prompt_tokens=1024,
+            max_response_tokens=3072, initial_fill=512,
+        ),
+        training=TrainingConfig(
+            steps=400, prompts_per_step=32, responses_per_prompt=16, groups_per_micro_batch=1, learning_rate=1e-6,
+            adam_beta2=0.99, weight_decay=0.01, clip_norm=1.0,
+        ),
+        sync=SyncConfig(every=2, checkpoint_every=25),
+        evaluation=EvaluationConfig(every=3, prompts=500),  # 6 steps; the paper's 5 are no whole number of syncs
+    )  # fmt: skip
+
+
+def redteam() -> Config:
+    """The paper's red-teaming run with GPT-2 (section 4.4): one prompt, 128 attacks a step."""
+    return Config(
+        task=TaskConfig(name="redteam"),
+        model=ModelConfig(path="gpt2", threads=0),
+        objective=ObjectiveConfig(
+            beta_start=0.05, beta_end=0.05, target_temperature_start=2.0, target_temperature_steps=500, log_z="learned"
+        ),
+        sampling=SamplingConfig(recent_share=0.5, inv_temp=1.0, capacity=100_000),
+        search=SearchConfig(
+            searchers=2, responses_per_prompt=128, prompts_per_round=1, temperature=1.0, explore_share=0.5,
+            explore_temperature=(0.5, 2.0), explore_top_p=1.0, max_prompt_tokens=512, max_response_tokens=20,
+            initial_fill=3003,
+        ),
+        training=TrainingConfig(
+            steps=5000, prompts_per_step=1, responses_per_prompt=128, groups_per_micro_batch=1, learning_rate=1e-4,
+            weight_decay=0.01, clip_norm=1.0, warmup_steps=100,
+        ),
+        sync=SyncConfig(every=10, checkpoint_every=20),
+        evaluation=EvaluationConfig(every=50, prompts=1, samples=1024),
+    )  # fmt: skip
+
+
+PRESETS = {"quickstart": quickstart, "gsm8k": gsm8k, "math": math_, "tldr": tldr, "redteam": redteam}
+
+
+def preset(name: str) -> Config:
+    """A named run."""
+    if name not in PRESETS:
+        raise ConfigError(f"unknown task {name!r}; known: {', '.join(PRESETS)}")
+    return PRESETS[name]()
