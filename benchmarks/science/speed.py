@@ -7,12 +7,14 @@ TRL and what it needs are not among our requirements; --trl names a folder they 
 
     pip install --no-deps --target FOLDER -r benchmarks/science/requirements-trl.txt
 
-All arms have the same base policies, prompts, rewards, cores and numbers of responses per step: 256, as 8 responses to
-each of 32 prompts, or 2 to each of 128 where a method compares pairs. All step with AdamW (0.9, 0.999), a warm-up of 10
-steps and then a constant learning rate; what else TRL's trainers have by default they keep, but for memory and
-precision that cost them time here. One seed, which is not reported, chooses each arm's learning rate (`RATES`) by the
-steps to the goal; where several threads could help, because one role works at a time, it then chooses between one
-thread and two by the seconds.
+Ours are asynchronous, where nobody waits for anybody; one version behind, where searchers generate with the version
+before the newest while the trainer learns (`sync.lag` = 1); and synchronous (`sync.lag` = 0). "Anchored" is trajectory
+balance with `objective.anchor=behaviour` and beta 0.25; all else has the preset's 0.05. All arms have the same base
+policies, prompts, rewards, cores and numbers of responses per step: 256, as 8 responses to each of 32 prompts, or 2 to
+each of 128 where a method compares pairs. All step with AdamW (0.9, 0.999), a warm-up of 10 steps and then a constant
+learning rate; what else TRL's trainers have by default they keep, but for memory and precision that cost them time
+here. One seed, which is not reported, chooses each arm's learning rate (`RATES`) by the steps to the goal; where
+several threads could help, because one role works at a time, it then chooses between one and two by the seconds.
 
 The clock of a run starts with its first weights in a searcher, or with TRL's `train`: importing and loading do not
 count. It stops at the version that reaches the goal, published and stored, between two scored ones in a line. Nor does
@@ -47,7 +49,7 @@ from storage.versions import Versions
 from tba.presets import preset
 from tba.types import Version
 
-SEEDS, TUNING_SEED, RATES, GOAL = (0, 1, 2), 100, (1.5e-4, 3e-4, 6e-4, 1.2e-3), 0.9
+SEEDS, TUNING_SEED, RATES, GOAL = (0, 1, 2), 100, (3e-4, 6e-4, 1.2e-3), 0.9
 SCORED_EVERY = 8
 
 COMMON: Mapping[str, Any] = {
@@ -56,10 +58,14 @@ COMMON: Mapping[str, Any] = {
     "training.adam_beta1": 0.9,
     "search.prompts_per_round": 32,
     "search.initial_fill": 256,
+    "sampling.copies": "all",
     "sync.keep_versions": 1000,
     "evaluation.prompts": 1,
 }
 IN_STEP: Mapping[str, Any] = {"sync.lag": 0, "sync.every": 1, "sampling.recent_share": 1.0}
+ANCHORED: Mapping[str, Any] = {
+    "objective.anchor": "behaviour", "objective.beta_start": 0.25, "objective.beta_end": 0.25
+}  # fmt: skip
 PACE: Mapping[str, Any] = {"task.options.latency": 1.5}  # seconds
 PACED = "benchmarks.science.paced:PacedQuickstart"
 
@@ -74,11 +80,10 @@ class Arm:
 
 
 ARMS: Mapping[str, Arm] = {
+    "asynchronous TB, anchored": Arm(ANCHORED),
     "asynchronous TBA'": Arm({"objective.name": "tba-prime"}),
-    "asynchronous TB, anchored": Arm(
-        {"objective.anchor": "behaviour", "objective.beta_start": 0.25, "objective.beta_end": 0.25}
-    ),
     "asynchronous TB": Arm(),
+    "one version behind, TBA'": Arm({"objective.name": "tba-prime", **IN_STEP, "sync.lag": 1}),
     "synchronous TB": Arm(IN_STEP, threads=(1, 2), steps=96),
     "TRL's GRPO": Arm(threads=(1, 2)),
     "TRL's RLOO": Arm(threads=(1, 2)),
@@ -90,8 +95,8 @@ ARMS: Mapping[str, Arm] = {
         steps=96,
         rates_of="synchronous TB",
     ),
-    "asynchronous TBA', 3 paced searchers": Arm(
-        {"objective.name": "tba-prime", **PACE, "search.searchers": 3}, PACED, rates_of="asynchronous TBA'"
+    "asynchronous TB, anchored, 3 paced searchers": Arm(
+        {**ANCHORED, **PACE, "search.searchers": 3}, PACED, rates_of="asynchronous TB, anchored"
     ),
 }
 
