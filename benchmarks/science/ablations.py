@@ -12,7 +12,6 @@ Each replay is a row of the CSV and is not run again: the command goes on where 
 """
 
 import argparse
-import statistics
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 import storage
 from benchmarks.replays import LEARNED
-from benchmarks.science.rows import append, read
+from benchmarks.science.rows import append, read, spread
 from storage.layout import run_url
 
 PARENT: Mapping[str, Any] = {"search.responses_per_prompt": 16, "search.prompts_per_round": 32}
@@ -143,12 +142,6 @@ def markdown(rows: Sequence[Row]) -> Iterator[str]:
                 names = ("sampled", "greedy", "drawn_reward", "drawn_age")
                 cells = [spread([getattr(row, name) for row in of]) for name in names]
                 yield f"| {factor} | {value} | {len(of)} | {' | '.join(cells)} |"
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard error."""
-    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.3f}{error}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Rows of a CSV, each a dataclass of numbers and text, added one by one as they are found."""
 
 import csv
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -27,3 +28,15 @@ def append(path: Path, row: Any) -> None:
         if new:
             writer.writeheader()
         writer.writerow(asdict(row))
+
+
+def standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+
+
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """Mean and standard error; nothing of nothing."""
+    if not values:
+        return ""
+    error = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{error}"

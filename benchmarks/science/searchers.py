@@ -40,8 +40,7 @@ import torch
 import storage
 from benchmarks.science import victims
 from benchmarks.science.ablations import tba
-from benchmarks.science.rows import append, read
-from benchmarks.science.staleness import standard_error
+from benchmarks.science.rows import append, read, spread, standard_error
 from flows.charts import Series, picture
 from storage.layout import run_url
 from tba.embeddings import Encoder, cosine_distance
@@ -257,14 +256,6 @@ def values(rows: Sequence[Row], count: int, column: str) -> list[float]:
     alone = {row.seed: row for row in rows if row.searchers == 1}
     value, _ = COLUMNS[column]
     return [value(row, alone[row.seed]) for row in rows if row.searchers == count and row.seed in alone]
-
-
-def spread(found: Sequence[float], digits: int) -> str:
-    """Mean and standard error."""
-    if not found:
-        return ""
-    error = f" ± {standard_error(found):.{digits}f}" if len(found) > 1 else ""
-    return f"{statistics.mean(found):.{digits}f}{error}"
 
 
 def pictures(rows: Sequence[Row]) -> dict[str, str]:

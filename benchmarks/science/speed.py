@@ -40,9 +40,9 @@ from typing import Any
 from transformers.utils import logging
 
 import storage
-from benchmarks.science.ablations import finished, spread, tba
+from benchmarks.science.ablations import finished, tba
 from benchmarks.science.lagged import make_scores
-from benchmarks.science.rows import append, read
+from benchmarks.science.rows import append, read, spread
 from storage.layout import run_url
 from storage.run import Run as StoredRun
 from storage.versions import Versions

@@ -32,7 +32,8 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.science.lagged import Scored, lagged_run
-from benchmarks.science.rows import append, read
+from benchmarks.science.rows import append, read, standard_error
+from benchmarks.science.rows import spread as plain_spread
 from flows.charts import Series, picture
 from tba.config import Config
 from tba.errors import RunFailed
@@ -312,15 +313,8 @@ def sweeps(rows: Sequence[Row]) -> Iterator[str]:
 
 def spread(values: Sequence[float]) -> str:
     """Mean and standard error over seeds; how many, where some are missing."""
-    if not values:
-        return ""
-    error = f" ± {standard_error(values):.3f}" if len(values) > 1 else ""
-    missing = f" ({len(values)} of {len(SEEDS)} seeds)" if len(values) < len(SEEDS) else ""
-    return f"{statistics.mean(values):.3f}{error}{missing}"
-
-
-def standard_error(values: Sequence[float]) -> float:
-    return statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    missing = f" ({len(values)} of {len(SEEDS)} seeds)" if 0 < len(values) < len(SEEDS) else ""
+    return f"{plain_spread(values)}{missing}"
 
 
 def pictures(rows: Sequence[Row]) -> dict[str, str]:
