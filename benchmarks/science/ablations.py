@@ -1,10 +1,10 @@
 """What m, k, K, beta and the buffer matter, on the same trajectories: replays of one run that differ in one setting.
 
     python -m benchmarks.science.ablations [ROOT] [--only FACTOR …] [--seeds 0 …] [--hours H] [--out FILE.csv]
-    python -m benchmarks.science.ablations --show        the table of what has been run
+    python -m benchmarks.science.ablations --show        the table and the pictures of what has been run
 
-For each seed one asynchronous quickstart run whose searcher generates S = 16 responses to a prompt, so that K can vary,
-and then `tba fork --step 0 --replay` with one setting changed: nothing is generated again but for the evaluations. What
+For each seed one asynchronous quickstart run of 200 steps, half of them decay as in the preset, whose searcher
+generates S = 16 responses to a prompt, so that K can vary, and then `tba fork --step 0 --replay` with one setting changed: nothing is generated again but for the evaluations. What
 replays cannot show is what searchers would have found with the other policy. A batch has 256 trajectories whatever K
 is, and with another k the same trajectories enter by the same step, or a little later.
 
@@ -12,18 +12,22 @@ Each replay is a row of the CSV and is not run again: the command goes on where 
 """
 
 import argparse
+import math
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import storage
 from benchmarks.replays import LEARNED
-from benchmarks.science.rows import append, read, spread
+from benchmarks.science.rows import append, read, spread, standard_error
+from flows.charts import Series, picture
 from storage.layout import run_url
+from tba.presets import preset
 
 PARENT: Mapping[str, Any] = {"search.responses_per_prompt": 16, "search.prompts_per_round": 32}
 SCORE = "select value from evaluations where metric = $metric and not abandoned order by step desc limit 1"
@@ -50,6 +54,15 @@ FACTORS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }  # fmt: skip
 """By factor and value: what it changes."""
 
+PICTURES: Mapping[str, tuple[str, Callable[[float], float]]] = {
+    "m": ("m, the share of the newest", float),
+    "sync": ("k, steps per sync", math.log2),
+    "responses": ("K, responses per prompt", math.log2),
+    "beta": ("beta", math.log2),
+    "capacity": ("capacity, responses per prompt", math.log2),
+}
+"""By name of the file: a factor whose values are numbers, and where on the axis they lie."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
@@ -73,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("root", nargs="?", default="tba-runs", help="for the runs (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=FACTORS, default=list(FACTORS), metavar="FACTOR")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--hours", type=float, default=1000.0, help="begin no replay after so many")
     parser.add_argument("--out", type=Path, default=Path("docs/results/ablations.csv"))
     parser.add_argument("--show", action="store_true", help="run nothing")
@@ -88,6 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         append(options.out, rows[-1])
         print(rows[-1], flush=True)
     print("\n".join(markdown(rows)))
+    for name, it in PICTURES.items():
+        if drawn := by_value(rows, *it):
+            options.out.with_name(f"{options.out.stem}-{name}.svg").write_text(drawn)
 
 
 def replays(factors: Sequence[str], seeds: Sequence[int], steps: int) -> Iterator[Replay]:
@@ -101,7 +117,7 @@ def take(replay: Replay, root: str) -> Row:
     parent = f"ablations-{replay.steps}-{replay.seed}"
     if not finished(root, parent):
         tba("run", "quickstart", "--root", root, "--name", parent, "--steps", str(replay.steps), "--seed",
-            str(replay.seed), changes=PARENT)  # fmt: skip
+            str(replay.seed), changes={**PARENT, "training.decay_steps": replay.steps // 2})  # fmt: skip
     name = f"{parent}-{list(FACTORS).index(replay.factor)}-{replay.value or 'same'}"
     if not finished(root, name):
         tba("fork", run_url(root, parent), "--step", "0", "--replay", "--name", name,
@@ -142,6 +158,31 @@ def markdown(rows: Sequence[Row]) -> Iterator[str]:
                 names = ("sampled", "greedy", "drawn_reward", "drawn_age")
                 cells = [spread([getattr(row, name) for row in of]) for name in names]
                 yield f"| {factor} | {value} | {len(of)} | {' | '.join(cells)} |"
+
+
+def by_value(rows: Sequence[Row], factor: str, place: Callable[[float], float]) -> str:
+    """A picture; empty if there is only one value."""
+    of = {as_it_was(factor): [row for row in rows if row.factor == "as it was"]}
+    of |= {float(it): [row for row in rows if (row.factor, row.value) == (factor, it)] for it in FACTORS[factor]}
+    known = {place(value): of[value] for value in sorted(of) if of[value]}
+    lines = {"sampled accuracy at the end": "sampled", "mean reward of what was drawn": "drawn_reward"}
+    series = [
+        line(name, {at: [getattr(row, column) for row in found] for at, found in known.items()})
+        for name, column in lines.items()
+    ]
+    symbol = factor.partition(",")[0]
+    return picture(factor, series, x_name=symbol if place is float else f"log2 {symbol}") if len(known) > 1 else ""
+
+
+def line(name: str, values: Mapping[float, Sequence[float]]) -> Series:
+    points = [(at, statistics.mean(found)) for at, found in values.items()]
+    return Series(name, points, marked=True, errors=[standard_error(found) for found in values.values()])
+
+
+def as_it_was(factor: str) -> float:
+    """The preset's value of the setting that a factor is about: the first of those it changes."""
+    section, name = next(iter(next(iter(FACTORS[factor].values())))).split(".")
+    return float(getattr(getattr(preset("quickstart"), section), name))
 
 
 if __name__ == "__main__":

@@ -80,9 +80,9 @@ class Arm:
 
 
 ARMS: Mapping[str, Arm] = {
-    "asynchronous TB, anchored": Arm(ANCHORED),
-    "asynchronous TBA'": Arm({"objective.name": "tba-prime"}),
-    "asynchronous TB": Arm(),
+    "asynchronous TB, anchored": Arm(ANCHORED, steps=320),
+    "asynchronous TBA'": Arm({"objective.name": "tba-prime"}, steps=320),
+    "asynchronous TB": Arm(steps=320),
     "one version behind, TBA'": Arm({"objective.name": "tba-prime", **IN_STEP, "sync.lag": 1}),
     "synchronous TB": Arm(IN_STEP, threads=(1, 2), steps=96),
     "TRL's GRPO": Arm(threads=(1, 2)),
@@ -96,7 +96,7 @@ ARMS: Mapping[str, Arm] = {
         rates_of="synchronous TB",
     ),
     "asynchronous TB, anchored, 3 paced searchers": Arm(
-        {**ANCHORED, **PACE, "search.searchers": 3}, PACED, rates_of="asynchronous TB, anchored"
+        {**ANCHORED, **PACE, "search.searchers": 3}, PACED, steps=320, rates_of="asynchronous TB, anchored"
     ),
 }
 
@@ -221,7 +221,7 @@ def by_trl(run: Run, folder: Path | None) -> Curve:
 
 def by_us(run: Run, root: str) -> Curve:
     arm = ARMS[run.arm]
-    name = f"speed-{sha256(run.arm.encode()).hexdigest()[:8]}-{run.seed}-{run.rate:g}-{run.threads}"
+    name = f"speed-{sha256(run.arm.encode()).hexdigest()[:8]}-{run.seed}-{run.rate:g}-{run.threads}-{arm.steps}"
     settings = {**COMMON, "training.learning_rate": run.rate, "model.threads": run.threads, **arm.settings}
     if not finished(root, name):
         tba("run", arm.task, "--root", root, "--name", name, "--steps", str(arm.steps), "--seed", str(run.seed),
