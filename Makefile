@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+TRL    := .tba/trl
 
 .PHONY: help install run test check bench science clean
 
@@ -10,7 +11,7 @@ help:
 	@echo "make test     a new machine to a green test suite"
 	@echo "make check    style, types and boundaries"
 	@echo "make bench    speed, storage and kills, as benchmarks/README.md shows them, measured again (hours)"
-	@echo "make science  the studies of the objectives that docs/results tells of (many hours)"
+	@echo "make science  the studies that docs/results tells of, but for runs that their CSVs have (many hours)"
 	@echo "make install  the environment alone ($(VENV))"
 
 install: $(VENV)/.installed
@@ -38,10 +39,16 @@ bench: install
 	$(BIN)/python -m benchmarks.buffer
 	$(BIN)/python -m benchmarks.crash --out benchmarks/results
 
-science: install
+science: install $(TRL)/.installed
 	$(BIN)/python -m benchmarks.science.convergence
 	$(BIN)/python -m benchmarks.science.staleness
 	$(BIN)/python -m benchmarks.science.ablations
+	$(BIN)/python -m benchmarks.science.searchers
+	$(BIN)/python -m benchmarks.science.speed --trl $(TRL)
+
+$(TRL)/.installed: benchmarks/science/requirements-trl.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(TRL) -r $<
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
