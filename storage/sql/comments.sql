@@ -224,7 +224,7 @@ comment on view settings is 'One row per setting of the run.';
 comment on column settings.name is 'dotted, as --set takes it';
 comment on column settings.value is 'as JSON';
 
-comment on macro table eligible_at is 'What the replay buffer held once a sync was over: the newest copy of equal content, and of those what each prompt has room for: its newest up to the capacity or, with sampling.evict=worst, those of which some copy had the greatest reward, and what its newest record brought. A fork applies its own capacity throughout.
+comment on macro table eligible_at is 'What the replay buffer held once a sync was over: the newest copy of equal content, or every copy with sampling.copies=all, and of those what each prompt has room for: its newest up to the capacity or, with sampling.evict=worst, those of which some copy had the greatest reward, and what its newest record brought. A fork applies its own capacity throughout.
 at_sync: the sync, such as (select max(sync) from syncs)
 sync: the sync at which it entered';
 
