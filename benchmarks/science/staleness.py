@@ -50,6 +50,7 @@ BASE: Mapping[str, Any] = {
     "search.responses_per_prompt": RESPONSES,
     "search.initial_fill": PROMPTS * RESPONSES,
     "sampling.recent_share": 1.0,
+    "sampling.copies": "all",
     "sync.every": 1,
 }
 SCORED = (STEPS // 4, STEPS // 2, 3 * STEPS // 4, STEPS)
@@ -97,7 +98,7 @@ VARIANTS: Mapping[str, Arm] = {
         {"objective.reference_reset": 32}, rates=_WIDE[1:2], betas=(0.5, 1.0), momentum=0.0
     ),
     "TB, half of the slots from all data, no momentum": Arm(
-        {"sampling.recent_share": 0.5}, rates=_WIDE[1:2], betas=(0.25,), momentum=0.0
+        {"sampling.recent_share": 0.5, "sampling.copies": "newest"}, rates=_WIDE[1:2], betas=(0.25,), momentum=0.0
     ),
     "TBA', clipped, no momentum": Arm(_CLIPPED, rates=_WIDE[1:2], betas=(0.25,), momentum=0.0),
     "OAPL, no momentum": Arm({"objective.name": "oapl"}, rates=_WIDE[1:2], betas=(0.25,), momentum=0.0),

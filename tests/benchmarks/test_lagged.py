@@ -1,28 +1,114 @@
+"""Runs in memory: a batch is by the policy of so many updates ago, and what would be without effect is refused."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.science.lagged import HELD, lagged_run
+from benchmarks.science import lagged
+from benchmarks.science.lagged import HELD, Buffer, lagged_run
+from tba.config import Config
 from tba.errors import ConfigError
+from tba.learner import Learned, Learner
 from tba.presets import preset
+from tba.tasks.quickstart import Quickstart
+from tba.types import Trajectory
+from tests.builders import fetched_of, make_trajectory
+from tests.tba.tiny import tiny_folder
 
-IN_STEP: dict[str, Any] = {"sync.every": 1, "sync.lag": 0}
+IN_STEP: Mapping[str, Any] = {"sync.every": 1, "sync.lag": 0}
+SMALL: Mapping[str, Any] = {
+    **IN_STEP,
+    "task.name": "tests.benchmarks.test_lagged:Tiny",
+    "training.steps": 5,
+    "training.prompts_per_step": 2,
+    "training.responses_per_prompt": 4,
+    "training.groups_per_micro_batch": 2,
+    "training.warmup_steps": 0,
+    "training.learning_rate": 1e-2,
+    "training.weight_decay": 0.5,  # so that versions differ, whatever the rewards are
+    "search.prompts_per_round": 2,
+    "search.responses_per_prompt": 4,
+    "search.initial_fill": 8,
+    "sampling.recent_share": 1.0,
+    "sampling.copies": "all",
+    "evaluation.prompts": 2,
+    "evaluation.samples": 1,
+}
 OTHER = {
     "model.path": "gpt2",
     "model.dtype": "bfloat16",
     "model.publish_dtype": "bfloat16",
     "model.device": "cpu",
+    "sampling.mean_reward_between": (0.0, 1.0),
     "sampling.sql": "sampler.sql",
+    "search.prompts_where": "solve_rate > 0",
     "search.searchers": 2,
     "sync.every": 2,
 }
+BESIDE: Mapping[str, Mapping[str, Any]] = {"search.prompts_where": {"search.prompts_from": "first"}}
+"""What a setting cannot be without."""
+
+
+class Tiny(Quickstart):
+    """Its base policy is random: nobody has to be taught first."""
+
+    def recipe(self) -> str:
+        return "tiny"
+
+    def base_policy(self, folder: Path, *, seed: int, report: Callable[[str, float], None]) -> None:
+        tiny_folder(folder, seed=seed)
+
+
+def small(**changes: Any) -> Config:
+    return preset("quickstart").replace({**SMALL, **changes})
+
+
+@pytest.mark.parametrize(("lag", "ages"), [(0, [0, 0, 0, 0, 0]), (1, [0, 1, 1, 1, 1]), (3, [0, 1, 2, 3, 3])])
+def test_a_batch_is_by_the_policy_of_so_many_updates_ago(
+    lag: int, ages: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By its label, and by its log-probabilities: they are those of the policy that learns where the age is 0 alone."""
+    drawn: list[Sequence[Trajectory]] = []
+    away: list[float] = []  # of each step: how far the policy is from what sampled its batch, in nats of a response
+    learn = Learner.learn
+
+    def fetched(trajectories: Sequence[Trajectory]) -> Any:
+        drawn.append(trajectories)
+        return fetched_of(trajectories)
+
+    def learned(self: Learner, step: int, batch: Any) -> Learned:
+        found = learn(self, step, batch)
+        pairs = zip(found.outcomes, drawn[-1], strict=True)
+        away.append(max(abs(outcome.logp - sum(it.behaviour_logps)) for outcome, it in pairs))
+        return found
+
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path))
+    monkeypatch.setattr(lagged, "fetched_of", fetched)
+    monkeypatch.setattr(Learner, "learn", learned)
+    config = small(**{"sync.lag": lag, "sync.keep_versions": lag + 2})
+    assert [it.age for it in lagged_run(config, scored_after=range(1, 6))] == ages
+    assert [it < 1e-3 for it in away] == [age == 0 for age in ages]
+
+
+@pytest.mark.parametrize(("copies", "drawn"), [("all", {0, 1, 2, 3}), ("newest", {2, 3})])
+def test_a_round_is_learned_from_as_it_was_generated_or_without_copies_as_the_settings_say(
+    copies: str, drawn: set[int]
+):
+    buffer = Buffer(small(**{"training.prompts_per_step": 1, "search.prompts_per_round": 1, "sampling.copies": copies}))
+    buffer.admit(0, [make_trajectory(tokens=(7 + (slot > 2), 2), slot=slot) for slot in range(4)])
+    batches = [buffer.draw(step) for step in range(1, 9)]
+    assert {len(batch) for batch in batches} == {4}
+    assert {it.slot for batch in batches for it in batch} == drawn
 
 
 @pytest.mark.parametrize(("name", "value"), [*OTHER.items(), ("sync.lag", None)])
 def test_a_setting_that_would_be_without_effect_is_refused_by_its_name(name: str, value: Any):
-    config = preset("quickstart").replace({**IN_STEP, name: value})
-    with pytest.raises(ConfigError, match=rf"^{name} must be .* got {value!r}$"):
+    config = preset("quickstart").replace({**IN_STEP, **BESIDE.get(name, {}), name: value})
+    with pytest.raises(ConfigError) as refused:
         next(lagged_run(config, scored_after=[1]))
+    assert str(refused.value).startswith(f"{name} must be ") and str(refused.value).endswith(f" got {value!r}")
 
 
 def test_each_of_them_is_tried():
