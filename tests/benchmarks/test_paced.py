@@ -1,0 +1,32 @@
+"""Rounds of a paced task take time, its evaluations do not, and all else is the task's own."""
+
+import time
+
+import pytest
+
+from benchmarks.science.paced import PacedQuickstart
+from tba.config import TaskConfig
+from tba.errors import ConfigError
+from tba.tasks import preset_of
+from tests.tba.test_tasks_quickstart import prompts, response
+
+NAME = "benchmarks.science.paced:PacedQuickstart"
+
+
+def test_each_round_waits_also_for_what_was_rewarded_before_and_evaluations_do_not(monkeypatch: pytest.MonkeyPatch):
+    waited: list[float] = []
+    monkeypatch.setattr(time, "sleep", waited.append)
+    task = PacedQuickstart(TaskConfig(name=NAME, options={"latency": 0.5}))
+    train, test = ([(it, response(it.answer)) for it in prompts(split)[:3]] for split in ("train", "test"))
+    assert [it.value for it in task.rewards(train)] == [1.0, 1.0, 1.0]
+    assert [it.value for it in task.rewards(train)] == [1.0, 1.0, 1.0]
+    assert waited == [0.5, 0.5]
+    assert [it.value for it in task.rewards(test)] == [1.0, 1.0, 1.0]
+    assert waited == [0.5, 0.5]
+
+
+def test_the_settings_are_the_tasks_but_for_its_name_and_the_pace():
+    assert preset_of(NAME) == preset_of("quickstart").replace({"task.name": NAME})
+    for options in ({"latency": -1}, {"speed": 2}):
+        with pytest.raises(ConfigError, match=rf"task\.options\.{next(iter(options))}"):
+            PacedQuickstart(TaskConfig(name=NAME, options=options))
