@@ -1,0 +1,64 @@
+"""What the pages tell a reader to type or to open is there: settings, commands and links."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from flows.cli import _changes, build_parser
+from tba.config import Config
+from tba.tasks import OURS, preset_of
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks/README.md"]
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+SETTINGS = Config().to_dict()
+SECTIONS = [name for name, section in SETTINGS.items() if isinstance(section, dict)]
+A_SETTING = re.compile(rf"(?<![\w./-])({'|'.join(SECTIONS)})\.([a-z][a-z0-9_]*)")
+A_COMMAND = re.compile(r"`(tba (?:run|fork) [^`]+)`|^(?:    )?(tba (?:run|fork) (?:.*\\\n)*.*)$", re.MULTILINE)
+FORKED = "quickstart"  # whose run the pages fork
+
+
+def commands() -> list[str]:
+    """Those that name a task of ours, or fork, with all that they need: no placeholders in brackets."""
+    found = [inline or block for page in PAGES for inline, block in A_COMMAND.findall(page.read_text())]
+    joined = [re.sub(r"\s*\\?\n\s*", " ", it) for it in found]
+    bare = {re.sub(r"\s+#.*|\s{3,}\w.*", "", it) for it in joined}  # without what is said beside it
+    return sorted(it for it in bare if not re.search(r"\[--|…|TASK", it))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_setting_that_a_page_names_is_one(page: Path):
+    named = {(section, name) for section, name in A_SETTING.findall(page.read_text()) if name not in ("md", "py")}
+    assert [it for it in named if it[1] not in SETTINGS[it[0]]] == []
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_of_a_page_has_settings_that_can_be_had_together(command: str):
+    options = build_parser().parse_args(shlex.split(command)[1:])
+    task = getattr(options, "task", FORKED)
+    steps = getattr(options, "steps", None)
+    if task in OURS:
+        preset_of(task).replace({**_changes(options), **({"training.steps": steps} if steps else {})})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_every_link_of_a_page_leads_somewhere(page: Path):
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as they are made on the web."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_there_are_commands_to_try():
+    assert len(commands()) > 15
