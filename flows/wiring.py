@@ -3,7 +3,7 @@ flows/reader.py makes in a process without torch."""
 
 import json
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
@@ -281,15 +281,33 @@ def _store_prompts(run: Run, config: Config, task: Task, tokenizer: Any, events:
     for split, given in (("train", config.task.train), ("test", config.task.test)):
         source = given or task.source(split)
         rows = read_rows(source, fields=fields) if source else []
-        prompts = task.prompts(split, rows, tokenizer, max_tokens=limit)
-        if not prompts:
-            raise DataError(f"no prompt of split {split!r} has at most {limit} tokens (search.max_prompt_tokens)")
-        if left_out := len(rows) - len(prompts) if rows else 0:
-            what = f"{left_out} of {len(rows)} prompts of split {split!r} have more than {limit} tokens"
+        prompts = _prompts_of(task, split, rows, tokenizer, limit)
+        if (left_out := len(rows) - len(prompts)) > 0:  # a task may make several of a row
+            what = (
+                f"{left_out} of {len(rows)} rows of split {split!r} made no prompt: they have more than {limit} tokens "
+                "(search.max_prompt_tokens), or the task has a reason of its own"
+            )
             events.write("prompts-left-out", what, severity="warning", split=split, left_out=left_out)
         if split == "train" and config.search.prompts_from:
             prompts = _chosen(run, config, prompts, events)
         write_prompts(run, split, prompts)
+
+
+def _prompts_of(task: Task, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, limit: int) -> list[Prompt]:
+    """Those that the task makes, which may be anybody's: what no policy can read is refused here, not in a searcher."""
+    prompts = task.prompts(split, rows, tokenizer, max_tokens=limit)
+    if not prompts:
+        raise DataError(
+            f"task {task.name!r} makes no prompt of split {split!r} with at most {limit} tokens "
+            "(search.max_prompt_tokens)"
+        )
+    for prompt in prompts:
+        if not 1 <= len(prompt.tokens) <= limit:
+            raise DataError(
+                f"task {task.name!r}: prompt {prompt.prompt_id!r} must have 1 to {limit} tokens "
+                f"(search.max_prompt_tokens), got {len(prompt.tokens)}"
+            )
+    return prompts
 
 
 def _chosen(run: Run, config: Config, prompts: Sequence[Prompt], events: Events) -> list[Prompt]:

@@ -4,8 +4,9 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,8 @@ from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Supersed
 from tba.policy import Policy
 from tba.schedules import beta_at, learning_rate_at
 from tba.tasks import get_task
-from tba.types import Version
+from tba.types import Prompt, Version
+from tests import fakes
 from tests.tba.test_tasks_gsm8k import data_folder
 from tests.tba.tiny import tiny_folder
 
@@ -295,7 +297,9 @@ def ended_at_once(config: Config, root: object) -> BaseException:
 def test_a_limit_that_leaves_no_prompt_ends_the_run_before_anything_is_searched(policy, tmp_path):
     error = ended_at_once(settings(policy, **{"search.max_prompt_tokens": 2}), tmp_path)
     assert isinstance(error, DataError)
-    assert str(error) == "no prompt of split 'train' has at most 2 tokens (search.max_prompt_tokens)"
+    assert str(error) == (
+        "task 'quickstart' makes no prompt of split 'train' with at most 2 tokens (search.max_prompt_tokens)"
+    )
 
 
 def test_more_tokens_than_the_policy_can_read_are_refused(policy, tmp_path):
@@ -335,6 +339,41 @@ def test_the_prompts_are_those_that_an_earlier_run_chooses_and_stay_so_when_it_i
     store_prompts(run, tokenizer)
     assert read_prompts(run, "train") == chosen
     assert len(rows(run, told)) == 1
+
+
+class Careless(fakes.Task):
+    """Makes three prompts of one row, and one more as it is told."""
+
+    def __init__(self, data: Path, *others: Prompt):
+        self.data, self.others = data, others
+
+    def source(self, split: str) -> str:
+        return str(self.data)
+
+    def prompts(
+        self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
+    ) -> list[Prompt]:
+        return [*super().prompts(split, rows, tokenizer, max_tokens=max_tokens), *self.others]
+
+
+def store_careless(policy: Path, folder: Path, *others: Prompt) -> Run:
+    run = plan.start(settings(policy), str(folder), "careless")
+    task = Careless(word_problems(folder, "train", 0), *others)
+    wiring._store_prompts(run, parse(run.config), task, None, Events(run, "trainer", 1))
+    return run
+
+
+@pytest.mark.parametrize("tokens", [0, 17])
+def test_a_prompt_that_no_policy_can_read_is_refused_before_anything_is_searched(policy, tmp_path, tokens):
+    says = rf"task 'fake': prompt 'odd' must have 1 to 16 tokens \(search.max_prompt_tokens\), got {tokens}"
+    with pytest.raises(DataError, match=says):
+        store_careless(policy, tmp_path, Prompt(prompt_id="odd", text="", tokens=(2,) * tokens))
+
+
+def test_a_row_may_make_several_prompts_and_nothing_is_said_to_be_left_out(policy, tmp_path):
+    run = store_careless(policy, tmp_path)
+    assert len(read_prompts(run, "train")) == 3
+    assert rows(run, "select count(*) from events where kind = 'prompts-left-out'") == [(0,)]
 
 
 def test_prompts_that_the_earlier_run_asked_in_other_words_are_not_taken_for_the_same(policy, tmp_path):
@@ -457,8 +496,9 @@ def test_gsm8k_runs_with_a_rule_and_a_template_of_choice(policy, tmp_path):
     assert check(run).ok
     assert rows(run, "select split, count(*) from prompts group by 1 order by 1") == [("test", 20), ("train", 20)]
     assert rows(run, "select bool_and(prompt like '[MATH_TASK] Problem:%Solution:') from trajectories") == [(True,)]
+    reasons = "they have more than 512 tokens (search.max_prompt_tokens), or the task has a reason of its own"
     assert rows(run, "select message from events where kind = 'prompts-left-out' order by 1") == [
-        (f"1 of 21 prompts of split '{split}' have more than 512 tokens",) for split in ("test", "train")
+        (f"1 of 21 rows of split '{split}' made no prompt: {reasons}",) for split in ("test", "train")
     ]
 
 
