@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tba.errors import ConfigError, RunFailed
+from tba.errors import ConfigError, DataError, RunFailed
 from tba.interfaces import ScoresTogether, Task
 from tba.types import Prompt, Response, Reward
 
@@ -35,11 +35,15 @@ class Scoring:
         return [rewards[key] for key in keys]
 
     def _new(self, asked: Sequence[tuple[Prompt, Response]]) -> Sequence[Reward]:
-        if not isinstance(self.task, ScoresTogether):
-            return [self.task.reward(prompt, response) for prompt, response in asked]
-        found = self.task.rewards(asked)
+        """A number alone, or None where a task forgets to return, is an easy mistake."""
+        if isinstance(self.task, ScoresTogether):
+            found = self.task.rewards(asked)
+        else:
+            found = [self.task.reward(prompt, response) for prompt, response in asked]
         if len(found) != len(asked):
             raise RunFailed(f"task {self.task.name!r} gave {len(found)} rewards for {len(asked)} responses")
+        if others := [it for it in found if not isinstance(it, Reward)]:
+            raise DataError(f"task {self.task.name!r}: a reward must be a tba.types.Reward, got {others[0]!r:.80}")
         return found
 
 

@@ -35,7 +35,10 @@ def get_task(config: TaskConfig | str) -> Task:
     """The task a config names; a bare name takes its defaults. ConfigError if it, or a choice within it, is unknown."""
     config = TaskConfig(name=config) if isinstance(config, str) else config
     task = find_task(config.name)(config)
-    if lacking := [name for name in ("source", "prompts", "reward") if not callable(getattr(task, name, None))]:
+    lacking = [name for name in ("source", "prompts", "reward") if not callable(getattr(task, name, None))]
+    if not hasattr(task, "name"):
+        lacking.insert(0, "name")
+    if lacking:
         raise ConfigError(f"task.name: {config.name!r} is no task: it has no {', no '.join(lacking)}")
     return task
 

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from tba.errors import ConfigError, RunFailed
+from tba.errors import ConfigError, DataError, RunFailed
 from tba.scoring import Scoring
 from tba.types import Prompt, Response, Reward, Version
-from tests.fakes import make_prompts
+from tests import fakes
 
 
 class Together:
@@ -42,7 +42,7 @@ def response(text: str, *, finished: bool = True) -> Response:
 
 
 def values(scoring: Scoring, *groups: Sequence[Response]) -> list[list[float]]:
-    found = scoring.rewards(make_prompts(len(groups)), groups)
+    found = scoring.rewards(fakes.make_prompts(len(groups)), groups)
     return [[reward.value for reward in group] for group in found]
 
 
@@ -55,6 +55,21 @@ def test_a_task_that_scores_together_is_asked_once_for_a_round():
 def test_a_reward_that_is_missing_is_noticed():
     with pytest.raises(RunFailed, match="task 'together' gave 1 rewards for 2 responses"):
         values(Scoring(Together(missing=1)), [response("a"), response("b")])
+
+
+@pytest.mark.parametrize("given", [1.0, None])
+def test_what_is_no_reward_is_refused_whether_it_is_given_alone_or_with_others(given: Any):
+    class Alone(fakes.Task):
+        def reward(self, prompt: Prompt, response: Response) -> Any:
+            return given
+
+    class InAll(Together):
+        def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> Any:
+            return [Reward(value=1.0), given]
+
+    for task in (Alone(), InAll()):
+        with pytest.raises(DataError, match=f"task '{task.name}': a reward must be a tba.types.Reward, got {given}"):
+            values(Scoring(task), [response("a"), response("b")])
 
 
 @pytest.mark.parametrize("remember", [0, 2, 100])

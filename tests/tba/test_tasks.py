@@ -99,7 +99,7 @@ def test_without_a_preset_it_takes_the_defaults_of_all_settings(folder: Path):
         ("{here}/reverse.py:Task", "unknown task"),
         ("{here}:Missing", "has no attribute 'Missing'"),
         ("{here}:number", "is 3, not a class"),
-        ("{here}:Incomplete", "is no task: it has no source, no reward"),
+        ("{here}:Incomplete", "is no task: it has no name, no source, no reward"),
         (":", "cannot be loaded"),
     ],
 )
