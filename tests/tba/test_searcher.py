@@ -9,7 +9,7 @@ from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed, Missing, Stopped
 from tba.prompts import PromptStream
 from tba.searcher import Searcher, await_reference
-from tba.types import Version
+from tba.types import Prompt, Reward, Version
 from tests import fakes
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
@@ -21,12 +21,12 @@ def searcher(
     *,
     rounds: int,
     deadline: float = 60.0,
-    explore: Mapping[str, Any] = MappingProxyType({}),
+    changes: Mapping[str, Any] = MappingProxyType({}),
     lag: int | None = None,
 ) -> tuple[Searcher, fakes.Generator, fakes.Events]:
     """One that is asked to stop after so many rounds."""
     generator, events = fakes.Generator(), fakes.Events()
-    config = SearchConfig(responses_per_prompt=4, prompts_per_round=3, temperature=0.7, top_p=0.9, **explore)
+    config = SearchConfig(responses_per_prompt=4, prompts_per_round=3, temperature=0.7, top_p=0.9, **changes)
     role = Searcher(
         2,
         seed=7,
@@ -119,7 +119,7 @@ def test_generator_and_scorer_are_asked_at_the_temperature_of_search():
 
 def test_some_rounds_explore_and_their_scores_do_not():
     rounds = 400
-    role, generator, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=rounds, explore={"explore_share": 0.3})
+    role, generator, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=rounds, changes={"explore_share": 0.3})
     with pytest.raises(Stopped):
         role.run()
     warmer = [temperature for temperature, _ in generator.settings if temperature != 0.7]
@@ -131,19 +131,34 @@ def test_some_rounds_explore_and_their_scores_do_not():
     assert 0.7 < min(warmer) < 0.75 and 1.05 < max(warmer) < 1.1
     assert 0.7 < min(other) < 0.73 and 0.97 < max(other) < 1
     assert isinstance(role.scorer, fakes.Scorer) and set(role.scorer.temperatures) == {0.7}
-    again, _, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=1, explore={"explore_share": 0.3})
+    again, _, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=1, changes={"explore_share": 0.3})
     assert [again.sampling_of(round) for round in range(rounds)] == generator.settings
 
 
 def test_rounds_that_explore_lie_between_the_temperatures_of_the_settings():
     explore = {"explore_share": 0.5, "explore_temperature": (0.5, 2.0), "explore_top_p": 1.0}
-    role, _, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=1, explore=explore)
+    role, _, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=1, changes=explore)
     settings = [role.sampling_of(round) for round in range(400)]
     other = sorted(temperature for temperature, _ in settings if temperature != 0.7)
     assert abs(len(other) / 400 - 0.5) < 4 * 0.5 / math.sqrt(400)
     assert 0.5 <= other[0] < 0.55 and 1.95 < other[-1] <= 2.0
     assert abs(other[len(other) // 2] - 1.25) < 0.25
     assert {top_p for _, top_p in settings} == {0.9, 1.0}
+
+
+@pytest.mark.parametrize(("remembered", "asked"), [(0, 2 * 12 * 4), (99, 12)])
+def test_the_reward_of_a_response_that_is_remembered_is_not_asked_for_again(remembered: int, asked: int):
+    """Twice over all prompts, to each of which every response is the same."""
+    changes = {"remembered_rewards": remembered}
+    role, _, _ = searcher(fakes.Versions(V0), log := fakes.Log(), rounds=8, changes=changes)
+    rewarded: list[Prompt] = []
+    role.scoring.task.reward = lambda prompt, response: rewarded.append(prompt) or Reward(value=float(prompt.answer))
+    with pytest.raises(Stopped):
+        role.run()
+    assert len(rewarded) == asked
+    assert {(t.prompt_id, t.reward) for shard in log.rounds.values() for t in shard} == {
+        (f"p{i}", float(i)) for i in range(12)
+    }
 
 
 def test_adoptions_are_events():
