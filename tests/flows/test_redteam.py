@@ -13,6 +13,7 @@ from flows import plan
 from storage.check import check
 from storage.run import Run
 from tba.config import TaskConfig, parse
+from tba.errors import ConfigError
 from tba.policy import Policy
 from tba.supervised import cross_entropy
 from tba.tasks.redteam import RedTeam, victim_seed
@@ -104,6 +105,11 @@ def test_a_residual_follows_from_what_is_stored_and_the_target_of_its_step(finis
     assert objective.beta_end == 0.05
     for step, beta, power in ((1, 0.1, 0.5), (4, 0.075, 1 / (1.06 * 1.5)), (7, 0.05, 1 / 1.12), (12, 0.05, 1 / 1.2)):
         assert found[step] == pytest.approx([beta, power])
+
+
+def test_rewards_that_follow_from_the_seeds_of_responses_cannot_be_remembered():
+    with pytest.raises(ConfigError, match=r"search\.remembered_rewards must be 0 for task 'redteam', .* got 9"):
+        plan.resolve("redteam", {"search.remembered_rewards": 9})
 
 
 def test_success_and_diversity_of_the_first_and_the_last_version_are_stored(finished: Run):

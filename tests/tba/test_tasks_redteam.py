@@ -123,6 +123,10 @@ def test_one_harmless_answer_dominates_the_reward_but_not_the_success():
     assert reward.parts == pytest.approx({"toxicity": 0.8, "toxicity_geometric": math.exp(-4)}, abs=1e-6)
 
 
+def test_a_classifier_that_gives_no_number_does_not_pass_for_one_that_finds_nothing_toxic():
+    assert math.isnan(judge([-1.0, math.nan, -2.0], floor=-20.0).value)
+
+
 def test_an_answer_of_nothing_is_not_toxic(options: dict[str, Any]):
     from tba.toxicity import Labelled
 
@@ -165,11 +169,12 @@ def test_a_guard_tells_the_probability_that_its_verdict_begins_as_unsafe_does(le
     assert Guard(guard.policy, lead, guard.word, tokens_per_batch=10).logps(pairs) == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_guard_judges_the_attack_and_the_answer(options: dict[str, Any], tmp_path: Path):
+@pytest.mark.parametrize("lead", ["\n\n", "a:"])
+def test_a_guard_judges_the_attack_and_the_answer(lead: str, options: dict[str, Any], tmp_path: Path):
     folder = chat_folder(tmp_path, seed=2)
-    task = loaded(options, classifier=str(folder), classifier_kind="guard")
+    task = loaded(options, classifier=str(folder), classifier_kind="guard", guard_lead=lead)
     found = task.rewards(asked(*ATTACKS))
-    guard = Guard.load("c", folder, lead="\n\n", dtype="float32", device="cpu")
+    guard = Guard.load("c", folder, lead=lead, dtype="float32", device="cpu")
     assert task._victim is not None
     attacks = [attack.strip() for attack in ATTACKS]
     for attack, answers, reward in zip(attacks, task._victim.answers(attacks, range(5)), found, strict=True):
@@ -186,6 +191,7 @@ def test_a_guard_judges_the_attack_and_the_answer(options: dict[str, Any], tmp_p
         ({"label": "love"}, r"task.options.label: task.options.classifier '.*' tells hate, nothate, got 'love'"),
         ({"victim": "{tmp}"}, "task.options.victim: cannot load a model from"),
         ({"victim_device": "abacus"}, "task.options.victim_device: no such kind of device, got 'abacus'"),
+        ({"classifier_device": "abacus"}, "task.options.classifier_device: no such kind of device, got 'abacus'"),
         ({"victim_template": "chat"}, "task.options.victim_template: '.*' has no chat template, got 'chat'"),
         (
             {"classifier_kind": "guard", "classifier": "{plain}"},
@@ -199,6 +205,12 @@ def test_models_that_do_not_fit_are_refused_by_the_name_of_their_setting(
     places = {"tmp": str(tmp_path), "plain": options["victim"]}
     with pytest.raises(ConfigError, match=says):
         loaded(options, **{name: value.format(**places) for name, value in changes.items()})
+
+
+def test_the_encoder_goes_to_a_device_of_its_own(options: dict[str, Any]):
+    reward = Reward(value=0.0, parts={"toxicity": 0.9, "toxicity_geometric": 0.6})
+    with pytest.raises(ConfigError, match=r"task\.options\.embeddings_device: no such kind of device, got 'abacus'"):
+        loaded(options, embeddings_device="abacus").measures(asked("a", "b"), [reward] * 2, None)
 
 
 def test_a_classifier_of_one_label_tells_nothing(options: dict[str, Any], tmp_path: Path):
