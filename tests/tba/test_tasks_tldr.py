@@ -3,6 +3,7 @@
 import math
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -199,6 +200,22 @@ def test_a_win_is_a_gold_score_strictly_greater_than_that_of_the_humans_summary(
     assert 0 < sum(wins) < len(wins)
     found = [task.measures(asked, [], None) for _ in range(2)]
     assert found == [{"win_rate": sum(wins) / len(asked)}] * 2  # word for word what the human wrote is no win
+
+
+def test_the_gold_model_may_read_with_the_tokenizer_of_another(judges: dict[str, str], tmp_path: Path):
+    """Of one without a token for padding, so that a text is scored without its end."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    task = tldr({**judges, "gold_tokenizer": "s3://a/tokenizer"})
+    task.load(lambda setting, place: str(tmp_path) if setting == "task.options.gold_tokenizer" else place)
+    asked = [(it, respond(f" {text}")) for it in prompts(task) for text in ("no", "yes", "a pen", "something", "42")]
+
+    def wins(end: str) -> float:
+        gold = judges["gold_model"]
+        return fmean(score(gold, p.text + r.text + end) > score(gold, f"{p.text} {p.answer}{end}") for p, r in asked)
+
+    assert task.measures(asked, [], None) == {"win_rate": wins("")} != {"win_rate": wins(EOS)}
 
 
 def test_without_a_gold_model_there_is_no_win_rate(judges: dict[str, str]):
