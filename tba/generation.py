@@ -58,9 +58,11 @@ class TransformersGenerator:
             description = _describe(folder)
             if self._policy is None or description != self._description or not _refill(self._policy.model, folder):
                 self._policy = self._load(folder, description)
-        except (Damaged, OSError, SafetensorError) as error:
-            if not (folder / "config.json").exists():  # the first file to go
+        except (ConfigError, Damaged, OSError, SafetensorError) as error:
+            if not (folder / "config.json").exists():  # the first file to go, and at last the folder
                 raise Missing(f"version {version} was removed from {folder} while it was read") from error
+            if isinstance(error, ConfigError):
+                raise
             raise Damaged(f"version {version} in {folder} cannot be read: {error}") from error
         self._description, self.version = description, version
 

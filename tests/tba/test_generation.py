@@ -368,14 +368,16 @@ def test_a_folder_that_cannot_be_loaded_leaves_the_weights_that_were_there(tmp_p
     assert tokens_of(after) == tokens_of(before) and after[0][0].version_start == V0
 
 
-@pytest.mark.parametrize("left", [["model.safetensors", "tokenizer.json"], ["tokenizer.json"], []])
+@pytest.mark.parametrize("left", [["model.safetensors", "tokenizer.json"], ["tokenizer.json"], [], None])
 def test_a_folder_that_is_being_removed_is_missing_and_leaves_the_weights_that_were_there(tmp_path, left):
-    """Files go in the order of their names, so the description goes before the weights."""
+    """Files go in the order of their names, so the description goes before the weights; then the folder goes."""
     generator = make_generator(tiny_folder(tmp_path / "good"))
     going = tiny_folder(tmp_path / "going", seed=1)
     for file in going.iterdir():
-        if file.name not in left:
+        if file.name not in (left or []):
             file.unlink()
+    if left is None:
+        going.rmdir()
     with pytest.raises(Missing, match="removed"):
         generator.adopt(going, V1)
     with pytest.raises(Missing, match="removed"):
