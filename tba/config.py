@@ -101,6 +101,18 @@ _APPLIES: Mapping[str, Sequence[ObjectiveName]] = {
     "value_learning_rate": ("ppo",),
 }
 """To which objectives a setting applies; for others it must be left as it is."""
+_CORRECTIONS: Mapping[str, CorrectionKind] = {
+    "tba-prime": "cap", "proximal-rloo": "clip", "grpo": "clip", "dr-grpo": "clip", "ppo": "clip", "vine-ppo": "clip",
+}  # fmt: skip
+"""Of the objectives that correct unless they are told otherwise: how."""
+_USED_BY: Mapping[str, Sequence[CorrectionKind]] = {
+    "correction_level": ("clip", "cap", "truncate", "cispo", "mask", "decoupled"),
+    "clip_low": ("clip", "cispo", "decoupled"),
+    "clip_high": ("clip", "cispo", "decoupled"),
+    "ratio_cap": ("cap", "truncate", "mask"),
+    "prox_share": ("decoupled",),
+}
+"""Which corrections a setting is for; with others it must be left as it is."""
 
 
 @settings
@@ -144,7 +156,7 @@ class ObjectiveConfig:
     """How far below 1 a ratio is clipped."""
     clip_high: Annotated[float, Field(ge=0, le=1e9)] = 0.2
     """How far above 1."""
-    ratio_cap: Annotated[float, Field(gt=0, le=1e9)] = 8.0
+    ratio_cap: Annotated[float, Field(ge=1, le=1e9)] = 8.0
     """Of the ratio where it is capped, truncated or masked."""
     prox_share: Share = 0.5
     """Of a decoupled correction: how far its proximal policy lies from what sampled towards the policy."""
@@ -174,13 +186,18 @@ class ObjectiveConfig:
         return self.target_temperature_start != 1 or self.reference_temperature_end != 1
 
     @property
+    def correction_kind(self) -> CorrectionKind:
+        """The objective's own correction, or what is chosen in its place."""
+        return _CORRECTIONS.get(self.name, "none") if self.correction == "own" else self.correction
+
+    @property
     def needs_tokens(self) -> bool:
         """Whether it may look at single tokens under the reference, and as they were sampled."""
         match self.name:
             case "online-dpo":
                 return False
             case "reinforce" | "rloo":
-                return self.correction not in ("own", "none") or self.penalty == "loss"
+                return self.correction_kind != "none" or self.penalty == "loss"
             case "trajectory-balance" | "kimi":
                 return self.anchor == "behaviour"
             case _:
@@ -197,6 +214,13 @@ class ObjectiveConfig:
             found = getattr(self, name)
             if self.name not in objectives and found != getattr(type(self), name):
                 raise ValueError(f"objective.{name} does not apply to {self.name!r}, got {found!r}")
+        for name, corrections in _USED_BY.items():
+            found = getattr(self, name)
+            if self.correction_kind not in corrections and found != getattr(type(self), name):
+                raise ValueError(
+                    f"objective.{name} does not apply where objective.correction is {self.correction_kind!r}, got "
+                    f"{found!r}"
+                )
         for of, end in (("target_temperature", "start"), ("reference_temperature", "end")):
             if getattr(self, f"{of}_{end}") == 1 and (steps := getattr(self, f"{of}_steps")) != 1:
                 raise ValueError(f"objective.{of}_steps does not apply where objective.{of}_{end} is 1, got {steps}")
@@ -217,8 +241,6 @@ class ObjectiveConfig:
                 f"objective.log_z_learning_rate does not apply where objective.log_z is {self.log_z!r}, "
                 f"got {self.log_z_learning_rate}"
             )
-        if self.correction == "mask" and self.ratio_cap < 1:
-            raise ValueError(f"objective.ratio_cap must be >= 1 for objective.correction 'mask', got {self.ratio_cap}")
         if self.reset_optimizer and not self.reference_reset:
             raise ValueError("objective.reset_optimizer does not apply where objective.reference_reset is 0")
         return self

@@ -35,9 +35,11 @@ class Correction:
     prox_share: float = 0.5
 
     def maximised(self, logp: Tensor, behaviour_logp: Tensor | None, advantage: Tensor) -> Tensor:
-        """In the shape of `logp`; `behaviour_logp` can be missing where nothing is corrected."""
-        if self.kind == "none" or behaviour_logp is None:
+        """In the shape of `logp`; only without a correction `behaviour_logp` can be missing."""
+        if self.kind == "none":
             return advantage * logp
+        if behaviour_logp is None:
+            raise ValueError(f"the correction {self.kind!r} needs log-probabilities under what sampled, got None")
         ratio = self.ratio(logp, behaviour_logp)
         match self.kind:
             case "clip":

@@ -86,7 +86,7 @@ def make_estimator(config: ObjectiveConfig) -> Estimator | None:
 def _chosen(config: ObjectiveConfig, own: Surrogate, max_tokens: int) -> Surrogate:
     """An objective's own surrogate, with what the settings put in its place."""
     correction = Correction(
-        kind=own.correction.kind if config.correction == "own" else config.correction,
+        kind=config.correction_kind,
         level=own.correction.level if config.correction_level == "own" else config.correction_level,
         clip_low=config.clip_low,
         clip_high=config.clip_high,

@@ -144,8 +144,24 @@ def test_presets_carry_the_numbers_of_the_paper(name):
             "objective.reference_decay needs model.dtype 'float32', got 'bfloat16'",
         ),
         (
-            {"objective.name": "grpo", "objective.correction": "mask", "objective.ratio_cap": 0.5},
-            "objective.ratio_cap must be >= 1",
+            {"objective.name": "tba-prime", "objective.ratio_cap": 0.5},
+            "objective.ratio_cap: input should be greater than or equal to 1, got 0.5",
+        ),
+        (
+            {"objective.clip_low": 0.1},
+            "objective.clip_low does not apply where objective.correction is 'none', got 0.1",
+        ),
+        (
+            {"objective.name": "tba-prime", "objective.clip_high": 0.3},
+            "objective.clip_high does not apply where objective.correction is 'cap', got 0.3",
+        ),
+        (
+            {"objective.name": "grpo", "objective.correction": "cispo", "objective.ratio_cap": 2},
+            "objective.ratio_cap does not apply where objective.correction is 'cispo', got 2.0",
+        ),
+        (
+            {"objective.name": "rloo", "objective.correction_level": "mean"},
+            "objective.correction_level does not apply where objective.correction is 'none', got 'mean'",
         ),
         (
             {"objective.correction": "clip"},

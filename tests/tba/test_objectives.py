@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
 from tba.config import ObjectiveConfig, ObjectiveName
@@ -18,10 +19,13 @@ from tba.objectives.corrections import Correction
 from tba.objectives.grpo import dr_grpo, grpo
 from tba.objectives.online_dpo import online_dpo
 from tba.objectives.policy_gradient import Surrogate, policy_gradient
+from tba.objectives.ppo import ppo
 from tba.objectives.regressions import kimi, oapl
 from tba.objectives.reinforce import reinforce
 from tba.objectives.rloo import PROXIMAL, rloo
 from tba.objectives.tba_prime import tba_prime
+from tba.objectives.vine_ppo import vine_ppo
+from tba.types import CorrectionKind
 from tests.tba import toy
 
 BETA = 0.5
@@ -30,6 +34,7 @@ VALUE_NL = toy.random_rewards(4, toy.N, toy.L)
 UNCORRECTED = Surrogate()
 NAMES = get_args(ObjectiveName)
 GRADIENTS = ("tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo")
+KINDS = get_args(CorrectionKind)  # the first corrects nothing
 
 
 def parameters(seed: int = 3) -> Tensor:
@@ -205,6 +210,8 @@ def test_what_a_batch_lacks_is_named():
         grpo(lacking, beta=BETA)
     with pytest.raises(ValueError, match="mean reward of the batch"):
         reinforce(lacking, beta=BETA)
+    with pytest.raises(ValueError, match="the correction 'clip' needs log-probabilities under what sampled, got None"):
+        Correction(kind="clip").maximised(groups.logp_PK, None, groups.reward_PK)
     with pytest.raises(ValueError, match="max_tokens must be >= 1, got 0"):
         dr_grpo(groups, beta=BETA, surrogate=Surrogate(normaliser="constant"))
     with pytest.raises(ValueError, match=r"reward_PK must be \[2, 3\], as logp_PKT is, got \[3, 2\]"):
@@ -287,6 +294,8 @@ def test_of_tba_prime_a_token_beyond_the_cap_teaches_nothing_and_a_far_one_count
         ("kimi", {"anchor": "behaviour"}, lambda it: kimi(it, beta=BETA, anchor="behaviour")),
         ("oapl", {"value_beta": 2.0}, lambda it: oapl(it, beta=BETA, value_beta=2.0)),
         ("oapl", {"anchor": "reference"}, lambda it: oapl(it, beta=BETA, anchor="reference")),
+        ("ppo", {}, lambda it: ppo(estimated(ObjectiveConfig(name="ppo"), it), beta=BETA)),
+        ("vine-ppo", {}, lambda it: vine_ppo(estimated(ObjectiveConfig(name="vine-ppo"), it), beta=BETA)),
     ],
 )  # fmt: skip
 def test_settings_choose_the_objective_and_how_it_is_computed(name: str, chosen: dict[str, Any], direct: Any):
@@ -297,6 +306,23 @@ def test_settings_choose_the_objective_and_how_it_is_computed(name: str, chosen:
     assert_close(gradient(loss, logits), gradient(expected, logits))
     if chosen:
         assert not torch.equal(loss.value, named(name)(groups, beta=BETA).value)
+
+
+@pytest.mark.parametrize("correction", ["own", *KINDS])
+@pytest.mark.parametrize("name", [*GRADIENTS, "ppo", "vine-ppo"])
+def test_what_is_set_for_a_correction_changes_the_loss_or_is_refused(name: str, correction: str):
+    groups = groups_of(parameters(), toy.draw(26, 6, 6), toy.random_rewards(26, 6, 6), old_NL=OLD_NL)
+    plain = named(name, correction=correction)(groups, beta=BETA).value
+    other = {"correction_level": "mean", "clip_low": 0.01, "clip_high": 0.01, "ratio_cap": 1.01, "prox_share": 0.1}
+    refused = 0
+    for setting, value in other.items():
+        try:
+            objective = named(name, correction=correction, **{setting: value})
+        except ValidationError:
+            refused += 1
+        else:
+            assert not torch.equal(objective(groups, beta=BETA).value, plain), setting
+    assert refused
 
 
 # --- REINFORCE, RLOO, GRPO (T27, T28, T33) ----------------------------------------------------------------------------
@@ -418,9 +444,6 @@ def maximised(kind: Any, log_ratio: float, advantage: float, **chosen: Any) -> t
     old, weight = torch.tensor(-1.0, dtype=torch.float64), torch.tensor(advantage, dtype=torch.float64)
     value = Correction(kind=kind, **chosen).maximised(logp, old, weight)
     return float(value.detach()), float(torch.autograd.grad(value, logp)[0])
-
-
-KINDS = ("none", "clip", "cap", "truncate", "cispo", "mask", "decoupled")
 
 
 @pytest.mark.parametrize("kind", KINDS)
