@@ -187,7 +187,7 @@ def describe(config: Config) -> str:
             f"{config.responses_per_round}, by each of {search.searchers} searcher(s)",
         ),
         *([("values", _values(config))] if search.value_samples else []),
-        ("initial fill", f"{search.initial_fill} trajectories"),
+        *([("initial fill", f"{search.initial_fill} trajectories")] if sync.lag is None else []),
         ("evaluation", _evaluation(config)),
         ("storage", _storage(config)),
         (

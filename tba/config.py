@@ -321,7 +321,8 @@ class SearchConfig:
     value_steps: Count = 25
     """Of how many states of a response, from the prompt's on; those beyond get the response's own reward. 0 is all."""
     initial_fill: Positive = 500
-    """Trajectories that must exist before the first step: a batch at least."""
+    """Trajectories that must exist before the first step: a batch at least. Where searchers and trainer go in step, a
+    sync waits for its round instead."""
     prompts_from: str = ""
     """An earlier run, by name, path or URL: asked are only the prompts to train on of which its log fulfils
     `prompts_where`. What that run does not have is left out."""
@@ -578,7 +579,7 @@ class Config:
                 f"search.value_steps does not apply where search.value_samples is 0, got {search.value_steps}",
             ),
             (
-                search.initial_fill >= self.batch,
+                sync.lag is not None or search.initial_fill >= self.batch,
                 f"search.initial_fill must be >= training.prompts_per_step x training.responses_per_prompt "
                 f"({self.batch}), or the first batch repeats trajectories, got {search.initial_fill}",
             ),

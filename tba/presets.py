@@ -76,24 +76,25 @@ def tldr() -> Config:
 
 
 def math_() -> Config:
-    """The paper's MATH run with TBA' (table 4): no replay, reference resets, capped ratios."""
+    """The paper's MATH run with TBA' (table 4): data of 2 updates ago, no replay, reference resets, capped ratios."""
     return Config(
         task=TaskConfig(name="math"),
         model=ModelConfig(path="Qwen/Qwen2.5-7B", publish_dtype="bfloat16", threads=0),
         objective=ObjectiveConfig(
             name="tba-prime", beta_start=0.005, beta_end=0.005, reference_reset=50, ratio_cap=8.0
         ),
-        sampling=SamplingConfig(recent_share=1.0),
+        sampling=SamplingConfig(recent_share=1.0, copies="all"),
         search=SearchConfig(
-            searchers=4, responses_per_prompt=16, prompts_per_round=32, temperature=1.0, max_prompt_tokens=1024,
+            searchers=4, responses_per_prompt=16, prompts_per_round=8, temperature=1.0, max_prompt_tokens=1024,
             max_response_tokens=3072, initial_fill=512,
         ),
         training=TrainingConfig(
             steps=400, prompts_per_step=32, responses_per_prompt=16, groups_per_micro_batch=1, learning_rate=1e-6,
             adam_beta2=0.99, weight_decay=0.01, clip_norm=1.0,
         ),
-        sync=SyncConfig(every=2, checkpoint_every=25),
-        evaluation=EvaluationConfig(every=3, prompts=500),  # 6 steps; the paper's 5 are no whole number of syncs
+        sync=SyncConfig(every=1, lag=2, checkpoint_every=50),
+        evaluation=EvaluationConfig(every=5, prompts=500),
+        limits=LimitsConfig(data_deadline=7200.0),  # one side waits while the other takes a round or a step
     )  # fmt: skip
 
 

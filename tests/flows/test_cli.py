@@ -513,6 +513,12 @@ def test_a_dry_run_shows_the_arithmetic_and_starts_nothing(tmp_path: Path, capsy
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_dry_run_says_who_waits_for_whom(capsys: pytest.CaptureFixture[str]):
+    in_step, beside = (printed(capsys, "run", "math", "--dry-run", "--set", f"sync.lag={lag}") for lag in (2, "null"))
+    assert "2 to 2 steps old (mean 2) as searchers and trainer go in step, 2 syncs apart" in in_step
+    assert "initial fill" not in in_step and "initial fill" in beside
+
+
 def choosing(where: str, name: str = "first", *more: str) -> tuple[str, ...]:
     return (
         "run",

@@ -43,7 +43,9 @@ PAPER = {
         "search.responses_per_prompt": 16, "search.temperature": 1, "search.max_response_tokens": 3072,
         "training.steps": 400, "training.prompts_per_step": 32, "training.responses_per_prompt": 16,
         "training.learning_rate": 1e-6, "training.schedule": "constant", "training.adam_beta1": 0.9,
-        "training.adam_beta2": 0.99, "training.weight_decay": 0.01, "training.clip_norm": 1, "sync.every": 2,
+        "training.adam_beta2": 0.99, "training.weight_decay": 0.01, "training.clip_norm": 1, "sync.every": 1,
+        "sync.lag": 2, "sampling.recent_share": 1, "sampling.copies": "all", "search.max_prompt_tokens": 1024,
+        "evaluation.every": 5,
     },
     "redteam": {
         "model.path": "gpt2", "objective.name": "trajectory-balance", "objective.beta_start": 0.05,
@@ -281,3 +283,9 @@ def test_the_last_sync_follows_the_last_step_whatever_the_period():
 def test_recent_ages_are_those_of_the_paper():
     assert preset("gsm8k").recent_ages == (2, 3, 2.5)
     assert preset("tldr").recent_ages == (10, 19, 14.5)
+    assert preset("math").recent_ages == (2, 2, 2)
+
+
+def test_in_step_no_initial_fill_is_needed():
+    changes = {"sync.lag": 0, "search.prompts_per_round": 128, "search.initial_fill": 1}
+    assert preset("quickstart").replace(changes).search.initial_fill == 1
