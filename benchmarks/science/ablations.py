@@ -4,9 +4,10 @@
     python -m benchmarks.science.ablations --show        the table and the pictures of what has been run
 
 For each seed one asynchronous quickstart run of 200 steps, half of them decay as in the preset, whose searcher
-generates S = 16 responses to a prompt, so that K can vary, and then `tba fork --step 0 --replay` with one setting changed: nothing is generated again but for the evaluations. What
-replays cannot show is what searchers would have found with the other policy. A batch has 256 trajectories whatever K
-is, and with another k the same trajectories enter by the same step, or a little later.
+generates S = 16 responses to a prompt, so that K can vary, and then `tba fork --step 0 --replay` with one setting
+changed: nothing is generated again but for the evaluations. What replays cannot show is what searchers would have found
+with the other policy. A batch has 256 trajectories whatever K is, and with another k the same trajectories enter by the
+same step, or a little later.
 
 Each replay is a row of the CSV and is not run again: the command goes on where it stopped. The runs stay under ROOT.
 """
