@@ -6,7 +6,8 @@
 Sequences of three tokens out of three; the reward is 1 if all differ. A policy with a row of logits per prefix starts
 at the reference and takes steps on the whole data set at once, so that nothing is left to chance: either every sequence
 once, as a uniform sampler would give it, or as often as the reference gives it (its probabilities are quarters and
-halves, so that 64 sequences are exactly in proportion). Seeds give other references. Said is the total variation
+halves, so that 64 sequences are exactly in proportion). It is one group, but for online DPO, which would take one pair
+of it: there every two of its sequences are a group. Seeds give other references. Said is the total variation
 distance to the target, the reference tilted by exp(reward / beta), and the mean reward under the policy. The values of
 PPO are a table, one for each prefix, and a learned log Z is one number; both begin at 0 and take a step beside each of
 the policy's. Those of VinePPO are exact: the mean reward of what the data's policy makes of each prefix.
@@ -26,6 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from benchmarks.science.rows import standard_error
 from tba.config import ObjectiveConfig
 from tba.objectives import Groups, Loss, make_estimator, make_objective
 from tests.tba import toy
@@ -67,6 +69,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "OAPL, anchored at the reference": {"name": "oapl", "anchor": "reference"},
 }
 
+IN_PAIRS = ("Online DPO",)
+
 
 @dataclass(frozen=True)
 class Found:
@@ -101,7 +105,7 @@ def measure(names: Collection[str], seeds: int, steps: int) -> list[Found]:
     found = []
     for name, seed in product(names, range(seeds)):
         for data in ("uniform", "reference"):
-            found.append(Found(name, data, seed, *lead(loss_of(name), data, seed, steps)))
+            found.append(Found(name, data, seed, *lead(loss_of(name), data, seed, steps, pairs=name in IN_PAIRS)))
     return found
 
 
@@ -133,19 +137,24 @@ def loss_of(name: str) -> Callable[[Groups], Loss]:
     return loss
 
 
-def lead(loss: Callable[[Groups], Loss], data: Data, seed: int, steps: int) -> tuple[float, float, float]:
+def lead(
+    loss: Callable[[Groups], Loss], data: Data, seed: int, steps: int, *, pairs: bool = False
+) -> tuple[float, float, float]:
     """Distances to the target before and after, and the mean reward after."""
     reference = quartered(seed)
     ref_NL = toy.token_logps(reference)
     target_N = toy.target_logps(ref_NL.sum(1), toy.ALL_DIFFER_N, BETA)
+    chosen_PK = chosen(ref_NL, data)
+    if pairs:
+        chosen_PK = torch.combinations(chosen_PK[0])
     logits = reference.clone().requires_grad_()
     value_R, log_z_P = (torch.zeros(n, dtype=torch.float64, requires_grad=True) for n in (toy.R, 1))
     optimizer = torch.optim.Adam([logits, value_R, log_z_P], lr=LEARNING_RATE)
     for _ in range(steps):
         optimizer.zero_grad()
-        groups = everything(logits, ref_NL, data)
-        value_PKT = value_R[toy.PREFIX_ROWS_NL][chosen(ref_NL, data)]
-        loss(replace(groups, value_PKT=value_PKT, log_z_P=log_z_P)).value.backward()
+        groups = everything(logits, ref_NL, data, chosen_PK)
+        value_PKT = value_R[toy.PREFIX_ROWS_NL][chosen_PK]
+        loss(replace(groups, value_PKT=value_PKT, log_z_P=log_z_P.expand(len(chosen_PK)))).value.backward()
         optimizer.step()
     logp_N = toy.sequence_logps(logits.detach())
     before = toy.total_variation(ref_NL.sum(1), target_N)
@@ -158,10 +167,9 @@ def quartered(seed: int) -> Tensor:
     return torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log()[order]
 
 
-def everything(logits: Tensor, ref_NL: Tensor, data: Data) -> Groups:
-    """The whole data set as one group."""
-    uniform_NL, chosen_PK = torch.full_like(ref_NL, 1 / toy.V).log(), chosen(ref_NL, data)
-    behaviour_NL = ref_NL if data == "reference" else uniform_NL
+def everything(logits: Tensor, ref_NL: Tensor, data: Data, chosen_PK: Tensor) -> Groups:
+    """The whole data set, in groups of these sequences."""
+    behaviour_NL = ref_NL if data == "reference" else torch.full_like(ref_NL, 1 / toy.V).log()
     reward_PK = toy.ALL_DIFFER_N[chosen_PK]
     value_NL = toy.exact_values(behaviour_NL, toy.ALL_DIFFER_N)[toy.PREFIX_ROWS_NL]
     next_NL = torch.cat([value_NL[:, 1:], toy.ALL_DIFFER_N[:, None]], dim=1)
@@ -181,7 +189,7 @@ def everything(logits: Tensor, ref_NL: Tensor, data: Data) -> Groups:
 
 
 def chosen(ref_NL: Tensor, data: Data) -> Tensor:
-    """[1, K] each sequence as often as the data has it."""
+    """[1, K] each sequence as often as the data has it, as one group."""
     times_N = (64 * ref_NL.sum(1).exp()).round().long() if data == "reference" else torch.ones(toy.N, dtype=torch.long)
     return torch.repeat_interleave(torch.arange(toy.N), times_N)[None]
 
@@ -238,9 +246,9 @@ def drawn(found: Sequence[Found]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard error."""
-    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):.2g} ± {error:.1g}"
+    """Mean and, of several, standard error."""
+    error = f" ± {standard_error(values):.1g}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2g}{error}"
 
 
 if __name__ == "__main__":
