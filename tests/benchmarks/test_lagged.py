@@ -24,7 +24,7 @@ SMALL: Mapping[str, Any] = {
     "training.steps": 5,
     "training.prompts_per_step": 2,
     "training.responses_per_prompt": 4,
-    "training.groups_per_micro_batch": 2,
+    "training.groups_per_micro_batch": 1,
     "training.warmup_steps": 0,
     "training.learning_rate": 1e-2,
     "training.weight_decay": 0.5,  # so that versions differ, whatever the rewards are
