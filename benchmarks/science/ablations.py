@@ -47,7 +47,7 @@ FACTORS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "beta": {
         str(beta): {"objective.beta_start": beta, "objective.beta_end": beta} for beta in (0.0125, 0.025, 0.1, 0.2)
     },
-    "capacity, responses per prompt": {str(n): {"sampling.capacity": n} for n in (16, 32, 1024)},
+    "capacity, responses per prompt": {str(n): {"sampling.capacity": n} for n in (8, 16)},
     "inverse temperature of rewards": {str(t): {"sampling.inv_temp": t} for t in (1.0, 4.0)},
     "bounds of a prompt's mean reward": {
         f"{low:g}-{high:g}": {"sampling.mean_reward_between": [low, high]} for low, high in ((0, 1), (0.2, 0.8))
