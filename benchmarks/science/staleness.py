@@ -73,7 +73,7 @@ ARMS: Mapping[str, Arm] = {
     "TB, anchored at what sampled": Arm(ANCHORED, betas=BETAS),
     "TBA'": Arm({"objective.name": "tba-prime"}, betas=BETAS),
     "Dr. GRPO": Arm({"objective.name": "dr-grpo"}),
-    "RLOO": Arm({"objective.name": "rloo", "objective.penalty": "none"}),
+    "RLOO, no penalty": Arm({"objective.name": "rloo", "objective.penalty": "none"}),
     "Proximal RLOO": Arm({"objective.name": "proximal-rloo"}),
     "PPO": Arm({"objective.name": "ppo"}, betas=BETAS),
     "Online DPO": Arm({"objective.name": "online-dpo"}, betas=BETAS),
@@ -103,7 +103,7 @@ VARIANTS: Mapping[str, Arm] = {
     "TBA', clipped, no momentum": Arm(_CLIPPED, rates=_WIDE[1:2], betas=(0.25,), momentum=0.0),
     "OAPL, no momentum": Arm({"objective.name": "oapl"}, rates=_WIDE[1:2], betas=(0.25,), momentum=0.0),
     "Dr. GRPO, no momentum": Arm(ARMS["Dr. GRPO"].settings, rates=_WIDE, momentum=0.0),
-    "RLOO, no momentum": Arm(ARMS["RLOO"].settings, rates=_WIDE, momentum=0.0),
+    "RLOO, no penalty, no momentum": Arm(ARMS["RLOO, no penalty"].settings, rates=_WIDE, momentum=0.0),
 }
 """Each is swept over what can matter to it."""
 HELD: Sequence[str] = ("TB, with the settings of the anchored",)

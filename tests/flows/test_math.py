@@ -102,7 +102,8 @@ def test_rewards_are_1_where_the_last_box_has_the_answer_in_whatever_form(finish
 
 def test_each_version_is_scored_by_the_same_rule(finished: Run):
     found = rows(finished, "select version, metric, n, value from evaluations order by all")
-    assert [it[:3] for it in found if it[0] in (0, 2)] == [
-        (version, *measured) for version in (0, 2) for measured in (("greedy", 12), ("sampled", 48))
+    # The first and the last version are scored whatever happens; those between, if the evaluator gets there in time.
+    assert [it[:3] for it in found if it[0] in (0, 4)] == [
+        (version, *measured) for version in (0, 4) for measured in (("greedy", 12), ("sampled", 48))
     ]
     assert all(0 < value < 1 for _, metric, _, value in found if metric == "sampled")
