@@ -51,4 +51,4 @@ $(TRL)/.installed: benchmarks/science/requirements-trl.txt $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) .tba .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

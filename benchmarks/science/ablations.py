@@ -14,7 +14,6 @@ Each replay is a row of the CSV and is not run again: the command goes on where 
 
 import argparse
 import math
-import statistics
 import subprocess
 import sys
 import time
@@ -25,8 +24,8 @@ from typing import Any
 
 import storage
 from benchmarks.replays import LEARNED
-from benchmarks.science.rows import append, read, spread, standard_error
-from flows.charts import Series, picture
+from benchmarks.science.rows import append, line, read, spread
+from flows.charts import picture
 from storage.layout import run_url
 from tba.presets import preset
 
@@ -60,7 +59,6 @@ PICTURES: Mapping[str, tuple[str, Callable[[float], float]]] = {
     "sync": ("k, steps per sync", math.log2),
     "responses": ("K, responses per prompt", math.log2),
     "beta": ("beta", math.log2),
-    "capacity": ("capacity, responses per prompt", math.log2),
 }
 """By name of the file: a factor whose values are numbers, and where on the axis they lie."""
 
@@ -173,11 +171,6 @@ def by_value(rows: Sequence[Row], factor: str, place: Callable[[float], float]) 
     ]
     symbol = factor.partition(",")[0]
     return picture(factor, series, x_name=symbol if place is float else f"log2 {symbol}") if len(known) > 1 else ""
-
-
-def line(name: str, values: Mapping[float, Sequence[float]]) -> Series:
-    points = [(at, statistics.mean(found)) for at, found in values.items()]
-    return Series(name, points, marked=True, errors=[standard_error(found) for found in values.values()])
 
 
 def as_it_was(factor: str) -> float:

@@ -86,10 +86,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=OBJECTIVES, metavar="OBJECTIVE", help="keep the rows of others")
     parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     parser.add_argument("--show", action="store_true", help="measure nothing")
     options = parser.parse_args(arguments)
+    if options.seeds < 1:
+        parser.error(f"--seeds must be at least 1, got {options.seeds}")
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "convergence.csv"

@@ -1,11 +1,13 @@
-"""Rows of a CSV, each a dataclass of numbers and text, added one by one as they are found."""
+"""Rows of a CSV, each a dataclass of numbers and text, added one by one as they are found; and how several are said."""
 
 import csv
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
+
+from flows.charts import Series
 
 Row = TypeVar("Row")
 
@@ -40,3 +42,10 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
         return ""
     error = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.{digits}f}{error}"
+
+
+def line(name: str, values: Mapping[float, Sequence[float]]) -> Series:
+    """Means with their standard errors, where there are values."""
+    known = {x: found for x, found in values.items() if found}
+    points = [(x, statistics.mean(found)) for x, found in known.items()]
+    return Series(name, points, marked=True, errors=[standard_error(found) for found in known.values()])

@@ -26,7 +26,6 @@ that was interrupted begins anew.
 import argparse
 import math
 import shutil
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -40,8 +39,8 @@ import torch
 import storage
 from benchmarks.science import victims
 from benchmarks.science.ablations import tba
-from benchmarks.science.rows import append, read, spread, standard_error
-from flows.charts import Series, picture
+from benchmarks.science.rows import append, line, read, spread
+from flows.charts import picture
 from storage.layout import run_url
 from tba.embeddings import Encoder, cosine_distance
 
@@ -261,16 +260,16 @@ def values(rows: Sequence[Row], count: int, column: str) -> list[float]:
 def pictures(rows: Sequence[Row]) -> dict[str, str]:
     """By number of searchers, where there are several."""
     return {
-        name: picture(title, [line(rows, *it) for it in lines.items()], x_name="log2 searchers")
+        name: picture(
+            title, [line(said, by_count(rows, column)) for said, column in lines.items()], x_name="log2 searchers"
+        )
         for name, (title, lines) in PICTURES.items()
         if sum(bool(values(rows, count, "age")) for count in counts(rows)) > 1
     }
 
 
-def line(rows: Sequence[Row], name: str, column: str) -> Series:
-    known = {math.log2(count): found for count in counts(rows) if (found := values(rows, count, column))}
-    points = [(x, statistics.mean(found)) for x, found in known.items()]
-    return Series(name, points, marked=True, errors=[standard_error(found) for found in known.values()])
+def by_count(rows: Sequence[Row], column: str) -> dict[float, list[float]]:
+    return {math.log2(count): values(rows, count, column) for count in counts(rows)}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ stopped.
 import argparse
 import json
 import math
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,9 +31,9 @@ import torch
 from transformers.utils import logging
 
 from benchmarks.science.lagged import Scored, lagged_run
-from benchmarks.science.rows import append, read, standard_error
+from benchmarks.science.rows import append, line, read
 from benchmarks.science.rows import spread as plain_spread
-from flows.charts import Series, picture
+from flows.charts import picture
 from tba.config import Config
 from tba.errors import RunFailed
 from tba.presets import preset
@@ -296,7 +295,23 @@ def markdown(rows: Sequence[Row]) -> Iterator[str]:
             held = spread([row.sampled for row in reported(rows, name, 64)])
             yield f"| {name} | {best.rate:g} | {best.beta:g} | {tried} | {held} |"
     yield ""
+    yield from ahead(rows, "TB, anchored at what sampled")
+    yield ""
     yield from sweeps(rows)
+
+
+def ahead(rows: Sequence[Row], first: str) -> Iterator[str]:
+    """Of every other objective, seed by seed."""
+    yield f"| seed by seed, {first!r} is ahead of | {' | '.join(f'lag {lag}' for lag in LAGS)} |"
+    yield "|---|" + "---:|" * len(LAGS)
+    ours = {lag: {row.seed: row.sampled for row in reported(rows, first, lag)} for lag in LAGS}
+    for name in ARMS:
+        leads = [
+            [ours[lag][row.seed] - row.sampled for row in reported(rows, name, lag) if row.seed in ours[lag]]
+            for lag in LAGS
+        ]
+        if name != first:
+            yield f"| {name} | {' | '.join(map(spread, leads))} |"
 
 
 def sweeps(rows: Sequence[Row]) -> Iterator[str]:
@@ -321,11 +336,11 @@ def spread(values: Sequence[float]) -> str:
 def pictures(rows: Sequence[Row]) -> dict[str, str]:
     """Accuracy at the end by lag, and at the greatest lag by step."""
     by_lag = [
-        _series(name, {math.log2(lag): [row.sampled for row in reported(rows, name, lag)] for lag in LAGS})
+        line(name, {math.log2(lag): [row.sampled for row in reported(rows, name, lag)] for lag in LAGS})
         for name in ARMS
     ]
-    by_step = [_series(name, _by_step(reported(rows, name, LAGS[-1]))) for name in ARMS]
-    by_step.append(_series("TB, on policy", _by_step(reported(rows, "TB", 0))))
+    by_step = [line(name, _by_step(reported(rows, name, LAGS[-1]))) for name in ARMS]
+    by_step.append(line("TB, on policy", _by_step(reported(rows, "TB", 0))))
     trajectories = f"{STEPS * PROMPTS * RESPONSES:,} trajectories"
     drawn = {
         "lags": (f"sampled accuracy after {trajectories}", by_lag, "log2 lag"),
@@ -341,17 +356,6 @@ def pictures(rows: Sequence[Row]) -> dict[str, str]:
 def _by_step(rows: Sequence[Row]) -> dict[float, list[float]]:
     curves = [dict(point.split(":") for point in row.curve.split()) for row in rows]
     return {step: [float(curve[str(step)]) for curve in curves if str(step) in curve] for step in SCORED}
-
-
-def _series(name: str, values: Mapping[float, Sequence[float]]) -> Series:
-    """Means with their standard errors."""
-    known = {x: ys for x, ys in values.items() if ys}
-    return Series(
-        name,
-        [(x, statistics.mean(ys)) for x, ys in known.items()],
-        marked=True,
-        errors=[standard_error(ys) for ys in known.values()],
-    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 # Shapes: P prompts, K responses per prompt, T tokens, N sequences of the toy, R x V its logits.
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any, get_args
 
@@ -16,7 +18,7 @@ from torch import Tensor
 from tba.config import ObjectiveConfig, ObjectiveName
 from tba.objectives import Groups, Loss, make_estimator, make_objective, trajectory_balance
 from tba.objectives.corrections import Correction
-from tba.objectives.grpo import dr_grpo, grpo
+from tba.objectives.grpo import OWN_DR, dr_grpo, grpo
 from tba.objectives.online_dpo import online_dpo
 from tba.objectives.policy_gradient import Surrogate, policy_gradient
 from tba.objectives.ppo import ppo
@@ -114,6 +116,28 @@ def estimated(config: ObjectiveConfig, groups: Groups) -> Groups:
     if estimator is None or groups.advantage_PKT is not None:
         return groups
     return estimator(groups, beta=BETA).of(0, groups)
+
+
+BY_ITSELF: dict[str, Callable[..., Loss]] = {
+    "tba-prime": tba_prime,
+    "reinforce": reinforce,
+    "rloo": rloo,
+    "proximal-rloo": partial(rloo, surrogate=PROXIMAL),
+    "grpo": grpo,
+    "dr-grpo": partial(dr_grpo, surrogate=replace(OWN_DR, max_tokens=toy.L)),
+    "ppo": ppo,
+    "vine-ppo": vine_ppo,
+}
+
+
+@pytest.mark.parametrize("name", BY_ITSELF)
+def test_settings_left_alone_are_the_objective_as_its_file_has_it(name: str):
+    logits = parameters()
+    given = estimated(
+        ObjectiveConfig(name=name),  # pyright: ignore[reportArgumentType]
+        groups_of(2 * logits, toy.draw(7, 8, 4), toy.random_rewards(7, 8, 4), old_NL=OLD_NL),
+    )
+    assert_close(gradient(named(name)(given, BETA), logits), gradient(BY_ITSELF[name](given, beta=BETA), logits))
 
 
 @pytest.mark.parametrize("name", NAMES)
