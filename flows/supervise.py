@@ -2,7 +2,7 @@
 
 A supervisor trusts two things: the exit of a process it started, and leases. It owns nothing else: when it dies the
 roles go on, and the next supervisor adopts those whose leases move. Knows nothing of Prefect, and of learning only
-that a run has finished when its trainer and its evaluator have.
+that searchers are of no use once the trainer has finished, and that a run has finished when its evaluator has, too.
 """
 
 import signal
@@ -36,6 +36,7 @@ LONGEST_DELAY = 60.0  # seconds between two restarts of a role
 INSIST_EVERY = 5.0  # seconds between two attempts at ending a life that hangs
 PATIENCE = 30.0  # seconds after which a life that has not begun is spoken of
 FAILED_WHY = "failed: "  # how the state of a run that has failed begins to say why it is to stop
+DONE_LEARNING = "the trainer has finished"  # why searchers are asked to stop while the last version is scored
 CLOSED = {"finished", "stopped", "failed"}  # last words of a lease: its role has ended and said so
 
 
@@ -252,8 +253,10 @@ class Supervisor:
         self.on_look(self.seen)
 
     def wanted(self) -> list[Role]:
-        """In the order in which they are started, and so find a device: the evaluator can best do without its own."""
-        return [Role("trainer"), *(Role("searcher", i) for i in range(self.state.searchers)), Role("evaluator")]
+        """In the order in which they are started, and so find a device: the evaluator can best do without its own.
+        Nobody would learn from searchers once the trainer has finished."""
+        searchers = 0 if self.know(Role("trainer")).finished else self.state.searchers
+        return [Role("trainer"), *(Role("searcher", i) for i in range(searchers)), Role("evaluator")]
 
     def know(self, role: Role) -> Watched:
         return self.watched.setdefault(role, Watched(role))
@@ -280,10 +283,11 @@ class Supervisor:
         try:
             if now >= self.next_look:
                 self.look()
-            wanted = self.wanted()
-            for role in wanted:
+            for role in self.wanted():
                 self.attend(self.know(role))
-            for role in self.watched.keys() - set(wanted):
+            if self.state.searchers and self.know(Role("trainer")).finished:
+                self.state = change_state(self.run, searchers=0, why=DONE_LEARNING)
+            for role in self.watched.keys() - set(self.wanted()):
                 self.drain(self.watched[role])
         except StorageError as error:
             if now - self.last_look > self.limits.orphan_after:
@@ -331,8 +335,8 @@ class Supervisor:
             life.kill()
 
     def start(self, w: Watched) -> None:
-        if w.role.kind == "searcher" and self.know(Role("trainer")).finished:
-            return  # nobody would learn from it
+        if w.role not in self.wanted():
+            return  # the trainer has finished a moment ago
         seen, now = self.seen.get(w.role.name), time.monotonic()
         w.life_before = seen.lease.life if seen else 0
         number = max(w.number, w.life_before, last_life(self.run, w.role)) + 1
@@ -432,17 +436,21 @@ class Supervisor:
     # Stopping them
 
     def drain(self, w: Watched) -> None:
-        """See to it that a searcher too many ends. It hears of that by itself, wherever it lives."""
+        """See to it that a searcher too many ends. It hears of that by itself, wherever it lives, and is made to only
+        if it does not: on another machine SIGTERM leaves it less time than a round may take."""
         if w.life and (code := w.life.poll()) is not None:
             self.bury(w, w.life, code)
         if not self.is_alive(w):
+            if w.adopted:
+                self.bury_adopted(w, self.seen[w.role.name].lease)
             w.draining, w.finished = None, False
         elif w.draining is None:
             w.draining = time.monotonic()
-            self.tell("role-draining", f"{w.role.name} is one too many of {self.state.searchers}", w=w)
-            self.signal(w, signal.SIGTERM)
-        elif time.monotonic() - w.draining > self.limits.stop_grace:
-            self.signal(w, signal.SIGKILL)
+            why = DONE_LEARNING if self.know(Role("trainer")).finished else f"one too many of {self.state.searchers}"
+            self.tell("role-draining", f"{w.role.name} is asked to stop: {why}", w=w)
+        elif (since := time.monotonic() - w.draining) > self.limits.stop_grace:
+            is_late = since > self.limits.stop_grace + self.launcher.end_grace
+            self.signal(w, signal.SIGKILL if is_late else signal.SIGTERM)
 
     def stop(self, why: str, within: float | None = None) -> None:
         """The ladder: what is wanted, then SIGTERM, then SIGKILL. Each rung ends as soon as nobody is left."""

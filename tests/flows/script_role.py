@@ -5,8 +5,8 @@
 What it does stands in the folder `behaviour` beside the run's records: a file named after the role, or after its kind,
 with one word. `fail`, `misuse` and `in-vain` exit at once, `hang` stops renewing, `stuck` renews and does nothing,
 `stubborn` hears nothing, `leave` exits as if it had been asked to and `superseded` as if another life had taken over,
-`turn` fails at its tenth turn. Otherwise it works until it is asked to stop; trainer and evaluator finish once there
-is a file `finish`.
+`turn` fails at its tenth turn, `finish` finishes. Otherwise it works until it is asked to stop; trainer and evaluator
+finish once there is a file `finish`.
 
 A run that names a policy gets the real role.
 """
@@ -46,7 +46,8 @@ def main() -> int:
         print("there is no such model", flush=True)
         return AT_ONCE[behaviour]
     limits = parse(run.config).limits
-    with HeldLease(run, name, every=limits.lease_every, orphan_after=limits.orphan_after) as lease:
+    number = options.index if options.kind == "searcher" else None
+    with HeldLease(run, name, every=limits.lease_every, orphan_after=limits.orphan_after, index=number) as lease:
         signal.signal(signal.SIGTERM, signal.SIG_IGN if behaviour == "stubborn" else lambda *_: lease.stop("SIGTERM"))
         return live(run, name, options.kind, lease)
 
@@ -63,7 +64,7 @@ def live(run: Run, name: str, kind: str, lease: HeldLease) -> int:
             os.kill(os.getpid(), signal.SIGSTOP)
         if behaviour in ("leave", "superseded"):
             return 4 if behaviour == "leave" else 3
-        if kind != "searcher" and (Path(run.url) / "finish").exists():
+        if behaviour == "finish" or (kind != "searcher" and (Path(run.url) / "finish").exists()):
             publish(run) if kind == "trainer" else score(run)
             lease.close("finished")
             return 0

@@ -26,7 +26,7 @@ from storage.store import open_store
 from tba.errors import ConfigError
 from tba.presets import preset
 from tests.conftest import s3_root
-from tests.flows.roles import LIMITS, TINY, at_work, end_roles, finish, is_running, until
+from tests.flows.roles import LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
 from tests.servers import Server
 from tests.storage.test_metric_log import history
 from tests.tba.tiny import tiny_folder
@@ -193,6 +193,18 @@ def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, roo
     ended = flow.children()
     assert ended["r-searcher-000-1"] == "Failed"
     assert ended["r-searcher-000-2"] in ("Stopped", "Cancelled")
+
+
+def test_a_deployed_searcher_stops_by_itself_once_the_trainer_has_finished(stack: Stack, root: Path):
+    flow = Flow(stack, root, "r", launcher="deployments")
+    run = flow.run()
+    at_work(run, *ROLES)
+    behave(run, "trainer", "finish")
+    until(lambda: flow.children()["r-searcher-000-1"] == "Stopped", "its flow run ends", 60)
+    assert flow.children()["r-evaluator-1"] == "Running"
+    finish(run)
+    assert flow.ended()["type"] == "COMPLETED"
+    assert read_state(run).why == "finished"
 
 
 @pytest.mark.timeout(600)

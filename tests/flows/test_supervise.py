@@ -97,6 +97,65 @@ def test_a_run_finishes_when_trainer_and_evaluator_have_and_then_the_searchers_s
     assert kinds[-1] == "role-ended"
 
 
+@pytest.mark.parametrize("adopted", [False, True])
+def test_once_the_trainer_has_finished_searchers_stop_and_the_evaluator_alone_is_waited_for(run: Run, adopted: bool):
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    if adopted:
+        supervised, first = Supervised(run), supervised
+        assert isinstance(first.ended(), Superseded)
+        until(lambda: len(supervised.said("role-adopted")) == 4, "all are adopted")
+    behave(run, "trainer", "finish")
+    until(
+        lambda: (
+            len([e for e in supervised.events if "searcher" in e.data.get("of", "") and e.kind == "role-ended"]) == 2
+        )
+    )
+    assert not any(is_running(leases[role].pid) for role in ("trainer", "searcher-000", "searcher-001"))
+    assert until(lambda: works(run, "evaluator")).life == 1
+    assert read_state(run).desired == "run"
+    for searcher in ("searcher-000", "searcher-001"):
+        assert [e.message for e in supervised.said("role-draining", searcher)] == [
+            f"{searcher} is asked to stop: the trainer has finished"
+        ]
+        assert not supervised.said("role-restarting", searcher)
+    change_state(run, searchers=2)
+    until(lambda: read_state(run).searchers == 0, "nobody wants searchers any more")
+    finish(run)
+    assert supervised.ended() is None
+    assert [lease.life for lease in read_leases(run) if lease.role.startswith("searcher")] == [1, 1]
+    assert {lease.status for lease in read_leases(run) if lease.role.startswith("searcher")} == {"stopped"}
+
+
+def test_a_run_whose_trainer_has_finished_is_resumed_without_searchers(run: Run):
+    supervised = Supervised(run)
+    at_work(run, *ROLES)
+    behave(run, "trainer", "finish")
+    until(lambda: supervised.said("role-ended", "trainer"))
+    supervised.request = StopRequest("enough")
+    assert isinstance(supervised.ended(), Stopped)
+    change_state(run, desired="run", searchers=2)
+    again = Supervised(run)
+    until(lambda: works(run, "evaluator", life=2))
+    finish(run)
+    assert again.ended() is None
+    assert {e.data["of"] for e in again.said("role-started")} == {"evaluator"}
+
+
+def test_a_searcher_too_many_that_hears_nothing_is_made_to_end(tmp_path: Path):
+    run = make_run(tmp_path, {"limits.stop_grace": 0.5})
+    behave(run, "searcher-001", "stubborn")
+    launcher = LocalLauncher(run, command=script, devices=Devices(run.url, uuids=[]))
+    launcher.end_grace = 0.5
+    supervised = Supervised(run, launcher=launcher)
+    at_work(run, *ROLES)
+    behave(run, "trainer", "finish")
+    (ended,) = until(lambda: supervised.said("role-ended", "searcher-001"))
+    assert "SIGKILL" in ended.message
+    finish(run)
+    assert supervised.ended() is None
+
+
 def test_every_role_leads_a_session_of_its_own(run: Run):
     supervised = Supervised(run)
     leases = at_work(run, *ROLES)
