@@ -67,7 +67,8 @@ def live(role: str, index: int, run: Run) -> int:
             raise
         except Exception as error:
             events.write("failed", f"{type(error).__name__}: {error}", severity="error")
-            log.exception("%s failed", name)
+            log.info("where %s was:", name, exc_info=True)
+            log.error("%s: %s", type(error).__name__, error)  # last, as what is looked at first
             lease.close("failed")
             return FAILED
         events.write("finished", f"{name} has done its work")

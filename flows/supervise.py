@@ -5,6 +5,7 @@ roles go on, and the next supervisor adopts those whose leases move. Knows nothi
 that searchers are of no use once the trainer has finished, and that a run has finished when its evaluator has, too.
 """
 
+import re
 import signal
 import time
 from collections import deque
@@ -36,6 +37,7 @@ LONGEST_DELAY = 60.0  # seconds between two restarts of a role
 INSIST_EVERY = 5.0  # seconds between two attempts at ending a life that hangs
 PATIENCE = 30.0  # seconds after which a life that has not begun is spoken of
 FAILED_WHY = "failed: "  # how the state of a run that has failed begins to say why it is to stop
+ERROR_LINE = re.compile(r"^(?:\S+ \S+ \S+ ERROR|ERROR:?|error:) (.+)$", re.MULTILINE)  # of a role's log, or another's
 DONE_LEARNING = "the trainer has finished"  # why searchers are asked to stop while the last version is scored
 CLOSED = {"finished", "stopped", "failed"}  # last words of a lease: its role has ended and said so
 
@@ -524,6 +526,8 @@ def _say(code: int) -> str:
 
 
 def _quote(life: Life) -> str:
-    """Where it lived and what it wrote last."""
+    """What it says was wrong, where it lived, and what it wrote last."""
     words = life.last_words()
-    return f"{life.where}; its last words:\n{words}" if words else f"{life.where}; it wrote nothing"
+    errors = ERROR_LINE.findall(words)
+    where = f"{errors[-1]}; {life.where}" if errors else life.where
+    return f"{where}; its last words:\n{words}" if words else f"{where}; it wrote nothing"

@@ -43,7 +43,7 @@ def main() -> int:
     print(f"{name} begins as {os.getpid()}", flush=True)
     behaviour = read_behaviour(run, name, options.kind)
     if behaviour in AT_ONCE:
-        print("there is no such model", flush=True)
+        print("2026-01-01 00:00:00,000 tba ERROR there is no such model\nbye", flush=True)
         return AT_ONCE[behaviour]
     limits = parse(run.config).limits
     number = options.index if options.kind == "searcher" else None

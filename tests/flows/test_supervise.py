@@ -106,11 +106,8 @@ def test_once_the_trainer_has_finished_searchers_stop_and_the_evaluator_alone_is
         assert isinstance(first.ended(), Superseded)
         until(lambda: len(supervised.said("role-adopted")) == 4, "all are adopted")
     behave(run, "trainer", "finish")
-    until(
-        lambda: (
-            len([e for e in supervised.events if "searcher" in e.data.get("of", "") and e.kind == "role-ended"]) == 2
-        )
-    )
+    for searcher in ("searcher-000", "searcher-001"):
+        until(lambda searcher=searcher: supervised.said("role-ended", searcher))
     assert not any(is_running(leases[role].pid) for role in ("trainer", "searcher-000", "searcher-001"))
     assert until(lambda: works(run, "evaluator")).life == 1
     assert read_state(run).desired == "run"
@@ -206,8 +203,12 @@ def test_a_role_that_keeps_failing_fails_the_run_with_its_last_words(run: Run):
 def test_a_role_that_was_asked_the_impossible_fails_the_run_at_once(run: Run):
     behave(run, "trainer", "misuse")
     supervised = Supervised(run)
-    assert isinstance(supervised.ended(), RunFailed)
+    error = supervised.ended()
+    assert isinstance(error, RunFailed)
     assert len(supervised.said("role-started", "trainer")) == 1
+    first = "trainer cannot do what it was asked to; there is no such model; pid "
+    assert str(error).startswith(first), "the cause, before the words around it"
+    assert read_state(run).why.startswith(f"failed: {first}")
 
 
 def test_asking_a_run_to_stop_through_its_state_stops_every_role_and_leaves_it_resumable(run: Run):
