@@ -638,10 +638,12 @@ class Config:
 
     @property
     def recent_ages(self) -> tuple[int, int, float]:
-        """Least, greatest and mean age of recent draws in steady state: between k and 2k - 1 steps where nobody waits,
-        and with a lag that many times k more than 0 to k - 1."""
-        k, lag = self.sync.every, 1 if self.sync.lag is None else self.sync.lag
-        return lag * k, lag * k + k - 1, lag * k + (k - 1) / 2
+        """Least, greatest and mean age of recent draws once it has built up: between k and 2k - 1 steps where nobody
+        waits, and with a lag that many times k more than 0 to k - 1. Of all draws where the run ends before."""
+        k, steps = self.sync.every, self.training.steps
+        low = k if self.sync.lag is None else self.sync.lag * k
+        low, high = (low, min(low + k, steps) - 1) if steps > low else (0, steps - 1)
+        return low, high, (low + high) / 2
 
     @property
     def bytes_per_trajectory(self) -> int:
@@ -656,10 +658,11 @@ class Config:
             place = plain
             for name in path:
                 if not isinstance(place.get(name), dict):
-                    raise ConfigError(f"unknown setting {key!r}: there is no section {name!r}")
+                    raise ConfigError(f"unknown setting {key!r}: there is no section {name!r}{_meant(key, plain)}")
                 place = place[name]
             if leaf not in place and place is not plain["task"]["options"]:
-                raise ConfigError(f"unknown setting {key!r}; known here: {', '.join(sorted(place))}")
+                known = _meant(key, plain) or f"; known here: {', '.join(sorted(place))}"
+                raise ConfigError(f"unknown setting {key!r}{known}")
             if isinstance(place.get(leaf), dict):
                 if not isinstance(value, Mapping):
                     known = next(iter(place[leaf]), "NAME")
@@ -670,6 +673,13 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _meant(key: str, known: Mapping[str, Any]) -> str:
+    """The settings that have the name at the end of a key, in whatever sections."""
+    name = key.rpartition(".")[2]
+    sections = [it for it, place in known.items() if isinstance(place, dict) and name in place and it != "start"]
+    return f"; did you mean {' or '.join(f'{it}.{name}' for it in sections)}?" if sections else ""
 
 
 _adapter = TypeAdapter(Config)
@@ -713,4 +723,6 @@ def _explain(error: Any, *section: str) -> str:
         return f"unknown setting {field!r}"
     if error["type"] == "value_error":
         return error["msg"].removeprefix("Value error, ")
-    return f"{field}: {error['msg'][0].lower()}{error['msg'][1:]}, got {error['input']!r}"
+    is_list = error["type"] in ("tuple_type", "list_type")
+    wanted = "must be a list, such as [1,4]" if is_list else f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"{field}: {wanted}, got {error['input']!r}"
