@@ -158,7 +158,8 @@ def _add_watch(commands: Any) -> None:
         "watch",
         watch_command,
         "Follow a run live: progress, scores, ages, who waits for whom.",
-        "Reads the run's storage alone, so it works from any machine that can see it. Ctrl-C ends it, not the run.",
+        "Reads the run's storage alone, so it works from any machine that can see it. Ctrl-C ends it, not the run.\n"
+        "Into a file or a pipe it prints a line whenever something has changed.",
         "example:\n  tba watch first",
     )
     parser.add_argument("run", metavar="RUN", help=_RUN)

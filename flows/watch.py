@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import duckdb
@@ -99,12 +100,31 @@ def watch(run: Run, *, once: bool = False, every: float) -> None:
         view = look(run, tell)
     if once:
         console.print(picture(view))
-        return
+    elif console.is_interactive:
+        _draw(run, view, console, every)
+    else:
+        _print_lines(run, view, every)
+
+
+def _draw(run: Run, view: View, console: Console, every: float) -> None:
     with Live(picture(view), console=console, auto_refresh=False) as live:
         while view.summary.state not in ENDED:
             time.sleep(every)
             view = look(run)
             live.update(picture(view), refresh=True)
+
+
+def _print_lines(run: Run, view: View, every: float) -> None:
+    """For a file or a pipe: a line whenever there is something new."""
+    told = ""
+    while True:
+        if (text := line(view)) != told:
+            print(f"{datetime.now():%H:%M:%S}  {text}", flush=True)
+            told = text
+        if view.summary.state in ENDED:
+            return
+        time.sleep(every)
+        view = look(run)
 
 
 def look(run: Run, progress: Any = None) -> View:
@@ -130,6 +150,20 @@ def picture(view: View) -> RenderableType:
         if content:
             lines.add_row(name, content)
     return Group(_head(view), _progress(view), Text(), lines, Text(), *_events(view))
+
+
+def line(view: View) -> str:
+    """The picture in one line, without what changes though nothing happens."""
+    summary, reward, age = view.summary, view.row(LAST_STEP).get("reward_mean"), view.values(NEWEST_AGES)[0]
+    parts = [
+        summary.state,
+        f"step {summary.step or 0} of {view.config.training.steps}",
+        "" if summary.version is None else f"version {summary.version}",
+        "" if reward is None else f"reward {reward:.3f}",
+        "" if age is None else f"age {age:.1f}",
+        *(f"{metric} {values[-1]}" for metric, values in _values_by_metric(view).items()),
+    ]
+    return "  ".join(filter(None, parts))
 
 
 # --- lines of the picture ---------------------------------------------------------------------------------------------
@@ -213,11 +247,16 @@ def _buffer(view: View) -> str:
 
 
 def _scores(view: View) -> list[tuple[str, str]]:
-    """The first scores of each metric and the newest ones, as version:value."""
-    by_metric: dict[str, list[str]] = {}
+    """The first scores of each metric and the newest ones."""
+    return [(metric, "  ".join(_ends(values))) for metric, values in _values_by_metric(view).items()]
+
+
+def _values_by_metric(view: View) -> dict[str, list[str]]:
+    """As version:value."""
+    found: dict[str, list[str]] = {}
     for metric, version, value in view.con.execute(SCORES).fetchall():
-        by_metric.setdefault(metric, []).append(f"{version}: {value:.3f}")
-    return [(metric, "  ".join(_ends(values))) for metric, values in by_metric.items()]
+        found.setdefault(metric, []).append(f"{version}: {value:.3f}")
+    return found
 
 
 def _ends(values: Sequence[str]) -> list[str]:

@@ -398,6 +398,24 @@ def test_watch_ends_with_the_run(capsys: pytest.CaptureFixture[str]):
     assert "finished" in printed(capsys, "watch", "first")
 
 
+def test_watch_into_a_pipe_prints_a_line_whenever_something_has_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str, monkeypatch: pytest.MonkeyPatch
+):
+    run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
+    looks: list[str] = []
+
+    def wait(seconds: float) -> None:
+        looks.append(capsys.readouterr().out)
+        if len(looks) == 2:
+            change_state(run, desired="stop")
+
+    monkeypatch.setattr("time.sleep", wait)
+    last = printed(capsys, "watch", run.url)
+    assert [it.count("\n") for it in (*looks, last)] == [1, 0, 1]
+    assert "interrupted  step 4 of 8  version 2  reward " in looks[0]
+    assert "  greedy 0: 0.250" in looks[0] and "  stopped  step 4 of 8  " in last
+
+
 def test_check_ends_with_0_when_all_is_well(capsys: pytest.CaptureFixture[str]):
     assert "nothing is missing or doubled" in printed(capsys, "check", "first")
     told = json.loads(printed(capsys, "check", "first", "--json"))
