@@ -361,6 +361,7 @@ def run_command(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     if options.dry_run:
+        plan.refuse_taken(options.root, options.name)
         print(plan.describe(config))
         return DONE
     return supervise(plan.start(config, options.root, options.name, created_by="tba run"))
@@ -368,7 +369,7 @@ def run_command(options: argparse.Namespace) -> int:
 
 def resume_command(options: argparse.Namespace) -> int:
     from flows import plan, runs
-    from flows.summary import where_next
+    from flows.summary import last_scores, where_next
     from tba.config import parse_known
 
     run = open_run(options.run)
@@ -376,20 +377,20 @@ def resume_command(options: argparse.Namespace) -> int:
         replays = run.parent is not None and run.parent.replays is not None
         last = parse_known(run.config).training.steps
         further = "" if replays else f"; `tba fork {run.url} --step {last} --set training.steps=…` goes further"
-        print(f"run {run.name} has finished already{further}\n\n{where_next(run)}")
+        print(f"run {run.name} has finished already{further}\n{last_scores(run)}\n\n{where_next(run)}")
         return DONE
     run, _ = plan.resume(run.url)
     return supervise(run)
 
 
 def supervise(run: "Run") -> int:
-    """Keep a run's roles alive on this machine until it has finished, then say where to look."""
+    """Keep a run's roles alive on this machine until it has finished, then say what came of it and where to look."""
     from flows.launchers import run_here
-    from flows.summary import where_next
+    from flows.summary import last_scores, where_next
 
     print(f"run {run.name} at {run.url}", file=sys.stderr)
     run_here(run)
-    print(where_next(run))
+    print(f"{last_scores(run)}\n\n{where_next(run)}")
     return DONE
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -18,11 +18,13 @@ from flows.processes import is_gone
 from flows.progress import bar
 from flows.supervise import CLOSED
 from flows.workdir import is_temporary
+from storage import layout
 from storage.control import change_state, is_state_known
 from storage.difficulty import Known, ask
 from storage.leases import SUPERVISOR, read_lease
 from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
+from storage.store import open_store
 from tba.config import Config, ObjectiveConfig, parse
 from tba.errors import AlreadyExists, ConfigError
 from tba.interfaces import TakesTurns
@@ -112,9 +114,20 @@ def start(config: Config, root: str | None, name: str | None, *, created_by: str
             created_by=created_by,
         )
     except AlreadyExists:
-        raise ConfigError(f"run {name!r} exists already under {root}; `tba resume {name}` continues it") from None
+        raise _taken(root, name) from None
     change_state(run, desired="run", searchers=config.search.searchers, why="started")
     return run
+
+
+def refuse_taken(root: str | None, name: str | None) -> None:
+    """What `start` would refuse of a name, without writing anything."""
+    root = root or default_root()
+    if name and open_store(layout.run_url(root, name)).exists(layout.RUN):
+        raise _taken(root, name)
+
+
+def _taken(root: str, name: str) -> ConfigError:
+    return ConfigError(f"run {name!r} exists already under {root}; `tba resume {name}` continues it")
 
 
 def resume(url: str) -> tuple[Run, Config]:
@@ -155,10 +168,10 @@ def code_version() -> str:
 def describe(config: Config) -> str:
     """What the settings amount to, in the words and arithmetic of the documentation."""
     training, search, sync = config.training, config.search, config.sync
-    low, high, mean = config.recent_ages
+    known = ask_earlier_run(config)
     rows = [
         ("task", config.task.name),
-        *([("prompts", _prompts(known))] if (known := ask_earlier_run(config)) else []),
+        *([("prompts", _prompts(known))] if known else []),
         ("policy", config.model.path or "made by the task"),
         *([("options", _given(config.task.options))] if config.task.options else []),
         ("objective", _objective(config)),
@@ -170,16 +183,7 @@ def describe(config: Config) -> str:
         ),
         ("steps", f"{training.steps}, {config.batch * training.steps:,} responses drawn in all"),
         ("syncs", f"every {sync.every} steps, {config.last_sync} in all; a checkpoint every {sync.checkpoint_every}"),
-        (
-            "ages",
-            f"{config.sampling.recent_share:.0%} of slots recent, {low} to {high} steps old (mean {mean:g}) "
-            + (
-                f"if versions are adopted at once, up to {sync.every} more if a round later"
-                if sync.lag is None
-                else f"as searchers and trainer go in step, {sync.lag} syncs apart"
-            )
-            + ("; the rest of any age" if config.sampling.recent_share < 1 else ""),
-        ),
+        ("ages", _ages(config)),
         *([("bounds", _bounds(*bounds))] if (bounds := config.sampling.mean_reward_between) else []),
         (
             "round",
@@ -195,6 +199,7 @@ def describe(config: Config) -> str:
             f"{config.limits.memory_gb:g} GB of trajectories at hand in the trainer's memory; of a remote run "
             f"{config.limits.disk_gb:g} GB on its disk",
         ),
+        *(("note", note) for note in _notes(config, known)),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
@@ -202,6 +207,43 @@ def describe(config: Config) -> str:
 
 def _prompts(known: Known) -> str:
     return f"{len(known.chosen):,} of the {len(known.prompts):,} of {known.url}: where {known.where}"
+
+
+def _ages(config: Config) -> str:
+    """Of recent draws, and what has to be so for it."""
+    sync, steps, share = config.sync, config.training.steps, config.sampling.recent_share
+    low, high, mean = config.recent_ages
+    old = f"{low} to {high} steps old (mean {mean:g})"
+    if low == high:
+        old = f"{low} step{'s' * (low != 1)} old" if low else "on policy"
+    if steps <= (first := sync.every * (1 if sync.lag is None else sync.lag)):
+        old += f", as version {config.start.sync} generates for every step"
+    else:
+        old += f" from step {first + 1} on" if first else ""
+        if sync.lag is None:
+            old += f" if versions are adopted at once, up to {sync.every} more if a round later"
+        else:
+            apart = f", {sync.lag} sync{'s' * (sync.lag != 1)} apart" if sync.lag else ""
+            old += f" as searchers and trainer go in step{apart}"
+    return f"{share:.0%} of slots recent, {old}" + ("; the rest of any age" if share < 1 else "")
+
+
+def _notes(config: Config, known: Known | None) -> Iterator[str]:
+    """What can be run and is most likely not meant."""
+    search, training, sampling = config.search, config.training, config.sampling
+    if config.sync.lag is not None and sampling.recent_share == 1 and not sampling.mean_reward_between:
+        # where only the different ones are drawn, more than K responses of a prompt are of use
+        each = training.responses_per_prompt if sampling.copies == "all" else search.responses_per_prompt
+        found = config.prompts_in_step * search.responses_per_prompt
+        used = config.sync.every * training.prompts_per_step * each
+        if used < found:
+            yield (
+                f"{found - used:,} of the {found:,} responses of a round are generated for nothing: the steps between "
+                f"two syncs (sync.every={config.sync.every}) draw from the newest round alone "
+                f"(sampling.recent_share=1), and use at most {used:,} of it"
+            )
+    if known and len(known.chosen) < training.prompts_per_step:
+        yield f"a step has {training.prompts_per_step} slots for {len(known.chosen)} prompts: it draws some repeatedly"
 
 
 def _bounds(low: float, high: float) -> str:

@@ -83,6 +83,16 @@ def markdown(run: Run) -> str:
     return "\n\n".join(parts)
 
 
+def last_scores(run: Run) -> str:
+    """Of the newest version that was scored, in one line."""
+    scores = Evaluations(run).scores()
+    found = [score for score in scores if score.version == scores[-1].version]
+    if not found:
+        return "no version has been scored"
+    told = ", ".join(f"{score.metric} {round(score.value, 4)}" for score in found)
+    return f"version {found[0].version.number}, step {found[0].step}: {told}"
+
+
 def where_next(run: Run) -> str:
     """Commands that work as they stand, also where the environment's programs are not on the path."""
     tba = "tba" if shutil.which("tba") else str(Path(sys.executable).with_name("tba"))

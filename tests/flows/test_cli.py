@@ -251,6 +251,7 @@ def test_a_finished_run_is_not_started_again(capsys: pytest.CaptureFixture[str],
     assert (
         f"first has finished already; `tba fork {run.url} --step {STEPS} --set training.steps=…` goes further" in said
     )
+    assert "\nversion 4, step 8: greedy 0.75" in said
     assert read_leases(run) == []
 
 
@@ -533,8 +534,49 @@ def test_a_dry_run_shows_the_arithmetic_and_starts_nothing(tmp_path: Path, capsy
 
 def test_a_dry_run_says_who_waits_for_whom(capsys: pytest.CaptureFixture[str]):
     in_step, beside = (printed(capsys, "run", "math", "--dry-run", "--set", f"sync.lag={lag}") for lag in (2, "null"))
-    assert "2 to 2 steps old (mean 2) as searchers and trainer go in step, 2 syncs apart" in in_step
+    assert "2 steps old from step 3 on as searchers and trainer go in step, 2 syncs apart" in in_step
     assert "initial fill" not in in_step and "initial fill" in beside
+
+
+@pytest.mark.parametrize(
+    ("lag", "steps", "said"),
+    [
+        (20, 20, "0 to 19 steps old (mean 9.5), as version 0 generates for every step"),
+        (20, 21, "20 steps old from step 21 on as searchers and trainer go in step, 20 syncs apart"),
+        (1, 400, "1 step old from step 2 on as searchers and trainer go in step, 1 sync apart"),
+        (0, 400, "recent, on policy as searchers and trainer go in step"),
+    ],
+)
+def test_a_dry_run_says_of_what_age_steps_learn(lag: int, steps: int, said: str, capsys: pytest.CaptureFixture[str]):
+    changes = (f"sync.lag={lag}", "sync.every=1", "sync.keep_versions=22")
+    assert said in printed(capsys, "run", "quickstart", "--dry-run", "--steps", str(steps), "--set", *changes)
+
+
+def test_a_dry_run_says_what_would_be_generated_for_nothing(capsys: pytest.CaptureFixture[str]):
+    """A round has 64 prompts, a step 32 slots, and each prompt 8 responses."""
+
+    def note(*changes: str) -> str:
+        every = ("sync.lag=0", "sync.every=1", "sampling.recent_share=1")
+        out = printed(capsys, "run", "quickstart", "--dry-run", "--set", *every, *changes)
+        return next((line for line in out.splitlines() if line.startswith("note ")), "")
+
+    assert "256 of the 512 responses of a round are generated for nothing" in note()
+    assert "320 of the 512 " in note("training.responses_per_prompt=6", "sampling.copies=all")
+    assert "256 of the 512 " in note("training.responses_per_prompt=6"), "where the different ones are drawn"
+    unused = ("sync.every=2", "sync.lag=null", "sampling.recent_share=0.9", "sampling.mean_reward_between=[0,1]")
+    assert [note(change) for change in unused] == [""] * 4
+
+
+def test_a_dry_run_says_where_a_step_has_more_slots_than_there_are_prompts(capsys: pytest.CaptureFixture[str]):
+    out = printed(capsys, *choosing("tries > 0", "first", "search.prompts_per_round=1"))
+    assert "a step has 32 slots for " in out
+
+
+def test_a_dry_run_fails_where_the_run_would_as_its_name_is_taken(root: str, capsys: pytest.CaptureFixture[str]):
+    said = [refused(capsys, "run", "quickstart", "--name", "first", *more) for more in ((), ("--dry-run",))]
+    assert said[0] == said[1]
+    assert f"run 'first' exists already under {root}" in said[0]
+    assert "run: a name of letters" in refused(capsys, "run", "quickstart", "--dry-run", "--name", "a/b")
 
 
 def choosing(where: str, name: str = "first", *more: str) -> tuple[str, ...]:

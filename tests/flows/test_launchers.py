@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flows import cli
 from flows.gpus import Devices, parse_listing
 from flows.launchers import Background, run_here
 from flows.one_life import watch_one
@@ -51,6 +52,14 @@ def test_a_run_goes_to_its_end_without_prefect(
     said = capsys.readouterr().err
     assert "run r has finished" in said
     assert "trainer: " in said, "how far it is, also where no bar can be drawn"
+
+
+def test_a_run_from_the_command_line_ends_with_the_scores_of_its_last_version(
+    run: Run, capsys: pytest.CaptureFixture[str]
+):
+    later(partial(finish, run), run)
+    assert cli.supervise(run) == 0
+    assert capsys.readouterr().out.startswith("version 1, step 4: greedy 0.75\n\n")
 
 
 def test_a_failure_reaches_the_caller_with_the_roles_last_words(run: Run):
