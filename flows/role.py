@@ -21,6 +21,8 @@ from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Supersed
 
 log = logging.getLogger("tba")
 
+LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"  # a supervisor finds errors by it
+
 SWITCH_SECONDS = 1e-5
 """How soon a trainer's step gets the interpreter back from the threads beside it, which write what a sync stores and
 ask the reader. With Python's own 5 ms a step stood still for three times as long, measured beside a thread that reads.
@@ -35,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--run", required=True, help="path or URL of the run's folder")
     parser.add_argument("--index", type=int, default=0, help="which searcher (default 0)")
     options = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     try:
         return live(options.role, options.index, Run.open(options.run))
     except TBAError as error:
