@@ -108,7 +108,8 @@ def test_once_the_trainer_has_finished_searchers_stop_and_the_evaluator_alone_is
     behave(run, "trainer", "finish")
     for searcher in ("searcher-000", "searcher-001"):
         until(lambda searcher=searcher: supervised.said("role-ended", searcher))
-    assert not any(is_running(leases[role].pid) for role in ("trainer", "searcher-000", "searcher-001"))
+    gone = [leases[role].pid for role in ("trainer", "searcher-000", "searcher-001")]
+    until(lambda: not any(is_running(pid) for pid in gone), "their processes end")  # of adopted ones after their lease
     assert until(lambda: works(run, "evaluator")).life == 1
     assert read_state(run).desired == "run"
     for searcher in ("searcher-000", "searcher-001"):
