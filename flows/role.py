@@ -41,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return live(options.role, options.index, Run.open(options.run))
     except TBAError as error:
+        if isinstance(error, DataError) and error.__cause__:  # most often of a task's own code
+            log.error("%s failed", options.role, exc_info=error.__cause__)
         log.error("%s: %s", type(error).__name__, error)
         if isinstance(error, ConfigError | DataError):
             return MISUSED

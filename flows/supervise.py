@@ -10,6 +10,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -379,7 +380,8 @@ class Supervisor:
         w.life, w.draining = None, None
         self.next_look = 0.0
         severity = "info" if code in (FINISHED, STOPPED) else "warning"
-        self.tell("role-ended", f"{w.role.name}, life {life.number}, {_say(code)}", severity, w=w, code=code)
+        how = f"{_say(code)}{_why(life, code)}"
+        self.tell("role-ended", f"{w.role.name}, life {life.number}, {how}", severity, w=w, code=code)
         try:
             self.launcher.ended(life)
         except StorageError as error:
@@ -523,6 +525,16 @@ def _say(code: int) -> str:
         return f"ended by {signal.Signals(-code).name}"
     known = {FINISHED: "finished", STOPPED: "stopped", SUPERSEDED: "superseded by another life of it"}
     return known.get(code, f"failed with exit code {code}")
+
+
+def _why(life: Life, code: int) -> str:
+    """What a role that failed said last: its error, without the time of the log."""
+    if code in (STOPPED, SUPERSEDED) or code <= FINISHED:  # below it are signals
+        return ""
+    with suppress(StorageError):  # the log may be elsewhere
+        words = life.last_words().rstrip()
+        return f": {words.splitlines()[-1].rpartition(' ERROR ')[-1]}" if words else ""
+    return ""
 
 
 def _quote(life: Life) -> str:

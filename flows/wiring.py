@@ -25,6 +25,7 @@ from storage.run import Run
 from storage.store import Store, open_store
 from storage.trajectories import Trajectories
 from storage.versions import Versions
+from tba.asking import asking
 from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, DataError, StorageError
 from tba.evaluator import Evaluator
@@ -153,7 +154,8 @@ def _config_and_task(run: Run) -> tuple[Config, Task]:
 def _load_models(task: Task, run: Run, config: Config, tell: Tell) -> None:
     if isinstance(task, UsesModels):
         tell("loading the models that the task scores with")
-        task.load(lambda setting, place: _model_at(setting, place, run, config, tell))
+        with asking(task, "load"):
+            task.load(lambda setting, place: _model_at(setting, place, run, config, tell))
 
 
 def _needs_reference(task: Task) -> bool:
@@ -279,7 +281,8 @@ def _store_prompts(run: Run, config: Config, task: Task, tokenizer: Any, events:
     limit = config.search.max_prompt_tokens
     fields = task.fields if isinstance(task, ReadsFields) else None
     for split, given in (("train", config.task.train), ("test", config.task.test)):
-        source = given or task.source(split)
+        with asking(task, "source"):
+            source = given or task.source(split)
         rows = read_rows(source, fields=fields) if source else []
         prompts = _prompts_of(task, split, rows, tokenizer, limit)
         if (left_out := len(rows) - len(prompts)) > 0:  # a task may make several of a row
@@ -295,7 +298,8 @@ def _store_prompts(run: Run, config: Config, task: Task, tokenizer: Any, events:
 
 def _prompts_of(task: Task, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, limit: int) -> list[Prompt]:
     """Those that the task makes, which may be anybody's: what no policy can read is refused here, not in a searcher."""
-    prompts = task.prompts(split, rows, tokenizer, max_tokens=limit)
+    with asking(task, "prompts"):
+        prompts = list(task.prompts(split, rows, tokenizer, max_tokens=limit))
     if not prompts:
         raise DataError(
             f"task {task.name!r} makes no prompt of split {split!r} with at most {limit} tokens "

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from tba import turns
+from tba.asking import asking
 from tba.config import Config
 from tba.errors import Damaged
 from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Measures, ReferenceScorer, Task, VersionStore
@@ -171,7 +172,8 @@ class Evaluator:
                 self.lease.check()
                 spent = time.monotonic() - began
                 self.lease.tell(f"measuring {metric} of version {version} for {spent:.0f} s", scored=self.scored)
-            return found.result()
+            with asking(task, "measures"):
+                return found.result()
 
 
 class _Answered(NamedTuple):

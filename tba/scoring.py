@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from tba.errors import ConfigError, DataError, RunFailed
+from tba.asking import asking
+from tba.errors import ConfigError, DataError
 from tba.interfaces import ScoresTogether, Task
 from tba.types import Prompt, Response, Reward
 
@@ -37,14 +38,19 @@ class Scoring:
     def _new(self, asked: Sequence[tuple[Prompt, Response]]) -> Sequence[Reward]:
         """A number alone, or None where a task forgets to return, is an easy mistake."""
         if isinstance(self.task, ScoresTogether):
-            found = self.task.rewards(asked)
+            with asking(self.task, "rewards"):
+                found = list(self.task.rewards(asked))
         else:
-            found = [self.task.reward(prompt, response) for prompt, response in asked]
+            found = [self._one(prompt, response) for prompt, response in asked]
         if len(found) != len(asked):
-            raise RunFailed(f"task {self.task.name!r} gave {len(found)} rewards for {len(asked)} responses")
+            raise DataError(f"task {self.task.name!r} gave {len(found)} rewards for {len(asked)} responses")
         if others := [it for it in found if not isinstance(it, Reward)]:
             raise DataError(f"task {self.task.name!r}: a reward must be a tba.types.Reward, got {others[0]!r:.80}")
         return found
+
+    def _one(self, prompt: Prompt, response: Response) -> Reward:
+        with asking(self.task, "reward", prompt):
+            return self.task.reward(prompt, response)
 
 
 def check_can_remember(task: Task, remember: int) -> None:

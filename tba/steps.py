@@ -4,6 +4,7 @@ import re
 from bisect import bisect_left
 from typing import Any
 
+from tba.asking import asking
 from tba.interfaces import SplitsIntoSteps, Task
 from tba.types import Response
 
@@ -18,10 +19,15 @@ def line_ends(text: str) -> list[int]:
 def step_ends(task: Task, tokenizer: Any, response: Response) -> tuple[int, ...]:
     """After how many tokens each step ends; the last ends with the response, an end token is part of it."""
     text, tokens = response.text, response.tokens
-    places = task.step_ends(text) if isinstance(task, SplitsIntoSteps) else line_ends(text)
+    places = _step_ends(task, text) if isinstance(task, SplitsIntoSteps) else line_ends(text)
 
     def reached(count: int) -> int:
         return len(tokenizer.decode(tokens[:count], skip_special_tokens=True))
 
     inside = {bisect_left(range(len(tokens)), place, key=reached) for place in places if 0 < place < len(text)}
     return (*sorted(inside - {len(tokens)}), len(tokens))
+
+
+def _step_ends(task: SplitsIntoSteps, text: str) -> list[int]:
+    with asking(task, "step_ends"):
+        return list(task.step_ends(text))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+from tba.asking import asking
 from tba.errors import DataError
 from tba.interfaces import Generator, TakesTurns, Task
 from tba.prompts import turn_seed
@@ -80,7 +81,8 @@ class _Dialogue:
         """Whether it is the policy's turn again: with what the environment says now taken in."""
         if not self.response.finished:
             return False
-        reply = task.reply(self.prompt, self.response.turns, tokenizer)
+        with asking(task, "reply", self.prompt):
+            reply = task.reply(self.prompt, self.response.turns, tokenizer)
         if reply is None:
             return False
         tokens = _checked(reply, self.prompt)

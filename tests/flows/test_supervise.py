@@ -210,6 +210,8 @@ def test_a_role_that_was_asked_the_impossible_fails_the_run_at_once(run: Run):
     first = "trainer cannot do what it was asked to; there is no such model; pid "
     assert str(error).startswith(first), "the cause, before the words around it"
     assert read_state(run).why.startswith(f"failed: {first}")
+    (ended,) = supervised.said("role-ended", "trainer")
+    assert ended.message == "trainer, life 1, failed with exit code 2: there is no such model"
 
 
 def test_asking_a_run_to_stop_through_its_state_stops_every_role_and_leaves_it_resumable(run: Run):

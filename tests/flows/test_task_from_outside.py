@@ -12,19 +12,37 @@ from storage.run import Run
 from tests.flows.roles import TINY
 from tests.tba.tiny import tiny_folder
 
+ODD = """
+from reverse import Reverse
+
+
+class Odd(Reverse):
+    name = "odd"
+
+    def reward(self, prompt, response):
+        return super().reward(prompt, response.text)
+"""
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
+
+
+def write_reverse(folder: Path) -> None:
+    written = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert written
+    (folder / "reverse.py").write_text(written[1])
+
+
+def run_from(folder: Path, task: str) -> "subprocess.CompletedProcess[str]":
+    changes = {"model.path": tiny_folder(folder / "policy"), **TINY}
+    command = [str(Path(sys.executable).with_name("tba")), "run", task, "--root", "here", "--steps", "8"]
+    for key, value in changes.items():
+        command += ["--set", f"{key}={value}"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200)
 
 
 @pytest.mark.slow
 def test_the_task_of_the_documentation_runs_from_the_folder_of_its_file(tmp_path: Path):
-    written = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert written
-    (tmp_path / "reverse.py").write_text(written[1])
-    changes = {"model.path": tiny_folder(tmp_path / "policy"), **TINY}
-    command = [str(Path(sys.executable).with_name("tba")), "run", "reverse:Reverse", "--root", "here", "--steps", "8"]
-    for key, value in changes.items():
-        command += ["--set", f"{key}={value}"]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    write_reverse(tmp_path)
+    told = run_from(tmp_path, "reverse:Reverse")
     assert told.returncode == 0, told.stderr
     (folder,) = (tmp_path / "here" / "runs").iterdir()
     assert folder.name.startswith("Reverse-2")
@@ -37,3 +55,20 @@ def test_the_task_of_the_documentation_runs_from_the_folder_of_its_file(tmp_path
         asked = con.execute("select split, count(*) from prompts group by 1 order by 1").fetchall()
         steps = con.execute("select count(*) from steps").fetchone()
     assert (wrong, parts, asked, steps) == ([], (True,), [("test", 36), ("train", 72)], (8,))
+
+
+@pytest.mark.slow
+def test_a_task_whose_reward_fails_ends_the_run_at_once_and_says_where(tmp_path: Path):
+    write_reverse(tmp_path)
+    (tmp_path / "odd.py").write_text(ODD)
+    told = run_from(tmp_path, "odd:Odd")
+    assert told.returncode == 1
+    assert "life 2" not in told.stderr
+    (ended,) = re.findall(
+        r"^searcher-000, life 1, failed with exit code 2: DataError: (.*)$", told.stderr, re.MULTILINE
+    )
+    assert re.fullmatch(
+        r"task 'odd': reward of prompt 'train-\w+' raised AttributeError: .*reverse.py, line \d+\)", ended
+    )
+    (log,) = (tmp_path / "here").glob("runs/*/logs/searcher-000-0001.log")
+    assert "odd.py" in log.read_text(), "the whole traceback"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tba.errors import Damaged, Missing, Stopped
+from tba.errors import Damaged, DataError, Missing, Stopped
 from tba.evaluator import Evaluator, pass_at
 from tba.interfaces import Task
 from tba.presets import preset
@@ -284,6 +284,14 @@ def test_what_a_task_measures_of_each_set_is_written_beside_its_reward():
         ("greedy", 5), ("greedy_kl", 5), ("sampled", 10), ("sampled_kl", 10),
     ]  # fmt: skip
     assert [value for metric, _, value in of_start if metric.endswith("_kl")] == [1.25, 2.5]
+
+
+def test_a_measure_that_fails_is_told_by_its_task():
+    task = Measured()
+    task.seen = None  # pyright: ignore[reportAttributeAccessIssue]
+    role, _ = evaluator(Version(20, 1), task=task, reference=fakes.Scorer())
+    with pytest.raises(DataError, match=r"task 'fake': measures raised AttributeError: .*test_evaluator\.py, line"):
+        role.run(poll=0)
 
 
 class Telling(fakes.Scorer):

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from tba.errors import ConfigError, DataError, RunFailed
+from tba.errors import ConfigError, DataError
 from tba.scoring import Scoring
 from tba.types import Prompt, Response, Reward, Version
 from tests import fakes
@@ -53,7 +53,7 @@ def test_a_task_that_scores_together_is_asked_once_for_a_round():
 
 
 def test_a_reward_that_is_missing_is_noticed():
-    with pytest.raises(RunFailed, match="task 'together' gave 1 rewards for 2 responses"):
+    with pytest.raises(DataError, match="task 'together' gave 1 rewards for 2 responses"):
         values(Scoring(Together(missing=1)), [response("a"), response("b")])
 
 

@@ -1,0 +1,40 @@
+"""A task's code may be anybody's: what it raises is told by the task, the method, the prompt and the line at fault."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tba.errors import DataError, TBAError
+from tba.types import Prompt
+
+
+@contextmanager
+def asking(task: Any, method: str, prompt: Prompt | None = None) -> Iterator[None]:
+    """While a method of the task is called: what it raises is a DataError, as it would raise the same again. Errors of
+    ours pass through, and those that another life of the role may be spared."""
+    try:
+        yield
+    except TBAError:
+        raise
+    except Exception as error:
+        if _may_pass(error):
+            raise
+        of = f" of prompt {prompt.prompt_id!r}" if prompt else ""
+        raise DataError(f"task {task.name!r}: {method}{of} raised {describe(error, type(task))}") from error
+
+
+def describe(error: Exception, of: type) -> str:
+    """The error, and where in the module of the class, or of one that it derives from, it came from."""
+    modules = {base.__module__ for base in of.__mro__}
+    within = [
+        f" ({frame.f_code.co_filename}, line {line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__") in modules
+    ]
+    return f"{type(error).__name__}: {error}{within[-1] if within else ''}"
+
+
+def _may_pass(error: Exception) -> bool:
+    """Of the machine or the network: a service that does not answer, a disk or a GPU that is full."""
+    return isinstance(error, OSError | MemoryError) or type(error).__module__.partition(".")[0] == "torch"
