@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from hashlib import sha256
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -278,22 +279,33 @@ def _missing_files(store: Store, found: Collection[str]) -> str:
 
 
 def _store_prompts(run: Run, config: Config, task: Task, tokenizer: Any, events: Events) -> None:
+    train = _make_prompts(task, "train", config.task.train, config, tokenizer, events)
+    test = _make_prompts(task, "test", config.task.test, config, tokenizer, events)
+    known = {prompt.prompt_id for prompt in train}
+    if twice := next((it.prompt_id for it in test if it.prompt_id in known), None):
+        raise DataError(f"task {task.name!r}: prompt_id {twice!r} is in both splits, train and test: it must name one")
+    if config.search.prompts_from:
+        train = _chosen(run, config, train, events)
+    write_prompts(run, "train", train)
+    write_prompts(run, "test", test)
+
+
+def _make_prompts(
+    task: Task, split: str, given: str, config: Config, tokenizer: Any, events: Events
+) -> Sequence[Prompt]:
+    """Of a split, from the rows at `given` or at the task's own source."""
+    with asking(task, "source"):
+        source = given or task.source(split)
+    rows = read_rows(source, fields=task.fields if isinstance(task, ReadsFields) else None) if source else []
     limit = config.search.max_prompt_tokens
-    fields = task.fields if isinstance(task, ReadsFields) else None
-    for split, given in (("train", config.task.train), ("test", config.task.test)):
-        with asking(task, "source"):
-            source = given or task.source(split)
-        rows = read_rows(source, fields=fields) if source else []
-        prompts = _prompts_of(task, split, rows, tokenizer, limit)
-        if (left_out := len(rows) - len(prompts)) > 0:  # a task may make several of a row
-            what = (
-                f"{left_out} of {len(rows)} rows of split {split!r} made no prompt: they have more than {limit} tokens "
-                "(search.max_prompt_tokens), or the task has a reason of its own"
-            )
-            events.write("prompts-left-out", what, severity="warning", split=split, left_out=left_out)
-        if split == "train" and config.search.prompts_from:
-            prompts = _chosen(run, config, prompts, events)
-        write_prompts(run, split, prompts)
+    prompts = _prompts_of(task, split, rows, tokenizer, limit)
+    if (left_out := len(rows) - len(prompts)) > 0:  # a task may make several of a row
+        what = (
+            f"{left_out} of {len(rows)} rows of split {split!r} made no prompt: they have more than {limit} tokens "
+            "(search.max_prompt_tokens), or the task has a reason of its own"
+        )
+        events.write("prompts-left-out", what, severity="warning", split=split, left_out=left_out)
+    return prompts
 
 
 def _prompts_of(task: Task, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, limit: int) -> list[Prompt]:
@@ -306,12 +318,28 @@ def _prompts_of(task: Task, split: str, rows: Sequence[Mapping[str, Any]], token
             "(search.max_prompt_tokens)"
         )
     for prompt in prompts:
-        if not 1 <= len(prompt.tokens) <= limit:
-            raise DataError(
-                f"task {task.name!r}: prompt {prompt.prompt_id!r} must have 1 to {limit} tokens "
-                f"(search.max_prompt_tokens), got {len(prompt.tokens)}"
-            )
+        if fault := _fault_of(prompt, limit):
+            raise DataError(f"task {task.name!r}: {fault}")
     return prompts
+
+
+def _fault_of(prompt: Any, limit: int) -> str:
+    """Why a prompt cannot be asked or stored; empty if it can."""
+    if not isinstance(prompt, Prompt):
+        return f"a prompt must be a tba.types.Prompt, got {prompt!r:.80}"
+    named = f"prompt {prompt.prompt_id!r}"
+    for field in ("prompt_id", "text", "answer"):
+        if not isinstance(value := getattr(prompt, field), str):
+            return f"{named}: {field} must be text, got {value!r:.80}"
+    if not 1 <= len(prompt.tokens) <= limit:
+        return f"{named} must have 1 to {limit} tokens (search.max_prompt_tokens), got {len(prompt.tokens)}"
+    if strange := [token for token in prompt.tokens if not isinstance(token, Integral)]:
+        return f"{named}: tokens must be whole numbers, got {strange[0]!r:.80}"
+    try:
+        json.dumps(dict(prompt.metadata))
+    except (TypeError, ValueError) as error:
+        return f"{named}: metadata must be JSON: {error}"
+    return ""
 
 
 def _chosen(run: Run, config: Config, prompts: Sequence[Prompt], events: Events) -> list[Prompt]:

@@ -4,6 +4,7 @@ Whole roles on real storage are tested in tests/flows; these make the order of e
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ class Task:
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        return make_prompts(3)
+        return [replace(prompt, prompt_id=f"{split}-{prompt.prompt_id}") for prompt in make_prompts(3)]
 
     def reward(self, prompt: Prompt, response: Response) -> Reward:
         return Reward(value=float(response.text == prompt.answer))

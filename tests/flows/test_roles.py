@@ -370,6 +370,42 @@ def test_a_prompt_that_no_policy_can_read_is_refused_before_anything_is_searched
         store_careless(policy, tmp_path, Prompt(prompt_id="odd", text="", tokens=(2,) * tokens))
 
 
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        ({"answer": 7}, "prompt 'odd': answer must be text, got 7"),
+        ({"text": None}, "prompt 'odd': text must be text, got None"),
+        ({"prompt_id": 3}, "prompt 3: prompt_id must be text, got 3"),
+        ({"tokens": ([2, 3],)}, "prompt 'odd': tokens must be whole numbers, got [2, 3]"),
+        ({"metadata": {"seen": {1}}}, "prompt 'odd': metadata must be JSON: Object of type set"),
+        (None, "a prompt must be a tba.types.Prompt, got None"),
+    ],
+)
+def test_a_prompt_that_cannot_be_stored_is_refused_by_its_field(policy, tmp_path, odd, says):
+    prompt: Any = odd and Prompt(**{"prompt_id": "odd", "text": "", "tokens": (2,), **odd})
+    with pytest.raises(DataError) as refused:
+        store_careless(policy, tmp_path, prompt)
+    assert str(refused.value).startswith(f"task 'fake': {says}")
+
+
+def test_an_id_that_is_in_both_splits_is_refused(policy, tmp_path):
+    says = "task 'fake': prompt_id 'odd' is in both splits, train and test"
+    with pytest.raises(DataError, match=says):
+        store_careless(policy, tmp_path, Prompt(prompt_id="odd", text="", tokens=(2,)))
+
+
+def test_what_the_tasks_own_code_raises_names_the_method(policy, tmp_path):
+    def fail(split: str) -> str:
+        raise KeyError(split)
+
+    run = plan.start(settings(policy), str(tmp_path), "careless")
+    for method, what in (("source", "KeyError: 'train'"), ("prompts", "TypeError: .*got an unexpected keyword")):
+        task: Any = fakes.Task()
+        setattr(task, method, fail)
+        with pytest.raises(DataError, match=f"task 'fake': {method} raised {what}"):
+            wiring._store_prompts(run, parse(run.config), task, None, Events(run, "trainer", 1))
+
+
 def test_a_row_may_make_several_prompts_and_nothing_is_said_to_be_left_out(policy, tmp_path):
     run = store_careless(policy, tmp_path)
     assert len(read_prompts(run, "train")) == 3
