@@ -24,9 +24,9 @@ def asking(task: Any, method: str, prompt: Prompt | None = None) -> Iterator[Non
         raise DataError(f"task {task.name!r}: {method}{of} raised {describe(error, type(task))}") from error
 
 
-def describe(error: Exception, of: type) -> str:
+def describe(error: Exception, of: Any) -> str:
     """The error, and where in the module of the class, or of one that it derives from, it came from."""
-    modules = {base.__module__ for base in of.__mro__}
+    modules = {base.__module__ for base in getattr(of, "__mro__", (of,))}
     within = [
         f" ({frame.f_code.co_filename}, line {line})"
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -697,6 +697,8 @@ def parse(plain: Mapping[str, Any] | str) -> Config:
 
 def parse_options(kind: type[T], task: TaskConfig) -> T:
     """`task.options` as a task's own class of settings."""
+    if getattr(kind, "__pydantic_config__", {}).get("extra") != "forbid":
+        raise TypeError(f"class {kind.__qualname__} is not made with @tba.config.settings: it may take any name")
     try:
         return TypeAdapter(kind).validate_python(task.options)
     except ValidationError as error:

@@ -37,6 +37,14 @@ class ReadsFields(Protocol):
 
 
 @runtime_checkable
+class TakesOptions(Protocol):
+    """A task that can be told more than others: `task.options` of another is refused."""
+
+    options: Any
+    """What it read of them, with `tba.config.parse_options`."""
+
+
+@runtime_checkable
 class ScoresTogether(Protocol):
     """A task that rewards many responses at once, as a model does."""
 

@@ -37,11 +37,11 @@ class PacedQuickstart(Quickstart):
     rewards_vary = True  # they do not, but a round whose rewards were all remembered would not wait
 
     def __init__(self, config: TaskConfig):
-        self.pace, rest = paced(config)
-        super().__init__(rest)
+        super().__init__(config)
+        self.options = parse_options(Pace, config)
 
     def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
-        self.pace.wait(asked)
+        self.options.wait(asked)
         return [self.reward(prompt, response) for prompt, response in asked]
 
     @staticmethod

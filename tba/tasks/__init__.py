@@ -3,14 +3,16 @@ the path of its class. Imports without torch.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, cast
 
+from tba.asking import describe
 from tba.config import Config, TaskConfig
-from tba.errors import ConfigError
-from tba.interfaces import PolicyMaker, Task
+from tba.errors import ConfigError, TBAError
+from tba.interfaces import PolicyMaker, TakesOptions, Task
 from tba.presets import PRESETS, preset
 from tba.tasks import gsm8k, math, quickstart, redteam, tldr, verifiers
 from tba.tasks.fields import look_here
@@ -34,12 +36,19 @@ GROUP = "tba.tasks"
 def get_task(config: TaskConfig | str) -> Task:
     """The task a config names; a bare name takes its defaults. ConfigError if it, or a choice within it, is unknown."""
     config = TaskConfig(name=config) if isinstance(config, str) else config
-    task = find_task(config.name)(config)
+    make = find_task(config.name)
+    with _telling(f"{config.name!r} cannot be made by __init__(self, config)", make):
+        task = make(config)
     lacking = [name for name in ("source", "prompts", "reward") if not callable(getattr(task, name, None))]
     if not hasattr(task, "name"):
         lacking.insert(0, "name")
     if lacking:
         raise ConfigError(f"task.name: {config.name!r} is no task: it has no {', no '.join(lacking)}")
+    if config.options and not isinstance(task, TakesOptions):
+        first = f"task.options.{next(iter(config.options))}"
+        raise ConfigError(
+            f"unknown setting {first!r}: task {config.name!r} takes no options, it has no attribute 'options'"
+        )
     return task
 
 
@@ -73,7 +82,8 @@ def preset_of(name: str) -> Config:
     if name in PRESETS:
         return preset(name)
     own = getattr(find_task(name), "preset", None)
-    config = own() if own else Config()
+    with _telling(f"preset(), a static method, of {name!r} fails", own):
+        config = own() if own else Config()
     if not isinstance(config, Config):
         raise ConfigError(f"task.name: preset() of {name!r} must give a tba.config.Config, got {config!r}")
     return config.replace({"task.name": name})
@@ -96,6 +106,17 @@ def grade(task: str, rule: str, response: str, answer: str) -> float:
     if chosen not in known:
         raise ConfigError(f"rule: task {task!r} has {', '.join(known)}; got {rule!r}")
     return float(known[chosen](response, answer))
+
+
+@contextmanager
+def _telling(what: str, made: Any) -> Iterator[None]:
+    """While code of a task runs that may be anybody's and raise anything."""
+    try:
+        yield
+    except TBAError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"task.name: {what}: {describe(error, made)}") from error
 
 
 def _loaded(name: str, load: Callable[[], Any]) -> TaskMaker:

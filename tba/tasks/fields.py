@@ -5,7 +5,6 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tba.config import TaskConfig
 from tba.errors import ConfigError, DataError
 
 
@@ -14,12 +13,6 @@ def one_of(field: str, value: str, choices: Collection[str]) -> str:
     if value not in choices:
         raise ConfigError(f"task.{field}: one of {', '.join(choices)}, got {value!r}")
     return value
-
-
-def no_options(config: TaskConfig) -> None:
-    """Of a task that takes none."""
-    for name in config.options:
-        raise ConfigError(f"unknown setting 'task.options.{name}': task {config.name!r} takes no options")
 
 
 def text_in(split: str, index: int, row: Mapping[str, Any], field: str) -> str:

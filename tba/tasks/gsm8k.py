@@ -11,7 +11,7 @@ from typing import Any
 from tba.config import TaskConfig
 from tba.errors import DataError
 from tba.steps import line_ends
-from tba.tasks.fields import no_options, one_of, text_in
+from tba.tasks.fields import one_of, text_in
 from tba.types import Prompt, Response, Reward
 
 TEMPLATES = {
@@ -58,7 +58,6 @@ class GSM8K:
     rules = RULES
 
     def __init__(self, config: TaskConfig):
-        no_options(config)
         self.template = TEMPLATES[one_of("template", config.template or "tba", TEMPLATES)]
         self.rule = RULES[one_of("rule", config.rule or "last-number", RULES)]
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tba.config import TaskConfig
 from tba.errors import ConfigError
-from tba.tasks.fields import no_options, one_of
+from tba.tasks.fields import one_of
 from tba.types import Prompt, Response, Reward
 
 TRAIN_PROMPTS, TEST_PROMPTS = 4096, 1000
@@ -49,7 +49,6 @@ class Quickstart:
     rules = RULES
 
     def __init__(self, config: TaskConfig):
-        no_options(config)
         for field in ("train", "test", "template"):
             if given := getattr(config, field):
                 raise ConfigError(

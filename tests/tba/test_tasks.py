@@ -13,6 +13,8 @@ from tba.types import Response, Version
 from tests.fakes import make_prompts
 
 MODULE = """
+from dataclasses import dataclass
+from tba.config import Config, parse_options
 from tba.types import Reward
 
 class Short:
@@ -42,6 +44,28 @@ class Odd(Short):
     @staticmethod
     def preset():
         return {"training.steps": 3}
+
+class Bare:
+    name = "bare"
+
+class Lost(Short):
+    def __init__(self, config):
+        self.judge = config.options["judge"]
+
+    def preset(self):
+        return Config()
+
+class Careless(Short):
+    @dataclass
+    class Options:
+        strict: bool = False
+
+    def __init__(self, config):
+        self.options = parse_options(self.Options, config)
+
+    @staticmethod
+    def preset():
+        return Config().replace({"training.learning_rate": 1 / 0})
 
 number = 3
 """
@@ -100,19 +124,33 @@ def test_without_a_preset_it_takes_the_defaults_of_all_settings(folder: Path):
         ("{here}:Missing", "has no attribute 'Missing'"),
         ("{here}:number", "is 3, not a class"),
         ("{here}:Incomplete", "is no task: it has no name, no source, no reward"),
+        ("{here}:Bare", ":Bare' cannot be made by __init__(self, config): TypeError: Bare() takes no arguments"),
+        ("{here}:Lost", "KeyError: 'judge' ({file}, line {line})"),
+        ("{here}:Careless", "TypeError: class Careless.Options is not made with @tba.config.settings"),
         (":", "cannot be loaded"),
     ],
 )
 def test_what_is_no_task_is_refused_by_what_it_lacks(folder: Path, name: str, says: str):
     with pytest.raises(ConfigError) as refused:
         get_task(name.format(here=folder.name))
-    assert says in str(refused.value)
+    line = MODULE[: MODULE.index('options["judge"]')].count("\n") + 1
+    assert says.format(here=folder.name, file=folder.with_suffix(".py"), line=line) in str(refused.value)
 
 
 def test_a_preset_that_is_no_config_is_refused(folder: Path):
     with pytest.raises(ConfigError, match=r"preset\(\) of .* must give a tba.config.Config"):
         preset_of(f"{folder.name}:Odd")
     assert callable(find_task(f"{folder.name}:Odd"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("Lost", "TypeError: Lost.preset() missing 1"), ("Careless", "ZeroDivisionError: division by zero")],
+)
+def test_a_preset_that_cannot_be_had_is_told(folder: Path, name: str, says: str):
+    with pytest.raises(ConfigError) as refused:
+        preset_of(f"{folder.name}:{name}")
+    assert f"preset(), a static method, of '{folder.name}:{name}' fails: {says}" in str(refused.value)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -143,8 +181,8 @@ def test_an_option_at_fault_is_named(options: dict[str, Any], says: str):
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["quickstart", "gsm8k"])
-def test_a_task_without_options_refuses_them(name: str):
+@pytest.mark.parametrize("name", ["quickstart", "gsm8k", "tests.tba.test_turns:Echo"])
+def test_options_are_refused_for_a_task_without_them(name: str):
     with pytest.raises(ConfigError, match=rf"'task.options.colour': task '{name}' takes no options"):
         get_task(TaskConfig(name=name, options={"colour": "red"}))
 
