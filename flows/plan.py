@@ -28,6 +28,7 @@ from storage.store import open_store
 from tba.config import Config, ObjectiveConfig, parse
 from tba.errors import AlreadyExists, ConfigError
 from tba.interfaces import TakesTurns
+from tba.places import check_place
 from tba.scoring import check_can_remember
 from tba.tasks import get_task, policy_maker, preset_of
 from tba.values import check_can_value
@@ -38,8 +39,11 @@ FLAT = {"steps": "training.steps", "searchers": "search.searchers", "seed": "see
 _TOKENS_PER_SECOND = 1000  # what --dry-run assumes of one searcher; `tba watch` shows the real figure
 
 
-def resolve(task: str, overrides: Mapping[str, Any] | None = None, **flat: int | None) -> Config:
-    """The settings a task brings, with changes; raises ConfigError naming the field at fault before anything starts."""
+def resolve(
+    task: str, overrides: Mapping[str, Any] | None = None, *, runs_here: bool = True, **flat: int | None
+) -> Config:
+    """The settings a task brings, with changes; raises ConfigError naming the field at fault before anything starts.
+    Folders are those of this machine if the roles run here."""
     changes = dict(overrides or {})
     for name, value in flat.items():
         if value is not None:
@@ -47,6 +51,8 @@ def resolve(task: str, overrides: Mapping[str, Any] | None = None, **flat: int |
     if forked := [key for key in changes if key.split(".")[0] == "start"]:
         raise ConfigError(f"{forked[0]}: only `tba fork` sets it")
     config = checked(preset_of(task).replace(changes))
+    if runs_here and config.model.path and "://" not in config.model.path:
+        check_place("model.path", config.model.path)
     read_sampler(config)
     known = ask_earlier_run(config)
     return config.replace({"search.prompts_from": known.url}) if known else config  # whoever reads it, and wherever

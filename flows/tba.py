@@ -62,7 +62,8 @@ def tba(
             raise ConfigError("a run that is resumed keeps its settings: give neither steps nor seed nor overrides")
         subject, config = resume_run(task, name, root, searchers)
     else:
-        config = plan.resolve(task, overrides, steps=steps, searchers=searchers, seed=seed)
+        here = launcher == "local"
+        config = plan.resolve(task, overrides, runs_here=here, steps=steps, searchers=searchers, seed=seed)
         subject = plan.start(config, root, name, created_by=this_flow_run())
     try:
         look_after(subject, config, launcher)

@@ -32,6 +32,7 @@ from tba.errors import ConfigError, Damaged, DataError, StorageError
 from tba.evaluator import Evaluator
 from tba.generation import TransformersGenerator
 from tba.interfaces import Measures, ReadsFields, Task, UsesModels
+from tba.places import check_place
 from tba.policy import Policy, PolicyScorer
 from tba.prompts import PromptStream
 from tba.searcher import Searcher, await_reference
@@ -239,7 +240,10 @@ def _start_of(run: Run, config: Config, tell: Tell) -> str | Path:
 
 def _model_at(setting: str, place: str, run: Run, config: Config, tell: Tell) -> str | Path:
     """What lies at a URL as a folder here; folders and names of the hub as they are."""
-    return _fetch_model(setting, place, run, config, tell) if "://" in place else place
+    if "://" in place:
+        return _fetch_model(setting, place, run, config, tell)
+    check_place(setting, place)
+    return place
 
 
 def _fetch_model(setting: str, url: str, run: Run, config: Config, tell: Tell) -> Path:

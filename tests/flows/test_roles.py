@@ -489,9 +489,18 @@ def test_a_policy_in_parts_is_refused_unless_every_part_is_there(root, policy, t
     assert isinstance(error, ConfigError) and f"no {first.name} there" in str(error)
 
 
-@pytest.mark.parametrize("path", ["ftp://somewhere/model", "/no/such/folder"])
-def test_a_path_that_leads_nowhere_is_refused(path, tmp_path):
-    assert isinstance(ended_at_once(settings(Path("x"), **{"model.path": path}), tmp_path), ConfigError)
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("ftp://somewhere/model", "a store is a path, file://… or s3://bucket/prefix, got ftp://…"),
+        ("/no/such/folder", "model.path: no such folder, and no name of the hub, got '/no/such/folder'"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused(path, says, tmp_path):
+    """By the trainer too: a folder may be there where a run is started, and not where its roles run."""
+    config = plan.resolve("quickstart", {"model.path": path, **SMALL}, runs_here=False)
+    error = ended_at_once(config, tmp_path)
+    assert isinstance(error, ConfigError) and str(error) == says
 
 
 # --- GSM8K ---

@@ -13,10 +13,10 @@ from tests.flows.roles import TINY
 from tests.tba.tiny import tiny_folder
 
 ODD = """
-from reverse import Reverse
+from carryless import Carryless
 
 
-class Odd(Reverse):
+class Odd(Carryless):
     name = "odd"
 
     def reward(self, prompt, response):
@@ -25,10 +25,10 @@ class Odd(Reverse):
 PAGE = Path(__file__).parents[2] / "docs" / "tasks.md"
 
 
-def write_reverse(folder: Path) -> None:
+def write_task(folder: Path) -> None:
     written = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert written
-    (folder / "reverse.py").write_text(written[1])
+    (folder / "carryless.py").write_text(written[1])
 
 
 def run_from(folder: Path, task: str) -> "subprocess.CompletedProcess[str]":
@@ -41,25 +41,25 @@ def run_from(folder: Path, task: str) -> "subprocess.CompletedProcess[str]":
 
 @pytest.mark.slow
 def test_the_task_of_the_documentation_runs_from_the_folder_of_its_file(tmp_path: Path):
-    write_reverse(tmp_path)
-    told = run_from(tmp_path, "reverse:Reverse")
+    write_task(tmp_path)
+    told = run_from(tmp_path, "carryless:Carryless")
     assert told.returncode == 0, told.stderr
     (folder,) = (tmp_path / "here" / "runs").iterdir()
-    assert folder.name.startswith("Reverse-2")
+    assert folder.name.startswith("Carryless-2")
     with storage.connect(Run.open(str(folder))) as con:
         wrong = con.execute(
             """select response, answer, reward from trajectories join prompts using (prompt_id)
             where reward <> list_sum([(response[i] = answer[i])::int for i in range(1, 4)]) / 3"""
         ).fetchall()
-        parts = con.execute("select bool_and(reward_parts['letters'] = length(response)) from trajectories").fetchone()
+        parts = con.execute("select bool_and(reward_parts['digits'] = length(response)) from trajectories").fetchone()
         asked = con.execute("select split, count(*) from prompts group by 1 order by 1").fetchall()
         steps = con.execute("select count(*) from steps").fetchone()
-    assert (wrong, parts, asked, steps) == ([], (True,), [("test", 36), ("train", 72)], (8,))
+    assert (wrong, parts, asked, steps) == ([], (True,), [("test", 256), ("train", 1024)], (8,))
 
 
 @pytest.mark.slow
 def test_a_task_whose_reward_fails_ends_the_run_at_once_and_says_where(tmp_path: Path):
-    write_reverse(tmp_path)
+    write_task(tmp_path)
     (tmp_path / "odd.py").write_text(ODD)
     told = run_from(tmp_path, "odd:Odd")
     assert told.returncode == 1
@@ -68,7 +68,7 @@ def test_a_task_whose_reward_fails_ends_the_run_at_once_and_says_where(tmp_path:
         r"^searcher-000, life 1, failed with exit code 2: DataError: (.*)$", told.stderr, re.MULTILINE
     )
     assert re.fullmatch(
-        r"task 'odd': reward of prompt 'train-\w+' raised AttributeError: .*reverse.py, line \d+\)", ended
+        r"task 'odd': reward of prompt 'train \d+\+\d+=' raised AttributeError: .*carryless.py, line \d+\)", ended
     )
     (log,) = (tmp_path / "here").glob("runs/*/logs/searcher-000-0001.log")
     assert "odd.py" in log.read_text(), "the whole traceback"
