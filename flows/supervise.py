@@ -531,10 +531,11 @@ def _why(life: Life, code: int) -> str:
     """What a role that failed said last: its error, without the time of the log."""
     if code in (STOPPED, SUPERSEDED) or code <= FINISHED:  # below it are signals
         return ""
+    words = ""
     with suppress(StorageError):  # the log may be elsewhere
         words = life.last_words().rstrip()
-        return f": {words.splitlines()[-1].rpartition(' ERROR ')[-1]}" if words else ""
-    return ""
+    last = words.splitlines()[-1] if words else ""
+    return f": {last.partition(' ERROR ')[2] or last}" if last else ""
 
 
 def _quote(life: Life) -> str:

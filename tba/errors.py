@@ -2,7 +2,7 @@
 
 TBAError
 ├── ConfigError          a setting is unknown, out of range or contradicts another (also a ValueError)
-├── DataError            a task's data is missing or malformed (also a ValueError)
+├── DataError            a task's data is missing or malformed, or its own code fails (also a ValueError)
 ├── StorageError         an object is missing, damaged or refused (names the key)
 │   ├── AlreadyExists    a create-only name is taken (also a FileExistsError)
 │   ├── Missing          no such object (also a FileNotFoundError)
