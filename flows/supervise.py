@@ -528,19 +528,24 @@ def _say(code: int) -> str:
 
 
 def _why(life: Life, code: int) -> str:
-    """What a role that failed said last: its error, without the time of the log."""
+    """What a role that failed says was wrong, or what it said last."""
     if code in (STOPPED, SUPERSEDED) or code <= FINISHED:  # below it are signals
         return ""
     words = ""
     with suppress(StorageError):  # the log may be elsewhere
-        words = life.last_words().rstrip()
-    last = words.splitlines()[-1] if words else ""
-    return f": {last.partition(' ERROR ')[2] or last}" if last else ""
+        words = life.last_words()
+    last = _error_of(words) or words.rstrip().rpartition("\n")[2]
+    return f": {last}" if last else ""
 
 
 def _quote(life: Life) -> str:
     """What it says was wrong, where it lived, and what it wrote last."""
     words = life.last_words()
-    errors = ERROR_LINE.findall(words)
-    where = f"{errors[-1]}; {life.where}" if errors else life.where
+    error = _error_of(words)
+    where = f"{error}; {life.where}" if error else life.where
     return f"{where}; its last words:\n{words}" if words else f"{where}; it wrote nothing"
+
+
+def _error_of(words: str) -> str:
+    """The last error in a log, without its time."""
+    return next(reversed(ERROR_LINE.findall(words)), "")
