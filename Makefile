@@ -3,12 +3,14 @@ PYTHON ?= python3.11
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 TRL    := .tba/trl
+VLLM   := .tba/vllm
 
-.PHONY: help install run test check bench science clean
+.PHONY: help install run test test-vllm check bench science clean
 
 help:
 	@echo "make run      a new machine to a finished quickstart run"
 	@echo "make test     a new machine to a green test suite"
+	@echo "make test-vllm  the tests that need vLLM, whose build for CPUs is installed beside the environment"
 	@echo "make check    style, types and boundaries"
 	@echo "make bench    speed, storage and kills, as benchmarks/README.md shows them, measured again (hours)"
 	@echo "make science  the studies that docs/results tells of, but for runs that their CSVs have (many hours)"
@@ -27,6 +29,15 @@ run: install
 
 test: install
 	$(BIN)/python -m pytest
+
+test-vllm: $(VLLM)/.installed
+	PYTHONPATH=$(VLLM) TBA_TESTS_NEED_VLLM=1 $(BIN)/python -m pytest -m vllm -W "ignore:Unclosed:ResourceWarning"
+
+$(VLLM)/.installed: requirements-cpu-vllm.txt $(VENV)/.installed
+	mkdir -p $(VLLM)
+	grep -vxF -f requirements-cpu.txt $< > $(VLLM)/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VLLM) -r $(VLLM)/requirements.txt
+	@touch $@
 
 check: install
 	$(BIN)/ruff check .

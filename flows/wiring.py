@@ -10,6 +10,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
+from flows.engines import open_generator
 from flows.reader import Reader
 from storage.attempts import claim_attempt
 from storage.cache import cache_folder, shared_copy
@@ -30,7 +31,6 @@ from tba.asking import asking
 from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, DataError, StorageError
 from tba.evaluator import Evaluator
-from tba.generation import TransformersGenerator
 from tba.interfaces import Measures, ReadsFields, Task, UsesModels
 from tba.places import check_place
 from tba.policy import Policy, PolicyScorer
@@ -58,29 +58,30 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
     _load_models(task, run, config, lease.tell)
     versions = Versions(run)
     reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
-    searcher = Searcher(
-        index,
-        seed=config.seed,
-        config=config.search,
-        stream=PromptStream(
-            read_prompts(run, "train"),
+    with closing(open_generator(config, events)) as generator:
+        searcher = Searcher(
+            index,
             seed=config.seed,
-            searcher=index,
-            searchers=config.search.searchers,
-            shuffle=config.search.shuffle,
-        ),
-        task=task,
-        generator=_generator(config),
-        scorer=_reference_scorer(config, versions, reference),
-        log=Trajectories(run),
-        versions=versions,
-        lease=lease,
-        events=events,
-        deadline=config.limits.data_deadline,
-        lag=config.sync.lag,
-        first_version=config.start.sync,
-    )
-    searcher.run()
+            config=config.search,
+            stream=PromptStream(
+                read_prompts(run, "train"),
+                seed=config.seed,
+                searcher=index,
+                searchers=config.search.searchers,
+                shuffle=config.search.shuffle,
+            ),
+            task=task,
+            generator=generator,
+            scorer=_reference_scorer(config, versions, reference),
+            log=Trajectories(run),
+            versions=versions,
+            lease=lease,
+            events=events,
+            deadline=config.limits.data_deadline,
+            lag=config.sync.lag,
+            first_version=config.start.sync,
+        )
+        searcher.run()
 
 
 def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
@@ -123,18 +124,19 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
     _load_models(task, run, config, lease.tell)
     versions = Versions(run)
     reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
-    evaluator = Evaluator(
-        config,
-        prompts=read_prompts(run, "test")[: config.evaluation.prompts],
-        task=task,
-        generator=_generator(config),
-        reference=_reference_scorer(config, versions, reference) if _needs_reference(task) else None,
-        versions=versions,
-        evaluations=Evaluations(run),
-        lease=lease,
-        events=events,
-    )
-    evaluator.run()
+    with closing(open_generator(config, events)) as generator:
+        evaluator = Evaluator(
+            config,
+            prompts=read_prompts(run, "test")[: config.evaluation.prompts],
+            task=task,
+            generator=generator,
+            reference=_reference_scorer(config, versions, reference) if _needs_reference(task) else None,
+            versions=versions,
+            evaluations=Evaluations(run),
+            lease=lease,
+            events=events,
+        )
+        evaluator.run()
 
 
 def _no_start(run: Run, config: Config) -> Damaged:
@@ -166,16 +168,6 @@ def _needs_reference(task: Task) -> bool:
 
 def _reference_scorer(config: Config, versions: Versions, reference: Version) -> PolicyScorer:
     return PolicyScorer(_load_policy(config, versions.load(reference)), reference)
-
-
-def _generator(config: Config) -> TransformersGenerator:
-    return TransformersGenerator(
-        device=config.model.device,
-        dtype=config.model.publish_dtype,
-        batch_responses=config.search.batch_responses,
-        max_response_tokens=config.search.max_response_tokens,
-        trust_remote_code=config.model.trust_remote_code,
-    )
 
 
 def _load_policy(config: Config, path: str | Path) -> Policy:

@@ -76,6 +76,22 @@ class ModelConfig:
     """CPU threads of each role; 0 leaves them to torch."""
 
 
+@settings
+class EngineConfig:
+    """What generates responses, for searchers and the evaluator."""
+
+    name: Literal["auto", "vllm", "transformers"] = "auto"
+    """`auto` takes vLLM on a GPU, where it is installed."""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Of a GPU's memory that vLLM takes; the reference, and the models by which a task rewards, lie beside it."""
+    cache_gigabytes: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Of vLLM's keys and values; unset, on a GPU what is left of its share, on a CPU 1."""
+    tensor_parallel: Positive = 1
+    """GPUs that one engine of vLLM is spread over."""
+    compile: bool = True
+    """Whether vLLM, on a GPU, compiles the model and records CUDA graphs: faster steps, and a slower start."""
+
+
 ObjectiveName = Literal[
     "trajectory-balance", "tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo", "online-dpo", "kimi",
     "oapl", "ppo", "vine-ppo",
@@ -490,6 +506,7 @@ class Config:
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     search: SearchConfig = Field(default_factory=SearchConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from tba.errors import ConfigError, Damaged, Missing
@@ -55,7 +55,7 @@ class TransformersGenerator:
         into the model that is there. Missing if the folder is removed meanwhile, Damaged if it cannot be read; the
         weights before it then stay."""
         try:
-            description = _describe(folder)
+            description = describe(folder)
             if self._policy is None or description != self._description or not _refill(self._policy.model, folder):
                 self._policy = self._load(folder, description)
         except (ConfigError, Damaged, OSError, SafetensorError) as error:
@@ -71,9 +71,11 @@ class TransformersGenerator:
         _check_cache(policy.model, setting)
         self._policy, self._description, self.version = policy, b"", version
 
+    def close(self) -> None: ...
+
     def _load(self, folder: Path, description: bytes) -> Policy:
         policy = Policy.load(folder, dtype=self.dtype, device=self.device, trust_remote_code=self.trust_remote_code)
-        if _describe(folder) != description:  # transformers makes do with what is left
+        if describe(folder) != description:  # transformers makes do with what is left
             raise FileNotFoundError(folder)
         _check_cache(policy.model, "model.path")
         return policy
@@ -98,7 +100,7 @@ class TransformersGenerator:
         policy, _ = self._adopted()
         most = [self.max_response_tokens] * len(prompts)
         limits = most if limits is None else [min(pair) for pair in zip(limits, most, strict=True)]
-        _check_request(prompts, seeds, temperature, top_p, limits)
+        check_request(prompts, seeds, temperature, top_p, limits)
         began = time.monotonic()
         requests = [_Request(i, p.tokens, seed, limits[i]) for i, p in enumerate(prompts) for seed in seeds[i]]
         self._run(policy, requests, temperature, top_p)
@@ -112,7 +114,7 @@ class TransformersGenerator:
     @torch.inference_mode()
     def _run(self, policy: Policy, requests: "Sequence[_Request]", temperature: float, top_p: float) -> None:
         """Continue every request to its end. Long prompts first: later ones then fit in the columns that are there."""
-        ends = _end_tokens(policy)
+        ends = end_tokens(policy.model.generation_config, policy.tokenizer)
         waiting = deque(sorted(requests, key=lambda request: len(request.prompt), reverse=True))
         flight = _Flight(policy.model)
         while waiting or flight.rows:
@@ -338,7 +340,7 @@ def _invert(probability_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
     return found_B1.squeeze(1).clamp(max=probability_BV.shape[1] - 1)
 
 
-def _check_request(
+def check_request(
     prompts: Sequence[Prompt],
     seeds: Sequence[Sequence[int]],
     temperature: float,
@@ -365,14 +367,14 @@ def _check_cache(model: PreTrainedModel, setting: str) -> None:
         raise ConfigError(f"{setting}: cannot generate with {model.config.model_type}: it keeps {', '.join(foreign)}")
 
 
-def _end_tokens(policy: Policy) -> frozenset[int]:
+def end_tokens(config: GenerationConfig | None, tokenizer: Any) -> frozenset[int]:
     """What ends a response: the model's own end tokens, which may be several, and the tokenizer's."""
-    configured = policy.model.generation_config.eos_token_id if policy.model.generation_config else None
+    configured = config.eos_token_id if config else None
     ends = configured if isinstance(configured, list) else [configured]
-    return frozenset(token for token in [*ends, policy.tokenizer.eos_token_id] if isinstance(token, int))
+    return frozenset(token for token in [*ends, tokenizer.eos_token_id] if isinstance(token, int))
 
 
-def _describe(folder: Path) -> bytes:
+def describe(folder: Path) -> bytes:
     """A digest of all that a folder says beside its weights."""
     digest = hashlib.sha256()
     for name in _DESCRIPTION:

@@ -135,6 +135,10 @@ class Generator(Protocol):
         """Load the weights of a version from a Hugging Face folder."""
         ...
 
+    def close(self) -> None:
+        """Let go of what it holds beyond this process. It may adopt a version again."""
+        ...
+
     def generate(
         self,
         prompts: Sequence[Prompt],

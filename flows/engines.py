@@ -1,0 +1,79 @@
+"""What generates responses on this machine: vLLM where it is installed and suits, transformers elsewhere."""
+
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from storage.events import Events
+from tba.config import Config
+from tba.errors import ConfigError
+from tba.generation import TransformersGenerator
+from tba.interfaces import Generator
+from tba.pretrained import resolve_device
+
+
+class Engine(NamedTuple):
+    name: str
+    why: str
+
+
+def open_generator(config: Config, events: Events) -> Generator:
+    """The one to use, before it has adopted anything."""
+    engine = choose(config, device=resolve_device(config.model.device).type, installed=find_spec("vllm") is not None)
+    events.write("engine-chosen", f"responses come from {engine.name}: {engine.why}", engine=engine.name)
+    search = config.search
+    common: dict[str, Any] = {
+        "dtype": config.model.publish_dtype,
+        "batch_responses": search.batch_responses,
+        "max_response_tokens": search.max_response_tokens,
+        "trust_remote_code": config.model.trust_remote_code,
+    }
+    if engine.name == "transformers":
+        return TransformersGenerator(device=config.model.device, **common)
+    from tba.vllm_generation import VLLMGenerator  # takes ten seconds, and is not everywhere
+
+    return VLLMGenerator(
+        **common,
+        on_cpu=resolve_device(config.model.device).type == "cpu",
+        max_prompt_tokens=search.max_prompt_tokens,
+        raw_logps=samples_at_one(config),
+        engine=config.engine,
+    )
+
+
+def choose(config: Config, *, device: str, installed: bool) -> Engine:
+    """ConfigError if what the settings want is not to be had."""
+    wanted = config.engine.name
+    against = ""
+    if not installed:
+        against = "vLLM is not installed here (docs/gpus.md)"
+    elif not samples_at_one(config) and cuts(config):
+        against = (
+            "vLLM tells the log-probabilities of what it samples before top_p cuts them at temperature 1 alone, and "
+            f"this run samples with {cuts(config)}"
+        )
+    if wanted == "vllm" and against:
+        raise ConfigError(f"engine.name: {against}, got 'vllm'")
+    if wanted != "auto":
+        return Engine(wanted, "engine.name says so")
+    if device == "cpu":
+        against = against or "on a CPU vLLM is not faster with small models, and starts later"
+    return Engine("transformers", against) if against else Engine("vllm", "it is installed, and there is a GPU")
+
+
+def samples_at_one(config: Config) -> bool:
+    """Whether all that is sampled is sampled at temperature 1."""
+    search = config.search
+    evaluated = config.evaluation_temperature if config.evaluation.samples else 1.0
+    return search.temperature == evaluated == 1 and not search.explore_share
+
+
+def cuts(config: Config) -> str:
+    """The setting by which only the most likely tokens are sampled; empty if none does."""
+    search, evaluation = config.search, config.evaluation
+    if search.top_p < 1:
+        return f"search.top_p={search.top_p:g}"
+    if search.explore_share and search.explore_top_p < 1:
+        return f"search.explore_top_p={search.explore_top_p:g}"
+    if evaluation.samples and config.evaluation_top_p < 1:
+        return f"evaluation.top_p={config.evaluation_top_p:g}"
+    return ""

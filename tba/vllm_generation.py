@@ -1,0 +1,257 @@
+"""Responses from vLLM, whose engine lives in processes of its own beside the role that asks it.
+
+Each response is a request with its own seed, so that what a seed yields follows from weights, prompt, seed and
+temperature alone, up to rounding. Requests for the same prompt share its keys and values, but never with those of
+another version's weights.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import active_children
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from vllm import EngineArgs, SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
+from vllm.config import WeightTransferConfig  # pyright: ignore[reportMissingImports]
+from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportMissingImports]
+from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
+
+from tba.config import EngineConfig
+from tba.errors import ConfigError, Damaged, Missing, RunFailed, TBAError
+from tba.generation import check_request, describe, end_tokens
+from tba.types import Prompt, Response, Version
+from tba.vllm_plugin import FROM_FOLDER, OURS
+
+CPU_CACHE = 1.0  # gigabytes of keys and values on a CPU, whose memory others use too
+
+
+class VLLMGenerator:
+    """Generates at most `batch_responses` responses side by side, each of at most `max_response_tokens` tokens after at
+    most `max_prompt_tokens`.
+
+    An engine's log-probabilities are either those at temperature 1 or those of what was sampled from, at its
+    temperature and cut to `top_p`. With `raw_logps` they are the former.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_cpu: bool,
+        dtype: str = "float32",
+        batch_responses: int = 512,
+        max_prompt_tokens: int = 512,
+        max_response_tokens: int = 512,
+        raw_logps: bool = False,
+        engine: EngineConfig | None = None,
+        trust_remote_code: bool = False,
+    ):
+        self.on_cpu, self.dtype, self.trust_remote_code = on_cpu, dtype, trust_remote_code
+        self.batch_responses, self.max_response_tokens = batch_responses, max_response_tokens
+        self.max_tokens = max_prompt_tokens + max_response_tokens
+        self.raw_logps, self.config = raw_logps, engine or EngineConfig()
+        self.version: Version | None = None
+        self._engine: LLMEngine | None = None
+        self._description, self._shapes = b"", {}
+        self._tokenizer: Any = None
+        self._ends: frozenset[int] = frozenset()
+
+    def adopt(self, folder: Path, version: Version) -> None:
+        """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
+        into the engine that runs. Missing if the folder is removed meanwhile, Damaged if it cannot be read; the
+        weights before it then stay, unless an engine had to be started."""
+        try:
+            description, shapes = describe(folder), _shapes(folder)
+            if self._engine is None or (description, shapes) != (self._description, self._shapes):
+                self._start(folder)
+            else:
+                self._update(folder)
+        except EngineDeadError as error:
+            raise RunFailed(f"the engine of vLLM died while it took version {version}") from error
+        except Exception as error:  # what a worker raises reaches us as no more than that
+            if not (folder / "config.json").exists():  # the first file to go, and at last the folder
+                raise Missing(f"version {version} was removed from {folder} while it was read") from error
+            if isinstance(error, TBAError):
+                raise
+            raise Damaged(f"version {version} in {folder} cannot be read: {error}") from error
+        self._description, self._shapes, self.version = description, shapes, version
+        self._running().set_weight_version(str(version))
+
+    def _start(self, folder: Path) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=self.trust_remote_code)
+        ends = end_tokens(_generation_config(folder, self.trust_remote_code), tokenizer)
+        self.close()
+        self._engine = start_engine(self._arguments(folder), on_cpu=self.on_cpu)
+        self._tokenizer, self._ends = tokenizer, ends
+
+    def _arguments(self, folder: Path) -> EngineArgs:
+        on_cpu, cache = self.on_cpu, self.config.cache_gigabytes or (CPU_CACHE if self.on_cpu else None)
+        return EngineArgs(
+            model=str(folder),
+            skip_tokenizer_init=True,
+            dtype=self.dtype,  # pyright: ignore[reportArgumentType]
+            trust_remote_code=self.trust_remote_code,
+            max_model_len=self.max_tokens,
+            max_num_seqs=self.batch_responses,
+            max_num_batched_tokens=max(self.max_tokens, self.batch_responses, 8192) if on_cpu else None,
+            enable_chunked_prefill=not on_cpu,  # on a CPU vLLM cannot take back a seeded draw, as that has to
+            enable_prefix_caching=True,
+            enforce_eager=on_cpu or not self.config.compile,
+            gpu_memory_utilization=self.config.memory_fraction,
+            kv_cache_memory_bytes=int(cache * 2**30) if cache else None,
+            tensor_parallel_size=self.config.tensor_parallel,
+            logprobs_mode="raw_logprobs" if self.raw_logps else "processed_logprobs",
+            weight_transfer_config=WeightTransferConfig(backend=FROM_FOLDER),
+            generation_config="vllm",  # every setting of sampling is given with each request
+            disable_log_stats=True,
+        )
+
+    def _update(self, folder: Path) -> None:
+        """Whatever is being generated waits, and goes on with the new weights."""
+        engine = self._running()
+        engine.sleep(level=0, mode="keep")
+        try:
+            for method, arguments in (
+                ("start_weight_update", {}),
+                ("update_weights", {"update_info": {"path": str(folder)}}),
+                ("finish_weight_update", {}),
+            ):
+                engine.collective_rpc(method, kwargs=arguments)
+        finally:
+            engine.wake_up(tags=["scheduling"])
+
+    @property
+    def tokenizer(self) -> Any:
+        self._running()
+        return self._tokenizer
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[Sequence[int]],
+        *,
+        temperature: float,
+        top_p: float = 1.0,
+        limits: Sequence[int] | None = None,
+    ) -> list[list[Response]]:
+        """One response per seed; `logps` are those of the model at `temperature`, before `top_p` cuts it.
+
+        Temperature 0 is greedy; its `logps` are the model's own, at temperature 1.
+        """
+        engine = self._running()
+        most = [self.max_response_tokens] * len(prompts)
+        limits = most if limits is None else [min(pair) for pair in zip(limits, most, strict=True)]
+        check_request(prompts, seeds, temperature, top_p, limits)
+        _check_logps(temperature, top_p, raw=self.raw_logps)
+        began = time.monotonic()
+        try:
+            for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+                for j, seed in enumerate(seeds[i]):
+                    engine.add_request(f"{i}/{j}", self._asked(prompt), self._sampling(seed, limit, temperature, top_p))
+            outputs = {}
+            while engine.has_unfinished_requests():
+                outputs |= {output.request_id: output.outputs[0] for output in engine.step() if output.finished}
+        except EngineDeadError as error:
+            raise RunFailed("the engine of vLLM died while it generated") from error
+        share = (time.monotonic() - began) / max(1, sum(len(output.token_ids) for output in outputs.values()))
+        return [
+            [self._response(outputs[f"{i}/{j}"], seed, temperature, top_p, share) for j, seed in enumerate(group)]
+            for i, group in enumerate(seeds)
+        ]
+
+    def _asked(self, prompt: Prompt) -> Any:
+        return TokensPrompt(prompt_token_ids=list(prompt.tokens), cache_salt=str(self.version))
+
+    def _sampling(self, seed: int, limit: int, temperature: float, top_p: float) -> SamplingParams:
+        return SamplingParams(
+            temperature=temperature,
+            top_p=top_p if temperature else 1.0,
+            seed=seed,
+            max_tokens=limit,
+            logprobs=0,  # of the sampled token alone
+            ignore_eos=True,  # all that end a response are these
+            stop_token_ids=sorted(self._ends),
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _response(self, output: Any, seed: int, temperature: float, top_p: float, share: float) -> Response:
+        tokens = tuple(output.token_ids)
+        spans = output.weight_versions
+        return Response(
+            tokens=tokens,
+            logps=tuple(known[token].logprob for token, known in zip(tokens, output.logprobs, strict=True)),
+            text=self._tokenizer.decode(tokens, skip_special_tokens=True),
+            finished=tokens[-1] in self._ends,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            version_start=Version.parse(spans[0].version),
+            version_end=Version.parse(spans[-1].version),
+            generate_seconds=share * len(tokens),
+        )
+
+    def _running(self) -> LLMEngine:
+        if self._engine is None:
+            raise ConfigError("a generator has no weights before it has adopted a version")
+        return self._engine
+
+    def close(self) -> None:
+        """End the engine at once; it has nothing to lose."""
+        if self._engine is not None:
+            self._engine, self.version, engine = None, None, self._engine
+            for process in active_children():
+                process.kill()
+            with suppress(EngineDeadError):
+                engine.engine_core.shutdown(timeout=0)
+
+
+def start_engine(arguments: EngineArgs, *, on_cpu: bool) -> LLMEngine:
+    """In a process of its own, which leaves signals to stop to the role that may still need it. ConfigError if vLLM
+    cannot serve this model so, RunFailed if it does not start."""
+    os.environ |= {OURS: "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    os.environ |= {"VLLM_NO_USAGE_STATS": "1"}
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if on_cpu:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else every engine binds itself to the same cores
+    try:
+        config = arguments.create_engine_config()
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"engine.name: vLLM cannot serve this model so: {error}; transformers may") from error
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    try:
+        return LLMEngine.from_vllm_config(config, disable_log_stats=True)
+    except RuntimeError as error:
+        raise RunFailed(f"vLLM did not start: {error}") from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _check_logps(temperature: float, top_p: float, *, raw: bool) -> None:
+    """Refuse to tell other log-probabilities than those at this temperature before `top_p` cuts."""
+    if temperature and temperature != 1 if raw else temperature and top_p < 1:
+        which = "at temperature 1" if raw else "of what it samples from"
+        raise ValueError(f"this engine tells log-probabilities {which}, got temperature {temperature}, top_p {top_p}")
+
+
+def _generation_config(folder: Path, trust_remote_code: bool) -> GenerationConfig:
+    if (folder / "generation_config.json").exists():
+        return GenerationConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    return GenerationConfig.from_model_config(config)
+
+
+def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Of the weights, by name."""
+    found: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()}
+    if not found:
+        raise FileNotFoundError(f"no weights in {folder}")
+    return found

@@ -1,0 +1,68 @@
+"""How the weights of a version get into a running engine of vLLM: each of its workers reads them from the folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import (  # pyright: ignore[reportMissingImports]
+    ParallelLMHead,
+)
+from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportMissingImports]
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+
+@dataclass
+class Nothing(WeightTransferInitInfo): ...
+
+
+@dataclass
+class Folder(WeightTransferUpdateInfo):
+    path: str
+
+
+class FolderTransfer(WeightTransferEngine):
+    """All of it happens in `update_weights`, which opens every file before it changes the first weight: a folder that
+    has vanished leaves the engine as it was."""
+
+    init_info_cls, update_info_cls = Nothing, Folder
+
+    def init_transfer_engine(self, init_info: Nothing) -> None: ...
+
+    def start_weight_update(self) -> None: ...
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: Folder) -> None:
+        paths = sorted(Path(update_info.path).glob("*.safetensors"))
+        files = [safe_open(path, framework="pt") for path in paths]
+        if not files:
+            raise FileNotFoundError(f"no weights in {update_info.path}")
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights((name, file.get_tensor(name)) for file in files for name in file.offset_keys())
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            _pack_tied_heads(self.model)
+
+    def finish_weight_update(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+def _pack_tied_heads(model: torch.nn.Module) -> None:
+    """On a CPU vLLM multiplies by a packed copy of a head's weights, and packs it anew only where the head was loaded:
+    not where its weights are those of the embedding."""
+    heads: list[Any] = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
+    for layer in heads:
+        layer.quant_method.process_weights_after_loading(layer)

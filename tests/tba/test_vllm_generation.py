@@ -1,0 +1,207 @@
+"""vLLM's responses against the same weights in transformers: one real engine serves all of these tests."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tba.errors import Damaged, Missing
+from tba.generation import TransformersGenerator
+from tba.logprobs import chosen_logps
+from tba.policy import Policy, PolicyScorer
+from tba.types import Prompt, Response, Version
+from tests.tba.tiny import EOS_ID, tiny_tokenizer
+from tests.vllm import needs_vllm, served_folder
+
+pytestmark = needs_vllm
+
+V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 2)
+LIMIT, MOST = 24, 512
+TEXTS = ["1+2=", "what is it that you want?", "z", "hello", "7" * 150]
+SIMILAR = 2e-4  # log-probabilities in float32, of two implementations
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Version, Path]:
+    """Versions with other weights each."""
+    root = tmp_path_factory.mktemp("versions")
+    return {version: served_folder(root / str(version), seed=seed) for seed, version in enumerate((V0, V1, V2))}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    from tba.vllm_generation import VLLMGenerator
+
+    generator = VLLMGenerator(
+        on_cpu=True, batch_responses=64, max_prompt_tokens=MOST - LIMIT, max_response_tokens=LIMIT
+    )
+    yield generator
+    generator.close()
+
+
+@pytest.fixture
+def generator(engine: Any, folders: dict[Version, Path]) -> Any:
+    """At version 0, whatever the test before has done."""
+    engine.adopt(folders[V0], V0)
+    return engine
+
+
+def prompts_of(texts: list[str]) -> list[Prompt]:
+    tokenizer = tiny_tokenizer()
+    return [Prompt(prompt_id=text, text=text, tokens=tuple(tokenizer(text).input_ids)) for text in texts]
+
+
+PROMPTS = prompts_of(TEXTS)
+SEEDS = [[100 * i + j for j in range(6)] for i in range(len(PROMPTS))]
+
+
+def tokens_of(groups: list[list[Response]]) -> list[list[tuple[int, ...]]]:
+    return [[response.tokens for response in group] for group in groups]
+
+
+def distance(folder: Path, prompts: list[Prompt], groups: list[list[Response]], *, temperature: float) -> float:
+    """The greatest one between the stored log-probabilities and those by transformers, of any token."""
+    expected = PolicyScorer(Policy.load(folder), V0).token_logps(prompts, groups, temperature=temperature)
+    return max(
+        abs(told - found)
+        for group, scored in zip(groups, expected, strict=True)
+        for response, logps in zip(group, scored, strict=True)
+        for told, found in zip(response.logps, logps, strict=True)
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+def test_log_probabilities_are_the_policys_at_the_temperature_it_was_sampled_at(
+    generator: Any, folders: dict[Version, Path], temperature: float
+):
+    groups = generator.generate(PROMPTS, SEEDS, temperature=temperature)
+    assert distance(folders[V0], PROMPTS, groups, temperature=temperature) < SIMILAR
+
+
+def test_greedy_responses_are_those_of_transformers_and_have_the_policys_own_log_probabilities(
+    generator: Any, folders: dict[Version, Path]
+):
+    plain = TransformersGenerator(device="cpu", max_response_tokens=LIMIT)
+    plain.adopt(folders[V0], V0)
+    greedy, seeds = generator.generate(PROMPTS, [[0]] * len(PROMPTS), temperature=0.0), [[0]] * len(PROMPTS)
+    assert tokens_of(greedy) == tokens_of(plain.generate(PROMPTS, seeds, temperature=0.0))
+    assert distance(folders[V0], PROMPTS, greedy, temperature=1.0) < SIMILAR
+
+
+def test_tokens_come_as_often_as_the_policy_gives_them_at_that_temperature(
+    generator: Any, folders: dict[Version, Path]
+):
+    temperature, n = 0.7, 4000
+    [group] = generator.generate(PROMPTS[:1], [list(range(n))], temperature=temperature, limits=[1])
+    policy = Policy.load(folders[V0])
+    with torch.inference_mode():
+        logits_V = policy.model(torch.tensor([PROMPTS[0].tokens])).logits[0, -1]
+    tokens_V = torch.arange(len(logits_V))
+    expected_V = chosen_logps(logits_V.expand(len(tokens_V), -1), tokens_V, temperature=temperature).exp()
+    seen = Counter(response.tokens[0] for response in group)
+    likely = [token for token in tokens_V.tolist() if n * expected_V[token] > 5]
+    chi_square = sum((seen[token] - n * expected_V[token]) ** 2 / (n * expected_V[token]) for token in likely)
+    assert len(likely) > 5
+    assert chi_square < len(likely) + 5 * (2 * len(likely)) ** 0.5  # five standard deviations
+
+
+def test_what_a_seed_yields_does_not_depend_on_what_it_is_batched_with(generator: Any):
+    together = generator.generate(PROMPTS, SEEDS, temperature=1.0)
+    for i in (1, 3):
+        assert tokens_of(generator.generate([PROMPTS[i]], [SEEDS[i][2:4]], temperature=1.0)) == [
+            [response.tokens for response in together[i][2:4]]
+        ]
+    assert len({response.tokens for group in together for response in group}) > len(PROMPTS) * 3
+
+
+def test_a_response_ends_with_its_end_token_or_at_its_limit_and_says_which(generator: Any):
+    limits = [LIMIT, 3, 5, 1000, 2]
+    groups = generator.generate(PROMPTS, [list(range(40))] * len(PROMPTS), temperature=1.0, limits=limits)
+    tokenizer = tiny_tokenizer()
+    for limit, group in zip(limits, groups, strict=True):
+        for response in group:
+            assert response.finished == (response.tokens[-1] == EOS_ID)
+            assert response.finished or len(response.tokens) == min(limit, LIMIT)
+            assert EOS_ID not in response.tokens[:-1]
+            assert response.text == tokenizer.decode(response.tokens, skip_special_tokens=True)
+    assert {response.finished for group in groups for response in group} == {True, False}
+
+
+def test_a_version_is_taken_by_the_running_engine_and_all_it_says_is_from_its_weights(
+    generator: Any, folders: dict[Version, Path]
+):
+    """The prompt is longer than a block of keys and values: none of an earlier version's may be used again."""
+    processes = engine_processes()
+    long = prompts_of(["9" * 400])
+    for version in (V1, V2, V0, V1):
+        generator.adopt(folders[version], version)
+        groups = generator.generate(long, [list(range(8))], temperature=1.0)
+        assert {(response.version_start, response.version_end) for response in groups[0]} == {(version, version)}
+        assert distance(folders[version], long, groups, temperature=1.0) < SIMILAR
+    assert engine_processes() == processes
+
+
+def test_prompts_that_are_asked_again_share_what_was_computed(generator: Any):
+    """Within a version: without this the test above says nothing."""
+    engine, salt = generator._running(), str(generator.version)
+    long = prompts_of(["8" * 400])
+    generator.generate(long, [[1]], temperature=1.0)
+    engine.add_request("again", generator._asked(long[0]), generator._sampling(2, 1, 1.0, 1.0))
+    outputs = []
+    while engine.has_unfinished_requests():
+        outputs += engine.step()
+    assert salt == str(V0) and outputs[-1].num_cached_tokens >= 128
+
+
+@pytest.mark.parametrize("fault", ["gone", "without weights", "truncated"])
+def test_a_folder_that_cannot_be_read_is_refused_and_the_weights_before_it_stay(
+    generator: Any, folders: dict[Version, Path], tmp_path: Path, fault: str
+):
+    folder, processes = tmp_path / "version", engine_processes()
+    if fault != "gone":
+        shutil.copytree(folders[V1], folder)
+        weights = folder / "model.safetensors"
+        weights.unlink() if fault == "without weights" else weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(Missing if fault == "gone" else Damaged, match=str(V1)):
+        generator.adopt(folder, V1)
+    assert generator.version == V0 and engine_processes() == processes
+    groups = generator.generate(PROMPTS, SEEDS, temperature=1.0)
+    assert {response.version_end for group in groups for response in group} == {V0}
+    assert distance(folders[V0], PROMPTS, groups, temperature=1.0) < SIMILAR
+
+
+def test_a_folder_that_vanishes_under_the_engine_is_refused_too(
+    generator: Any, folders: dict[Version, Path], tmp_path: Path
+):
+    folder = tmp_path / "version"
+    shutil.copytree(folders[V1], folder)
+    take = generator._update
+
+    def vanish(place: Path) -> None:
+        shutil.rmtree(folder)
+        take(place)
+
+    generator._update = vanish
+    try:
+        with pytest.raises(Missing, match="was removed"):
+            generator.adopt(folder, V1)
+    finally:
+        generator._update = take
+    assert distance(
+        folders[V0], PROMPTS, generator.generate(PROMPTS, SEEDS, temperature=1.0), temperature=1.0
+    ) < SIMILAR  # fmt: skip
+
+
+def test_log_probabilities_that_would_not_be_the_policys_are_refused(generator: Any):
+    with pytest.raises(ValueError, match=r"top_p 0\.5"):
+        generator.generate(PROMPTS, SEEDS, temperature=0.7, top_p=0.5)
+
+
+def engine_processes() -> set[int]:
+    import multiprocessing
+
+    return {process.pid for process in multiprocessing.active_children() if process.pid}

@@ -1,0 +1,30 @@
+"""What tests with a real engine of vLLM need: a policy whose heads are of a size that it serves on a CPU, and why they
+are skipped where it is not installed."""
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from tba.policy import Policy
+from tests.tba.tiny import tiny_llama, tiny_tokenizer
+
+LACKING = find_spec("vllm") is None and not os.environ.get("TBA_TESTS_NEED_VLLM")
+REASON = "vLLM is not installed here: `make test-vllm` installs its build for CPUs beside the environment"
+needs_vllm = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(LACKING, reason=REASON),
+    pytest.mark.filterwarnings("default"),  # those of vLLM and of what it imports are not ours
+]
+
+
+def served_policy(*, seed: int = 0, layers: int = 2) -> Policy:
+    """The tiny policy with heads of 32."""
+    return Policy(tiny_llama(seed=seed, width=128, layers=layers), tiny_tokenizer(), torch.device("cpu"))
+
+
+def served_folder(folder: Path, *, seed: int = 0, layers: int = 2) -> Path:
+    served_policy(seed=seed, layers=layers).snapshot().save(folder)
+    return folder
