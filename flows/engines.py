@@ -62,18 +62,16 @@ def choose(config: Config, *, device: str, installed: bool) -> Engine:
 
 def samples_at_one(config: Config) -> bool:
     """Whether all that is sampled is sampled at temperature 1."""
-    search = config.search
-    evaluated = config.evaluation_temperature if config.evaluation.samples else 1.0
-    return search.temperature == evaluated == 1 and not search.explore_share
+    return config.search.temperature == config.evaluation_temperature == 1 and not config.search.explore_share
 
 
 def cuts(config: Config) -> str:
     """The setting by which only the most likely tokens are sampled; empty if none does."""
-    search, evaluation = config.search, config.evaluation
+    search = config.search
     if search.top_p < 1:
         return f"search.top_p={search.top_p:g}"
     if search.explore_share and search.explore_top_p < 1:
         return f"search.explore_top_p={search.explore_top_p:g}"
-    if evaluation.samples and config.evaluation_top_p < 1:
+    if config.evaluation_top_p < 1:
         return f"evaluation.top_p={config.evaluation_top_p:g}"
     return ""

@@ -1,0 +1,116 @@
+"""`tba run` with searcher and evaluator on real engines of vLLM, one of them killed: nothing of an engine outlives its
+role, and what is stored are the policy's log-probabilities."""
+
+import os
+import signal
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storage
+from storage.check import check
+from storage.run import Run
+from storage.versions import Versions
+from tba.policy import Policy, PolicyScorer
+from tba.types import Prompt, Response, Version
+from tests.flows.roles import TINY
+from tests.flows.test_end_to_end import lease_at, opened, tba, until
+from tests.vllm import needs_vllm, served_folder
+
+pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+STEPS = 8
+SETTINGS = {
+    **TINY,
+    "engine.name": "vllm",
+    "engine.cache_gigabytes": 0.25,
+    "sync.every": 2,
+    "sync.lag": 0,  # so that every version is taken
+    "sync.keep_versions": STEPS,
+    "search.temperature": 1.0,
+    "search.top_p": 0.9,
+    "training.learning_rate": 1e-2,  # so that versions differ
+    "limits.silent_after": 120,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("vllm")
+    log, policy = folder / "tba.log", served_folder(folder / "policy")
+    changes = [f"{key}={value}" for key, value in {"model.path": policy, **SETTINGS}.items()]
+    command = tba(
+        "run", "quickstart", "--root", str(folder), "--name", "r", "--steps", str(STEPS), "--set", *changes, log=log
+    )
+    run = until(lambda: opened(f"{folder}/runs/r"), "the run was not created", log)
+    until(lambda: lease_at(run, "trainer", step=4), "the trainer took no steps", log)
+    searcher = until(lambda: lease_at(run, "searcher-000"), "no searcher", log).pid
+    engine = [pid for pid in descendants(searcher) if "VLLM" in name_of(pid)]
+    assert len(engine) == 2, "the engine and its worker"
+    os.kill(searcher, signal.SIGKILL)
+    until(lambda: not any(name_of(pid) for pid in engine), "the engine outlives its searcher", log)
+    assert command.wait(280) == 0, log.read_text()[-3000:]
+    return run
+
+
+def test_the_run_is_whole_and_every_role_said_what_generates(finished: Run):
+    assert check(finished).ok
+    with storage.connect(finished) as con:
+        assert con.execute("select count(*), max(step) from steps").fetchall() == [(STEPS, STEPS)]
+        assert con.execute("select min(version), max(version) from evaluations").fetchall() == [(0, STEPS // 2)]
+        chosen = con.execute("select role, life, message from events where kind = 'engine-chosen'").fetchall()
+    said = "responses come from vllm: engine.name says so"
+    assert sorted(chosen) == [("evaluator", 1, said), ("searcher-000", 1, said), ("searcher-000", 2, said)]
+
+
+def test_each_round_is_by_its_version_and_stores_the_log_probabilities_before_top_p_cuts(finished: Run):
+    with storage.connect(finished) as con:
+        rows = con.execute(
+            "select round, version_start, version_end, prompt_tokens, response_tokens, behaviour_logps "
+            "from trajectories order by round"
+        ).fetchall()
+    versions = Versions(finished)
+    for round, of_round in groupby(rows, key=lambda row: row[0]):
+        version = Version(round, 1)
+        logps = scored(Policy.load(versions.load(version)), found := list(of_round))
+        assert {(row[1], row[2]) for row in found} == {(round, round)}
+        assert (
+            max(abs(a - b) for row, own in zip(found, logps, strict=True) for a, b in zip(row[5], own, strict=True))
+            < 1e-4
+        )
+    others = scored(Policy.load(versions.load(Version(0, 1))), found)
+    assert (
+        max(abs(a - b) for row, own in zip(found, others, strict=True) for a, b in zip(row[5], own, strict=True)) > 0.01
+    )
+
+
+def scored(policy: Policy, rows: list[tuple[Any, ...]]) -> list[tuple[float, ...]]:
+    prompts = [Prompt(prompt_id="", text="", tokens=tuple(row[3])) for row in rows]
+    responses = [[response(tuple(row[4]))] for row in rows]
+    return [logps for [logps] in PolicyScorer(policy, Version(0, 1)).token_logps(prompts, responses, temperature=1.0)]
+
+
+def response(tokens: tuple[int, ...]) -> Response:
+    none = Version(0, 1)
+    return Response(
+        tokens=tokens, logps=(0.0,) * len(tokens), text="", finished=True, temperature=1.0, top_p=1.0, seed=0,
+        version_start=none, version_end=none, generate_seconds=0.0,
+    )  # fmt: skip
+
+
+def descendants(pid: int) -> list[int]:
+    """Of a process, as Linux lists them."""
+    try:
+        children = [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+    return [*children, *(it for child in children for it in descendants(child))]
+
+
+def name_of(pid: int) -> str:
+    """Empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
