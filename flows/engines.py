@@ -1,4 +1,5 @@
-"""What generates responses on this machine: vLLM where it is installed and suits, transformers elsewhere."""
+"""What generates responses on this machine: vLLM where it is installed and suits, transformers elsewhere. Imports
+neither before one is chosen."""
 
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -6,9 +7,7 @@ from typing import Any, NamedTuple
 from storage.events import Events
 from tba.config import Config
 from tba.errors import ConfigError
-from tba.generation import TransformersGenerator
 from tba.interfaces import Generator
-from tba.pretrained import resolve_device
 
 
 class Engine(NamedTuple):
@@ -18,26 +17,30 @@ class Engine(NamedTuple):
 
 def open_generator(config: Config, events: Events) -> Generator:
     """The one to use, before it has adopted anything."""
-    engine = choose(config, device=resolve_device(config.model.device).type, installed=find_spec("vllm") is not None)
+    from tba.pretrained import resolve_device
+
+    device = resolve_device(config.model.device).type
+    engine = choose(config, device=device, installed=find_spec("vllm") is not None)
     events.write("engine-chosen", f"responses come from {engine.name}: {engine.why}", engine=engine.name)
-    search = config.search
     common: dict[str, Any] = {
         "dtype": config.model.publish_dtype,
-        "batch_responses": search.batch_responses,
-        "max_response_tokens": search.max_response_tokens,
+        "batch_responses": config.search.batch_responses,
+        "max_response_tokens": config.search.max_response_tokens,
         "trust_remote_code": config.model.trust_remote_code,
     }
-    if engine.name == "transformers":
-        return TransformersGenerator(device=config.model.device, **common)
-    from tba.vllm_generation import VLLMGenerator  # takes ten seconds, and is not everywhere
+    if engine.name == "vllm":
+        from tba.vllm_generation import VLLMGenerator
 
-    return VLLMGenerator(
-        **common,
-        on_cpu=resolve_device(config.model.device).type == "cpu",
-        max_prompt_tokens=search.max_prompt_tokens,
-        raw_logps=samples_at_one(config),
-        engine=config.engine,
-    )
+        return VLLMGenerator(
+            **common,
+            on_cpu=device == "cpu",
+            max_prompt_tokens=config.search.max_prompt_tokens,
+            raw_logps=samples_at_one(config),
+            engine=config.engine,
+        )
+    from tba.generation import TransformersGenerator
+
+    return TransformersGenerator(**common, device=config.model.device)
 
 
 def choose(config: Config, *, device: str, installed: bool) -> Engine:
