@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,10 @@ def measure(options: argparse.Namespace, folder: Path, device: str) -> dict[str,
                 engine.adopt(found, version)
                 continue
             took("adopt", engine.adopt, found, version)
-            both = [("pause", engine._update, (found,)), ("bare load", bare_load, (engine, found))]
-            for name, work, arguments in both if number % 2 else reversed(both):
-                took(name, work, *arguments)
+            both = [("pause", engine._load_opened), ("bare load", partial(bare_load, engine))]
+            for name, work in both if number % 2 else reversed(both):
+                engine._open(found)
+                took(name, work)
             plain.adopt(found, version)
             ours = engine.generate(PROMPTS, SEEDS, temperature=0.0)
             theirs = plain.generate(PROMPTS, SEEDS, temperature=0.0)
@@ -139,10 +141,10 @@ def copy(folder: Path, into: Path) -> None:
             os.fsync(target.fileno())
 
 
-def bare_load(engine: VLLMGenerator, folder: Path) -> None:
+def bare_load(engine: VLLMGenerator) -> None:
     running = engine._running()
     running.collective_rpc("start_weight_update")
-    running.collective_rpc("update_weights", kwargs={"update_info": {"path": str(folder)}})
+    running.collective_rpc("update_weights", kwargs={"update_info": {}})
     running.collective_rpc("finish_weight_update")
 
 

@@ -9,9 +9,12 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
-from multiprocessing import active_children
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from safetensors import safe_open
@@ -64,13 +67,15 @@ class VLLMGenerator:
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
         into the engine that runs. Missing if the folder is removed meanwhile, Damaged if it cannot be read; the
-        weights before it then stay, unless an engine had to be started."""
+        weights before it then stay, unless an engine had to be started. RunFailed where an engine may have got a part
+        of them, or has died."""
         try:
             description, shapes = describe(folder), _shapes(folder)
-            if self._engine is None or (description, shapes) != (self._description, self._shapes):
-                self._start(folder)
+            runs_on = self._engine is not None and (description, shapes) == (self._description, self._shapes)
+            if runs_on:
+                self._open(folder)
             else:
-                self._update(folder)
+                self._start(folder)
         except EngineDeadError as error:
             raise RunFailed(f"the engine of vLLM died while it took version {version}") from error
         except Exception as error:  # what a worker raises reaches us as no more than that
@@ -79,8 +84,13 @@ class VLLMGenerator:
             if isinstance(error, TBAError):
                 raise
             raise Damaged(f"version {version} in {folder} cannot be read: {error}") from error
+        try:
+            if runs_on:
+                self._load_opened()
+            self._running().set_weight_version(str(version))
+        except Exception as error:  # its weights may be of two versions
+            raise RunFailed(f"the engine of vLLM failed while it took version {version}: {error}") from error
         self._description, self._shapes, self.version = description, shapes, version
-        self._running().set_weight_version(str(version))
 
     def _start(self, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=self.trust_remote_code)
@@ -111,19 +121,18 @@ class VLLMGenerator:
             disable_log_stats=True,
         )
 
-    def _update(self, folder: Path) -> None:
+    def _open(self, folder: Path) -> None:
+        """In every worker, none of which changes its weights."""
+        self._running().collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {"path": str(folder)}})
+
+    def _load_opened(self) -> None:
         """Whatever is being generated waits, and goes on with the new weights."""
         engine = self._running()
         engine.sleep(level=0, mode="keep")
-        try:
-            for method, arguments in (
-                ("start_weight_update", {}),
-                ("update_weights", {"update_info": {"path": str(folder)}}),
-                ("finish_weight_update", {}),
-            ):
-                engine.collective_rpc(method, kwargs=arguments)
-        finally:
-            engine.wake_up(tags=["scheduling"])
+        engine.collective_rpc("start_weight_update")
+        engine.collective_rpc("update_weights", kwargs={"update_info": {}})
+        engine.collective_rpc("finish_weight_update")
+        engine.wake_up(tags=["scheduling"])
 
     @property
     def tokenizer(self) -> Any:
@@ -181,6 +190,8 @@ class VLLMGenerator:
         )
 
     def _response(self, output: Any, seed: int, temperature: float, top_p: float, share: float) -> Response:
+        if output.finish_reason not in ("stop", "length"):
+            raise RunFailed(f"the engine of vLLM broke a response off: {output.finish_reason}")
         tokens = tuple(output.token_ids)
         spans = output.weight_versions
         return Response(
@@ -204,32 +215,43 @@ class VLLMGenerator:
     def close(self) -> None:
         """End the engine at once; it has nothing to lose."""
         if self._engine is not None:
-            self._engine, self.version, engine = None, None, self._engine
-            for process in active_children():
+            self._engine, self.version, core = None, None, self._engine.engine_core
+            for process in core.resources.engine_manager.processes:
                 process.kill()
             with suppress(EngineDeadError):
-                engine.engine_core.shutdown(timeout=0)
+                core.shutdown(timeout=0)
 
 
 def start_engine(arguments: EngineArgs, *, on_cpu: bool) -> LLMEngine:
     """In a process of its own, which leaves signals to stop to the role that may still need it. ConfigError if vLLM
     cannot serve this model so, RunFailed if it does not start."""
+    resource_tracker.ensure_running()  # which unblocks signals as it starts, with the first process otherwise
     os.environ |= {OURS: "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     os.environ |= {"VLLM_NO_USAGE_STATS": "1"}
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # else every engine binds itself to the same cores
-    try:
-        config = arguments.create_engine_config()
-    except (ValueError, NotImplementedError) as error:
-        raise ConfigError(f"engine.name: vLLM cannot serve this model so: {error}; transformers may") from error
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     try:
-        return LLMEngine.from_vllm_config(config, disable_log_stats=True)
-    except RuntimeError as error:
+        engine = LLMEngine.from_vllm_config(arguments.create_engine_config(), disable_log_stats=True)
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"engine.name: vLLM cannot serve this model so: {error}; transformers may") from error
+    except (RuntimeError, TimeoutError) as error:
         raise RunFailed(f"vLLM did not start: {error}") from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    Thread(target=_tell_of_death, args=(engine.engine_core,), name="engine-death", daemon=True).start()
+    return engine
+
+
+def _tell_of_death(core: Any) -> None:
+    """Whoever waits for an engine that has died hears of it: vLLM's own client waits on."""
+    wait([process.sentinel for process in core.resources.engine_manager.processes])
+    core.resources.engine_dead = True  # whoever asks from now on
+    core.outputs_queue.put(EngineDeadError())
+    for answer in list(core.utility_results.values()):
+        with suppress(InvalidStateError):  # it came just before
+            answer.set_exception(EngineDeadError())
 
 
 def _check_logps(temperature: float, top_p: float, *, raw: bool) -> None:

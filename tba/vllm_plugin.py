@@ -14,11 +14,13 @@ FROM_FOLDER = "tba_folder"
 def register() -> None:
     """Name our way of getting weights into an engine; and let an engine's processes end with the role that started
     them, which itself outlives its supervisor."""
+    if os.environ.get(OURS) and (parent := parent_process()):
+        end_with_parent()
+        if not parent.is_alive():  # it ended before that
+            os._exit(1)
     from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[reportMissingImports]
         WeightTransferEngineFactory,
     )
 
-    if os.environ.get(OURS) and parent_process():
-        end_with_parent()
     if FROM_FOLDER not in WeightTransferEngineFactory._registry:  # it may run more than once in a process
         WeightTransferEngineFactory.register_engine(FROM_FOLDER, "tba.vllm_transfer", "FolderTransfer")

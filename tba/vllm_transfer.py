@@ -1,5 +1,6 @@
 """How the weights of a version get into a running engine of vLLM: each of its workers reads them from the folder."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,21 +22,26 @@ from vllm.model_executor.model_loader.reload import (  # pyright: ignore[reportM
 
 
 @dataclass
-class Nothing(WeightTransferInitInfo): ...
-
-
-@dataclass
-class Folder(WeightTransferUpdateInfo):
+class Folder(WeightTransferInitInfo):
     path: str
 
 
+@dataclass
+class Nothing(WeightTransferUpdateInfo): ...
+
+
 class FolderTransfer(WeightTransferEngine):
-    """All of it happens in `update_weights`, which opens every file before it changes the first weight: a folder that
-    has vanished leaves the engine as it was."""
+    """Every worker opens all files of a version before any changes its first weight: a folder that cannot be read
+    leaves the engine as it was, and what is open can be read to its end also where the folder goes meanwhile."""
 
-    init_info_cls, update_info_cls = Nothing, Folder
+    init_info_cls, update_info_cls = Folder, Nothing
+    files: Sequence[Any] = ()
 
-    def init_transfer_engine(self, init_info: Nothing) -> None: ...
+    def init_transfer_engine(self, init_info: Folder) -> None:
+        paths = sorted(Path(init_info.path).glob("*.safetensors"))
+        self.files = [safe_open(path, framework="pt") for path in paths]
+        if not paths:
+            raise FileNotFoundError(f"no weights in {init_info.path}")
 
     def start_weight_update(self) -> None: ...
 
@@ -44,11 +50,8 @@ class FolderTransfer(WeightTransferEngine):
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
-    def receive_weights(self, update_info: Folder) -> None:
-        paths = sorted(Path(update_info.path).glob("*.safetensors"))
-        files = [safe_open(path, framework="pt") for path in paths]
-        if not files:
-            raise FileNotFoundError(f"no weights in {update_info.path}")
+    def receive_weights(self, update_info: Nothing) -> None:
+        files, self.files = self.files, ()
         initialize_layerwise_reload(self.model)
         self.model.load_weights((name, file.get_tensor(name)) for file in files for name in file.offset_keys())
         finalize_layerwise_reload(self.model, self.model_config)

@@ -1,15 +1,21 @@
 """vLLM's responses against the same weights in transformers: one real engine serves all of these tests."""
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tba.errors import Damaged, Missing
+from tba.errors import Damaged, Missing, RunFailed
 from tba.generation import TransformersGenerator
 from tba.logprobs import chosen_logps
 from tba.policy import Policy, PolicyScorer
@@ -32,15 +38,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Version, Path]:
     return {version: served_folder(root / str(version), seed=seed) for seed, version in enumerate((V0, V1, V2))}
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Any]:
+def make_generator() -> Any:
     from tba.vllm_generation import VLLMGenerator
 
-    generator = VLLMGenerator(
-        on_cpu=True, batch_responses=64, max_prompt_tokens=MOST - LIMIT, max_response_tokens=LIMIT
-    )
-    yield generator
-    generator.close()
+    return VLLMGenerator(on_cpu=True, batch_responses=64, max_prompt_tokens=MOST - LIMIT, max_response_tokens=LIMIT)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Any]:
+    with closing(make_generator()) as generator:
+        yield generator
 
 
 @pytest.fixture
@@ -175,25 +182,103 @@ def test_a_folder_that_cannot_be_read_is_refused_and_the_weights_before_it_stay(
 
 
 def test_a_folder_that_vanishes_under_the_engine_is_refused_too(
-    generator: Any, folders: dict[Version, Path], tmp_path: Path
+    generator: Any, folders: dict[Version, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder = tmp_path / "version"
     shutil.copytree(folders[V1], folder)
-    take = generator._update
+    before(monkeypatch, generator, "_open", lambda: shutil.rmtree(folder))
+    with pytest.raises(Missing, match="was removed"):
+        generator.adopt(folder, V1)
+    groups = generator.generate(PROMPTS, SEEDS, temperature=1.0)
+    assert distance(folders[V0], PROMPTS, groups, temperature=1.0) < SIMILAR
 
-    def vanish(place: Path) -> None:
-        shutil.rmtree(folder)
-        take(place)
 
-    generator._update = vanish
+def test_a_folder_that_vanishes_once_it_is_open_is_taken_whole(
+    generator: Any, folders: dict[Version, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "version"
+    shutil.copytree(folders[V1], folder)
+    before(monkeypatch, generator, "_load_opened", lambda: shutil.rmtree(folder))
+    generator.adopt(folder, V1)
+    groups = generator.generate(PROMPTS, SEEDS, temperature=1.0)
+    assert distance(folders[V1], PROMPTS, groups, temperature=1.0) < SIMILAR
+
+
+def test_signals_to_the_whole_group_of_a_role_leave_its_engine_at_work(
+    generator: Any, folders: dict[Version, Path], monkeypatch: pytest.MonkeyPatch
+):
+    def signal_all() -> None:
+        for pid in everything_below(os.getpid()):
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+
+    expected = tokens_of(generator.generate(PROMPTS, SEEDS, temperature=1.0))
+    before(monkeypatch, generator._running(), "step", signal_all)
+    assert tokens_of(generator.generate(PROMPTS, SEEDS, temperature=1.0)) == expected
+
+
+def test_responses_that_are_broken_off_are_never_told(generator: Any, monkeypatch: pytest.MonkeyPatch):
+    engine = generator._running()
+    with monkeypatch.context() as patch:
+        before(patch, engine, "step", lambda: engine.sleep(level=0, mode="abort"))
+        with pytest.raises(RunFailed, match="broke a response off: abort"):
+            generator.generate(PROMPTS, SEEDS, temperature=1.0)
+    engine.wake_up(tags=["scheduling"])
+
+
+def test_an_engine_that_dies_ends_the_wait_for_it_and_other_children_of_the_role_live_on(
+    folders: dict[Version, Path], monkeypatch: pytest.MonkeyPatch
+):
+    with closing(make_generator()) as generator:
+        generator.adopt(folders[V0], V0)
+        (core,) = generator._running().engine_core.resources.engine_manager.processes
+        other = get_context("spawn").Process(target=pause)
+        other.start()
+        with monkeypatch.context() as patch:
+            before(patch, generator._running(), "step", core.kill)
+            with pytest.raises(RunFailed, match="died while it generated"):
+                generator.generate(PROMPTS, SEEDS, temperature=1.0)
+        with pytest.raises(RunFailed, match=str(V1)):
+            generator.adopt(folders[V1], V1)
     try:
-        with pytest.raises(Missing, match="was removed"):
-            generator.adopt(folder, V1)
+        assert other.is_alive()
     finally:
-        generator._update = take
-    assert distance(
-        folders[V0], PROMPTS, generator.generate(PROMPTS, SEEDS, temperature=1.0), temperature=1.0
-    ) < SIMILAR  # fmt: skip
+        other.kill()
+        other.join()
+
+
+def test_an_engine_that_may_have_got_a_part_of_the_weights_ends_the_role(
+    generator: Any, folders: dict[Version, Path], monkeypatch: pytest.MonkeyPatch
+):
+    """As where memory is short in the middle."""
+    monkeypatch.setattr(generator, "_load_opened", lambda: generator._running().collective_rpc("no_such_method"))
+    with pytest.raises(RunFailed, match=f"failed while it took version {V1}"):
+        generator.adopt(folders[V1], V1)
+
+
+def test_a_process_whose_role_ended_before_it_could_hear_of_it_ends_too():
+    """The engine is registered with it seconds after it began."""
+    role = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=60)
+    assert role.stdout == "begun\n", role.stderr
+
+
+ORPHAN = """
+import os
+from multiprocessing import get_context, parent_process
+
+def begin():
+    from tba.vllm_plugin import OURS, register
+    print("begun", flush=True)
+    os.environ[OURS] = "1"
+    parent_process().join()
+    register()
+    print("goes on without it", flush=True)
+
+if __name__ == "__main__":
+    process = get_context("fork").Process(target=begin)
+    process.start()
+    os._exit(0)
+"""
 
 
 def test_log_probabilities_that_would_not_be_the_policys_are_refused(generator: Any):
@@ -201,7 +286,26 @@ def test_log_probabilities_that_would_not_be_the_policys_are_refused(generator: 
         generator.generate(PROMPTS, SEEDS, temperature=0.7, top_p=0.5)
 
 
-def engine_processes() -> set[int]:
-    import multiprocessing
+def before(patch: pytest.MonkeyPatch, of: Any, method: str, do: Callable[[], object]) -> None:
+    """Do something before a method is called the next time."""
+    call = getattr(of, method)
 
-    return {process.pid for process in multiprocessing.active_children() if process.pid}
+    def both(*arguments: Any) -> Any:
+        patch.setattr(of, method, call)
+        do()
+        return call(*arguments)
+
+    patch.setattr(of, method, both)
+
+
+def pause() -> None:
+    signal.pause()
+
+
+def everything_below(pid: int) -> list[int]:
+    children = [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [*children, *(it for child in children for it in everything_below(child))]
+
+
+def engine_processes() -> set[int]:
+    return {process.pid for process in active_children() if process.pid}
