@@ -28,3 +28,12 @@ def served_policy(*, seed: int = 0, layers: int = 2) -> Policy:
 def served_folder(folder: Path, *, seed: int = 0, layers: int = 2) -> Path:
     served_policy(seed=seed, layers=layers).snapshot().save(folder)
     return folder
+
+
+def descendants(pid: int) -> list[int]:
+    """Of a process, as Linux lists them."""
+    try:
+        children = [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+    return [*children, *(it for child in children for it in descendants(child))]

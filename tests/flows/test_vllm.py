@@ -17,7 +17,7 @@ from tba.policy import Policy, PolicyScorer
 from tba.types import Prompt, Response, Version
 from tests.flows.roles import TINY
 from tests.flows.test_end_to_end import lease_at, opened, tba, until
-from tests.vllm import needs_vllm, served_folder
+from tests.vllm import descendants, needs_vllm, served_folder
 
 pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 8
@@ -97,15 +97,6 @@ def response(tokens: tuple[int, ...]) -> Response:
         tokens=tokens, logps=(0.0,) * len(tokens), text="", finished=True, temperature=1.0, top_p=1.0, seed=0,
         version_start=none, version_end=none, generate_seconds=0.0,
     )  # fmt: skip
-
-
-def descendants(pid: int) -> list[int]:
-    """Of a process, as Linux lists them."""
-    try:
-        children = [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-    return [*children, *(it for child in children for it in descendants(child))]
 
 
 def name_of(pid: int) -> str:

@@ -21,7 +21,7 @@ from tba.logprobs import chosen_logps
 from tba.policy import Policy, PolicyScorer
 from tba.types import Prompt, Response, Version
 from tests.tba.tiny import EOS_ID, tiny_tokenizer
-from tests.vllm import needs_vllm, served_folder
+from tests.vllm import descendants, needs_vllm, served_folder
 
 pytestmark = needs_vllm
 
@@ -208,7 +208,7 @@ def test_signals_to_the_whole_group_of_a_role_leave_its_engine_at_work(
     generator: Any, folders: dict[Version, Path], monkeypatch: pytest.MonkeyPatch
 ):
     def signal_all() -> None:
-        for pid in everything_below(os.getpid()):
+        for pid in descendants(os.getpid()):
             os.kill(pid, signal.SIGTERM)
             os.kill(pid, signal.SIGINT)
 
@@ -241,6 +241,7 @@ def test_an_engine_that_dies_ends_the_wait_for_it_and_other_children_of_the_role
         with pytest.raises(RunFailed, match=str(V1)):
             generator.adopt(folders[V1], V1)
     try:
+        other.join(1)
         assert other.is_alive()
     finally:
         other.kill()
@@ -300,11 +301,6 @@ def before(patch: pytest.MonkeyPatch, of: Any, method: str, do: Callable[[], obj
 
 def pause() -> None:
     signal.pause()
-
-
-def everything_below(pid: int) -> list[int]:
-    children = [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [*children, *(it for child in children for it in everything_below(child))]
 
 
 def engine_processes() -> set[int]:
