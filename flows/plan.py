@@ -217,15 +217,16 @@ def _prompts(known: Known) -> str:
 
 def _ages(config: Config) -> str:
     """Of recent draws, and what has to be so for it."""
-    sync, steps, share = config.sync, config.training.steps, config.sampling.recent_share
+    sync, start, share = config.sync, config.start, config.sampling.recent_share
     low, high, mean = config.recent_ages
     old = f"{low} to {high} steps old (mean {mean:g})"
     if low == high:
         old = f"{low} step{'s' * (low != 1)} old" if low else "on policy"
-    if steps <= (first := sync.every * (1 if sync.lag is None else sync.lag)):
-        old += f", as version {config.start.sync} generates for every step"
+    first = start.step + sync.every * (1 if sync.lag is None else sync.lag)
+    if config.training.steps <= first:
+        old += f", as version {start.sync} generates for every step"
     else:
-        old += f" from step {first + 1} on" if first else ""
+        old += f" from step {first + 1} on" if first > start.step else ""
         if sync.lag is None:
             old += f" if versions are adopted at once, up to {sync.every} more if a round later"
         else:

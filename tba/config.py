@@ -657,7 +657,7 @@ class Config:
     def recent_ages(self) -> tuple[int, int, float]:
         """Least, greatest and mean age of recent draws once it has built up: between k and 2k - 1 steps where nobody
         waits, and with a lag that many times k more than 0 to k - 1. Of all draws where the run ends before."""
-        k, steps = self.sync.every, self.training.steps
+        k, steps = self.sync.every, self.training.steps - self.start.step
         low = k if self.sync.lag is None else self.sync.lag * k
         low, high = (low, min(low + k, steps) - 1) if steps > low else (0, steps - 1)
         return low, high, (low + high) / 2

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from flows import runs
+from flows import plan, runs
 from flows.cli import main
 from storage import layout
 from storage.checkpoints import Checkpoints
@@ -551,6 +551,13 @@ def test_a_dry_run_says_who_waits_for_whom(capsys: pytest.CaptureFixture[str]):
 def test_a_dry_run_says_of_what_age_steps_learn(lag: int, steps: int, said: str, capsys: pytest.CaptureFixture[str]):
     changes = (f"sync.lag={lag}", "sync.every=1", "sync.keep_versions=22")
     assert said in printed(capsys, "run", "quickstart", "--dry-run", "--steps", str(steps), "--set", *changes)
+
+
+def test_of_a_fork_its_own_steps_are_those_whose_ages_are_told():
+    fork = {"start.step": 40, "start.sync": 40, "sync.lag": 20, "sync.every": 1, "sync.keep_versions": 22}
+    told = [plan.describe(preset("quickstart").replace({**fork, "training.steps": steps})) for steps in (60, 61)]
+    assert "0 to 19 steps old (mean 9.5), as version 40 generates for every step" in told[0]
+    assert "20 steps old from step 61 on" in told[1]
 
 
 def test_a_dry_run_says_what_would_be_generated_for_nothing(capsys: pytest.CaptureFixture[str]):

@@ -300,6 +300,8 @@ def test_recent_ages_are_those_of_the_steps_that_a_run_takes(lag: int, every: in
     changes = {"sync.lag": lag, "sync.every": every, "training.steps": steps, "sync.keep_versions": 11}
     config = preset("math").replace({**changes, "search.prompts_per_round": 99})
     assert config.recent_ages == (min(built_up), max(built_up), sum(built_up) / len(built_up))
+    fork = config.replace({"training.steps": 40 + steps, "start.step": 40, "start.sync": 7})
+    assert fork.recent_ages == config.recent_ages, "its own steps alone count"
 
 
 def test_in_step_no_initial_fill_is_needed():
