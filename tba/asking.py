@@ -35,6 +35,10 @@ def describe(error: Exception, of: Any) -> str:
     return f"{type(error).__name__}: {error}{within[-1] if within else ''}"
 
 
-def _may_pass(error: Exception) -> bool:
-    """Of the machine or the network: a service that does not answer, a disk or a GPU that is full."""
-    return isinstance(error, OSError | MemoryError) or type(error).__module__.partition(".")[0] == "torch"
+def _may_pass(error: BaseException | None) -> bool:
+    """Of the machine or the network: a service that does not answer, a disk or a GPU that is full; also where a library
+    has raised its own error from that."""
+    if error is None:
+        return False
+    is_torch = type(error).__module__.partition(".")[0] == "torch"
+    return is_torch or isinstance(error, OSError | MemoryError) or _may_pass(error.__cause__)

@@ -97,3 +97,11 @@ def test_errors_of_ours_and_those_that_may_pass_are_raised_as_they_are(error: Ex
     with pytest.raises(type(error)) as raised, asking(fakes.Task(), "reward"):
         raise error
     assert raised.value is error
+
+
+def test_a_librarys_own_error_of_a_service_that_does_not_answer_may_pass_too():
+    """As httpx and the clients built on it raise theirs."""
+    with pytest.raises(LookupError), asking(fakes.Task(), "reward"):
+        raise LookupError("no answer") from ConnectionError("refused")
+    with pytest.raises(DataError), asking(fakes.Task(), "reward"):
+        raise LookupError("no answer") from ValueError("no number")
