@@ -9,6 +9,8 @@ from tba.config import Config
 from tba.errors import ConfigError
 from tba.interfaces import Generator
 
+LEAST_TEMPERATURE = 0.01  # vLLM takes this for any that is lower, but for 0
+
 
 class Engine(NamedTuple):
     name: str
@@ -49,10 +51,12 @@ def choose(config: Config, *, device: str, installed: bool) -> Engine:
     against = ""
     if not installed:
         against = "vLLM is not installed here (docs/gpus.md)"
+    elif (lowest := lowest_temperature(config)) < LEAST_TEMPERATURE:
+        against = f"vLLM samples at temperatures of at least {LEAST_TEMPERATURE}, and this run at {lowest:g}"
     elif not samples_at_one(config) and cuts(config):
         against = (
-            "vLLM tells the log-probabilities of what it samples before top_p cuts them at temperature 1 alone, and "
-            f"this run samples with {cuts(config)}"
+            "only at temperature 1 does vLLM tell log-probabilities from before top_p cuts them, and this run samples "
+            f"with {cuts(config)}"
         )
     if wanted == "vllm" and against:
         raise ConfigError(f"engine.name: {against}, got 'vllm'")
@@ -61,6 +65,12 @@ def choose(config: Config, *, device: str, installed: bool) -> Engine:
     if device == "cpu":
         against = against or "on a CPU vLLM is not faster with small models, and starts later"
     return Engine("transformers", against) if against else Engine("vllm", "it is installed, and there is a GPU")
+
+
+def lowest_temperature(config: Config) -> float:
+    """The lowest temperature of all that is sampled."""
+    explored = config.search.explore_temperature if config.search.explore_share else None
+    return min(config.search.temperature, config.evaluation_temperature, *(explored or ()))
 
 
 def samples_at_one(config: Config) -> bool:

@@ -49,6 +49,21 @@ def test_what_would_give_other_log_probabilities_is_left_to_transformers_or_refu
         chosen(**changes, engine__name="vllm")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"search__temperature": 0.005},
+        {"evaluation__samples": 2, "evaluation__temperature": 0.005},
+        {"search__explore_share": 0.5, "search__explore_temperature": [0.005, 1]},
+    ],
+)
+def test_temperatures_that_vllm_would_raise_are_left_to_transformers_or_refused(changes: dict[str, Any]):
+    name, why = chosen(**changes)
+    assert name == "transformers" and "at least 0.01, and this run at 0.005" in why
+    with pytest.raises(ConfigError, match=r"engine\.name: .*0\.005"):
+        chosen(**changes, engine__name="vllm")
+
+
 def test_at_temperature_1_vllm_tells_them_whatever_top_p_is():
     assert chosen(search__temperature=1.0, search__top_p=0.9)[0] == "vllm"
     config = preset("gsm8k").replace({"search.temperature": 1.0})
