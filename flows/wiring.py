@@ -332,7 +332,7 @@ def _fault_of(prompt: Any, limit: int) -> str:
     if strange := [token for token in prompt.tokens if not isinstance(token, Integral)]:
         return f"{named}: tokens must be whole numbers, got {strange[0]!r:.80}"
     try:
-        json.dumps(dict(prompt.metadata))
+        json.dumps(dict(prompt.metadata), allow_nan=False)
     except (TypeError, ValueError) as error:
         return f"{named}: metadata must be JSON: {error}"
     return ""

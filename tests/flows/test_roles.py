@@ -378,6 +378,7 @@ def test_a_prompt_that_no_policy_can_read_is_refused_before_anything_is_searched
         ({"prompt_id": 3}, "prompt 3: prompt_id must be text, got 3"),
         ({"tokens": ([2, 3],)}, "prompt 'odd': tokens must be whole numbers, got [2, 3]"),
         ({"metadata": {"seen": {1}}}, "prompt 'odd': metadata must be JSON: Object of type set"),
+        ({"metadata": {"share": float("nan")}}, "prompt 'odd': metadata must be JSON: Out of range float"),
         (None, "a prompt must be a tba.types.Prompt, got None"),
     ],
 )
