@@ -34,7 +34,7 @@ test-vllm: $(VLLM)/.installed
 	PYTHONPATH=$(VLLM) TBA_TESTS_NEED_VLLM=1 $(BIN)/python -m pytest -m vllm -W "ignore:Unclosed:ResourceWarning"
 
 $(VLLM)/.installed: requirements-cpu-vllm.txt $(VENV)/.installed
-	mkdir -p $(VLLM)
+	rm -rf $(VLLM) && mkdir -p $(VLLM)  # pip replaces nothing in such a folder
 	grep -vxF -f requirements-cpu.txt $< > $(VLLM)/requirements.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VLLM) -r $(VLLM)/requirements.txt
 	@touch $@
@@ -62,4 +62,4 @@ $(TRL)/.installed: benchmarks/science/requirements-trl.txt $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .tba .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(TRL) $(VLLM) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
