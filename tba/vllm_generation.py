@@ -108,7 +108,7 @@ class VLLMGenerator:
             trust_remote_code=self.trust_remote_code,
             max_model_len=self.max_tokens,
             max_num_seqs=self.batch_responses,
-            max_num_batched_tokens=max(self.max_tokens, self.batch_responses, 8192) if on_cpu else None,
+            max_num_batched_tokens=max(8192, self.batch_responses, self.max_tokens if on_cpu else 0),
             enable_chunked_prefill=not on_cpu,  # on a CPU vLLM cannot take back a seeded draw, as that has to
             enable_prefix_caching=True,
             enforce_eager=on_cpu or not self.config.compile,

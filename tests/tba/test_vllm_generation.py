@@ -282,6 +282,15 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_any_number_of_responses_can_be_generated_side_by_side(folders: dict[Version, Path], on_cpu: bool):
+    from tba.vllm_generation import VLLMGenerator
+
+    generator = VLLMGenerator(on_cpu=on_cpu, batch_responses=10_000)
+    config = generator._arguments(folders[V0]).create_engine_config()
+    assert config.scheduler_config.max_num_seqs == 10_000
+
+
 def test_log_probabilities_that_would_not_be_the_policys_are_refused(generator: Any):
     with pytest.raises(ValueError, match=r"top_p 0\.5"):
         generator.generate(PROMPTS, SEEDS, temperature=0.7, top_p=0.5)
