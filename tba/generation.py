@@ -24,15 +24,16 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from tba.errors import ConfigError, Damaged, Missing
+from tba.generating import Generates, SharedTime, check_request
 from tba.logprobs import chosen_logps
 from tba.policy import Policy
-from tba.types import Prompt, Response, Version
+from tba.types import Request, Response, Version
 
 _DESCRIPTION = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 _REFILL = 8  # ended rows leave, and waiting ones come in, an eighth of the batch at a time: both copy the whole cache
 
 
-class TransformersGenerator:
+class TransformersGenerator(Generates):
     """Generates at most `batch_responses` responses side by side, each of at most `max_response_tokens` tokens."""
 
     def __init__(
@@ -49,14 +50,19 @@ class TransformersGenerator:
         self.version: Version | None = None
         self._policy: Policy | None = None
         self._description = b""
+        self._waiting: deque[_Row] = deque()
+        self._flight: _Flight | None = None
+        self._time = SharedTime()
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
-        into the model that is there. Missing if the folder is removed meanwhile, Damaged if it cannot be read; the
-        weights before it then stay."""
+        into the model that is there, with which what is in flight goes on. Missing if the folder is removed meanwhile,
+        Damaged if it cannot be read; the weights before it then stay."""
         try:
             description = describe(folder)
             if self._policy is None or description != self._description or not _refill(self._policy.model, folder):
+                if self._flight or self._waiting:
+                    raise Damaged("it is another model than that of the responses in flight")
                 self._policy = self._load(folder, description)
         except (ConfigError, Damaged, OSError, SafetensorError) as error:
             if not (folder / "config.json").exists():  # the first file to go, and at last the folder
@@ -84,98 +90,91 @@ class TransformersGenerator:
     def tokenizer(self) -> Any:
         return self._adopted()[0].tokenizer
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        seeds: Sequence[Sequence[int]],
-        *,
-        temperature: float,
-        top_p: float = 1.0,
-        limits: Sequence[int] | None = None,
-    ) -> list[list[Response]]:
-        """One response per seed; `logps` are those of the model at `temperature`, before `top_p` cuts it.
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Long prompts come first: later ones then fit in the columns that are there."""
+        self._adopted()
+        for request in requests:
+            check_request(request)
+        rows = [_Row(request, min(request.limit, self.max_response_tokens)) for request in requests]
+        self._waiting.extend(sorted(rows, key=lambda row: len(row.request.prompt.tokens), reverse=True))
 
-        Temperature 0 is greedy; its `logps` are the model's own, at temperature 1.
-        """
-        policy, _ = self._adopted()
-        most = [self.max_response_tokens] * len(prompts)
-        limits = most if limits is None else [min(pair) for pair in zip(limits, most, strict=True)]
-        check_request(prompts, seeds, temperature, top_p, limits)
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Request, Response]]:
+        """One more token of each row, and the responses that end with it. Their `logps` are those of the model at the
+        temperature, before `top_p` cuts it; of greedy ones the model's own, at temperature 1."""
+        policy, version = self._adopted()
+        if not (self._flight or self._waiting):
+            return []
         began = time.monotonic()
-        requests = [_Request(i, p.tokens, seed, limits[i]) for i, p in enumerate(prompts) for seed in seeds[i]]
-        self._run(policy, requests, temperature, top_p)
-        return self._responses(requests, len(prompts), temperature, top_p, time.monotonic() - began)
+        flight = self._flight = self._flight or _Flight(policy)
+        flight.advance()
+        room = self.batch_responses - len(flight.rows)
+        if self._waiting and room >= min(len(self._waiting), max(1, self.batch_responses // _REFILL)):
+            flight.admit([self._admitted(version) for _ in range(min(room, len(self._waiting)))])
+        taken = [(row, row.take(token, logp, flight.ends)) for row, token, logp in flight.sample()]
+        self._time.pass_by(time.monotonic() - began, among=len(taken))
+        flight.drop_ended(at_least=len(flight.rows) // _REFILL)
+        if not flight.rows:
+            self._flight = None
+        return [(row.request, self._response(row)) for row, has_ended in taken if has_ended]
+
+    def _admitted(self, version: Version) -> "_Row":
+        row = self._waiting.popleft()
+        row.began, row.version_start = self._time.now, version
+        return row
 
     def _adopted(self) -> tuple[Policy, Version]:
         if self._policy is None or self.version is None:
             raise ConfigError("a generator has no weights before it has adopted a version")
         return self._policy, self.version
 
-    @torch.inference_mode()
-    def _run(self, policy: Policy, requests: "Sequence[_Request]", temperature: float, top_p: float) -> None:
-        """Continue every request to its end. Long prompts first: later ones then fit in the columns that are there."""
-        ends = end_tokens(policy.model.generation_config, policy.tokenizer)
-        waiting = deque(sorted(requests, key=lambda request: len(request.prompt), reverse=True))
-        flight = _Flight(policy.model)
-        while waiting or flight.rows:
-            room = self.batch_responses - len(flight.rows)
-            if waiting and room >= min(len(waiting), max(1, self.batch_responses // _REFILL)):
-                flight.admit([waiting.popleft() for _ in range(min(room, len(waiting)))])
-            for request, token, logp in flight.sample(temperature, top_p):
-                request.take(token, logp, ends)
-            flight.drop_ended(at_least=len(flight.rows) // _REFILL)
-            flight.advance()
-
-    def _responses(
-        self, requests: "Sequence[_Request]", prompts: int, temperature: float, top_p: float, seconds: float
-    ) -> list[list[Response]]:
+    def _response(self, row: "_Row") -> Response:
         policy, version = self._adopted()
-        share = seconds / max(1, sum(len(request.tokens) for request in requests))
-        groups: list[list[Response]] = [[] for _ in range(prompts)]
-        for request in requests:
-            response = Response(
-                tokens=tuple(request.tokens),
-                logps=tuple(request.logps),
-                text=cast(str, policy.tokenizer.decode(request.tokens, skip_special_tokens=True)),
-                finished=request.finished,
-                temperature=temperature,
-                top_p=top_p,
-                seed=request.seed,
-                version_start=version,
-                version_end=version,
-                generate_seconds=share * len(request.tokens),
-            )
-            groups[request.group].append(response)
-        return groups
+        assert row.version_start is not None
+        return Response(
+            tokens=tuple(row.tokens),
+            logps=tuple(row.logps),
+            text=cast(str, policy.tokenizer.decode(row.tokens, skip_special_tokens=True)),
+            finished=row.finished,
+            temperature=row.request.temperature,
+            top_p=row.request.top_p,
+            seed=row.request.seed,
+            version_start=row.version_start,
+            version_end=version,
+            generate_seconds=self._time.now - row.began,
+        )
 
 
 @dataclass(eq=False, slots=True)
-class _Request:
+class _Row:
     """One response in the making."""
 
-    group: int
-    prompt: tuple[int, ...]
-    seed: int
+    request: Request
     limit: int
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     finished: bool = False
     ended: bool = False
+    began: float = 0.0
+    version_start: Version | None = None
 
-    def take(self, token: int, logp: float, ends: frozenset[int]) -> None:
+    def take(self, token: int, logp: float, ends: frozenset[int]) -> bool:
+        """Whether it has ended."""
         self.tokens.append(token)
         self.logps.append(logp)
         self.finished = token in ends
         self.ended = self.finished or len(self.tokens) >= self.limit
+        return self.ended
 
 
 class _Flight:
     """The rows that are being generated. All end in the same column, whatever their lengths, and the cache has one
     column per token; `start` is the column of each row's first token."""
 
-    def __init__(self, model: PreTrainedModel):
-        self.model = model
-        self.rows: list[_Request] = []
+    def __init__(self, policy: Policy):
+        self.model = model = policy.model
+        self.ends = end_tokens(model.generation_config, policy.tokenizer)
+        self.rows: list[_Row] = []
         self.cache = _new_cache()
         self.start_B = torch.empty(0, dtype=torch.long, device=model.device)
         self.logits_BV = torch.empty(0)
@@ -183,43 +182,50 @@ class _Flight:
         self._options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._takes_positions = "position_ids" in accepted
 
-    def admit(self, requests: Sequence[_Request]) -> None:
+    def admit(self, rows: Sequence[_Row]) -> None:
         """Read each prompt once, repeat what the cache holds of it, and put the new rows beside the old ones."""
-        prompts = list(dict.fromkeys(request.prompt for request in requests))
+        prompts = list(dict.fromkeys(row.request.prompt.tokens for row in rows))
         place = {prompt: i for i, prompt in enumerate(prompts)}
         width = max(len(prompt) for prompt in prompts)
         tokens_PT = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=self.model.device)
         start_P = torch.tensor([width - len(p) for p in prompts], device=self.model.device)
         cache = _new_cache()
         logits_PV = self._forward(tokens_PT, start_P, cache)
-        copies_B = torch.tensor([place[request.prompt] for request in requests], device=self.model.device)
+        copies_B = torch.tensor([place[row.request.prompt.tokens] for row in rows], device=self.model.device)
         for layer in _layers(cache):
             layer.select(copies_B)
         start_B, logits_BV = start_P[copies_B], logits_PV[copies_B]
         if self.rows:
-            shift = _layers(self.cache)[0].length - width
+            before = _layers(self.cache)[0].length
             for layer, new in zip(_layers(self.cache), _layers(cache), strict=True):
-                layer.join(new, shift)
-            start_B = torch.cat([self.start_B, start_B + shift])
+                layer.join(new)
+            start_B = torch.cat([self.start_B + max(0, width - before), start_B + max(0, before - width)])
             logits_BV = torch.cat([self.logits_BV, logits_BV])
         else:
             self.cache = cache
-        self.rows, self.start_B, self.logits_BV = self.rows + list(requests), start_B, logits_BV
+        self.rows, self.start_B, self.logits_BV = self.rows + list(rows), start_B, logits_BV
 
-    def sample(self, temperature: float, top_p: float) -> Iterator[tuple[_Request, int, float]]:
+    def sample(self) -> Iterator[tuple[_Row, int, float]]:
         """The next token of each row that has not ended."""
-        seeds = np.array([request.seed for request in self.rows], dtype=np.uint64)
-        positions = np.array([len(request.tokens) for request in self.rows], dtype=np.uint64)
+        seeds = np.array([row.request.seed for row in self.rows], dtype=np.uint64)
+        positions = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
         uniforms_B = torch.from_numpy(uniforms(seeds, positions)).to(self.logits_BV.device)
-        self.tokens_B = choose(self.logits_BV, uniforms_B, temperature=temperature, top_p=top_p)
-        logps_B = chosen_logps(self.logits_BV, self.tokens_B, temperature=temperature or 1.0)
+        self.tokens_B = torch.empty(len(self.rows), dtype=torch.long, device=self.logits_BV.device)
+        logps_B = torch.empty(len(self.rows), device=self.logits_BV.device)
+        ways = [(row.request.temperature, row.request.top_p) for row in self.rows]
+        for temperature, top_p in dict.fromkeys(ways):
+            same_B = torch.tensor([way == (temperature, top_p) for way in ways], device=self.logits_BV.device)
+            logits_BV = self.logits_BV if same_B.all() else self.logits_BV[same_B]
+            tokens_B = choose(logits_BV, uniforms_B[same_B], temperature=temperature, top_p=top_p)
+            self.tokens_B[same_B] = tokens_B
+            logps_B[same_B] = chosen_logps(logits_BV, tokens_B, temperature=temperature or 1.0).float()
         for row in zip(self.rows, self.tokens_B.tolist(), logps_B.tolist(), strict=True):
             if not row[0].ended:
                 yield row
 
     def drop_ended(self, *, at_least: int) -> None:
         """Rows that have ended leave once there are enough of them; until then they are carried along unread."""
-        going = [i for i, request in enumerate(self.rows) if not request.ended]
+        going = [i for i, row in enumerate(self.rows) if not row.ended]
         if going and len(self.rows) - len(going) < max(1, at_least):
             return
         going_B = torch.tensor(going, dtype=torch.long, device=self.model.device)
@@ -271,10 +277,11 @@ class _Layer(DynamicLayer):
         self.length -= first
         self._show()
 
-    def join(self, other: "_Layer", shift: int) -> None:
-        """Add the rows of another one, `shift` columns to the right."""
-        self._keys = _stack(self._keys[:, :, : self.length], other._keys, shift)
-        self._values = _stack(self._values[:, :, : self.length], other._values, shift)
+    def join(self, other: "_Layer") -> None:
+        """Add the rows of another one, so that all end in the same column."""
+        self._keys = _stack(self._keys[:, :, : self.length], other._keys)
+        self._values = _stack(self._values[:, :, : self.length], other._values)
+        self.length = self._keys.shape[2]
         self._show()
 
     def _show(self) -> tuple[Tensor, Tensor]:
@@ -288,10 +295,11 @@ class _Layer(DynamicLayer):
         return larger
 
 
-def _stack(upper: Tensor, lower: Tensor, shift: int) -> Tensor:
-    both = upper.new_zeros((len(upper) + len(lower), *upper.shape[1:]))
-    both[: len(upper)] = upper
-    both[len(upper) :, :, shift:] = lower
+def _stack(upper: Tensor, lower: Tensor) -> Tensor:
+    rows, columns = len(upper) + len(lower), max(upper.shape[2], lower.shape[2])
+    both = upper.new_zeros((rows, upper.shape[1], columns, upper.shape[3]))
+    both[: len(upper), :, columns - upper.shape[2] :] = upper
+    both[len(upper) :, :, columns - lower.shape[2] :] = lower
     return both
 
 
@@ -338,26 +346,6 @@ def _invert(probability_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
     cumulative_BV = probability_BV.cumsum(dim=1)
     found_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * cumulative_BV[:, -1:], right=True)
     return found_B1.squeeze(1).clamp(max=probability_BV.shape[1] - 1)
-
-
-def check_request(
-    prompts: Sequence[Prompt],
-    seeds: Sequence[Sequence[int]],
-    temperature: float,
-    top_p: float,
-    limits: Sequence[int],
-) -> None:
-    if len(prompts) != len(seeds):
-        raise ValueError(f"needs the seeds of each prompt, got {len(prompts)} prompts and {len(seeds)} lists of seeds")
-    if not temperature >= 0:
-        raise ValueError(f"temperature must be >= 0, got {temperature}")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be > 0 and <= 1, got {top_p}")
-    if limits and min(limits) < 1:
-        raise ValueError(f"limits must be >= 1, got {min(limits)}")
-    for prompt in prompts:
-        if not prompt.tokens:
-            raise ValueError(f"prompt {prompt.prompt_id!r} has no tokens: there is nothing to continue")
 
 
 def _check_cache(model: PreTrainedModel, setting: str) -> None:

@@ -53,6 +53,17 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON-able
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Request:
+    """One response that a generator is asked for. Two of them are never the same."""
+
+    prompt: Prompt
+    seed: int
+    limit: int  # most tokens of the response; a generator has a limit of its own, too
+    temperature: float  # 0 is greedy
+    top_p: float = 1.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
     """What a generator sampled for one prompt."""

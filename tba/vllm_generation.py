@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
+from itertools import count
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -27,14 +28,15 @@ from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissing
 
 from tba.config import EngineConfig
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, TBAError
-from tba.generation import check_request, describe, end_tokens
-from tba.types import Prompt, Response, Version
+from tba.generating import Generates, SharedTime, check_request
+from tba.generation import describe, end_tokens
+from tba.types import Prompt, Request, Response, Version
 from tba.vllm_plugin import FROM_FOLDER, OURS
 
 CPU_CACHE = 1.0  # gigabytes of keys and values on a CPU, whose memory others use too
 
 
-class VLLMGenerator:
+class VLLMGenerator(Generates):
     """Generates at most `batch_responses` responses side by side, each of at most `max_response_tokens` tokens after at
     most `max_prompt_tokens`.
 
@@ -63,6 +65,9 @@ class VLLMGenerator:
         self._description, self._shapes = b"", {}
         self._tokenizer: Any = None
         self._ends: frozenset[int] = frozenset()
+        self._names = count()
+        self._in_flight: dict[str, tuple[Request, float]] = {}  # with the shared time at which each was asked
+        self._time = SharedTime()
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
@@ -74,6 +79,8 @@ class VLLMGenerator:
             runs_on = self._engine is not None and (description, shapes) == (self._description, self._shapes)
             if runs_on:
                 self._open(folder)
+            elif self._in_flight:
+                raise Damaged("it is another model than that of the responses in flight")
             else:
                 self._start(folder)
         except EngineDeadError as error:
@@ -139,49 +146,38 @@ class VLLMGenerator:
         self._running()
         return self._tokenizer
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        seeds: Sequence[Sequence[int]],
-        *,
-        temperature: float,
-        top_p: float = 1.0,
-        limits: Sequence[int] | None = None,
-    ) -> list[list[Response]]:
-        """One response per seed; `logps` are those of the model at `temperature`, before `top_p` cuts it.
-
-        Temperature 0 is greedy; its `logps` are the model's own, at temperature 1.
-        """
+    def submit(self, requests: Sequence[Request]) -> None:
         engine = self._running()
-        most = [self.max_response_tokens] * len(prompts)
-        limits = most if limits is None else [min(pair) for pair in zip(limits, most, strict=True)]
-        check_request(prompts, seeds, temperature, top_p, limits)
-        _check_logps(temperature, top_p, raw=self.raw_logps)
-        began = time.monotonic()
+        for request in requests:
+            check_request(request)
+            _check_logps(request.temperature, request.top_p, raw=self.raw_logps)
+        for request in requests:
+            name = str(next(self._names))
+            engine.add_request(name, self._asked(request.prompt), self._sampling(request))
+            self._in_flight[name] = request, self._time.now
+
+    def step(self) -> list[tuple[Request, Response]]:
+        """What has ended since, once the engine has anything to tell. `logps` are those of the model at the
+        temperature, before `top_p` cuts it; of greedy responses the model's own, at temperature 1."""
+        if not self._in_flight:
+            return []
+        began, among = time.monotonic(), len(self._in_flight)
         try:
-            for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-                for j, seed in enumerate(seeds[i]):
-                    engine.add_request(f"{i}/{j}", self._asked(prompt), self._sampling(seed, limit, temperature, top_p))
-            outputs = {}
-            while engine.has_unfinished_requests():
-                outputs |= {output.request_id: output.outputs[0] for output in engine.step() if output.finished}
+            outputs = [output for output in self._running().step() if output.finished]
         except EngineDeadError as error:
             raise RunFailed("the engine of vLLM died while it generated") from error
-        share = (time.monotonic() - began) / max(1, sum(len(output.token_ids) for output in outputs.values()))
-        return [
-            [self._response(outputs[f"{i}/{j}"], seed, temperature, top_p, share) for j, seed in enumerate(group)]
-            for i, group in enumerate(seeds)
-        ]
+        self._time.pass_by(time.monotonic() - began, among=among)
+        return [self._answer(output.request_id, output.outputs[0]) for output in outputs]
 
     def _asked(self, prompt: Prompt) -> Any:
         return TokensPrompt(prompt_token_ids=list(prompt.tokens), cache_salt=str(self.version))
 
-    def _sampling(self, seed: int, limit: int, temperature: float, top_p: float) -> SamplingParams:
+    def _sampling(self, request: Request) -> SamplingParams:
         return SamplingParams(
-            temperature=temperature,
-            top_p=top_p if temperature else 1.0,
-            seed=seed,
-            max_tokens=limit,
+            temperature=request.temperature,
+            top_p=request.top_p if request.temperature else 1.0,
+            seed=request.seed,
+            max_tokens=min(request.limit, self.max_response_tokens),
             logprobs=0,  # of the sampled token alone
             ignore_eos=True,  # all that end a response are these
             stop_token_ids=sorted(self._ends),
@@ -189,23 +185,24 @@ class VLLMGenerator:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _response(self, output: Any, seed: int, temperature: float, top_p: float, share: float) -> Response:
+    def _answer(self, name: str, output: Any) -> tuple[Request, Response]:
+        request, began = self._in_flight.pop(name)
         if output.finish_reason not in ("stop", "length"):
             raise RunFailed(f"the engine of vLLM broke a response off: {output.finish_reason}")
-        tokens = tuple(output.token_ids)
-        spans = output.weight_versions
-        return Response(
+        tokens, spans = tuple(output.token_ids), output.weight_versions
+        response = Response(
             tokens=tokens,
             logps=tuple(known[token].logprob for token, known in zip(tokens, output.logprobs, strict=True)),
             text=self._tokenizer.decode(tokens, skip_special_tokens=True),
             finished=tokens[-1] in self._ends,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            seed=request.seed,
             version_start=Version.parse(spans[0].version),
             version_end=Version.parse(spans[-1].version),
-            generate_seconds=share * len(tokens),
+            generate_seconds=self._time.now - began,
         )
+        return request, response
 
     def _running(self) -> LLMEngine:
         if self._engine is None:
@@ -216,6 +213,7 @@ class VLLMGenerator:
         """End the engine at once; it has nothing to lose."""
         if self._engine is not None:
             self._engine, self.version, core = None, None, self._engine.engine_core
+            self._in_flight.clear()
             for process in core.resources.engine_manager.processes:
                 process.kill()
             with suppress(EngineDeadError):

@@ -1,6 +1,8 @@
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,8 @@ from transformers import (
 
 from tba.errors import ConfigError, Damaged, Missing
 from tba.generation import TransformersGenerator, choose, uniforms
-from tba.policy import Policy
-from tba.types import Prompt, Response, Version
+from tba.policy import Policy, PolicyScorer
+from tba.types import Prompt, Request, Response, Version
 from tests.tba.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
 
 V0, V1 = Version(0, 1), Version(1, 1)
@@ -286,16 +288,89 @@ def test_ended_responses_leave_the_batch_and_waiting_ones_take_their_place(llama
     assert needed <= computed < 1.2 * needed
 
 
-def test_seconds_are_shared_out_by_length(llama):
-    found = make_generator(llama).generate(make_prompts(PROMPTS), [[1, 2]] * 4, temperature=1.0)
-    per_token = {round(r.generate_seconds / len(r.tokens), 9) for group in found for r in group}
-    assert len(per_token) == 1 and per_token.pop() > 0
+def test_the_seconds_of_responses_add_up_to_those_that_passed_and_each_step_is_shared_alike(llama):
+    generator, began = make_generator(llama), time.monotonic()
+    found = [r for group in generator.generate(make_prompts(PROMPTS), [[1, 2]] * 4, temperature=1.0) for r in group]
+    passed = time.monotonic() - began
+    assert 0 < sum(r.generate_seconds for r in found) <= passed
+    by_length = sorted((len(r.tokens), r.generate_seconds) for r in found)
+    assert [seconds for _, seconds in by_length] == sorted(seconds for _, seconds in by_length)
+    assert len({round(seconds, 12) for _, seconds in by_length}) == len({length for length, _ in by_length}) > 1
 
 
 def test_nothing_asked_is_nothing_generated(llama):
     generator = make_generator(llama)
     assert generator.generate([], [], temperature=1.0) == []
     assert generator.generate(make_prompts(["1", "2"]), [[], []], temperature=1.0) == [[], []]
+
+
+# --- In flight ---
+
+
+def request(text: str, seed: int, *, temperature: float = 1.0, top_p: float = 1.0, limit: int = 12) -> Request:
+    [prompt] = make_prompts([text])
+    return Request(prompt=prompt, seed=seed, limit=limit, temperature=temperature, top_p=top_p)
+
+
+def drain(generator: TransformersGenerator, steps: int = 1000) -> dict[Request, Response]:
+    found: dict[Request, Response] = {}
+    for _ in range(steps):
+        found |= generator.step()
+    return found
+
+
+@pytest.mark.parametrize("batch", [3, 64])
+def test_requests_of_any_kind_may_join_at_any_step_and_are_answered_as_alone(llama, batch):
+    """Also where a later prompt is longer than all there is so far."""
+    generator = make_generator(llama, batch=batch)
+    first = [request("z", 1), request("1+2=", 2, temperature=0.5), request("hello", 3, top_p=0.6)]
+    later = [request("what is it that you want, then?" * 2, 4), request("z", 5, temperature=0.0), request("q", 6)]
+    generator.submit(first)
+    found = drain(generator, 2)
+    generator.submit(later)
+    found |= drain(generator)
+    assert found.keys() == {*first, *later} and generator.step() == []
+    for it, response in found.items():
+        alone_found = alone(llama).generate(
+            [it.prompt], [[it.seed]], temperature=it.temperature, top_p=it.top_p, limits=[it.limit]
+        )
+        assert replace(response, generate_seconds=0, logps=()) == replace(
+            alone_found[0][0], generate_seconds=0, logps=()
+        )
+
+
+def test_what_is_in_flight_goes_on_with_the_weights_that_are_adopted(tmp_path):
+    """The first tokens are the old weights', later ones are not; what is asked afterwards is the new ones' alone."""
+    old, new = (tiny_folder(tmp_path / str(seed), seed=seed) for seed in (0, 1))
+    generator, before, after = make_generator(old), request("hello", 3), request("hello", 4)
+    generator.submit([before])
+    assert drain(generator, 4) == {}
+    generator.adopt(new, V1)
+    generator.submit([after])
+    found = drain(generator)
+    assert (found[before].version_start, found[before].version_end) == (V0, V1)
+    assert (found[after].version_start, found[after].version_end) == (V1, V1)
+    by_old, by_new = (
+        [logps for [logps] in PolicyScorer(Policy.load(folder), V0).token_logps(
+            [before.prompt, after.prompt], [[found[before]], [found[after]]], temperature=1.0
+        )]
+        for folder in (old, new)
+    )  # fmt: skip
+    assert found[before].logps[:4] == pytest.approx(by_old[0][:4], abs=1e-4)
+    assert found[before].logps[4] != pytest.approx(by_old[0][4], abs=1e-2)
+    assert found[after].logps == pytest.approx(by_new[1], abs=1e-4)
+
+
+def test_another_model_cannot_take_over_what_is_in_flight(tmp_path, llama):
+    generator = make_generator(llama)
+    generator.submit([request("hello", 3)])
+    other = make_folder(tmp_path / "other", CONFIGS["qwen3"])
+    with pytest.raises(Damaged, match="in flight"):
+        generator.adopt(other, V1)
+    [response] = drain(generator).values()
+    assert response.version_end == V0
+    generator.adopt(other, V1)
+    assert generator.version == V1
 
 
 # --- Adopting ---

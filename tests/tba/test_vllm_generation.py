@@ -19,7 +19,7 @@ from tba.errors import Damaged, Missing, RunFailed
 from tba.generation import TransformersGenerator
 from tba.logprobs import chosen_logps
 from tba.policy import Policy, PolicyScorer
-from tba.types import Prompt, Response, Version
+from tba.types import Prompt, Request, Response, Version
 from tests.tba.tiny import EOS_ID, tiny_tokenizer
 from tests.vllm import descendants, needs_vllm, served_folder
 
@@ -157,7 +157,11 @@ def test_prompts_that_are_asked_again_share_what_was_computed(generator: Any):
     engine, salt = generator._running(), str(generator.version)
     long = prompts_of(["8" * 400])
     generator.generate(long, [[1]], temperature=1.0)
-    engine.add_request("again", generator._asked(long[0]), generator._sampling(2, 1, 1.0, 1.0))
+    engine.add_request(
+        "again",
+        generator._asked(long[0]),
+        generator._sampling(Request(prompt=long[0], seed=2, limit=1, temperature=1.0)),
+    )
     outputs = []
     while engine.has_unfinished_requests():
         outputs += engine.step()
