@@ -80,6 +80,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
             deadline=config.limits.data_deadline,
             lag=config.sync.lag,
             first_version=config.start.sync,
+            updates_in_flight=config.engine.in_flight == "update",
         )
         searcher.run()
 

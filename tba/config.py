@@ -88,6 +88,9 @@ class EngineConfig:
     """Of vLLM's keys and values; unset, on a GPU what is left of its share, on a CPU 1."""
     tensor_parallel: Positive = 1
     """GPUs that one engine of vLLM is spread over."""
+    in_flight: Literal["finish", "update"] = "finish"
+    """What becomes of responses in the making when a version appears: a round is finished by the version that began
+    it, or the version is adopted at once and they go on with its weights."""
     compile: bool = True
     """Whether vLLM, on a GPU, compiles the model and records CUDA graphs: faster steps, and a slower start."""
 
@@ -533,6 +536,11 @@ class Config:
             (
                 sync.every <= to_take,
                 f"sync.every must be <= training.steps - start.step ({to_take}), got {sync.every}",
+            ),
+            (
+                sync.lag is None or self.engine.in_flight == "finish",
+                f"engine.in_flight must be 'finish' where sync.lag is set ({sync.lag}), which says by which version a "
+                f"round is, got {self.engine.in_flight!r}",
             ),
             (
                 training.groups_per_micro_batch <= training.prompts_per_step,

@@ -147,10 +147,12 @@ class Generator(Protocol):
         temperature: float,
         top_p: float = 1.0,
         limits: Sequence[int] | None = None,
+        between: Callable[[], object] = lambda: None,
     ) -> list[list[Response]]:
         """One list per prompt, one response per seed. What a seed yields does not depend on what it is batched
         with. Temperature 0 is greedy. `limits` are the most tokens that responses to each prompt may have, where that
-        is less than the generator's own limit."""
+        is less than the generator's own limit. `between` is called now and then; it may adopt a version, with whose
+        weights what is in flight goes on."""
         ...
 
 

@@ -16,6 +16,7 @@ from tba.timing import looks, timed
 from tba.types import Prompt, Response, Reward, Trajectory, Version
 from tba.values import Steps
 
+LOOK_EVERY = 1.0  # seconds between looks for a version to adopt while responses are in flight
 WARMEST = 1.1 / 0.7
 """Times the temperature of search: the greatest of rounds that explore, unless the settings give another."""
 
@@ -38,6 +39,7 @@ class Searcher:
         deadline: float,
         lag: int | None = None,
         first_version: int = 0,
+        updates_in_flight: bool = False,
     ):
         values.check_can_value(task, config)
         self.index, self.seed, self.config, self.stream = index, seed, config, stream
@@ -47,6 +49,8 @@ class Searcher:
         self.deadline = deadline  # for the first version, and for each that a round has to be by
         self.lag = lag  # in syncs, where it goes in step with the trainer
         self.first_version = first_version  # that rounds can be by: where a fork begins
+        self.updates_in_flight = updates_in_flight  # adopts while it generates
+        self.looked = 0.0  # for a version, while it generated
         self.version: Version | None = None
         self.refused: Version | None = None  # the newest one found damaged: it is not fetched again
         self.seconds: dict[str, float] = {}
@@ -148,7 +152,14 @@ class Searcher:
                 max_tokens=self.config.max_response_tokens,
                 temperature=temperature,
                 top_p=top_p,
+                between=self.update_in_flight,
             )
+
+    def update_in_flight(self) -> None:
+        """Take a newer version while responses are in the making, if that is wanted; looks at most once a second."""
+        if self.updates_in_flight and time.monotonic() - self.looked >= LOOK_EVERY:
+            self.adopt_newest()
+            self.looked = time.monotonic()
 
     def sampling_of(self, round: int) -> tuple[float, float]:
         """Temperature and `top_p` of a round, which follow from its number: now and then others, as in the paper."""

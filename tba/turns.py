@@ -5,7 +5,7 @@ policy wrote. Each turn of the policy ends with an end token of its own, which i
 the last: that one ends the response.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
@@ -26,6 +26,7 @@ def generate(
     max_tokens: int,
     temperature: float,
     top_p: float = 1.0,
+    between: Callable[[], object] = lambda: None,
 ) -> list[list[Response]]:
     """One list per prompt, one response per seed, as a generator gives them. Of a task that takes turns, all responses
     that still go on are continued together, each from its prompt and everything said so far.
@@ -35,9 +36,9 @@ def generate(
     another turn: that answer is then left out.
     """
     if not isinstance(task, TakesTurns):
-        return generator.generate(prompts, seeds, temperature=temperature, top_p=top_p)
+        return generator.generate(prompts, seeds, temperature=temperature, top_p=top_p, between=between)
     limits = [max_tokens] * len(prompts)
-    first = generator.generate(prompts, seeds, temperature=temperature, top_p=top_p, limits=limits)
+    first = generator.generate(prompts, seeds, temperature=temperature, top_p=top_p, limits=limits, between=between)
     groups = [[_Dialogue(p, response) for response in group] for p, group in zip(prompts, first, strict=True)]
     going = [dialogue for group in groups for dialogue in group]
     for turn in count(1):
@@ -50,6 +51,7 @@ def generate(
             temperature=temperature,
             top_p=top_p,
             limits=[max_tokens - len(dialogue.response.tokens) for dialogue in going],
+            between=between,
         )
         for dialogue, [response] in zip(going, said, strict=True):
             dialogue.take(response)

@@ -3,7 +3,7 @@
 Whole roles on real storage are tested in tests/flows; these make the order of events visible in milliseconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,9 @@ class Generator:
         temperature: float,
         top_p: float = 1.0,
         limits: Sequence[int] | None = None,
+        between: Callable[[], object] = lambda: None,
     ) -> list[list[Response]]:
+        between()
         self.asked += [list(row) for row in seeds]
         self.settings.append((temperature, top_p))
         return [[self._response(p, seed, temperature) for seed in row] for p, row in zip(prompts, seeds, strict=True)]

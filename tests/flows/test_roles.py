@@ -161,6 +161,21 @@ def test_the_loss_of_a_step_is_the_mean_of_its_squared_residuals(finished):
         assert loss == pytest.approx(mean, rel=1e-5)
 
 
+def test_responses_in_flight_go_on_with_a_newer_version_if_that_is_wanted(tmp_path, policy, monkeypatch):
+    monkeypatch.setattr("tba.searcher.LOOK_EVERY", 0.0)
+    changes = {"engine.in_flight": "update", "search.max_response_tokens": 200}
+    run = plan.start(settings(policy, **changes), str(tmp_path), "update")
+    run_all(run)
+    assert check(run).ok
+    found = "select count(*) filter (version_start < version_end), count(*) filter (version_start > version_end) "
+    [(across, backwards)] = rows(run, f"{found} from trajectories")
+    assert across > 0 and backwards == 0
+    groups = (
+        "select count(*) from (select group_id from trajectories group by 1 having count(distinct version_end) > 1)"
+    )
+    assert rows(run, groups)[0][0] > 0, "those that had ended before are the earlier version's"
+
+
 def test_a_residual_follows_from_the_stored_reward_and_log_probabilities(finished):
     """log Z + log pi - log pi_ref - r / beta, from columns alone."""
     worst = rows(

@@ -23,6 +23,7 @@ def searcher(
     deadline: float = 60.0,
     changes: Mapping[str, Any] = MappingProxyType({}),
     lag: int | None = None,
+    updates_in_flight: bool = False,
 ) -> tuple[Searcher, fakes.Generator, fakes.Events]:
     """One that is asked to stop after so many rounds."""
     generator, events = fakes.Generator(), fakes.Events()
@@ -41,6 +42,7 @@ def searcher(
         events=events,
         deadline=deadline,
         lag=lag,
+        updates_in_flight=updates_in_flight,
     )
     return role, generator, events
 
@@ -64,6 +66,26 @@ def test_the_newest_version_is_adopted_once_at_the_next_round():
         role.run()
     assert generator.adopted == [V0, V2]
     assert [log.rounds[r][0].version_start for r in range(4)] == [V0, V0, V2, V2]
+
+
+@pytest.mark.parametrize("updates_in_flight", [True, False])
+def test_a_version_that_appears_while_a_round_is_in_the_making_is_adopted_then_if_that_is_wanted(updates_in_flight):
+    """The generator here asks once before it answers; what it answers is then the new version's."""
+    versions = fakes.Versions(V0, V0, V2)
+    role, generator, _ = searcher(versions, log := fakes.Log(), rounds=2, updates_in_flight=updates_in_flight)
+    with pytest.raises(Stopped):
+        role.run()
+    assert generator.adopted == [V0, V2]
+    assert [log.rounds[r][0].version_start for r in range(2)] == [V2 if updates_in_flight else V0, V2]
+
+
+def test_a_version_is_looked_for_once_a_second_while_responses_are_in_the_making():
+    versions = fakes.Versions(V0, V0, V1, V2)
+    role, generator, _ = searcher(versions, fakes.Log(), rounds=1, updates_in_flight=True)
+    role.adopt_first()
+    for _ in range(100):
+        role.update_in_flight()
+    assert generator.adopted == [V0], "the second look found nothing new, and a third one was too soon"
 
 
 def test_no_version_older_than_the_one_in_use_is_adopted_when_a_listing_is_behind():

@@ -26,7 +26,7 @@ from tests.vllm import descendants, needs_vllm, served_folder
 pytestmark = needs_vllm
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 2)
-LIMIT, MOST = 24, 512
+LIMIT, LONG, MOST = 24, 400, 1024
 TEXTS = ["1+2=", "what is it that you want?", "z", "hello", "7" * 150]
 SIMILAR = 2e-4  # log-probabilities in float32, of two implementations
 
@@ -41,7 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Version, Path]:
 def make_generator() -> Any:
     from tba.vllm_generation import VLLMGenerator
 
-    return VLLMGenerator(on_cpu=True, batch_responses=64, max_prompt_tokens=MOST - LIMIT, max_response_tokens=LIMIT)
+    return VLLMGenerator(on_cpu=True, batch_responses=64, max_prompt_tokens=MOST - LONG, max_response_tokens=LONG)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,7 @@ def prompts_of(texts: list[str]) -> list[Prompt]:
 
 PROMPTS = prompts_of(TEXTS)
 SEEDS = [[100 * i + j for j in range(6)] for i in range(len(PROMPTS))]
+LIMITS = [LIMIT] * len(PROMPTS)
 
 
 def tokens_of(groups: list[list[Response]]) -> list[list[tuple[int, ...]]]:
@@ -85,7 +86,7 @@ def distance(folder: Path, prompts: list[Prompt], groups: list[list[Response]], 
 def test_log_probabilities_are_the_policys_at_the_temperature_it_was_sampled_at(
     generator: Any, folders: dict[Version, Path], temperature: float
 ):
-    groups = generator.generate(PROMPTS, SEEDS, temperature=temperature)
+    groups = generator.generate(PROMPTS, SEEDS, temperature=temperature, limits=LIMITS)
     assert distance(folders[V0], PROMPTS, groups, temperature=temperature) < SIMILAR
 
 
@@ -94,7 +95,10 @@ def test_greedy_responses_are_those_of_transformers_and_have_the_policys_own_log
 ):
     plain = TransformersGenerator(device="cpu", max_response_tokens=LIMIT)
     plain.adopt(folders[V0], V0)
-    greedy, seeds = generator.generate(PROMPTS, [[0]] * len(PROMPTS), temperature=0.0), [[0]] * len(PROMPTS)
+    greedy, seeds = (
+        generator.generate(PROMPTS, [[0]] * len(PROMPTS), temperature=0.0, limits=LIMITS),
+        [[0]] * len(PROMPTS),
+    )
     assert tokens_of(greedy) == tokens_of(plain.generate(PROMPTS, seeds, temperature=0.0))
     assert distance(folders[V0], PROMPTS, greedy, temperature=1.0) < SIMILAR
 
@@ -117,22 +121,22 @@ def test_tokens_come_as_often_as_the_policy_gives_them_at_that_temperature(
 
 
 def test_what_a_seed_yields_does_not_depend_on_what_it_is_batched_with(generator: Any):
-    together = generator.generate(PROMPTS, SEEDS, temperature=1.0)
+    together = generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
     for i in (1, 3):
-        assert tokens_of(generator.generate([PROMPTS[i]], [SEEDS[i][2:4]], temperature=1.0)) == [
+        assert tokens_of(generator.generate([PROMPTS[i]], [SEEDS[i][2:4]], temperature=1.0, limits=[LIMIT])) == [
             [response.tokens for response in together[i][2:4]]
         ]
     assert len({response.tokens for group in together for response in group}) > len(PROMPTS) * 3
 
 
 def test_a_response_ends_with_its_end_token_or_at_its_limit_and_says_which(generator: Any):
-    limits = [LIMIT, 3, 5, 1000, 2]
+    limits = [LIMIT, 3, 5, LONG + 1, 2]
     groups = generator.generate(PROMPTS, [list(range(40))] * len(PROMPTS), temperature=1.0, limits=limits)
     tokenizer = tiny_tokenizer()
     for limit, group in zip(limits, groups, strict=True):
         for response in group:
             assert response.finished == (response.tokens[-1] == EOS_ID)
-            assert response.finished or len(response.tokens) == min(limit, LIMIT)
+            assert response.finished or len(response.tokens) == min(limit, LONG)
             assert EOS_ID not in response.tokens[:-1]
             assert response.text == tokenizer.decode(response.tokens, skip_special_tokens=True)
     assert {response.finished for group in groups for response in group} == {True, False}
@@ -146,7 +150,7 @@ def test_a_version_is_taken_by_the_running_engine_and_all_it_says_is_from_its_we
     long = prompts_of(["9" * 400])
     for version in (V1, V2, V0, V1):
         generator.adopt(folders[version], version)
-        groups = generator.generate(long, [list(range(8))], temperature=1.0)
+        groups = generator.generate(long, [list(range(8))], temperature=1.0, limits=[LIMIT])
         assert {(response.version_start, response.version_end) for response in groups[0]} == {(version, version)}
         assert distance(folders[version], long, groups, temperature=1.0) < SIMILAR
     assert engine_processes() == processes
@@ -156,7 +160,7 @@ def test_prompts_that_are_asked_again_share_what_was_computed(generator: Any):
     """Within a version: without this the test above says nothing."""
     engine, salt = generator._running(), str(generator.version)
     long = prompts_of(["8" * 400])
-    generator.generate(long, [[1]], temperature=1.0)
+    generator.generate(long, [[1]], temperature=1.0, limits=[1])
     engine.add_request(
         "again",
         generator._asked(long[0]),
@@ -166,6 +170,33 @@ def test_prompts_that_are_asked_again_share_what_was_computed(generator: Any):
     while engine.has_unfinished_requests():
         outputs += engine.step()
     assert salt == str(V0) and outputs[-1].num_cached_tokens >= 128
+
+
+def test_what_is_in_flight_goes_on_with_the_weights_that_are_adopted(generator: Any, folders: dict[Version, Path]):
+    """The first tokens are the old weights', the last are not; what is asked afterwards is the new ones' alone."""
+    [prompt] = prompts_of(["hello"])
+    before, after = (
+        [Request(prompt=prompt, seed=seed, limit=LONG, temperature=1.0) for seed in range(first, first + 32)]
+        for first in (0, 32)
+    )
+    generator.submit(before)
+    found: dict[Request, Response] = {}
+    while len(found) < 3:  # most are longer
+        found |= generator.step()
+    generator.adopt(folders[V1], V1)
+    generator.submit(after)
+    while len(found) < len(before) + len(after):
+        found |= generator.step()
+    across = [it for it in before if found[it].version_end == V1]
+    assert len(across) > 5 and {found[it].version_start for it in before} == {V0}
+    by_old = PolicyScorer(Policy.load(folders[V0]), V0).token_logps(
+        [prompt] * len(across), [[found[it]] for it in across], temperature=1.0
+    )
+    for it, [logps] in zip(across, by_old, strict=True):
+        assert found[it].logps[0] == pytest.approx(logps[0], abs=SIMILAR)
+    assert sum(abs(found[it].logps[-1] - logps[-1]) > 0.1 for it, [logps] in zip(across, by_old, strict=True)) > 5
+    assert {(found[it].version_start, found[it].version_end) for it in after} == {(V1, V1)}
+    assert distance(folders[V1], [prompt], [[found[it] for it in after]], temperature=1.0) < SIMILAR
 
 
 @pytest.mark.parametrize("fault", ["gone", "without weights", "truncated"])
@@ -180,7 +211,7 @@ def test_a_folder_that_cannot_be_read_is_refused_and_the_weights_before_it_stay(
     with pytest.raises(Missing if fault == "gone" else Damaged, match=str(V1)):
         generator.adopt(folder, V1)
     assert generator.version == V0 and engine_processes() == processes
-    groups = generator.generate(PROMPTS, SEEDS, temperature=1.0)
+    groups = generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
     assert {response.version_end for group in groups for response in group} == {V0}
     assert distance(folders[V0], PROMPTS, groups, temperature=1.0) < SIMILAR
 
@@ -193,7 +224,7 @@ def test_a_folder_that_vanishes_under_the_engine_is_refused_too(
     before(monkeypatch, generator, "_open", lambda: shutil.rmtree(folder))
     with pytest.raises(Missing, match="was removed"):
         generator.adopt(folder, V1)
-    groups = generator.generate(PROMPTS, SEEDS, temperature=1.0)
+    groups = generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
     assert distance(folders[V0], PROMPTS, groups, temperature=1.0) < SIMILAR
 
 
@@ -204,7 +235,7 @@ def test_a_folder_that_vanishes_once_it_is_open_is_taken_whole(
     shutil.copytree(folders[V1], folder)
     before(monkeypatch, generator, "_load_opened", lambda: shutil.rmtree(folder))
     generator.adopt(folder, V1)
-    groups = generator.generate(PROMPTS, SEEDS, temperature=1.0)
+    groups = generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
     assert distance(folders[V1], PROMPTS, groups, temperature=1.0) < SIMILAR
 
 
@@ -216,9 +247,9 @@ def test_signals_to_the_whole_group_of_a_role_leave_its_engine_at_work(
             os.kill(pid, signal.SIGTERM)
             os.kill(pid, signal.SIGINT)
 
-    expected = tokens_of(generator.generate(PROMPTS, SEEDS, temperature=1.0))
+    expected = tokens_of(generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS))
     before(monkeypatch, generator._running(), "step", signal_all)
-    assert tokens_of(generator.generate(PROMPTS, SEEDS, temperature=1.0)) == expected
+    assert tokens_of(generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)) == expected
 
 
 def test_responses_that_are_broken_off_are_never_told(generator: Any, monkeypatch: pytest.MonkeyPatch):
@@ -226,7 +257,7 @@ def test_responses_that_are_broken_off_are_never_told(generator: Any, monkeypatc
     with monkeypatch.context() as patch:
         before(patch, engine, "step", lambda: engine.sleep(level=0, mode="abort"))
         with pytest.raises(RunFailed, match="broke a response off: abort"):
-            generator.generate(PROMPTS, SEEDS, temperature=1.0)
+            generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
     engine.wake_up(tags=["scheduling"])
 
 
@@ -241,7 +272,7 @@ def test_an_engine_that_dies_ends_the_wait_for_it_and_other_children_of_the_role
         with monkeypatch.context() as patch:
             before(patch, generator._running(), "step", core.kill)
             with pytest.raises(RunFailed, match="died while it generated"):
-                generator.generate(PROMPTS, SEEDS, temperature=1.0)
+                generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
         with pytest.raises(RunFailed, match=str(V1)):
             generator.adopt(folders[V1], V1)
     try:
