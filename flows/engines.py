@@ -17,12 +17,21 @@ class Engine(NamedTuple):
     why: str
 
 
-def open_generator(config: Config, events: Events) -> Generator:
+class Sampling(NamedTuple):
+    """What a role samples with, as far as it decides whether vLLM can serve it."""
+
+    lowest: float  # temperature of what is sampled
+    at_one: bool  # always at temperature 1
+    cut: str  # the setting by which only the most likely tokens are sampled; empty if none does
+    reads_logps: bool = True  # of what it samples
+
+
+def open_generator(config: Config, events: Events, sampling: Sampling) -> Generator:
     """The one to use, before it has adopted anything."""
     from tba.pretrained import resolve_device
 
     device = resolve_device(config.model.device).type
-    engine = choose(config, device=device, installed=find_spec("vllm") is not None)
+    engine = choose(config, sampling, device=device, installed=find_spec("vllm") is not None)
     events.write("engine-chosen", f"responses come from {engine.name}: {engine.why}", engine=engine.name)
     common: dict[str, Any] = {
         "dtype": config.model.publish_dtype,
@@ -37,7 +46,7 @@ def open_generator(config: Config, events: Events) -> Generator:
             **common,
             on_cpu=device == "cpu",
             max_prompt_tokens=config.search.max_prompt_tokens,
-            raw_logps=samples_at_one(config),
+            logps="at-one" if sampling.at_one else "uncut" if sampling.reads_logps else "any",
             engine=config.engine,
         )
     from tba.generation import TransformersGenerator
@@ -45,18 +54,18 @@ def open_generator(config: Config, events: Events) -> Generator:
     return TransformersGenerator(**common, device=config.model.device)
 
 
-def choose(config: Config, *, device: str, installed: bool) -> Engine:
+def choose(config: Config, sampling: Sampling, *, device: str, installed: bool) -> Engine:
     """ConfigError if what the settings want is not to be had."""
     wanted = config.engine.name
     against = ""
     if not installed:
         against = "vLLM is not installed here (docs/gpus.md)"
-    elif (lowest := lowest_temperature(config)) < LEAST_TEMPERATURE:
-        against = f"vLLM samples at temperatures of at least {LEAST_TEMPERATURE}, and this run at {lowest:g}"
-    elif not samples_at_one(config) and cuts(config):
+    elif sampling.lowest < LEAST_TEMPERATURE:
+        against = f"vLLM samples at temperatures of at least {LEAST_TEMPERATURE}, and here it is {sampling.lowest:g}"
+    elif sampling.cut and sampling.reads_logps and not sampling.at_one:
         against = (
-            "only at temperature 1 does vLLM tell log-probabilities from before top_p cuts them, and this run samples "
-            f"with {cuts(config)}"
+            "only at temperature 1 does vLLM tell log-probabilities from before top_p cuts them, and here "
+            f"{sampling.cut}"
         )
     if wanted == "vllm" and against:
         raise ConfigError(f"engine.name: {against}, got 'vllm'")
@@ -67,24 +76,18 @@ def choose(config: Config, *, device: str, installed: bool) -> Engine:
     return Engine("transformers", against) if against else Engine("vllm", "it is installed, and there is a GPU")
 
 
-def lowest_temperature(config: Config) -> float:
-    """The lowest temperature of all that is sampled."""
-    explored = config.search.explore_temperature if config.search.explore_share else None
-    return min(config.search.temperature, config.evaluation_temperature, *(explored or ()))
-
-
-def samples_at_one(config: Config) -> bool:
-    """Whether all that is sampled is sampled at temperature 1."""
-    return config.search.temperature == config.evaluation_temperature == 1 and not config.search.explore_share
-
-
-def cuts(config: Config) -> str:
-    """The setting by which only the most likely tokens are sampled; empty if none does."""
-    search = config.search
+def search_sampling(config: Config) -> Sampling:
+    search, cut = config.search, ""
+    explored = search.explore_temperature if search.explore_share else None
     if search.top_p < 1:
-        return f"search.top_p={search.top_p:g}"
-    if search.explore_share and search.explore_top_p < 1:
-        return f"search.explore_top_p={search.explore_top_p:g}"
-    if config.evaluation_top_p < 1:
-        return f"evaluation.top_p={config.evaluation_top_p:g}"
-    return ""
+        cut = f"search.top_p={search.top_p:g}"
+    elif search.explore_share and search.explore_top_p < 1:
+        cut = f"search.explore_top_p={search.explore_top_p:g}"
+    at_one = search.temperature == 1 and not search.explore_share
+    return Sampling(min(search.temperature, *(explored or (search.temperature,))), at_one, cut)
+
+
+def evaluation_sampling(config: Config, *, reads_logps: bool) -> Sampling:
+    temperature, top_p = config.evaluation_temperature, config.evaluation_top_p
+    cut = f"evaluation.top_p={top_p:g}" if top_p < 1 else ""
+    return Sampling(temperature, temperature == 1, cut, reads_logps)

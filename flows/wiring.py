@@ -5,12 +5,13 @@ import json
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from hashlib import sha256
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Protocol
 
-from flows.engines import open_generator
+from flows.engines import evaluation_sampling, open_generator, search_sampling
 from flows.reader import Reader
 from storage.attempts import claim_attempt
 from storage.cache import cache_folder, shared_copy
@@ -31,6 +32,7 @@ from tba.asking import asking
 from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, DataError, StorageError
 from tba.evaluator import Evaluator
+from tba.generation import TransformersGenerator
 from tba.interfaces import Measures, ReadsFields, Task, UsesModels
 from tba.places import check_place
 from tba.policy import Policy, PolicyScorer
@@ -58,7 +60,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
     _load_models(task, run, config, lease.tell)
     versions = Versions(run)
     reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
-    with closing(open_generator(config, events)) as generator:
+    with closing(open_generator(config, events, search_sampling(config))) as generator:
         searcher = Searcher(
             index,
             seed=config.seed,
@@ -125,13 +127,16 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
     _load_models(task, run, config, lease.tell)
     versions = Versions(run)
     reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
-    with closing(open_generator(config, events)) as generator:
+    needs_reference = isinstance(task, Measures) and task.needs_reference
+    sampling = evaluation_sampling(config, reads_logps=needs_reference)
+    with closing(open_generator(config, events, sampling)) as generator:
         evaluator = Evaluator(
             config,
             prompts=read_prompts(run, "test")[: config.evaluation.prompts],
             task=task,
             generator=generator,
-            reference=_reference_scorer(config, versions, reference) if _needs_reference(task) else None,
+            reference=_reference_scorer(config, versions, reference) if needs_reference else None,
+            trainers_scorer=None if isinstance(generator, TransformersGenerator) else partial(_scorer, config),
             versions=versions,
             evaluations=Evaluations(run),
             lease=lease,
@@ -163,12 +168,12 @@ def _load_models(task: Task, run: Run, config: Config, tell: Tell) -> None:
             task.load(lambda setting, place: _model_at(setting, place, run, config, tell))
 
 
-def _needs_reference(task: Task) -> bool:
-    return isinstance(task, Measures) and task.needs_reference
-
-
 def _reference_scorer(config: Config, versions: Versions, reference: Version) -> PolicyScorer:
-    return PolicyScorer(_load_policy(config, versions.load(reference)), reference)
+    return _scorer(config, versions.load(reference), reference)
+
+
+def _scorer(config: Config, folder: Path, version: Version) -> PolicyScorer:
+    return PolicyScorer(_load_policy(config, folder), version)
 
 
 def _load_policy(config: Config, path: str | Path) -> Policy:

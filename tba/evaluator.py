@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from tba import turns
@@ -26,6 +27,7 @@ class Evaluator:
         task: Task,
         generator: Generator,
         reference: ReferenceScorer | None = None,
+        trainers_scorer: Callable[[Path, Version], ReferenceScorer] | None = None,
         versions: VersionStore,
         evaluations: EvaluationLog,
         lease: Lease,
@@ -34,6 +36,8 @@ class Evaluator:
         self.config, self.scoring, self.prompts = config, Scoring(task), prompts
         self.generator, self.versions, self.evaluations = generator, versions, evaluations
         self.reference = reference  # of a task whose measures need it
+        self.trainers_scorer = trainers_scorer  # of a version, where responses come from another implementation
+        self.scorer: ReferenceScorer | None = None  # of the version in use
         self.lease, self.events = lease, events
         self.passed_over: set[Version] = set()  # had their turn: scored, gone or damaged
         self.scored = 0
@@ -78,7 +82,9 @@ class Evaluator:
         which is reported and not tried again."""
         try:
             step = self.versions.step(version)
-            self.generator.adopt(self.versions.load(version), version)
+            folder = self.versions.load(version)
+            self.generator.adopt(folder, version)
+            self.scorer = self.trainers_scorer(folder, version) if self.trainers_scorer else None
         except FileNotFoundError as error:  # pruned before its turn came
             self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
         except Damaged as error:
@@ -127,7 +133,7 @@ class Evaluator:
         for k in ks:
             chances = [pass_at(k, n=each, right=c) for c in right]
             scores.append(score(metric=f"pass@{k}", value=sum(chances) / len(chances), n=len(chances), seconds=0.0))
-        for name, value in measured.items():
+        for name, value in {**measured, **mismatch(answered)}.items():
             scores.append(score(metric=f"{metric}_{name}", value=value, n=len(values), seconds=0.0))
         return scores
 
@@ -135,7 +141,7 @@ class Evaluator:
         self, version: Version, metric: str, seeds: list[list[int]], *, temperature: float, top_p: float
     ) -> "_Answered":
         """All prompts with their responses; in pieces, so that a long evaluation hears a request to stop."""
-        answered = _Answered([], [], [])
+        answered = _Answered([], [], [], [])
         piece = max(1, self.config.search.batch_responses // len(seeds[0]))
         for first in range(0, len(self.prompts), piece):
             self.lease.check()
@@ -153,13 +159,12 @@ class Evaluator:
             )
             answered.asked.extend((p, r) for p, group in zip(prompts, responses, strict=True) for r in group)
             answered.rewards.extend(r for group in self.scoring.rewards(prompts, responses) for r in group)
+            if self.scorer and metric == "greedy":  # whose own `logps` any engine tells exactly
+                scored = self.scorer.token_logps(prompts, responses, temperature=1.0)
+                answered.trainers_logps.extend(_own(scored, responses))
             if self.reference:  # at the temperature of the responses' own `logps`: greedy ones are at 1
                 scored = self.reference.token_logps(prompts, responses, temperature=temperature or 1.0)
-                answered.ref_logps.extend(
-                    turns.own(logps, response.loss_mask)
-                    for row, group in zip(scored, responses, strict=True)
-                    for logps, response in zip(row, group, strict=True)
-                )
+                answered.ref_logps.extend(_own(scored, responses))
         return answered
 
     def _measured(self, version: Version, metric: str, answered: "_Answered") -> Mapping[str, float]:
@@ -182,6 +187,35 @@ class _Answered(NamedTuple):
     asked: list[tuple[Prompt, Response]]
     rewards: list[Reward]
     ref_logps: list[tuple[float, ...]]  # under the reference, where the task's measures need it
+    trainers_logps: list[
+        tuple[float, ...]
+    ]  # under the same version, by the trainer's implementation, where it is another
+
+
+def _own(
+    scored: Sequence[Sequence[tuple[float, ...]]], responses: Sequence[Sequence[Response]]
+) -> Iterator[tuple[float, ...]]:
+    """Of each response, as its own `logps` are."""
+    for row, group in zip(scored, responses, strict=True):
+        for logps, response in zip(row, group, strict=True):
+            yield turns.own(logps, response.loss_mask)
+
+
+def mismatch(answered: _Answered) -> Mapping[str, float]:
+    """How far the log-probabilities that a generator tells are from the trainer's: on average and at most of a token,
+    and on average of a response. Nothing if there is nothing to compare."""
+    away = [
+        [told - found for told, found in zip(response.logps, logps, strict=True)]
+        for (_, response), logps in zip(answered.asked, answered.trainers_logps, strict=False)
+    ]
+    of_tokens = [abs(difference) for row in away for difference in row]
+    if not of_tokens:
+        return {}
+    return {
+        "mismatch": sum(of_tokens) / len(of_tokens),
+        "mismatch_max": max(of_tokens),
+        "mismatch_response": sum(abs(sum(row)) for row in away) / len(away),
+    }
 
 
 def pass_at(k: int, *, n: int, right: int) -> float:

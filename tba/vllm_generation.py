@@ -16,7 +16,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
@@ -33,6 +33,7 @@ from tba.generation import describe, end_tokens
 from tba.types import Prompt, Request, Response, Version
 from tba.vllm_plugin import FROM_FOLDER, OURS
 
+LogpsMode = Literal["at-one", "uncut", "any"]
 CPU_CACHE = 1.0  # gigabytes of keys and values on a CPU, whose memory others use too
 
 
@@ -40,8 +41,9 @@ class VLLMGenerator(Generates):
     """Generates at most `batch_responses` responses side by side, each of at most `max_response_tokens` tokens after at
     most `max_prompt_tokens`.
 
-    An engine's log-probabilities are either those at temperature 1 or those of what was sampled from, at its
-    temperature and cut to `top_p`. With `raw_logps` they are the former.
+    An engine's log-probabilities are either those at temperature 1, or those of what was sampled from: at its
+    temperature, and after `top_p` has cut it. `logps` says which of them serve: "at-one" where all is sampled at
+    temperature 1, "uncut" where nothing is cut, "any" where nobody reads them but of greedy responses.
     """
 
     def __init__(
@@ -52,14 +54,15 @@ class VLLMGenerator(Generates):
         batch_responses: int = 512,
         max_prompt_tokens: int = 512,
         max_response_tokens: int = 512,
-        raw_logps: bool = False,
+        logps: LogpsMode = "uncut",
         engine: EngineConfig | None = None,
         trust_remote_code: bool = False,
     ):
         self.on_cpu, self.dtype, self.trust_remote_code = on_cpu, dtype, trust_remote_code
         self.batch_responses, self.max_response_tokens = batch_responses, max_response_tokens
         self.max_tokens = max_prompt_tokens + max_response_tokens
-        self.raw_logps, self.config = raw_logps, engine or EngineConfig()
+        self.logps: LogpsMode = logps
+        self.config = engine or EngineConfig()
         self.version: Version | None = None
         self._engine: LLMEngine | None = None
         self._description, self._shapes = b"", {}
@@ -122,7 +125,7 @@ class VLLMGenerator(Generates):
             gpu_memory_utilization=self.config.memory_fraction,
             kv_cache_memory_bytes=int(cache * 2**30) if cache else None,
             tensor_parallel_size=self.config.tensor_parallel,
-            logprobs_mode="raw_logprobs" if self.raw_logps else "processed_logprobs",
+            logprobs_mode="raw_logprobs" if self.logps == "at-one" else "processed_logprobs",
             weight_transfer_config=WeightTransferConfig(backend=FROM_FOLDER),
             generation_config="vllm",  # every setting of sampling is given with each request
             disable_log_stats=True,
@@ -150,7 +153,7 @@ class VLLMGenerator(Generates):
         engine = self._running()
         for request in requests:
             check_request(request)
-            _check_logps(request.temperature, request.top_p, raw=self.raw_logps)
+            _check_logps(request.temperature, request.top_p, self.logps)
         for request in requests:
             name = str(next(self._names))
             engine.add_request(name, self._asked(request.prompt), self._sampling(request))
@@ -252,11 +255,11 @@ def _tell_of_death(core: Any) -> None:
             answer.set_exception(EngineDeadError())
 
 
-def _check_logps(temperature: float, top_p: float, *, raw: bool) -> None:
-    """Refuse to tell other log-probabilities than those at this temperature before `top_p` cuts."""
-    if temperature and temperature != 1 if raw else temperature and top_p < 1:
-        which = "at temperature 1" if raw else "of what it samples from"
-        raise ValueError(f"this engine tells log-probabilities {which}, got temperature {temperature}, top_p {top_p}")
+def _check_logps(temperature: float, top_p: float, mode: LogpsMode) -> None:
+    """Refuse to tell other log-probabilities than those at this temperature before `top_p` cuts, where they count."""
+    tells = {"at-one": temperature in (0, 1), "uncut": temperature == 0 or top_p == 1, "any": True}
+    if not tells[mode]:
+        raise ValueError(f"this engine tells log-probabilities {mode}, got temperature {temperature}, top_p {top_p}")
 
 
 def _generation_config(folder: Path, trust_remote_code: bool) -> GenerationConfig:

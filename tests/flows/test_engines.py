@@ -4,14 +4,20 @@ from typing import Any
 
 import pytest
 
-from flows.engines import choose, samples_at_one
+from flows.engines import choose, evaluation_sampling, search_sampling
+from tba.config import Config
 from tba.errors import ConfigError
 from tba.presets import preset
 
 
+def settings(changes: dict[str, Any]) -> Config:
+    return preset("gsm8k").replace({name.replace("__", "."): value for name, value in changes.items()})
+
+
 def chosen(device: str = "cuda", *, installed: bool = True, **changes: Any) -> tuple[str, str]:
-    config = preset("gsm8k").replace({name.replace("__", "."): value for name, value in changes.items()})
-    return tuple(choose(config, device=device, installed=installed))
+    """For a searcher."""
+    config = settings(changes)
+    return tuple(choose(config, search_sampling(config), device=device, installed=installed))
 
 
 def test_of_itself_it_is_vllm_on_a_gpu_where_it_is_installed_and_transformers_elsewhere():
@@ -32,20 +38,12 @@ def test_vllm_that_is_not_there_is_refused():
         chosen("cpu", installed=False, engine__name="vllm")
 
 
-CUTS = [
-    {"search__top_p": 0.9},
-    {"search__explore_share": 0.5, "search__explore_top_p": 0.9},
-    {"evaluation__samples": 2, "evaluation__top_p": 0.9},
-]
-
-
-@pytest.mark.parametrize("changes", CUTS)
-def test_what_would_give_other_log_probabilities_is_left_to_transformers_or_refused(changes: dict[str, Any]):
-    changes = {"search__temperature": 0.7, **changes}
+@pytest.mark.parametrize("setting", ["search.top_p", "search.explore_top_p"])
+def test_what_would_give_other_log_probabilities_is_left_to_transformers_or_refused(setting: str):
+    changes = {"search__temperature": 0.7, "search__explore_share": 0.5, setting.replace(".", "__"): 0.9}
     name, why = chosen(**changes)
-    setting = next(name for name in changes if name.endswith("top_p")).replace("__", ".")
     assert name == "transformers" and f"{setting}=0.9" in why
-    with pytest.raises(ConfigError, match=setting):
+    with pytest.raises(ConfigError, match=rf"{setting}=0\.9, got 'vllm'"):
         chosen(**changes, engine__name="vllm")
 
 
@@ -53,24 +51,31 @@ def test_what_would_give_other_log_probabilities_is_left_to_transformers_or_refu
     "changes",
     [
         {"search__temperature": 0.005},
-        {"evaluation__samples": 2, "evaluation__temperature": 0.005},
         {"search__explore_share": 0.5, "search__explore_temperature": [0.005, 1]},
     ],
 )
 def test_temperatures_that_vllm_would_raise_are_left_to_transformers_or_refused(changes: dict[str, Any]):
     name, why = chosen(**changes)
-    assert name == "transformers" and "at least 0.01, and this run at 0.005" in why
+    assert name == "transformers" and "at least 0.01, and here it is 0.005" in why
     with pytest.raises(ConfigError, match=r"engine\.name: .*0\.005"):
         chosen(**changes, engine__name="vllm")
 
 
 def test_at_temperature_1_vllm_tells_them_whatever_top_p_is():
     assert chosen(search__temperature=1.0, search__top_p=0.9)[0] == "vllm"
-    config = preset("gsm8k").replace({"search.temperature": 1.0})
-    assert samples_at_one(config)
-    for other in (
-        {"search.temperature": 0.9},
-        {"search.explore_share": 0.5},
-        {"evaluation.samples": 2, "evaluation.temperature": 0.5},
-    ):
-        assert not samples_at_one(config.replace(other))
+    assert chosen(search__temperature=1.0, search__top_p=0.9, search__explore_share=0.1)[0] == "transformers"
+
+
+def test_an_evaluator_has_vllm_sample_as_it_likes_unless_its_task_reads_log_probabilities():
+    config = settings({"evaluation__samples": 2, "evaluation__temperature": 0.6, "evaluation__top_p": 0.95})
+
+    def evaluators(config: Config, *, reads_logps: bool) -> tuple[str, str]:
+        sampling = evaluation_sampling(config, reads_logps=reads_logps)
+        return tuple(choose(config, sampling, device="cuda", installed=True))
+
+    assert evaluators(config, reads_logps=False)[0] == "vllm"
+    name, why = evaluators(config, reads_logps=True)
+    assert name == "transformers" and "evaluation.top_p=0.95" in why
+    assert evaluators(config.replace({"evaluation.temperature": 1.0}), reads_logps=True)[0] == "vllm"
+    name, why = evaluators(config.replace({"evaluation.temperature": 0.005}), reads_logps=False)
+    assert name == "transformers" and "here it is 0.005" in why

@@ -59,7 +59,10 @@ def test_the_run_is_whole_and_every_role_said_what_generates(finished: Run):
     with storage.connect(finished) as con:
         assert con.execute("select count(*), max(step) from steps").fetchall() == [(STEPS, STEPS)]
         assert con.execute("select min(version), max(version) from evaluations").fetchall() == [(0, STEPS // 2)]
+        off = "select count(distinct version), max(value) from evaluations where metric = 'greedy_mismatch_max'"
+        [(versions, mismatch)] = con.execute(off).fetchall()
         chosen = con.execute("select role, life, message from events where kind = 'engine-chosen'").fetchall()
+    assert versions >= 2 and 0 < mismatch < 1e-4
     said = "responses come from vllm: engine.name says so"
     assert sorted(chosen) == [("evaluator", 1, said), ("searcher-000", 1, said), ("searcher-000", 2, said)]
 
