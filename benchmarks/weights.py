@@ -82,7 +82,7 @@ def measure(options: argparse.Namespace, folder: Path, device: str) -> dict[str,
                 engine.adopt(found, version)
                 continue
             took("adopt", engine.adopt, found, version)
-            both = [("pause", engine._load_opened), ("bare load", partial(bare_load, engine))]
+            both = [("pause", partial(engine._load_opened, version)), ("bare load", partial(bare_load, engine))]
             for name, work in both if number % 2 else reversed(both):
                 engine._open(found)
                 took(name, work)

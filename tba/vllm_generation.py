@@ -96,8 +96,9 @@ class VLLMGenerator(Generates):
             raise Damaged(f"version {version} in {folder} cannot be read: {error}") from error
         try:
             if runs_on:
-                self._load_opened()
-            self._running().set_weight_version(str(version))
+                self._load_opened(version)
+            else:
+                self._running().set_weight_version(str(version))
         except Exception as error:  # its weights may be of two versions
             raise RunFailed(f"the engine of vLLM failed while it took version {version}: {error}") from error
         self._description, self._shapes, self.version = description, shapes, version
@@ -135,13 +136,14 @@ class VLLMGenerator(Generates):
         """In every worker, none of which changes its weights."""
         self._running().collective_rpc("init_weight_transfer_engine", kwargs={"init_info": {"path": str(folder)}})
 
-    def _load_opened(self) -> None:
-        """Whatever is being generated waits, and goes on with the new weights."""
+    def _load_opened(self, version: Version) -> None:
+        """Whatever is being generated waits, and goes on with the new weights and under their name."""
         engine = self._running()
         engine.sleep(level=0, mode="keep")
         engine.collective_rpc("start_weight_update")
         engine.collective_rpc("update_weights", kwargs={"update_info": {}})
         engine.collective_rpc("finish_weight_update")
+        engine.set_weight_version(str(version))
         engine.wake_up(tags=["scheduling"])
 
     @property

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -172,8 +173,11 @@ def test_prompts_that_are_asked_again_share_what_was_computed(generator: Any):
     assert salt == str(V0) and outputs[-1].num_cached_tokens >= 128
 
 
-def test_what_is_in_flight_goes_on_with_the_weights_that_are_adopted(generator: Any, folders: dict[Version, Path]):
-    """The first tokens are the old weights', the last are not; what is asked afterwards is the new ones' alone."""
+def test_what_is_in_flight_goes_on_with_the_weights_that_are_adopted_and_under_their_name(
+    generator: Any, folders: dict[Version, Path], monkeypatch: pytest.MonkeyPatch
+):
+    """The first tokens are the old weights', the last are not; what is asked afterwards is the new ones' alone. Nothing
+    is sampled between the new weights and their name, however long that takes."""
     [prompt] = prompts_of(["hello"])
     before, after = (
         [Request(prompt=prompt, seed=seed, limit=LONG, temperature=1.0) for seed in range(first, first + 32)]
@@ -183,12 +187,16 @@ def test_what_is_in_flight_goes_on_with_the_weights_that_are_adopted(generator: 
     found: dict[Request, Response] = {}
     while len(found) < 3:  # most are longer
         found |= generator.step()
+    before_next(monkeypatch, generator._running(), "set_weight_version", lambda: time.sleep(0.5))
     generator.adopt(folders[V1], V1)
     generator.submit(after)
     while len(found) < len(before) + len(after):
         found |= generator.step()
     across = [it for it in before if found[it].version_end == V1]
     assert len(across) > 5 and {found[it].version_start for it in before} == {V0}
+    ended = [it for it in before if found[it].version_end == V0]
+    assert len(ended) >= 3
+    assert distance(folders[V0], [prompt], [[found[it] for it in ended]], temperature=1.0) < SIMILAR
     by_old = PolicyScorer(Policy.load(folders[V0]), V0).token_logps(
         [prompt] * len(across), [[found[it]] for it in across], temperature=1.0
     )
@@ -221,7 +229,7 @@ def test_a_folder_that_vanishes_under_the_engine_is_refused_too(
 ):
     folder = tmp_path / "version"
     shutil.copytree(folders[V1], folder)
-    before(monkeypatch, generator, "_open", lambda: shutil.rmtree(folder))
+    before_next(monkeypatch, generator, "_open", lambda: shutil.rmtree(folder))
     with pytest.raises(Missing, match="was removed"):
         generator.adopt(folder, V1)
     groups = generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
@@ -233,7 +241,7 @@ def test_a_folder_that_vanishes_once_it_is_open_is_taken_whole(
 ):
     folder = tmp_path / "version"
     shutil.copytree(folders[V1], folder)
-    before(monkeypatch, generator, "_load_opened", lambda: shutil.rmtree(folder))
+    before_next(monkeypatch, generator, "_load_opened", lambda: shutil.rmtree(folder))
     generator.adopt(folder, V1)
     groups = generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
     assert distance(folders[V1], PROMPTS, groups, temperature=1.0) < SIMILAR
@@ -248,14 +256,14 @@ def test_signals_to_the_whole_group_of_a_role_leave_its_engine_at_work(
             os.kill(pid, signal.SIGINT)
 
     expected = tokens_of(generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS))
-    before(monkeypatch, generator._running(), "step", signal_all)
+    before_next(monkeypatch, generator._running(), "step", signal_all)
     assert tokens_of(generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)) == expected
 
 
 def test_responses_that_are_broken_off_are_never_told(generator: Any, monkeypatch: pytest.MonkeyPatch):
     engine = generator._running()
     with monkeypatch.context() as patch:
-        before(patch, engine, "step", lambda: engine.sleep(level=0, mode="abort"))
+        before_next(patch, engine, "step", lambda: engine.sleep(level=0, mode="abort"))
         with pytest.raises(RunFailed, match="broke a response off: abort"):
             generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
     engine.wake_up(tags=["scheduling"])
@@ -270,7 +278,7 @@ def test_an_engine_that_dies_ends_the_wait_for_it_and_other_children_of_the_role
         other = get_context("spawn").Process(target=pause)
         other.start()
         with monkeypatch.context() as patch:
-            before(patch, generator._running(), "step", core.kill)
+            before_next(patch, generator._running(), "step", core.kill)
             with pytest.raises(RunFailed, match="died while it generated"):
                 generator.generate(PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
         with pytest.raises(RunFailed, match=str(V1)):
@@ -287,7 +295,9 @@ def test_an_engine_that_may_have_got_a_part_of_the_weights_ends_the_role(
     generator: Any, folders: dict[Version, Path], monkeypatch: pytest.MonkeyPatch
 ):
     """As where memory is short in the middle."""
-    monkeypatch.setattr(generator, "_load_opened", lambda: generator._running().collective_rpc("no_such_method"))
+    monkeypatch.setattr(
+        generator, "_load_opened", lambda version: generator._running().collective_rpc("no_such_method")
+    )
     with pytest.raises(RunFailed, match=f"failed while it took version {V1}"):
         generator.adopt(folders[V1], V1)
 
@@ -331,7 +341,7 @@ def test_log_probabilities_that_would_not_be_the_policys_are_refused(generator: 
         generator.generate(PROMPTS, SEEDS, temperature=0.7, top_p=0.5)
 
 
-def before(patch: pytest.MonkeyPatch, of: Any, method: str, do: Callable[[], object]) -> None:
+def before_next(patch: pytest.MonkeyPatch, of: Any, method: str, do: Callable[[], object]) -> None:
     """Do something before a method is called the next time."""
     call = getattr(of, method)
 
