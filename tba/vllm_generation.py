@@ -221,6 +221,7 @@ class VLLMGenerator(Generates):
             self._in_flight.clear()
             for process in core.resources.engine_manager.processes:
                 process.kill()
+                process.join(10)  # vLLM's own shutdown trips over one that ends while it looks
             with suppress(EngineDeadError):
                 core.shutdown(timeout=0)
 
