@@ -94,6 +94,14 @@ class EngineConfig:
     compile: bool = True
     """Whether vLLM, on a GPU, compiles the model and records CUDA graphs: faster steps, and a slower start."""
 
+    @model_validator(mode="after")
+    def _settings_of_vllm_apply(self) -> Self:
+        for name in ("memory_fraction", "cache_gigabytes", "tensor_parallel", "compile"):
+            found = getattr(self, name)
+            if self.name == "transformers" and found != getattr(type(self), name):
+                raise ValueError(f"engine.{name} does not apply where engine.name is 'transformers', got {found!r}")
+        return self
+
 
 ObjectiveName = Literal[
     "trajectory-balance", "tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo", "online-dpo", "kimi",

@@ -84,6 +84,7 @@ class Evaluator:
             step = self.versions.step(version)
             folder = self.versions.load(version)
             self.generator.adopt(folder, version)
+            self.scorer = None  # first, so that there are never two of them
             self.scorer = self.trainers_scorer(folder, version) if self.trainers_scorer else None
         except FileNotFoundError as error:  # pruned before its turn came
             self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
@@ -189,7 +190,7 @@ class _Answered(NamedTuple):
     ref_logps: list[tuple[float, ...]]  # under the reference, where the task's measures need it
     trainers_logps: list[
         tuple[float, ...]
-    ]  # under the same version, by the trainer's implementation, where it is another
+    ]  # of the same weights, by the trainer's implementation, where that is another
 
 
 def _own(

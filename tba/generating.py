@@ -55,13 +55,3 @@ def check_request(request: Request) -> None:
         raise ValueError(f"limits must be >= 1, got {request.limit}")
     if not request.prompt.tokens:
         raise ValueError(f"prompt {request.prompt.prompt_id!r} has no tokens: there is nothing to continue")
-
-
-class SharedTime:
-    """Time that passes for many at once is divided among them: `now` goes on by the share of one."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def pass_by(self, seconds: float, *, among: int) -> None:
-        self.now += seconds / max(1, among)

@@ -24,7 +24,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from tba.errors import ConfigError, Damaged, Missing
-from tba.generating import Generates, SharedTime, check_request
+from tba.generating import Generates, check_request
 from tba.logprobs import chosen_logps
 from tba.policy import Policy
 from tba.types import Request, Response, Version
@@ -50,9 +50,9 @@ class TransformersGenerator(Generates):
         self.version: Version | None = None
         self._policy: Policy | None = None
         self._description = b""
-        self._waiting: deque[_Row] = deque()
+        self._waiting: deque[Request] = deque()
         self._flight: _Flight | None = None
-        self._time = SharedTime()
+        self._share = 0.0  # seconds that a response has had which was in flight all along: each has an equal part
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
@@ -95,8 +95,7 @@ class TransformersGenerator(Generates):
         self._adopted()
         for request in requests:
             check_request(request)
-        rows = [_Row(request, min(request.limit, self.max_response_tokens)) for request in requests]
-        self._waiting.extend(sorted(rows, key=lambda row: len(row.request.prompt.tokens), reverse=True))
+        self._waiting.extend(sorted(requests, key=lambda request: len(request.prompt.tokens), reverse=True))
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, Response]]:
@@ -110,18 +109,16 @@ class TransformersGenerator(Generates):
         flight.advance()
         room = self.batch_responses - len(flight.rows)
         if self._waiting and room >= min(len(self._waiting), max(1, self.batch_responses // _REFILL)):
-            flight.admit([self._admitted(version) for _ in range(min(room, len(self._waiting)))])
+            flight.admit([self._begun(self._waiting.popleft(), version) for _ in range(min(room, len(self._waiting)))])
         taken = [(row, row.take(token, logp, flight.ends)) for row, token, logp in flight.sample()]
-        self._time.pass_by(time.monotonic() - began, among=len(taken))
+        self._share += (time.monotonic() - began) / len(taken)
         flight.drop_ended(at_least=len(flight.rows) // _REFILL)
         if not flight.rows:
             self._flight = None
         return [(row.request, self._response(row)) for row, has_ended in taken if has_ended]
 
-    def _admitted(self, version: Version) -> "_Row":
-        row = self._waiting.popleft()
-        row.began, row.version_start = self._time.now, version
-        return row
+    def _begun(self, request: Request, version: Version) -> "_Row":
+        return _Row(request, min(request.limit, self.max_response_tokens), version, began=self._share)
 
     def _adopted(self) -> tuple[Policy, Version]:
         if self._policy is None or self.version is None:
@@ -130,7 +127,6 @@ class TransformersGenerator(Generates):
 
     def _response(self, row: "_Row") -> Response:
         policy, version = self._adopted()
-        assert row.version_start is not None
         return Response(
             tokens=tuple(row.tokens),
             logps=tuple(row.logps),
@@ -141,7 +137,7 @@ class TransformersGenerator(Generates):
             seed=row.request.seed,
             version_start=row.version_start,
             version_end=version,
-            generate_seconds=self._time.now - row.began,
+            generate_seconds=self._share - row.began,
         )
 
 
@@ -151,12 +147,12 @@ class _Row:
 
     request: Request
     limit: int
+    version_start: Version
+    began: float
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     finished: bool = False
     ended: bool = False
-    began: float = 0.0
-    version_start: Version | None = None
 
     def take(self, token: int, logp: float, ends: frozenset[int]) -> bool:
         """Whether it has ended."""

@@ -28,7 +28,7 @@ from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissing
 
 from tba.config import EngineConfig
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, TBAError
-from tba.generating import Generates, SharedTime, check_request
+from tba.generating import Generates, check_request
 from tba.generation import describe, end_tokens
 from tba.types import Prompt, Request, Response, Version
 from tba.vllm_plugin import FROM_FOLDER, OURS
@@ -69,8 +69,8 @@ class VLLMGenerator(Generates):
         self._tokenizer: Any = None
         self._ends: frozenset[int] = frozenset()
         self._names = count()
-        self._in_flight: dict[str, tuple[Request, float]] = {}  # with the shared time at which each was asked
-        self._time = SharedTime()
+        self._share = 0.0  # seconds that a response has had which was in flight all along: each has an equal part
+        self._in_flight: dict[str, tuple[Request, float]] = {}  # with the share when it was asked
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
@@ -159,19 +159,19 @@ class VLLMGenerator(Generates):
         for request in requests:
             name = str(next(self._names))
             engine.add_request(name, self._asked(request.prompt), self._sampling(request))
-            self._in_flight[name] = request, self._time.now
+            self._in_flight[name] = request, self._share
 
     def step(self) -> list[tuple[Request, Response]]:
         """What has ended since, once the engine has anything to tell. `logps` are those of the model at the
         temperature, before `top_p` cuts it; of greedy responses the model's own, at temperature 1."""
         if not self._in_flight:
             return []
-        began, among = time.monotonic(), len(self._in_flight)
+        began = time.monotonic()
         try:
             outputs = [output for output in self._running().step() if output.finished]
         except EngineDeadError as error:
             raise RunFailed("the engine of vLLM died while it generated") from error
-        self._time.pass_by(time.monotonic() - began, among=among)
+        self._share += (time.monotonic() - began) / len(self._in_flight)
         return [self._answer(output.request_id, output.outputs[0]) for output in outputs]
 
     def _asked(self, prompt: Prompt) -> Any:
@@ -205,7 +205,7 @@ class VLLMGenerator(Generates):
             seed=request.seed,
             version_start=Version.parse(spans[0].version),
             version_end=Version.parse(spans[-1].version),
-            generate_seconds=self._time.now - began,
+            generate_seconds=self._share - began,
         )
         return request, response
 

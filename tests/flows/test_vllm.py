@@ -76,22 +76,19 @@ def test_each_round_is_by_its_version_and_stores_the_log_probabilities_before_to
     versions = Versions(finished)
     for round, of_round in groupby(rows, key=lambda row: row[0]):
         version = Version(round, 1)
-        logps = scored(Policy.load(versions.load(version)), found := list(of_round))
+        found = list(of_round)
         assert {(row[1], row[2]) for row in found} == {(round, round)}
-        assert (
-            max(abs(a - b) for row, own in zip(found, logps, strict=True) for a, b in zip(row[5], own, strict=True))
-            < 1e-4
-        )
-    others = scored(Policy.load(versions.load(Version(0, 1))), found)
-    assert (
-        max(abs(a - b) for row, own in zip(found, others, strict=True) for a, b in zip(row[5], own, strict=True)) > 0.01
-    )
+        assert distance(versions.load(version), found) < 1e-4
+    assert distance(versions.load(Version(0, 1)), found) > 0.01
 
 
-def scored(policy: Policy, rows: list[tuple[Any, ...]]) -> list[tuple[float, ...]]:
+def distance(folder: Path, rows: list[tuple[Any, ...]]) -> float:
+    """The greatest one of any token between what is stored and the log-probabilities by transformers."""
     prompts = [Prompt(prompt_id="", text="", tokens=tuple(row[3])) for row in rows]
     responses = [[response(tuple(row[4]))] for row in rows]
-    return [logps for [logps] in PolicyScorer(policy, Version(0, 1)).token_logps(prompts, responses, temperature=1.0)]
+    scored = PolicyScorer(Policy.load(folder), Version(0, 1)).token_logps(prompts, responses, temperature=1.0)
+    pairs = zip(rows, scored, strict=True)
+    return max(abs(told - by) for row, [logps] in pairs for told, by in zip(row[5], logps, strict=True))
 
 
 def response(tokens: tuple[int, ...]) -> Response:

@@ -120,6 +120,10 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"objective.name": "ppo2"}, "objective.name"),
         ({"sync.lag": -1}, "sync.lag"),
         (
+            {"engine.name": "transformers", "engine.compile": False},
+            "engine.compile does not apply where engine.name is 'transformers', got False",
+        ),
+        (
             {"sync.lag": 0, "search.prompts_per_round": 128, "engine.in_flight": "update"},
             "engine.in_flight must be 'finish' where sync.lag is set (0), which says by which version a round is",
         ),
