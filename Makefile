@@ -5,12 +5,13 @@ BIN    := $(VENV)/bin
 TRL    := .tba/trl
 VLLM   := .tba/vllm
 
-.PHONY: help install run test test-vllm check bench science clean
+.PHONY: help install run test test-vllm gpu-check check bench science clean
 
 help:
 	@echo "make run      a new machine to a finished quickstart run"
 	@echo "make test     a new machine to a green test suite"
 	@echo "make test-vllm  the tests that need vLLM, whose build for CPUs is installed beside the environment"
+	@echo "make gpu-check  the tests and measurements that need a GPU (docs/gpus.md); BIN=FOLDER takes an environment"
 	@echo "make check    style, types and boundaries"
 	@echo "make bench    speed, storage and kills, as benchmarks/README.md shows them, measured again (hours)"
 	@echo "make science  the studies that docs/results tells of, but for runs that their CSVs have (many hours)"
@@ -39,6 +40,9 @@ $(VLLM)/.installed: requirements-cpu-vllm.txt $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VLLM) -r $(VLLM)/requirements.txt
 	@touch $@
 
+gpu-check: $(if $(filter command,$(origin BIN)),,install)  # a BIN that is given is taken as it is
+	@$(BIN)/python -m benchmarks.gpu_check
+
 check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -47,6 +51,7 @@ check: install
 
 bench: install
 	$(BIN)/python -m benchmarks.generation
+	$(BIN)/python -m benchmarks.scoring
 	$(BIN)/python -m benchmarks.buffer
 	$(BIN)/python -m benchmarks.crash --out benchmarks/results
 

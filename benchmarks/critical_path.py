@@ -58,6 +58,7 @@ from tba.learner import Learner
 from tba.policy import Policy
 from tba.tasks.quickstart_policy import make_model, make_tokenizer
 from tba.timing import timed
+from tba.types import Eligibility
 
 COMMAND = [sys.executable, "-m", "benchmarks.critical_path"]
 READS, STEP_SECONDS = 60, 0.5
@@ -138,7 +139,7 @@ class MadeUp(DuckReplayBuffer):
             responses=RESPONSES,
             recent_share=0.5,
             inv_temp=1.0,
-            capacity=PER_PROMPT,
+            eligibility=Eligibility(capacity=PER_PROMPT, evict="oldest", copies="newest", max_age=None),
             sampler_sql=default_sampler(),
             attempt=claim_attempt(run).number,
             events=Events(run, "trainer", 1),
@@ -149,7 +150,7 @@ class MadeUp(DuckReplayBuffer):
         self._steps[3] = 3  # the version that the stored trajectories cite
         self.stored = [Shard(**it) for it in json.loads((Path(run.url) / "shards.json").read_text())]
         self.arrivals.settle(shard.key for shard in self.stored)
-        start = {"sync": self.applied + 1, "step": next(made.steps), "prompts": made.prompts}
+        start = {"sync": self.applied + 1, "step": made.next_step(), "prompts": made.prompts}
         (Path(run.url) / "start.json").write_text(json.dumps(start))
 
     def _admitted(self, name: str) -> Shard:

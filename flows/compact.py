@@ -10,14 +10,12 @@ from tba.config import parse
 
 
 def compact_run(run: Run, *, drop_payloads: bool = False, progress: Progress | None = None) -> Compacted:
-    """As the run's settings have it: what is kept follows from how many checkpoints are, and from the capacity."""
+    """As the run's settings have it: what is kept follows from how many checkpoints are, and from what can be drawn."""
     config = parse(run.config)
     return compact(
         run,
         keep_checkpoints=config.sync.keep_checkpoints,
-        drop_beyond=config.sampling.capacity if drop_payloads else None,
-        evict=config.sampling.evict,
-        copies=config.sampling.copies,
+        drop_beyond=config.sampling.eligibility if drop_payloads else None,
         progress=progress,
     )
 

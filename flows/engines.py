@@ -1,11 +1,15 @@
 """What generates responses on this machine: vLLM where it is installed and suits, transformers elsewhere. Imports
 neither before one is chosen."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from flows.gpus import engine_start
 from storage.events import Events
-from tba.config import Config
+from tba.config import Config, EngineConfig
 from tba.errors import ConfigError
 from tba.interfaces import Generator
 
@@ -48,10 +52,20 @@ def open_generator(config: Config, events: Events, sampling: Sampling) -> Genera
             max_prompt_tokens=config.search.max_prompt_tokens,
             logps="at-one" if sampling.at_one else "uncut" if sampling.reads_logps else "any",
             engine=config.engine,
+            starting=(lambda: nullcontext(1)) if device == "cpu" else partial(_starting, config.engine, events),
         )
     from tba.generation import TransformersGenerator
 
     return TransformersGenerator(**common, device=config.model.device)
+
+
+@contextmanager
+def _starting(engine: EngineConfig, events: Events) -> Iterator[int]:
+    with engine_start() as roles:
+        share = engine.fraction(roles)
+        shared = f", which {roles} roles share" if roles > 1 else ""
+        events.write("engine-starts", f"vLLM takes {share:.2g} of the memory of its GPU{shared}", fraction=share)
+        yield roles
 
 
 def choose(config: Config, sampling: Sampling, *, device: str, installed: bool) -> Engine:
@@ -71,8 +85,15 @@ def choose(config: Config, sampling: Sampling, *, device: str, installed: bool) 
         raise ConfigError(f"engine.name: {against}, got 'vllm'")
     if wanted != "auto":
         return Engine(wanted, "engine.name says so")
+    if device == "mps":
+        against = against or "vLLM does not run on Apple's GPUs"
     if device == "cpu":
         against = against or "on a CPU vLLM is not faster with small models, and starts later"
+    if against and config.engine.tensor_parallel > 1:
+        raise ConfigError(
+            f"engine.tensor_parallel: only vLLM spreads a model over GPUs, and {against}, got "
+            f"{config.engine.tensor_parallel}"
+        )
     return Engine("transformers", against) if against else Engine("vllm", "it is installed, and there is a GPU")
 
 

@@ -191,18 +191,19 @@ def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
         if it.payloads.last_sync > origin.sync:
             continue
         for name, theirs, ours in (
-            ("evict", it.payloads.evict, config.sampling.evict),
-            ("copies", it.payloads.copies, config.sampling.copies),
+            ("evict", it.payloads.eligibility.evict, config.sampling.evict),
+            ("copies", it.payloads.eligibility.copies, config.sampling.copies),
+            ("max_age", it.payloads.eligibility.max_age, config.sampling.max_age),
         ):
             if ours != theirs:
                 raise ConfigError(
                     f"--set: sampling.{name}: {theirs!r}, as of the others the tokens have been given up, says {it}; "
                     f"got {ours!r}"
                 )
-        if config.sampling.capacity > it.payloads.capacity:
+        if config.sampling.capacity > (capacity := it.payloads.eligibility.capacity):
             raise ConfigError(
-                f"--set: sampling.capacity: at most {it.payloads.capacity}, as of the rows beyond the tokens have been "
-                f"given up, says {it}; got {config.sampling.capacity}"
+                f"--set: sampling.capacity: at most {capacity}, as of the rows beyond the tokens have been given up, "
+                f"says {it}; got {config.sampling.capacity}"
             )
 
 

@@ -1,32 +1,35 @@
-"""Which GPU a role takes: one lock file per device, held by the role itself for as long as it lives.
+"""Which GPUs a role takes: one lock file per device, held by the role itself for as long as it lives.
 
 The lock is a `flock` on a descriptor the role inherits, so the kernel drops it with the role's last process whatever
 becomes of the supervisor, and the kernel's list of locks says who is where. Roles of one run share devices when there
-are fewer than roles, the trainer's last: the lock file names the run that holds it, exclusively while taking it,
+are fewer than roles need, the trainer's last: the lock file names the run that holds it, exclusively while taking it,
 shared from then on. Without NVIDIA devices there is nothing to take.
 """
 
 import fcntl
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tba.errors import RunFailed
+from tba.config import Config
+from tba.errors import ConfigError, RunFailed
 
 
-class Device(NamedTuple):
-    """A device taken for one role: start it with `variables` and `locks`, then `release` our copies."""
+class Taken(NamedTuple):
+    """Devices taken for one role: start it with `variables` and `locks`, then `release` our copies."""
 
-    uuid: str
+    uuids: tuple[str, ...]
     locks: tuple[int, ...]
 
     @property
     def variables(self) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": self.uuid}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.uuids)}
 
     def release(self) -> None:
         for lock in self.locks:
@@ -34,39 +37,63 @@ class Device(NamedTuple):
 
 
 class Devices:
-    """The NVIDIA devices of this host, handed out to the roles of one run."""
+    """The NVIDIA devices of this host, handed out to the roles of one run: one to its trainer, `per_engine` to each
+    role that generates."""
 
-    def __init__(self, run: str, *, folder: Path | None = None, uuids: list[str] | None = None):
-        self.run = run
+    def __init__(self, run: str, *, folder: Path | None = None, uuids: list[str] | None = None, per_engine: int = 1):
+        self.run, self.per_engine = run, per_engine
         self.folder = folder or lock_folder()
         self.uuids = nvidia_devices() if uuids is None else uuids
 
-    def take(self, kind: str) -> Device | None:
-        """A free device if there is one, else the least used of those this run holds, else None."""
-        for wanted in (self._take_free, self._take_shared):
-            for uuid in sorted(self.uuids, key=self._crowd):
-                lock = wanted(uuid)
-                if lock is not None:
-                    return Device(uuid, (lock, self._mark(uuid)) if kind == "trainer" else (lock,))
-        return None
+    def take(self, kind: str) -> Taken | None:
+        """All that a role of this kind needs, or None of it: free devices first, then the least used of those this run
+        holds. Nobody else takes any meanwhile. A run that could not have an engine's devices takes none for its trainer
+        either, so that two runs never hold what both of them wait for."""
+        if not self.uuids:
+            return None
+        with self._alone():
+            found = self._lock(self.per_engine)
+            wanted = 1 if kind == "trainer" else self.per_engine
+            kept = found[:wanted] if len(found) == self.per_engine else []
+            for _, lock in found[len(kept) :]:
+                os.close(lock)
+            marks = [self._mark(uuid) for uuid, _ in kept] if kind == "trainer" else []
+        return Taken(tuple(uuid for uuid, _ in kept), (*(lock for _, lock in kept), *marks)) if kept else None
 
-    def _crowd(self, uuid: str) -> tuple[bool, int]:
-        """Whether a device is the trainer's, and how many roles hold it."""
-        return holders(self._trainers(uuid)) > 0, holders(self._file(uuid))
+    def _lock(self, count: int) -> list[tuple[str, int]]:
+        """As many devices as can be had, up to so many."""
+        found: list[tuple[str, int]] = []
+        for wanted in (self._take_free, self._take_shared):
+            for uuid in sorted(set(self.uuids) - {uuid for uuid, _ in found}, key=self._crowd):
+                if len(found) < count and (lock := wanted(uuid)) is not None:
+                    found.append((uuid, lock))
+        return found
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        lock = _open(self.folder / "taking.lock")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _crowd(self, uuid: str) -> tuple[bool, int, int]:
+        """Whether a device is the trainer's, how many roles hold it, and where it stands among all."""
+        return holders(self._trainers(uuid)) > 0, holders(self._file(uuid)), self.uuids.index(uuid)
 
     def _mark(self, uuid: str) -> int:
         """Held by the trainer beside the lock."""
-        mark = self._open(self._trainers(uuid))
+        mark = _open(self._trainers(uuid))
         fcntl.flock(mark, fcntl.LOCK_SH)
         return mark
 
     def _take_free(self, uuid: str) -> int | None:
-        lock = self._open(self._file(uuid))
+        lock = _open(self._file(uuid))
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(lock, 0)
             os.pwrite(lock, self.run.encode(), 0)
-            # Not atomic: another run may slip in between, and then this fails and the device is not ours.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
@@ -74,7 +101,7 @@ class Devices:
         return self._if_ours(lock)
 
     def _take_shared(self, uuid: str) -> int | None:
-        lock = self._open(self._file(uuid))
+        lock = _open(self._file(uuid))
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -89,19 +116,49 @@ class Devices:
         return None
 
     def _file(self, uuid: str) -> Path:
-        return self.folder / f"gpu-{uuid}.lock"
+        return _lock_file(self.folder, uuid)
 
     def _trainers(self, uuid: str) -> Path:
         return self.folder / f"gpu-{uuid}.trainer.lock"
 
-    def _open(self, path: Path) -> int:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with suppress(PermissionError):
-            self.folder.chmod(0o1777)  # every user of the host locks here
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        with suppress(PermissionError):
-            os.fchmod(lock, 0o666)
-        return lock
+
+def usable(config: Config, per_engine: int) -> list[str]:
+    """The devices that roles with these settings may have on this host; ConfigError if they are too few for an
+    engine."""
+    devices = [] if config.model.device == "cpu" else nvidia_devices()
+    if per_engine > max(1, len(devices)):
+        raise ConfigError(
+            f"engine.tensor_parallel: roles may use {len(devices)} GPUs of {socket.gethostname()}, got {per_engine}"
+        )
+    return devices
+
+
+@contextmanager
+def engine_start() -> Iterator[int]:
+    """While an engine starts no other does on its GPUs: vLLM takes whatever anybody allocates meanwhile for its own
+    use, and has that much less left for keys and values. How many roles, this one with them, share the one of its GPUs
+    that most share; 1 where no launcher gave it any."""
+    folder, shown = lock_folder(), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    with ExitStack() as held:
+        for uuid in sorted(shown):  # in one order, so that nobody waits for whoever waits for them
+            lock = _open(folder / f"gpu-{uuid}.engine.lock")
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield max(1, *(holders(_lock_file(folder, uuid)) for uuid in shown))
+
+
+def _lock_file(folder: Path, uuid: str) -> Path:
+    return folder / f"gpu-{uuid}.lock"
+
+
+def _open(path: Path) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(PermissionError):
+        path.parent.chmod(0o1777)  # every user of the host locks here
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    with suppress(PermissionError):
+        os.fchmod(lock, 0o666)
+    return lock
 
 
 def holders(path: Path) -> int:

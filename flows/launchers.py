@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from flows.gpus import Devices
+from flows.gpus import Devices, usable
 from flows.processes import LocalLauncher, Role
 from flows.supervise import Event, StopRequest, supervise
 from storage.leases import Seen
@@ -97,8 +97,10 @@ class Background:
             self._error = error
 
 
-def local_launcher(run: Run, config: Config) -> LocalLauncher:
-    return LocalLauncher(run, devices=Devices(run.url, uuids=[] if config.model.device == "cpu" else None))
+def local_launcher(run: Run, config: Config, *, generates: bool = True) -> LocalLauncher:
+    """For roles some of which generate, or for a trainer alone. ConfigError if the GPUs of this machine are too few."""
+    per_engine = config.engine.tensor_parallel if generates else 1
+    return LocalLauncher(run, devices=Devices(run.url, uuids=usable(config, per_engine), per_engine=per_engine))
 
 
 def run_here(run: Run) -> None:

@@ -8,12 +8,14 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from flows.gpus import usable
 from flows.processes import is_gone
 from flows.progress import bar
 from flows.supervise import CLOSED
@@ -43,7 +45,7 @@ def resolve(
     task: str, overrides: Mapping[str, Any] | None = None, *, runs_here: bool = True, **flat: int | None
 ) -> Config:
     """The settings a task brings, with changes; raises ConfigError naming the field at fault before anything starts.
-    Folders are those of this machine if the roles run here."""
+    Folders and GPUs are those of this machine if the roles run here."""
     changes = dict(overrides or {})
     for name, value in flat.items():
         if value is not None:
@@ -53,6 +55,8 @@ def resolve(
     config = checked(preset_of(task).replace(changes))
     if runs_here and config.model.path and "://" not in config.model.path:
         check_place("model.path", config.model.path)
+    if runs_here and config.engine.tensor_parallel > 1:
+        usable(config, config.engine.tensor_parallel)
     read_sampler(config)
     known = ask_earlier_run(config)
     return config.replace({"search.prompts_from": known.url}) if known else config  # whoever reads it, and wherever
@@ -160,15 +164,17 @@ def refuse_supervised(run: Run, config: Config) -> None:
 
 
 def code_version() -> str:
-    """The package's version, and the commit where the code lies in a repository."""
-    here = Path(__file__).parent
+    """The package's version where it is installed, and the commit where the code lies in a repository."""
+    here, installed = Path(__file__).parent, ""
+    with suppress(PackageNotFoundError):
+        installed = version("tba")
     try:
         commit = subprocess.run(
             ["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5
         )
     except (OSError, subprocess.TimeoutExpired):
-        return version("tba")
-    return f"{version('tba')} {commit.stdout.strip()}".strip()
+        return installed
+    return f"{installed} {commit.stdout.strip()}".strip()
 
 
 def describe(config: Config) -> str:
@@ -194,7 +200,8 @@ def describe(config: Config) -> str:
         (
             "round",
             f"{search.prompts_per_round} prompts x {search.responses_per_prompt} responses = "
-            f"{config.responses_per_round}, by each of {search.searchers} searcher(s)",
+            f"{config.responses_per_round}, by each of {search.searchers} searcher(s)"
+            + (f", which has {search.open_rounds} in the making" if search.open_rounds > 1 else ""),
         ),
         *([("values", _values(config))] if search.value_samples else []),
         *([("initial fill", f"{search.initial_fill} trajectories")] if sync.lag is None else []),
@@ -232,7 +239,9 @@ def _ages(config: Config) -> str:
         else:
             apart = f", {sync.lag} sync{'s' * (sync.lag != 1)} apart" if sync.lag else ""
             old += f" as searchers and trainer go in step{apart}"
-    return f"{share:.0%} of slots recent, {old}" + ("; the rest of any age" if share < 1 else "")
+    bound = config.sampling.max_age
+    rest = "any age" if bound is None else f"at most {bound} steps (sampling.max_age)"
+    return f"{share:.0%} of slots recent, {old}" + (f"; the rest of {rest}" if share < 1 else "")
 
 
 def _notes(config: Config, known: Known | None) -> Iterator[str]:
@@ -249,6 +258,12 @@ def _notes(config: Config, known: Known | None) -> Iterator[str]:
                 f"two syncs (sync.every={config.sync.every}) draw from the newest round alone "
                 f"(sampling.recent_share=1), and use at most {used:,} of it"
             )
+    late = config.recent_ages[1] + config.sync.every
+    if sampling.max_age is not None and config.sync.lag is None and sampling.max_age < late:
+        yield (
+            f"responses of a round that ends a sync later come to be {late} steps old, and sampling.max_age="
+            f"{sampling.max_age} has them dropped before: the trainer then waits for younger ones"
+        )
     if known and len(known.chosen) < training.prompts_per_step:
         yield f"a step has {training.prompts_per_step} slots for {len(known.chosen)} prompts: it draws some repeatedly"
 
@@ -297,6 +312,9 @@ def _storage(config: Config) -> str:
         steps, besides = ", 8 more for each of its steps", ", less as continuations are not stored"
     elif isinstance(get_task(config.task), TakesTurns):
         besides = ", more as what the task answers is stored too"
+    if search.rounds_per_version:
+        most = config.most_at_first * (config.last_sync - config.start.sync + 1) * config.bytes_per_trajectory / 1e9
+        besides += f", about {most:.2g} GB at most by {search.rounds_per_version} round(s) of each with a version"
     return (
         f"at most {config.bytes_per_trajectory:,} bytes a trajectory at full length{steps}; about "
         f"{per_hour * config.bytes_per_trajectory / 1e9:.2g} GB an hour at {_TOKENS_PER_SECOND} tokens a second and "

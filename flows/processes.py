@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from flows.gpus import Device, Devices
+from flows.gpus import Devices, Taken
 from storage import layout
 from storage.cache import cache_folder
 from storage.leases import Lease
@@ -67,8 +67,8 @@ def role_command(role: Role, run: str) -> list[str]:
 class RoleProcess:
     """One life of a role, as a child of this process."""
 
-    def __init__(self, run: Run, role: Role, number: int, *, command: Command, device: Device | None):
-        self.run, self.role, self.number, self.device = run, role, number, device
+    def __init__(self, run: Run, role: Role, number: int, *, command: Command, taken: Taken | None):
+        self.run, self.role, self.number = run, role, number
         self.log = log_file(run, role, number)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
@@ -78,8 +78,8 @@ class RoleProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environment() | (device.variables if device else {}),
-                pass_fds=device.locks if device else (),
+                env=_environment() | (taken.variables if taken else {}),
+                pass_fds=taken.locks if taken else (),
             )
 
     @property
@@ -131,18 +131,21 @@ class LocalLauncher:
         self.stored: dict[str, int] = {}  # logs, with the size they had
 
     def start(self, role: Role, number: int) -> RoleProcess:
-        device = self.devices.take(role.kind)
-        if self.devices.uuids and device is None:
-            raise NotNow(f"every GPU of {socket.gethostname()} is held by another run")
+        taken, wanted = self.devices.take(role.kind), self.devices.per_engine
+        if self.devices.uuids and taken is None:
+            of = f"of {socket.gethostname()}"
+            if wanted > 1:
+                raise NotNow(f"other runs hold all but fewer than {wanted} GPUs {of} (engine.tensor_parallel)")
+            raise NotNow(f"every GPU {of} is held by another run")
         try:
-            return RoleProcess(self.run, role, number, command=self.command, device=device)
+            return RoleProcess(self.run, role, number, command=self.command, taken=taken)
         except (FileNotFoundError, PermissionError) as error:
             raise RunFailed(f"{role.name} cannot be started on {socket.gethostname()}: {error}") from None
         except OSError as error:  # no memory, no process, no space: it may pass
             raise NotNow(f"{socket.gethostname()} refused: {error}") from error
         finally:
-            if device:
-                device.release()  # the role has its own
+            if taken:
+                taken.release()  # the role has its own
 
     def ended(self, life: RoleProcess) -> None:
         self._store(life.log)

@@ -58,9 +58,7 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
         responses=training.responses_per_prompt,
         recent_share=sampling.recent_share,
         inv_temp=sampling.inv_temp,
-        capacity=sampling.capacity,
-        evict=sampling.evict,
-        copies=sampling.copies,
+        eligibility=sampling.eligibility,
         mean_reward_between=sampling.mean_reward_between,
         sampler_sql=run.sampler_sql,
         attempt=attempt,
@@ -112,8 +110,8 @@ class Reader:
     def recorded(self, sync: int) -> bool:
         return self._ask("recorded", sync)
 
-    def ready(self, sync: int, *, step: int) -> bool:
-        return self._ask("ready", sync, step)
+    def ready(self, sync: int, *, step: int, until: int) -> bool:
+        return self._ask("ready", sync, step, until)
 
     def waiting(self) -> int:
         return self._ask("waiting")
@@ -236,7 +234,7 @@ _ORDERS: Mapping[str, Callable[..., tuple[Any, Numbers]]] = {
     "sync": lambda buffer, sync, step: (buffer.sync(sync, step=step), ()),
     "replay": lambda buffer, sync: (buffer.replay(sync), ()),
     "recorded": lambda buffer, sync: (buffer.recorded(sync), ()),
-    "ready": lambda buffer, sync, step: (buffer.ready(sync, step=step), ()),
+    "ready": lambda buffer, sync, step, until: (buffer.ready(sync, step=step, until=until), ()),
     "waiting": lambda buffer: (buffer.waiting(), ()),
     "queues": lambda buffer: (buffer.queues(), ()),
     "restore": lambda buffer, queues: (buffer.restore(queues), ()),

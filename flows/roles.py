@@ -18,6 +18,7 @@ from flows.reports import LEVELS, SECONDS_LEFT
 from flows.supervise import Event
 from storage.run import Run
 from tba.config import parse
+from tba.errors import ConfigError
 
 
 @flow(name="searcher", persist_result=False)
@@ -41,7 +42,11 @@ def evaluate(run: str, life: int = 1) -> State[Any]:
 def live(kind: Kind, url: str, index: int, life: int) -> State[Any]:
     run, role, logger = Run.open(url), Role(kind, index), get_run_logger()
     config = parse(run.config)
-    work = partial(watch_one, run, local_launcher(run, config), config.limits, role, life)
+    try:
+        launcher = local_launcher(run, config, generates=kind != "trainer")
+    except ConfigError as error:
+        return final_state(role, MISUSED, f"error: {error}")
+    work = partial(watch_one, run, launcher, config.limits, role, life)
 
     def log(event: Event | None) -> None:
         if event:

@@ -156,8 +156,8 @@ def say_silent(seen: Seen) -> str:
 
 
 def how_far(lease: Lease) -> float:
-    """What a role has got done, growing with its work: steps, rounds, scored versions."""
-    return max((lease.progress.get(name, 0.0) for name in ("step", "round", "scored")), default=0.0)
+    """What a role has got done, growing with its work in whichever life: steps, shards, scored versions."""
+    return max((lease.progress.get(name, 0.0) for name in ("step", "shards", "scored")), default=0.0)
 
 
 @dataclass
@@ -199,7 +199,7 @@ class Supervisor:
     ):
         self.run, self.launcher, self.limits, self.lease = run, launcher, limits, lease
         self.should_stop, self.on_event, self.on_look, self.first_delay = should_stop, on_event, on_look, first_delay
-        self.events = Events(run, SUPERVISOR, lease.life)
+        self.events = Events(run, SUPERVISOR, lease.life, logs=False)  # `on_event` tells them
         self.watched: dict[Role, Watched] = {}
         self.watch = LeaseWatch()
         self.seen: dict[str, Seen] = {}

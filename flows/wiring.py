@@ -65,13 +65,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
             index,
             seed=config.seed,
             config=config.search,
-            stream=PromptStream(
-                read_prompts(run, "train"),
-                seed=config.seed,
-                searcher=index,
-                searchers=config.search.searchers,
-                shuffle=config.search.shuffle,
-            ),
+            stream=_stream(config, read_prompts(run, "train"), index),
             task=task,
             generator=generator,
             scorer=_reference_scorer(config, versions, reference),
@@ -288,8 +282,31 @@ def _store_prompts(run: Run, config: Config, task: Task, tokenizer: Any, events:
         raise DataError(f"task {task.name!r}: prompt_id {twice!r} is in both splits, train and test: it must name one")
     if config.search.prompts_from:
         train = _chosen(run, config, train, events)
+    check_fill(config, train)
     write_prompts(run, "train", train)
     write_prompts(run, "test", test)
+
+
+def check_fill(config: Config, prompts: Sequence[Prompt]) -> None:
+    """That searchers may generate what the first step waits for: a round asks no prompt twice, so where prompts are few
+    it asks fewer."""
+    search = config.search
+    if search.rounds_per_version is None:
+        return
+    streams = [_stream(config, prompts, searcher) for searcher in range(search.searchers)]
+    rounds = [it.take(n, search.prompts_per_round) for it in streams for n in range(search.rounds_per_version)]
+    if (most := sum(map(len, rounds)) * search.responses_per_prompt) < search.initial_fill:
+        raise ConfigError(
+            f"search.rounds_per_version: with {len(prompts)} prompts {search.rounds_per_version} round(s) of each "
+            f"searcher have {most} responses, and the first step waits for {search.initial_fill} (search.initial_fill)"
+        )
+
+
+def _stream(config: Config, prompts: Sequence[Prompt], searcher: int) -> PromptStream:
+    search = config.search
+    return PromptStream(
+        prompts, seed=config.seed, searcher=searcher, searchers=search.searchers, shuffle=search.shuffle
+    )
 
 
 def _make_prompts(

@@ -29,7 +29,7 @@ from storage.schema import ENCODING, TRAJECTORY_SCHEMA, UNREADABLE, with_later
 from storage.schema import decode as decode_shard
 from storage.syncs import Shard, SyncRecord, read_chain
 from tba.errors import AlreadyExists, Damaged, Missing
-from tba.types import Copies, Evict, Version
+from tba.types import Eligibility, Version
 
 Progress = Callable[[int, int], None]
 """Told how many of how many shards are done."""
@@ -65,17 +65,12 @@ def compact(
     run: Run,
     *,
     keep_checkpoints: int,
-    drop_beyond: int | None = None,
-    evict: Evict = "oldest",
-    copies: Copies = "newest",
+    drop_beyond: Eligibility | None = None,
     progress: Progress | None = None,
 ) -> Compacted:
-    """Of what was admitted up to the oldest of the newest `keep_checkpoints`. With `drop_beyond`, which is the capacity
-    of the run's index, as `evict` and `copies` are its own, rows that it cannot draw from then on lose their payloads,
-    unless a fork may draw them."""
-    return _Compaction(
-        run, keep_checkpoints, drop_beyond, evict, copies, progress or (lambda done, total: None)
-    ).everything()
+    """Of what was admitted up to the oldest of the newest `keep_checkpoints`. With `drop_beyond`, which is the rule of
+    the run's index, rows that it cannot draw from then on lose their payloads, unless a fork may draw them."""
+    return _Compaction(run, keep_checkpoints, drop_beyond, progress or (lambda done, total: None)).everything()
 
 
 class _Admitted(NamedTuple):
@@ -85,11 +80,9 @@ class _Admitted(NamedTuple):
 
 
 class _Compaction:
-    def __init__(self, run: Run, keep: int, capacity: int | None, evict: Evict, copies: Copies, progress: Progress):
+    def __init__(self, run: Run, keep: int, drop_beyond: Eligibility | None, progress: Progress):
         self.run, self.store, self.progress = run, run.store, progress
-        self.capacity: int | None = capacity
-        self.evict: Evict = evict
-        self.copies: Copies = copies
+        self.drop_beyond = drop_beyond
         self.compactions = Compactions(run)
         self.synced = read_chain(run)
         self.checkpoint = _oldest_checkpoint(run, keep)
@@ -103,8 +96,8 @@ class _Compaction:
         self.adopt()
         self.compactions.look()
         chosen = self.chosen()
-        if chosen and self.capacity is not None:
-            self.choose_payloads(self.capacity)
+        if chosen and self.drop_beyond:
+            self.choose_payloads(self.drop_beyond)
         groups = [group for group in self.groups(chosen) if self.is_worth_it(group)]
         self.give_up(groups)
         for done, group in enumerate(groups):
@@ -172,14 +165,14 @@ class _Compaction:
 
     # --- payloads ---------------------------------------------------------------------------------------------------
 
-    def choose_payloads(self, capacity: int) -> None:
+    def choose_payloads(self, eligibility: Eligibility) -> None:
         """Which rows no step after the checkpoint can draw: the index says so, as it is then."""
         self.outcome.forks = forks.names(self.run)
         last = [record for record in self.synced if self.checkpoint and record.sync <= self.checkpoint.number]
         first = 1 + max(forks.newest_pinned_record(self.run), self.run.parent.sync if self.run.parent else -1)
         if first > last[-1].sync:
             return
-        index, named = _index(self.run, last, capacity, self.evict, self.copies)
+        index, named = _index(self.run, last, eligibility)
         for record in last:
             for shard in record.shards if record.sync >= first else ():
                 places = index.shards[named[shard.key]]
@@ -190,9 +183,7 @@ class _Compaction:
             first_sync=first,
             last_sync=last[-1].sync,
             step=last[-1].step,
-            capacity=capacity,
-            evict=self.evict,
-            copies=self.copies,
+            eligibility=eligibility,
         )
 
     def to_give_up(self, shard: Shard) -> int:
@@ -384,10 +375,9 @@ def _oldest_checkpoint(run: Run, keep: int) -> Version | None:
     return own[-keep:][0] if own else None
 
 
-def _index(
-    run: Run, synced: Sequence[SyncRecord], capacity: int, evict: Evict, copies: Copies
-) -> tuple[Index, Mapping[str, str]]:
+def _index(run: Run, synced: Sequence[SyncRecord], eligibility: Eligibility) -> tuple[Index, Mapping[str, str]]:
     """After these records, and the names by which it knows shards. Nothing is drawn from it."""
+    steps = {record.sync: record.step for record in synced}
     index = Index(
         run.sampler_sql,
         seed=0,
@@ -395,16 +385,15 @@ def _index(
         responses=1,
         recent_share=0.0,
         inv_temp=0.0,
-        capacity=capacity,
-        evict=evict,
-        copies=copies,
-        step_of_version=lambda version: 0,
+        eligibility=eligibility,
+        step_of_version=lambda version: steps[version.number],
     )
     reader = ShardReader(run, disk_bytes=0)
     named = {shard.key: f"{shard.searcher}/{shard.seq}" for record in synced for shard in record.shards}
     for record in synced:
         ordered = sorted(record.shards, key=lambda shard: (shard.searcher, shard.seq))
-        index.extend(record.sync, [(named[shard.key], table) for shard, table in reader.light(ordered, INDEXED)])
+        light = [(named[shard.key], table) for shard, table in reader.light(ordered, INDEXED)]
+        index.extend(record.sync, light, step=record.step)
     return index, named
 
 

@@ -18,17 +18,19 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ER
 
 class Events:
     """The `EventLog` of one life of a role. Trouble with the store is logged, never raised: an event is not worth
-    a run."""
+    a run. The events themselves are logged, too, unless whoever writes them tells them in another way."""
 
-    def __init__(self, run: Run, role: str, life: int):
+    def __init__(self, run: Run, role: str, life: int, *, logs: bool = True):
         self.run = run
         self.role = role
         self.life = life
+        self.logs = logs
         self._seq = 0
         self._lock = threading.Lock()
 
     def write(self, kind: str, message: str, *, severity: str = "info", **data: Any) -> None:
-        log.log(_LEVELS.get(severity, logging.INFO), "%s: %s", kind, message)
+        if self.logs:
+            log.log(_LEVELS.get(severity, logging.INFO), "%s: %s", kind, message)
         with self._lock:
             event = {
                 "at": records.now(),

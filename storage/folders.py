@@ -9,6 +9,9 @@ order the two come in, one of them sees the other's work and removes the rest.
 """
 
 import hashlib
+import logging
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,20 +20,29 @@ from typing import Any, NamedTuple
 from storage import layout, records
 from storage.cache import shared_copy
 from storage.store import Store, check_key
-from tba.errors import AlreadyExists, Damaged, Missing, StorageError, Superseded
+from tba.errors import AlreadyExists, Damaged, DeadlinePassed, Missing, StorageError, Superseded
 from tba.types import Version
 
+log = logging.getLogger(__name__)
 
-def publish(store: Store, prefix: str, folder: Path, extra: Mapping[str, Any]) -> dict[str, Any]:
+_COPIES = 4  # of a kind that a cache keeps
+
+
+def publish(
+    store: Store, prefix: str, folder: Path, extra: Mapping[str, Any], *, hand_over: bool = False
+) -> dict[str, Any]:
     """Store the files of a local folder, then the manifest, which carries `extra` too; returns the manifest. Hidden
     files and an old manifest are left out. Done if exactly this is stored already; AlreadyExists if other files are;
-    Superseded if the files were swept up meanwhile."""
+    Superseded if the files were swept up meanwhile. With `hand_over` nobody on this machine has to fetch it: no file
+    of the folder may change afterwards."""
     files = _describe(folder)
     if not files:
         raise StorageError(f"{store.url}/{prefix}: there is nothing to publish in {folder}")
     manifest = {"files": files, "sha256": _digest(files), "created_at": records.now(), **extra}
     if _is_stored(store, prefix, manifest):
         return manifest
+    if hand_over and store.local_path(prefix.rstrip("/")) is None:
+        _hand_over(prefix, folder, manifest)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda file: store.upload(folder / file["name"], prefix + file["name"]), files))
     try:
@@ -87,7 +99,7 @@ def fetch(store: Store, prefix: str, into: Path) -> Path:
     return _fetch(store, prefix, _existing(store, prefix), into)
 
 
-def local_copy(store: Store, prefix: str, *, keep: int = 4) -> Path:
+def local_copy(store: Store, prefix: str, *, keep: int = _COPIES) -> Path:
     """A verified folder on this machine's disk: where it lies, for a local store, else one in the cache, which
     keeps the `keep` of each kind used last, and what any process was given last."""
     manifest = _existing(store, prefix)
@@ -196,6 +208,26 @@ def _fetch_file(store: Store, prefix: str, file: Mapping[str, Any], into: Path) 
             raise Missing(f"{store.url}/{prefix} was removed while it was read") from None
         raise Damaged(f"{store.url}/{key} is gone, but its manifest names it") from None
     _verify_file(store, prefix, into, file)
+
+
+def _hand_over(prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Into the cache, before it can be asked for. Whoever finds it there verifies it as what was fetched. Where that
+    cannot be done at once, it will be fetched."""
+
+    def link(copy: Path) -> None:
+        for file in manifest["files"]:
+            (copy / file["name"]).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(folder / file["name"], copy / file["name"])
+            except OSError:  # the cache is on another disk
+                shutil.copyfile(folder / file["name"], copy / file["name"])
+
+    try:
+        shared_copy(
+            prefix.partition("/")[0], manifest["sha256"], whole=Path.is_dir, make=link, keep=_COPIES, deadline=0.0
+        )
+    except (StorageError, DeadlinePassed) as error:
+        log.warning("%s is not kept on this machine: %s", prefix, error)
 
 
 def _is_whole(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ seq, row) the newest copy of equal content survives, then what each prompt has r
 keeps everything. What the index holds follows from the records alone, however they came to be applied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import md5
 from typing import Any
 
@@ -17,7 +17,7 @@ from storage.pool import Arrival, Pool
 from storage.queues import Queue
 from storage.sampler import BRANCHES, Row, Sampler, Tables
 from tba.errors import ConfigError, Damaged, RunFailed
-from tba.types import Branch, Copies, Draw, Evict, Version
+from tba.types import Branch, Draw, Eligibility, Version
 
 COLUMNS = ("prompt_id", "content_hash", "reward", "length", "finished", "version_start", "version_start_attempt")
 """Of a shard, what the index is made from."""
@@ -33,9 +33,7 @@ class Index:
         responses: int,
         recent_share: float,
         inv_temp: float,
-        capacity: int,
-        evict: Evict = "oldest",
-        copies: Copies = "newest",
+        eligibility: Eligibility,
         mean_reward_between: tuple[float, float] | None = None,
         step_of_version: Callable[[Version], int],
         threads: int = 1,
@@ -51,7 +49,8 @@ class Index:
             "inv_temp": inv_temp,
         }
         self.newest: int | None = None  # the newest record that admitted anything
-        self.pool = Pool(capacity, evict, copies)
+        self.first_recent = 0  # where its rows begin in the pool
+        self.pool = Pool(eligibility)
         self.mean_reward_between = mean_reward_between
         self.prompts: dict[str, int] = {}  # their numbers, in the order in which they appeared
         self.versions: dict[Version, int] = {}
@@ -70,29 +69,52 @@ class Index:
         except (pa.ArrowException, ValueError, ArithmeticError) as error:
             raise Damaged(f"it does not fit the index ({str(error).splitlines()[0]})") from None
 
-    def extend(self, sync: int, shards: Sequence[tuple[str, pa.Table]]) -> None:
-        """Admit the shards of a record, each named searcher/seq and given with at least `COLUMNS`, in order."""
+    def extend(self, sync: int, shards: Sequence[tuple[str, pa.Table]], *, step: int) -> None:
+        """Admit the shards of a record, which follows a step, each named searcher/seq and given with at least
+        `COLUMNS`, in order."""
+        self._grow_old(step + 1)
         if not shards:
             return
+        self.newest, self.first_recent = sync, len(self.pool.rows)
         table = pa.concat_tables([table.select(COLUMNS) for _, table in shards])
         versions_N, prompts_N = self._version_numbers(table), self._prompt_numbers(table)
         arrivals = [_arrival(name, table) for name, table in shards]
-        places = self.pool.extend(sync, arrivals, {**_light(table), "prompt": prompts_N, "version": versions_N})
+        columns = {**_light(table), "prompt": prompts_N, "version": versions_N}
+        places = self.pool.extend(sync, arrivals, columns, step=step)
         self.shards.update(zip((name for name, _ in shards), places, strict=True))
-        self.newest = sync
         self.branches["prioritised"].add(np.arange(len(self.branches["prioritised"].prompts_P), len(self.prompts)))
         self.branches["recent"] = Queue()
         self.branches["recent"].add(np.unique(prompts_N))
-        self._hold_back(np.unique(prompts_N))
+        self._judge(np.unique(prompts_N))
 
-    def _hold_back(self, prompts_P: np.ndarray) -> None:
-        """Those of these prompts, which have changed, that are too easy or too hard now."""
-        if self.mean_reward_between is None:
-            return
-        low, high = self.mean_reward_between
-        outside_P = np.array([not low < mean < high for mean in self.pool.mean_rewards(prompts_P.tolist())])
-        for queue in self.branches.values():
-            queue.hold_back(prompts_P, outside_P)
+    def _grow_old(self, step: int) -> None:
+        """What is too old for a step, and so for all that follow, is drawn no more."""
+        prompts_P = self.pool.grow_old(step)
+        if len(prompts_P):
+            self._judge(prompts_P)
+
+    def _judge(self, prompts_P: np.ndarray) -> None:
+        """Of these prompts, which have changed: of which there is nothing to draw now, and which are too easy or too
+        hard."""
+        if self.pool.max_age is not None:
+            newest_P = self.pool.newest_places(prompts_P.tolist())
+            self.branches["prioritised"].pass_over(prompts_P, newest_P < 0)
+            self.branches["recent"].pass_over(prompts_P, newest_P < self.first_recent)
+        if self.mean_reward_between is not None:
+            low, high = self.mean_reward_between
+            outside_P = np.array([not low < mean < high for mean in self.pool.mean_rewards(prompts_P.tolist())])
+            for queue in self.branches.values():
+                queue.hold_back(prompts_P, outside_P)
+
+    def count_young(self, step: int, arrived: Iterable[pa.Table]) -> int:
+        """Of what was admitted and of what has arrived, the rows of which the age at a step will be within the bound,
+        whether or not they are copies, or a prompt has room for them."""
+        found = self.pool.count_young(step)
+        for table in arrived:
+            versions, which_N = _versions(table)
+            ages = np.array([step - 1 - self.step_of_version(version) for version in versions])
+            found += int((ages <= (self.pool.max_age or 0))[which_N].sum())
+        return found
 
     def _version_numbers(self, table: pa.Table) -> np.ndarray:
         """Of the rows; versions that have none yet get one."""
@@ -118,17 +140,24 @@ class Index:
     def draw(self, step: int) -> list[Draw]:
         if self.newest is None:
             raise RunFailed(f"step {step}: there is nothing to draw, no record has admitted a trajectory")
-        self._lay(step)
-        rows = self.sampler.rows({**self.parameters, "step": step, "newest": self.newest})
+        self._grow_old(step)
+        turns: dict[Branch, list[int]] = {branch: self._turns(step, branch) for branch in BRANCHES}
+        if not turns["prioritised"]:
+            raise RunFailed(
+                f"step {step}: nothing that records have admitted is as young as sampling.max_age "
+                f"({self.pool.max_age}) wants it"
+            )
+        self._lay(turns)
+        share = self.parameters["recent_share"] if turns["recent"] else 0.0
+        rows = self.sampler.rows({**self.parameters, "recent_share": share, "step": step, "newest": self.newest})
         draws = self._completed(step, rows)
         for branch, queue in self.branches.items():
             drawn = (draw.prompt_id for draw in draws if draw.position == 0 and draw.branch == branch)
             queue.take([self.prompts[prompt_id] for prompt_id in drawn])
         return draws
 
-    def _lay(self, step: int) -> None:
-        """What the sampler reads, as it is at this step."""
-        turns: dict[Branch, list[int]] = {branch: self._turns(step, branch) for branch in BRANCHES}
+    def _lay(self, turns: Mapping[Branch, Sequence[int]]) -> None:
+        """What the sampler reads, as it is at the step of these turns."""
         tables = {
             "turns": lambda: self._turns_table(turns),
             "front": lambda: self.pool.table_of(sorted({*turns["recent"], *turns["prioritised"]})),

@@ -6,13 +6,14 @@ So what a record brings costs what its prompts hold, and what a draw takes costs
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
+from math import nan
 from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from tba.types import Copies, Evict, Version
+from tba.types import Eligibility, Version
 
 PIECE = 1 << 20  # rows; memory that nothing was written to is not taken
 
@@ -89,48 +90,58 @@ class Pool:
 
     So what was once put out stays out until it comes again, however its reward varies, a smaller pool holds a part of a
     larger one, and a record's prompts have something recent to draw.
+
+    Where ages are bounded, what is too old when it enters is passed over, as if it had not come, and what becomes too
+    old later is drawn no more. It still has its room: only what entered before it, and is older still but for a late
+    searcher's, could have it.
     """
 
-    def __init__(self, capacity: int, evict: Evict = "oldest", copies: Copies = "newest"):
-        self.capacity, self.evict, self.copies = capacity, evict, copies
+    def __init__(self, eligibility: Eligibility):
+        self.capacity, self.evict, self.copies = eligibility.capacity, eligibility.evict, eligibility.copies
+        self.max_age = eligibility.max_age
         self.rows, self.shards, self.versions = (
-            Growing(_ROW if evict == "oldest" else _ROW | _BEST, PIECE),
+            Growing(_ROW if self.evict == "oldest" else _ROW | _BEST, PIECE),
             Growing(_SHARD, 1 << 14),
             Growing(_VERSION, 1 << 10),
         )
         self.prompt_ids: list[str] = []
-        self.drawable: list[bytes] = []  # by prompt: the places of its rows that can be drawn, int32, oldest first
+        self.held: list[bytes] = []  # by prompt: the places of its rows that have room, int32, oldest first
+        self.young: dict[int, list[np.ndarray]] = {}  # by version that is not too old: prompts of its rows, by record
 
     def add_version(self, version: Version, step: int) -> None:
         numbers = {"number": version.number, "attempt": version.attempt, "step": step}
         self.versions.append({name: np.array([number]) for name, number in numbers.items()})
 
-    def extend(self, sync: int, shards: Sequence[Arrival], columns: Columns) -> list[range]:
-        """Admit a record's shards, given with all their rows in order: prompt, version, length, finished, reward,
-        content. New prompts and versions have been added before. Returns where each shard's rows lie."""
+    def extend(self, sync: int, shards: Sequence[Arrival], columns: Columns, *, step: int) -> list[range]:
+        """Admit the shards of a record, which follows a step, given with all their rows in order: prompt, version,
+        length, finished, reward, content. New prompts and versions have been added before. Returns where each shard's
+        rows lie."""
         first, known = len(self.rows), len(self.shards)
         searchers, seqs, rows = np.array(shards).T
         starts = np.cumsum(rows) - rows
+        young_N = self._is_young(columns["version"], step + 1)
         self.shards.append({"searcher": searchers, "seq": seqs, "sync": np.full(len(shards), sync)})
         self.rows.append(
             {
                 **columns,
                 "shard": np.repeat(np.arange(known, known + len(shards)), rows),
                 "row": np.arange(rows.sum()) - np.repeat(starts, rows),
-                "drawable": np.ones(rows.sum()),
+                "drawable": young_N,
                 "best": np.arange(first, first + rows.sum()),
             }
         )
-        self.drawable += [b""] * (len(self.prompt_ids) - len(self.drawable))
-        self._choose(first, columns["prompt"])
+        self.held += [b""] * (len(self.prompt_ids) - len(self.held))
+        if young_N.any():
+            self._choose(first, first + np.flatnonzero(young_N), columns["prompt"][young_N])
+            self._note_versions(columns["version"][young_N], columns["prompt"][young_N])
         return [range(start, start + n) for start, n in zip((first + starts).tolist(), rows.tolist(), strict=True)]
 
-    def _choose(self, first: int, arrived_N: np.ndarray) -> None:
-        """Which rows can be drawn of the prompts of those that lie from `first` on."""
+    def _choose(self, first: int, new_N: np.ndarray, arrived_N: np.ndarray) -> None:
+        """Which rows have room of the prompts `arrived_N` of those at `new_N`, which a record brought; all of its rows
+        lie from `first` on."""
         prompts = np.unique(arrived_N).tolist()
-        old_N, counts = self.places(prompts)
-        new_N = np.arange(first, len(self.rows), dtype=np.int32)
-        places_N = np.concatenate([old_N, new_N])
+        old_N, counts = self._held(prompts)
+        places_N = np.concatenate([old_N, new_N.astype(np.int32)])
         prompt_N = np.concatenate([np.repeat(np.array(prompts, np.int32), counts), arrived_N])
         chosen_N = self._newest_copies(places_N, prompt_N, len(old_N))
         chosen_N[chosen_N] = self._have_room(places_N[chosen_N], prompt_N[chosen_N], first)
@@ -138,7 +149,7 @@ class Pool:
         by_prompt_N = by_prompt_N[chosen_N[by_prompt_N]]
         ends = np.cumsum(np.unique(prompt_N[by_prompt_N], return_counts=True)[1]).tolist()
         for prompt, (start, end) in zip(prompts, pairwise([0, *ends]), strict=True):
-            self.drawable[prompt] = places_N[by_prompt_N[start:end]].tobytes()
+            self.held[prompt] = places_N[by_prompt_N[start:end]].tobytes()
         self.rows.set("drawable", places_N[~chosen_N], 0)
 
     def _have_room(self, places_N: np.ndarray, prompt_N: np.ndarray, first: int) -> np.ndarray:
@@ -182,17 +193,64 @@ class Pool:
         last = dict(zip(keys, places_N.tolist(), strict=True))
         self.rows.set("best", np.array([last[key] for key in found]), [best for _, best in found.values()])
 
-    def places(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-        """Of the rows of these prompts that can be drawn, one prompt after the other; and how many each has."""
-        lists = [self.drawable[prompt] for prompt in prompts]
+    def _held(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+        """Places of the rows of these prompts that have room, one prompt after the other; and how many each has."""
+        lists = [self.held[prompt] for prompt in prompts]
         return np.frombuffer(b"".join(lists), np.int32), [len(it) // 4 for it in lists]
+
+    def places(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
+        """Likewise of the rows that can be drawn."""
+        places_N, counts = self._held(prompts)
+        if self.max_age is None:
+            return places_N, counts
+        drawable_N = self.rows.take(places_N, ["drawable"])["drawable"] == 1
+        of_N = np.repeat(np.arange(len(counts)), counts)[drawable_N]
+        return places_N[drawable_N], np.bincount(of_N, minlength=len(counts)).tolist()
+
+    def newest_places(self, prompts: Sequence[int]) -> np.ndarray:
+        """Of each prompt the place of the newest row that can be drawn; -1 where there is none."""
+        places_N, counts = self.places(prompts)
+        ends = accumulate(counts)
+        return np.array([places_N[end - 1] if n else -1 for n, end in zip(counts, ends, strict=True)], np.int64)
 
     def mean_rewards(self, prompts: Sequence[int]) -> list[float]:
         """Of the rows of each prompt that can be drawn, as near as a number can be: of equal rewards it is that reward,
-        and of any it does not depend on the order in which they lie."""
+        and of any it does not depend on the order in which they lie. Of none it is no number."""
         places_N, counts = self.places(prompts)
         rewards = self.rows.take(places_N, ["reward"])["reward"].tolist()
-        return [mean(rewards[start:end]) for start, end in pairwise(accumulate(counts, initial=0))]
+        return [mean(rewards[start:end] or [nan]) for start, end in pairwise(accumulate(counts, initial=0))]
+
+    # --- age --------------------------------------------------------------------------------------------------------
+
+    def _is_young(self, version_N: np.ndarray, step: int) -> np.ndarray:
+        """Whether the age that rows of these versions have at a step is within the bound."""
+        if self.max_age is None:
+            return np.ones(len(version_N), bool)
+        versions_U, which_N = np.unique(version_N, return_inverse=True)
+        return (step - 1 - self.versions.take(versions_U, ["step"])["step"] <= self.max_age)[which_N]
+
+    def _note_versions(self, version_N: np.ndarray, prompt_N: np.ndarray) -> None:
+        if self.max_age is not None:
+            for version in np.unique(version_N).tolist():
+                self.young.setdefault(version, []).append(prompt_N[version_N == version])
+
+    def grow_old(self, step: int) -> np.ndarray:
+        """From this step on, what is too old for it is drawn no more; returns the prompts of such rows, once."""
+        versions = np.array(list(self.young), np.int64)
+        found = [self.young.pop(version) for version in versions[~self._is_young(versions, step)].tolist()]
+        if not found:
+            return np.zeros(0, np.int32)
+        prompts_P = np.unique(np.concatenate([prompts for records in found for prompts in records]))
+        places_N, _ = self._held(prompts_P.tolist())
+        young_N = self._is_young(self.rows.take(places_N, ["version"])["version"], step)
+        self.rows.set("drawable", places_N[~young_N], 0)
+        return prompts_P
+
+    def count_young(self, step: int) -> int:
+        """Rows of which the age at a step is within the bound, whether or not they have room."""
+        versions = np.array(list(self.young), np.int64)
+        young = versions[self._is_young(versions, step)].tolist()
+        return sum(len(prompts) for version in young for prompts in self.young[version])
 
     # --- as tables ------------------------------------------------------------------------------------------------
 

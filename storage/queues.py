@@ -11,12 +11,13 @@ from tba.types import Branch
 
 class Queue:
     """The prompts that a branch can take, by number, and which of them have been drawn since it was last refilled. Some
-    are held back for as long as others are not; where all would be, none is."""
+    are held back for as long as others are not; where all would be, none is. Empty ones are passed over in any case."""
 
     def __init__(self) -> None:
         self.prompts_P = np.zeros(0, np.int32)  # ascending
         self.used_P = np.zeros(0, bool)
         self.held_back_P = np.zeros(0, bool)
+        self.empty_P = np.zeros(0, bool)
 
     def add(self, prompts: np.ndarray) -> None:
         """Prompts with numbers greater than any here."""
@@ -24,20 +25,30 @@ class Queue:
             self.prompts_P = np.concatenate([self.prompts_P, prompts.astype(np.int32)])
             self.used_P = np.concatenate([self.used_P, np.zeros(len(prompts), bool)])
             self.held_back_P = np.concatenate([self.held_back_P, np.zeros(len(prompts), bool)])
+            self.empty_P = np.concatenate([self.empty_P, np.zeros(len(prompts), bool)])
 
     def hold_back(self, prompts: np.ndarray, whether: np.ndarray) -> None:
-        """Of some of its prompts."""
-        self.held_back_P[np.searchsorted(self.prompts_P, prompts)] = whether
+        """Those of these prompts that are its own."""
+        self._set(self.held_back_P, prompts, whether)
+
+    def pass_over(self, prompts: np.ndarray, whether: np.ndarray) -> None:
+        """Likewise, as there is nothing of them to draw."""
+        self._set(self.empty_P, prompts, whether)
+
+    def _set(self, values_P: np.ndarray, prompts: np.ndarray, whether: np.ndarray) -> None:
+        places = np.searchsorted(self.prompts_P, prompts)
+        own = np.append(self.prompts_P, -1)[places] == prompts
+        values_P[places[own]] = whether[own]
 
     @property
     def has_none_left(self) -> bool:
         """Whether all would be held back."""
-        return bool(len(self.prompts_P)) and bool(self.held_back_P.all())
+        return not self.empty_P.all() and bool((self.held_back_P | self.empty_P).all())
 
     @property
     def open_P(self) -> np.ndarray:
         """Whether slots can take each prompt."""
-        return np.ones(len(self.prompts_P), bool) if self.has_none_left else ~self.held_back_P
+        return ~self.empty_P if self.has_none_left else ~(self.held_back_P | self.empty_P)
 
     def turns(self, slots: int, uniform: Callable[[int], float]) -> list[int]:
         """The prompts that so many slots would take one after the other, uniformly among the unused ones, and among
@@ -45,7 +56,7 @@ class Queue:
         open_P = self.open_P
         taken, unused = [], self.prompts_P[open_P & ~self.used_P]
         left = len(unused)
-        for turn in range(slots if len(self.prompts_P) else 0):
+        for turn in range(slots if open_P.any() else 0):
             if not left:
                 unused = self.prompts_P[open_P]
                 left = len(unused)

@@ -14,7 +14,7 @@ from storage.run import Run
 from storage.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
 from tba.errors import AlreadyExists, Damaged, Missing, Superseded
 from tba.fetched import Fetched
-from tba.types import Branch, Copies, Draw, Evict, Version
+from tba.types import Branch, Draw, Eligibility, Version
 
 
 class DuckReplayBuffer:
@@ -33,9 +33,7 @@ class DuckReplayBuffer:
         responses: int,
         recent_share: float,
         inv_temp: float,
-        capacity: int,
-        evict: Evict = "oldest",
-        copies: Copies = "newest",
+        eligibility: Eligibility,
         mean_reward_between: tuple[float, float] | None = None,
         sampler_sql: str,
         attempt: int,
@@ -55,9 +53,7 @@ class DuckReplayBuffer:
             responses=responses,
             recent_share=recent_share,
             inv_temp=inv_temp,
-            capacity=capacity,
-            evict=evict,
-            copies=copies,
+            eligibility=eligibility,
             mean_reward_between=mean_reward_between,
             step_of_version=self._step_of_version,
             threads=threads,
@@ -69,6 +65,7 @@ class DuckReplayBuffer:
         self.recording = Recording(run.inherits) if run.inherits and run.inherits.replays else None
         self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq
         self.in_step = None if self.recording else searchers_in_step
+        self.batch = slots * responses
         self.applied = -1
         self._steps = {0: 0}  # that each applied sync follows, and so the version of its number
         self._newest_sha256: str | None = None  # of the newest applied record
@@ -116,12 +113,17 @@ class DuckReplayBuffer:
     def recorded(self, sync: int) -> bool:
         return self.run.store.exists(layout.sync(sync))
 
-    def ready(self, sync: int, *, step: int) -> bool:
-        if self.in_step is None or self.recorded(sync):
+    def ready(self, sync: int, *, step: int, until: int) -> bool:
+        bounded = self.index.pool.max_age is not None
+        if self.recording or not (bounded or self.in_step) or self.recorded(sync):
             return True
-        self._steps.setdefault(sync, step)  # a round can be by the version of this very sync
+        if self.in_step:
+            self._steps.setdefault(sync, step)  # a round can be by the version of this very sync
         self.arrivals.look()
-        return all(self.arrivals.knows(layout.shard(searcher, sync)) for searcher in range(self.in_step))
+        if self.in_step:
+            return all(self.arrivals.knows(layout.shard(searcher, sync)) for searcher in range(self.in_step))
+        arrived = [it.light for it in self.arrivals.found.values()]
+        return self.index.count_young(until, arrived) >= self.batch
 
     def waiting(self) -> int:
         self.arrivals.look()
@@ -215,7 +217,7 @@ class DuckReplayBuffer:
         unseen = [shard for shard in shards if light[shard.key] is None]
         light.update({shard.key: table for shard, table in self.payloads.reader.light(unseen, COLUMNS)})
         named = {f"{shard.searcher}/{shard.seq}": shard for shard in shards}
-        self.index.extend(record.sync, [(name, light[shard.key]) for name, shard in named.items()])
+        self.index.extend(record.sync, [(name, light[shard.key]) for name, shard in named.items()], step=record.step)
         self.shards.update(named)
         self.arrivals.settle([shard.key for shard in shards] + [refusal.key for refusal in record.refused])
 

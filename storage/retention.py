@@ -1,14 +1,16 @@
 """What has been given up on purpose, and why: a record written before anything is removed."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
 
 from storage import folders, layout, records
 from storage.folders import Found
 from storage.run import Run
 from tba.errors import AlreadyExists
-from tba.types import Copies, Evict, Version
+from tba.types import Eligibility, Version
+
+_FIRST_RULE = {"evict": "oldest", "copies": "newest", "max_age": None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,21 +21,31 @@ class GivenUp:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenUpPayloads:
-    """Of what records `first_sync` to `last_sync` admit, the rows that an index with this capacity, which evicts so and
-    draws such copies, cannot draw after record `last_sync` have lost these columns."""
+    """Of what records `first_sync` to `last_sync` admit, the rows that an index of this rule cannot draw after record
+    `last_sync` have lost these columns."""
 
     columns: tuple[str, ...]
     first_sync: int
     last_sync: int
     step: int  # that record `last_sync` follows: steps after it can be taken
-    capacity: int
-    evict: Evict = "oldest"
-    copies: Copies = "newest"
+    eligibility: Eligibility
 
     def lacks(self, start: int, newest: int) -> bool:
         """Whether it can be in the way of steps that start from the state of sync `start` and draw from records up to
         `newest`."""
         return start < self.last_sync and newest >= self.first_sync
+
+    def encode(self) -> dict[str, Any]:
+        plain = asdict(self)
+        return {**plain, **plain.pop("eligibility")}
+
+    @classmethod
+    def decode(cls, said: Mapping[str, Any]) -> Self:
+        """Records from before there was a choice lack what it is between."""
+        names = {it.name for it in fields(Eligibility)}
+        rule = {**_FIRST_RULE, **{name: value for name, value in said.items() if name in names}}
+        others = {name: value for name, value in said.items() if name not in names}
+        return cls(**{**others, "columns": tuple(said["columns"]), "eligibility": Eligibility(**rule)})
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,7 @@ def give_up(
     """Write the record that allows these to be removed; returns its number."""
     removed: dict[str, Any] = {"versions": [str(v) for v in versions], "checkpoints": [str(c) for c in checkpoints]}
     if payloads:
-        removed["payloads"] = asdict(payloads)
+        removed["payloads"] = payloads.encode()
     number = max(_numbers(run), default=0)
     while True:
         number += 1
@@ -147,6 +159,5 @@ def _numbers(run: Run) -> list[int]:
 
 
 def _of_payloads(record: Mapping[str, Any]) -> RetentionRecord:
-    said = record["removed"]["payloads"]
-    payloads = GivenUpPayloads(**{**said, "columns": tuple(said["columns"])})
+    payloads = GivenUpPayloads.decode(record["removed"]["payloads"])
     return RetentionRecord(record["retention"], payloads, record["why"], record["created_at"])

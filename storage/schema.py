@@ -1,7 +1,7 @@
 """A shard's columns, and how trajectories become them.
 
-A shard is one Parquet object: the trajectories of one append, sorted by prompt and slot. Its metadata says whose it
-is, so an object that was moved or copied from elsewhere is recognised. Columns that a task adds are kept.
+A shard is one Parquet object: the trajectories of one append, sorted by prompt, round and slot. Its metadata says whose
+it is, so an object that was moved or copied from elsewhere is recognised. Columns that a task adds are kept.
 """
 
 import hashlib
@@ -102,7 +102,7 @@ def content_hashes(columns: Mapping[str, pa.Array]) -> list[str]:
 def to_table(trajectories: Sequence[Trajectory], *, run: str, searcher: int, seq: int) -> pa.Table:
     """A shard's table. Rows are numbered after sorting; whatever `trajectory_id` they carried is replaced. DataError
     names a column that cannot hold its values."""
-    ordered = sorted(trajectories, key=lambda t: (t.prompt_id, t.slot))
+    ordered = sorted(trajectories, key=lambda t: (t.prompt_id, t.round, t.slot))
     columns: dict[str, Any] = {name: [getattr(t, name) for t in ordered] for name in (*_AS_THEY_ARE, *_LISTS)}
     for name in VERSIONS:
         columns[name] = [getattr(t, name).number for t in ordered]

@@ -53,7 +53,8 @@ STEPS = pa.schema(
 VERSIONS = pa.schema(
     {
         "version": pa.int32(), "attempt": pa.int32(), "step": pa.int32(), "state": pa.string(),
-        "abandoned": pa.bool_(), "files": pa.int32(), "bytes": pa.int64(), "sha256": pa.string(), "created_at": _TIME,
+        "abandoned": pa.bool_(), "files": pa.int32(), "bytes": pa.int64(), "sha256": pa.string(),
+        "changed_share": pa.float64(), "created_at": _TIME,
     }
 )  # fmt: skip
 CHECKPOINTS = pa.schema(
@@ -102,7 +103,8 @@ def sync_row(record: SyncRecord) -> Row:
 
 def version_row(version: Version, manifest: Record) -> Row:
     named = {"version": version.number, "attempt": version.attempt}
-    return {**named, **_contents(manifest), "sha256": manifest["sha256"]}
+    own = {"sha256": manifest["sha256"], "changed_share": manifest.get("changed_share")}
+    return {**named, **_contents(manifest), **own}
 
 
 def checkpoint_row(name: Version, manifest: Record) -> Row:

@@ -1,7 +1,7 @@
 """The replay log: a searcher appends shards, and whoever reads one learns whether it can be trusted."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from hashlib import sha256
@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from storage import layout
-from storage.compactions import PAYLOAD, Compactions
+from storage.compactions import PAYLOAD
+from storage.payloads import ShardReader
 from storage.run import Run
 from storage.schema import (
     LATER,
@@ -27,7 +28,7 @@ from storage.schema import (
     trajectory_ids,
 )
 from tba.errors import AlreadyExists, Damaged, DataError, Missing, Superseded
-from tba.types import Trajectory
+from tba.types import Asked, Trajectory
 
 LARGEST_REWARD = 1e100
 """In size. Far beyond it, inverse temperature times reward is no longer a number."""
@@ -38,23 +39,39 @@ _CALENDAR = tuple(pa.scalar(day, pa.timestamp("us")).value for day in (datetime.
 
 
 class Trajectories:
-    """The `TrajectoryLog` of a run. A round is one shard, whose seq is the round's number."""
+    """The `TrajectoryLog` of a run."""
 
     def __init__(self, run: Run):
         self.run = run
-        self.compactions = Compactions(run)
-        self._taken: dict[int, int] = {}  # by searcher that began here: the last round whose name may be taken
+        self.reader = ShardReader(run, disk_bytes=0)
+        self.compactions = self.reader.compactions
+        self._taken: dict[int, int] = {}  # by searcher that began here: the last seq that may be taken
 
-    def next_round(self, searcher: int) -> int:
+    def next_seq(self, searcher: int) -> int:
         entries = self.run.store.list(layout.searcher_folder(searcher))
         self.compactions.look()  # afterwards: what has been taken in since is in both
         keys = {*(entry.key for entry in entries), *self.compactions.shards()}
         names = [name for key in keys if (name := layout.parse_shard(key))]
         stored = {seq for owner, seq in names if owner == searcher}
-        free = (round for round in count() if round not in stored)
-        first = next(round for round in free if not self.run.store.exists(layout.shard(searcher, round)))
+        free = (seq for seq in count() if seq not in stored)
+        first = next(seq for seq in free if not self.run.store.exists(layout.shard(searcher, seq)))
         self._taken[searcher] = max([first, *stored])  # also the first: what was listed may have been behind
         return first
+
+    def asked(self, searcher: int, seqs: Iterable[int]) -> list[Asked]:
+        return [it for seq in seqs for it in self._asked(layout.shard(searcher, seq))]
+
+    def _asked(self, key: str) -> list[Asked]:
+        try:
+            table = read_shard(self.run.writer_of(key), key, self.run.store.read(key))
+        except Damaged:  # nobody admits it either
+            return []
+        except Missing:
+            self.compactions.look()
+            if (shard := self.compactions.shards().get(key)) is None:
+                return []
+            [(_, table)] = self.reader.light([shard], Asked._fields)
+        return [Asked(**row) for row in table.select(Asked._fields).to_pylist()]
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
         """As the protocol says. What the buffer would refuse is not stored: DataError says why."""

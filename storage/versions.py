@@ -16,11 +16,14 @@ class Versions:
         self.run = run
         self._steps: dict[Version, int] = {}
 
-    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
+    def publish(
+        self, version: Version, *, step: int, folder: Path, weights_sha256: str, changed_share: float | None = None
+    ) -> None:
         extra = {
-            "version": version.number, "attempt": version.attempt, "step": step, "weights_sha256": weights_sha256
+            "version": version.number, "attempt": version.attempt, "step": step, "weights_sha256": weights_sha256,
+            "changed_share": changed_share,
         }  # fmt: skip
-        folders.publish(self.run.store, layout.version(version), folder, extra)
+        folders.publish(self.run.store, layout.version(version), folder, extra, hand_over=True)
 
     def complete(self) -> list[Version]:
         """Those that exist, oldest first."""

@@ -128,6 +128,18 @@ def _pad(prompts: Lists, responses: Lists, *, pad_id: int, device: torch.device 
     )
 
 
+def buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
+    """Indices by length, in batches of at most `tokens_per_batch` padded tokens, or of one row."""
+    bucket: list[int] = []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if bucket and (len(bucket) + 1) * lengths[index] > tokens_per_batch:
+            yield bucket
+            bucket = []
+        bucket.append(index)
+    if bucket:
+        yield bucket
+
+
 def micro_batches(batch: Batch, groups_per_micro_batch: int) -> Iterator[tuple[int, Batch]]:
     """The batch in parts of whole groups, each with the number of its first group and padded no wider than it needs.
 

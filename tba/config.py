@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError,
 from pydantic.dataclasses import dataclass
 
 from tba.errors import ConfigError
-from tba.types import Copies, CorrectionKind, Evict, Level, Normaliser, Penalty
+from tba.types import Copies, CorrectionKind, Eligibility, Evict, Level, Normaliser, Penalty
 
 T = TypeVar("T")
 
@@ -82,8 +82,9 @@ class EngineConfig:
 
     name: Literal["auto", "vllm", "transformers"] = "auto"
     """`auto` takes vLLM on a GPU, where it is installed."""
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """Of a GPU's memory that vLLM takes; the reference, and the models by which a task rewards, lie beside it."""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Of a GPU's memory that vLLM takes; the reference, and the models by which a task rewards, lie beside it. Unset,
+    0.6 divided by the number of roles that share the GPU."""
     cache_gigabytes: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """Of vLLM's keys and values; unset, on a GPU what is left of its share, on a CPU 1."""
     tensor_parallel: Positive = 1
@@ -101,6 +102,12 @@ class EngineConfig:
             if self.name == "transformers" and found != getattr(type(self), name):
                 raise ValueError(f"engine.{name} does not apply where engine.name is 'transformers', got {found!r}")
         return self
+
+    def fraction(self, roles: int = 1) -> float:
+        """Of a GPU's memory that an engine takes where so many roles share it. Each role has an equal part of it, the
+        trainer as well as those with an engine, and leaves 0.6 of its part to that: the engines of all of them take no
+        more than 0.6 together, and find it free in whatever order they start."""
+        return self.memory_fraction or 0.6 / roles
 
 
 ObjectiveName = Literal[
@@ -299,11 +306,18 @@ class SamplingConfig:
     evict: Evict = "oldest"
     """Which go first where there are more: the oldest, or the worst, those with the least reward. Then what the newest
     record of a prompt brought can be drawn besides, until the next brings others."""
+    max_age: Count | None = None
+    """Steps: what is older is not drawn. Where less than a batch is young enough for all steps up to the next sync, the
+    trainer waits for searchers. Unset, everything ever generated can be drawn."""
     mean_reward_between: tuple[Reward, Reward] | None = None
     """Drawn are only prompts whose responses, those that can still be drawn, have a mean reward strictly between these
     two; of a branch without any, all. So [0, 1] passes over what is always or never right. Unset, nothing."""
     sql: str = ""
     """A file of SQL to draw with instead of the built-in sampler."""
+
+    @property
+    def eligibility(self) -> Eligibility:
+        return Eligibility(capacity=self.capacity, evict=self.evict, copies=self.copies, max_age=self.max_age)
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Self:
@@ -311,6 +325,15 @@ class SamplingConfig:
             raise ValueError(
                 f"sampling.mean_reward_between must be the lower and the higher one, got "
                 f"{list(self.mean_reward_between)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_best_can_grow_old(self) -> Self:
+        if self.max_age is not None and self.evict == "worst":
+            raise ValueError(
+                f"sampling.evict must be 'oldest' where sampling.max_age is set ({self.max_age}): the best would keep "
+                "their room when they are too old to be drawn, got 'worst'"
             )
         return self
 
@@ -323,6 +346,12 @@ class SearchConfig:
     responses_per_prompt: Positive = 8
     """S: responses per prompt and visit, at least K."""
     prompts_per_round: Positive = 8
+    open_rounds: Positive = 1
+    """Rounds of a searcher in the making at once, in a row. With more than 1 a shard takes the groups that end first,
+    so that a long response holds back its own group alone, and the places of those that have ended are filled."""
+    rounds_per_version: Positive | None = None
+    """Most rounds that a searcher begins with one version before it waits for the next: a bound on what is generated,
+    and stored, where training is slower than search; unset, it never waits."""
     temperature: Temperature = 1.0
     """Of generation, and of every log-probability in the loss."""
     top_p: TopP = 1.0
@@ -468,8 +497,9 @@ class LimitsConfig:
     """Every wait has a deadline, and what is kept at hand has a size; these are they."""
 
     data_deadline: Seconds = 1800.0
-    """For the trainer to see its initial fill, and a searcher its first version; where they go in step, for each round
-    and version that the other side owes; and for an answer of the trainer's reader, which has 2 minutes at least."""
+    """For the trainer to see its initial fill, and a searcher its first version, or, with `search.rounds_per_version`,
+    the next; where they go in step, for each round and version that the other side owes; and for an answer of the
+    trainer's reader, which has 2 minutes at least."""
     store_deadline: Seconds = 60.0
     """For one request to the object store, retries included."""
     lease_every: Seconds = 2.0
@@ -551,6 +581,27 @@ class Config:
                 f"round is, got {self.engine.in_flight!r}",
             ),
             (
+                search.open_rounds == 1 or sync.lag is None,
+                f"search.open_rounds must be 1 where sync.lag is set ({sync.lag}), which says by which version a round "
+                f"is, got {search.open_rounds}",
+            ),
+            (
+                search.open_rounds == 1 or not search.value_samples,
+                f"search.open_rounds must be 1 where search.value_samples is set ({search.value_samples}): a round's "
+                f"values are estimated before the next begins, got {search.open_rounds}",
+            ),
+            (
+                search.rounds_per_version is None or sync.lag is None,
+                f"search.rounds_per_version does not apply where sync.lag is set ({sync.lag}), which says by which "
+                f"version a round is, got {search.rounds_per_version}",
+            ),
+            (
+                search.rounds_per_version is None or self.most_at_first >= search.initial_fill,
+                f"search.rounds_per_version x search.searchers x search.prompts_per_round x "
+                f"search.responses_per_prompt must be >= search.initial_fill ({search.initial_fill}), or the first "
+                f"step never comes, got {self.most_at_first}",
+            ),
+            (
                 training.groups_per_micro_batch <= training.prompts_per_step,
                 f"training.groups_per_micro_batch must be <= training.prompts_per_step "
                 f"({training.prompts_per_step}), got {training.groups_per_micro_batch}",
@@ -592,6 +643,12 @@ class Config:
                 self.sampling.capacity >= training.responses_per_prompt,
                 f"sampling.capacity must be >= training.responses_per_prompt (K = "
                 f"{training.responses_per_prompt}), got {self.sampling.capacity}",
+            ),
+            (
+                self.sampling.max_age is None or self.sampling.max_age >= self.recent_ages[1],
+                f"sampling.max_age must be >= {self.recent_ages[1]}, the age that what the newest version generates "
+                f"has come to before the next sync (sync.every = {sync.every}, sync.lag = {sync.lag}), or steps would "
+                f"have nothing to draw, got {self.sampling.max_age}",
             ),
             (
                 self.limits.silent_after >= 3 * self.limits.lease_every,
@@ -636,6 +693,11 @@ class Config:
         return self.search.prompts_per_round * self.search.responses_per_prompt
 
     @property
+    def most_at_first(self) -> int:
+        """Trajectories that there can be before the first step, where rounds are bounded."""
+        return (self.search.rounds_per_version or 0) * self.search.searchers * self.responses_per_round
+
+    @property
     def prompts_in_step(self) -> int:
         """Of one round of all searchers."""
         return self.search.searchers * self.search.prompts_per_round
@@ -650,6 +712,11 @@ class Config:
     def evaluation_top_p(self) -> float:
         own = self.evaluation.top_p
         return self.search.top_p if own is None else own
+
+    @property
+    def awaits_searchers(self) -> bool:
+        """Whether a sync may wait for what searchers generate with the version before it, which must be there then."""
+        return self.sync.lag is not None or self.sampling.max_age is not None
 
     @property
     def last_sync(self) -> int:

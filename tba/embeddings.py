@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from tba.policy import buckets
+from tba.batching import buckets
 from tba.pretrained import load_frozen
 
 

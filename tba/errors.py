@@ -11,6 +11,7 @@ TBAError
 │   └── UnsafeStore      the object store ignores conditional writes
 ├── Superseded           another incarnation of this role has taken over: stop, touch nothing
 ├── Stopped              the run was asked to stop; everything committed is safe
+├── Busy                 what is in flight cannot go on with a version of another model: adopt it once that has ended
 ├── DeadlinePassed       a wait took too long (says for what, and since when; also a TimeoutError)
 └── RunFailed            a role kept failing, or the run cannot go on
 """
@@ -48,6 +49,9 @@ class Superseded(TBAError): ...
 
 
 class Stopped(TBAError): ...
+
+
+class Busy(TBAError): ...
 
 
 class DeadlinePassed(TBAError, TimeoutError): ...

@@ -12,6 +12,7 @@ from tba import turns
 from tba.asking import asking
 from tba.config import Config
 from tba.errors import Damaged
+from tba.generating import generate
 from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Measures, ReferenceScorer, Task, VersionStore
 from tba.prompts import request_seed
 from tba.scoring import Scoring
@@ -149,12 +150,10 @@ class Evaluator:
             status = f"{metric} of version {version}: {first} of {len(self.prompts)} prompts"
             self.lease.tell(status, scored=self.scored)
             prompts = self.prompts[first : first + piece]
-            responses = turns.generate(
-                self.scoring.task,
-                self.generator,
+            responses = generate(
+                turns.whole(self.scoring.task, self.generator),
                 prompts,
                 seeds[first : first + piece],
-                max_tokens=self.config.search.max_response_tokens,
                 temperature=temperature,
                 top_p=top_p,
             )
@@ -188,9 +187,7 @@ class _Answered(NamedTuple):
     asked: list[tuple[Prompt, Response]]
     rewards: list[Reward]
     ref_logps: list[tuple[float, ...]]  # under the reference, where the task's measures need it
-    trainers_logps: list[
-        tuple[float, ...]
-    ]  # of the same weights, by the trainer's implementation, where that is another
+    trainers_logps: list[tuple[float, ...]]  # under the same weights by the trainer's implementation, if it is another
 
 
 def _own(
@@ -203,17 +200,19 @@ def _own(
 
 
 def mismatch(answered: _Answered) -> Mapping[str, float]:
-    """How far the log-probabilities that a generator tells are from the trainer's: on average and at most of a token,
-    and on average of a response. Nothing if there is nothing to compare."""
+    """How far the log-probabilities that a generator tells are from the trainer's: on average and at most of a token
+    that the policy wrote, and on average of a response. Nothing if there is nothing to compare."""
+    if not answered.trainers_logps:
+        return {}
+    responses = [response for _, response in answered.asked]
     away = [
-        [told - found for told, found in zip(response.logps, logps, strict=True)]
-        for (_, response), logps in zip(answered.asked, answered.trainers_logps, strict=False)
+        [told - found for told, found in zip(response.logps, logps, strict=True)]  # 0 where the policy did not write
+        for response, logps in zip(responses, answered.trainers_logps, strict=True)
     ]
     of_tokens = [abs(difference) for row in away for difference in row]
-    if not of_tokens:
-        return {}
+    written = sum(sum(response.loss_mask or [True] * len(response.tokens)) for response in responses)
     return {
-        "mismatch": sum(of_tokens) / len(of_tokens),
+        "mismatch": sum(of_tokens) / written,
         "mismatch_max": max(of_tokens),
         "mismatch_response": sum(abs(sum(row)) for row in away) / len(away),
     }

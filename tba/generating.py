@@ -1,49 +1,36 @@
-"""What both generators share: requests that are in flight together, and many of them answered at once."""
+"""What is in flight: requests that a generator takes at any time and answers as they end."""
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import Sequence
 
+from tba.interfaces import InFlight
 from tba.types import Prompt, Request, Response
 
 
-class InFlight(Protocol):
-    max_response_tokens: int
-
-    def submit(self, requests: Sequence[Request]) -> None: ...
-    def step(self) -> Collection[tuple[Request, Response]]: ...
-
-
-class Generates:
-    """Gives `generate` to a generator that takes requests and answers them as they end."""
-
-    def generate(
-        self: InFlight,
-        prompts: Sequence[Prompt],
-        seeds: Sequence[Sequence[int]],
-        *,
-        temperature: float,
-        top_p: float = 1.0,
-        limits: Sequence[int] | None = None,
-        between: Callable[[], object] = lambda: None,
-    ) -> list[list[Response]]:
-        """One response per seed. `between` is called after every step."""
-        if len(prompts) != len(seeds):
-            raise ValueError(
-                f"needs the seeds of each prompt, got {len(prompts)} prompts and {len(seeds)} lists of seeds"
-            )
-        limits = [self.max_response_tokens] * len(prompts) if limits is None else limits
-        asked = [
-            [Request(prompt=prompt, seed=seed, limit=limit, temperature=temperature, top_p=top_p) for seed in row]
-            for prompt, row, limit in zip(prompts, seeds, limits, strict=True)
-        ]
-        waited_for = {request for row in asked for request in row}
-        self.submit([request for row in asked for request in row])
-        answered: dict[Request, Response] = {}
-        while waited_for:
-            answered |= self.step()
-            waited_for -= answered.keys()
-            between()
-        return [[answered[request] for request in row] for row in asked]
+def generate(
+    in_flight: InFlight,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[Sequence[int]],
+    *,
+    temperature: float,
+    top_p: float = 1.0,
+    limits: Sequence[int] | None = None,
+) -> list[list[Response]]:
+    """One list per prompt, one response per seed, once all have ended. `limits` are the most tokens that responses to
+    each prompt may have. Nothing else may be in flight."""
+    if len(prompts) != len(seeds):
+        raise ValueError(f"needs the seeds of each prompt, got {len(prompts)} prompts and {len(seeds)} lists of seeds")
+    limits = [in_flight.max_response_tokens] * len(prompts) if limits is None else limits
+    asked = [
+        [Request(prompt=prompt, seed=seed, limit=limit, temperature=temperature, top_p=top_p) for seed in row]
+        for prompt, row, limit in zip(prompts, seeds, limits, strict=True)
+    ]
+    in_flight.submit([request for row in asked for request in row])
+    waited_for = {request for row in asked for request in row}
+    answered: dict[Request, Response] = {}
+    while waited_for:
+        answered |= in_flight.step()
+        waited_for -= answered.keys()
+    return [[answered[request] for request in row] for row in asked]
 
 
 def check_request(request: Request) -> None:

@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
-from tba.errors import ConfigError, Damaged, Missing
-from tba.generating import Generates, check_request
+from tba.errors import Busy, ConfigError, Damaged, Missing
+from tba.generating import check_request
 from tba.logprobs import chosen_logps
 from tba.policy import Policy
 from tba.types import Request, Response, Version
@@ -33,7 +33,7 @@ _DESCRIPTION = ("config.json", "generation_config.json", "tokenizer.json", "toke
 _REFILL = 8  # ended rows leave, and waiting ones come in, an eighth of the batch at a time: both copy the whole cache
 
 
-class TransformersGenerator(Generates):
+class TransformersGenerator:
     """Generates at most `batch_responses` responses side by side, each of at most `max_response_tokens` tokens."""
 
     def __init__(
@@ -56,13 +56,13 @@ class TransformersGenerator(Generates):
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
-        into the model that is there, with which what is in flight goes on. Missing if the folder is removed meanwhile,
-        Damaged if it cannot be read; the weights before it then stay."""
+        into the model that is there, with which what is in flight goes on; else Busy if anything is. Missing if the
+        folder is removed meanwhile, Damaged if it cannot be read. The weights before it then stay."""
         try:
             description = describe(folder)
             if self._policy is None or description != self._description or not _refill(self._policy.model, folder):
                 if self._flight or self._waiting:
-                    raise Damaged("it is another model than that of the responses in flight")
+                    raise Busy(f"version {version} is another model than that of the responses in flight")
                 self._policy = self._load(folder, description)
         except (ConfigError, Damaged, OSError, SafetensorError) as error:
             if not (folder / "config.json").exists():  # the first file to go, and at last the folder
@@ -107,9 +107,9 @@ class TransformersGenerator(Generates):
         began = time.monotonic()
         flight = self._flight = self._flight or _Flight(policy)
         flight.advance()
-        room = self.batch_responses - len(flight.rows)
-        if self._waiting and room >= min(len(self._waiting), max(1, self.batch_responses // _REFILL)):
-            flight.admit([self._begun(self._waiting.popleft(), version) for _ in range(min(room, len(self._waiting)))])
+        fit = min(len(self._waiting), self.batch_responses - len(flight.rows))
+        if fit and fit >= len(flight.rows) // _REFILL:
+            flight.admit([self._begun(self._waiting.popleft(), version) for _ in range(fit)])
         taken = [(row, row.take(token, logp, flight.ends)) for row, token, logp in flight.sample()]
         self._share += (time.monotonic() - began) / len(taken)
         flight.drop_ended(at_least=len(flight.rows) // _REFILL)

@@ -1,10 +1,10 @@
 """What the roles ask of the rest of the system. `storage` and `flows` satisfy these by shape, without inheriting."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from tba.types import Draw, Metrics, Prompt, Response, Reward, Score, StepRecord, Trajectory, Version
+from tba.types import Asked, Draw, Metrics, Prompt, Request, Response, Reward, Score, StepRecord, Trajectory, Version
 
 if TYPE_CHECKING:
     from tba.fetched import Fetched  # NumPy, which nobody needs who only asks what roles ask
@@ -123,8 +123,22 @@ class SplitsIntoSteps(Protocol):
         ...
 
 
-class Generator(Protocol):
-    """Samples responses. Owns the weights it generates with."""
+class InFlight(Protocol):
+    """Takes requests at any time and answers each as it ends."""
+
+    max_response_tokens: int
+    """Of every response, whatever its request allows."""
+
+    def submit(self, requests: Sequence[Request]) -> None: ...
+
+    def step(self) -> Collection[tuple[Request, Response]]:
+        """Go on for a moment, such as a token; what has ended meanwhile. Nothing, at once, if nothing is in flight."""
+        ...
+
+
+class Generator(InFlight, Protocol):
+    """Samples responses. Owns the weights it generates with. What a seed yields does not depend on what it is batched
+    with."""
 
     @property
     def tokenizer(self) -> Any:
@@ -132,27 +146,12 @@ class Generator(Protocol):
         ...
 
     def adopt(self, folder: Path, version: Version) -> None:
-        """Load the weights of a version from a Hugging Face folder."""
+        """Load the weights of a version from a Hugging Face folder; what is in flight goes on with them. Busy if it
+        cannot: the version may be adopted once that has ended."""
         ...
 
     def close(self) -> None:
         """Let go of what it holds beyond this process. It may adopt a version again."""
-        ...
-
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        seeds: Sequence[Sequence[int]],
-        *,
-        temperature: float,
-        top_p: float = 1.0,
-        limits: Sequence[int] | None = None,
-        between: Callable[[], object] = lambda: None,
-    ) -> list[list[Response]]:
-        """One list per prompt, one response per seed. What a seed yields does not depend on what it is batched
-        with. Temperature 0 is greedy. `limits` are the most tokens that responses to each prompt may have, where that
-        is less than the generator's own limit. `between` is called now and then; it may adopt a version, with whose
-        weights what is in flight goes on."""
         ...
 
 
@@ -169,8 +168,12 @@ class ReferenceScorer(Protocol):
 class TrajectoryLog(Protocol):
     """A searcher's side of the replay log."""
 
-    def next_round(self, searcher: int) -> int:
-        """The first round of this searcher that is not stored yet."""
+    def next_seq(self, searcher: int) -> int:
+        """The first seq of this searcher under which no shard is stored."""
+        ...
+
+    def asked(self, searcher: int, seqs: Iterable[int]) -> Sequence[Asked]:
+        """What the trajectories in these shards of this searcher answer, as far as they are stored and can be read."""
         ...
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
@@ -195,9 +198,10 @@ class ReplayBuffer(Protocol):
         """Whether record `sync` is stored."""
         ...
 
-    def ready(self, sync: int, *, step: int) -> bool:
+    def ready(self, sync: int, *, step: int, until: int) -> bool:
         """Whether record `sync` is stored or all that it has to admit has arrived: where searchers and trainer go in
-        step, that round of every searcher."""
+        step, that round of every searcher; otherwise, where ages are bounded, so much that with what was admitted
+        before there are the trajectories of a batch that are not too old at any step `until` the next sync."""
         ...
 
     def waiting(self) -> int:
@@ -242,9 +246,12 @@ class CheckpointStore(Protocol):
 class VersionStore(Protocol):
     """Published policies, as Hugging Face folders."""
 
-    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
+    def publish(
+        self, version: Version, *, step: int, folder: Path, weights_sha256: str, changed_share: float | None = None
+    ) -> None:
         """Store a Hugging Face folder as this version; `weights_sha256` is of the weights in full precision, as in the
-        ledger. Done if it is stored already."""
+        ledger, and `changed_share` of those in the folder that differ from what this attempt published before. Done if
+        it is stored already."""
         ...
 
     def complete(self) -> Sequence[Version]:

@@ -33,7 +33,7 @@ def token_logps(
     if attention_mask_BT is not None:
         mask_BT = attention_mask_BT[:, :-1].long()
         placed = {"attention_mask": mask_BT, "position_ids": (mask_BT.cumsum(dim=1) - 1).clamp(min=0)}
-    logits_NV = _logits(model, tokens_BT[:, :-1], predicts_BT, placed)
+    logits_NV = logits_at(model, predicts_BT, input_ids=tokens_BT[:, :-1], **placed)
     logp_N = chosen_logps(logits_NV, targets_BT[predicts_BT], temperature=temperature)
     logp_BT = logp_N.new_zeros(predicts_BT.shape).masked_scatter(predicts_BT, logp_N)
     return nn.functional.pad(logp_BT, (1, 0))
@@ -83,20 +83,21 @@ def _in_pieces(logits_NV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...
     return zip(*(tensor.split(rows) for tensor in (logits_NV, *others)), strict=True)
 
 
-def _logits(model: Any, tokens_BT: Tensor, predicts_BT: Tensor, placed: dict[str, Tensor]) -> Tensor:
-    """[N, V] logits at the predicting positions, row after row."""
+def logits_at(model: Any, places: Tensor | tuple[Tensor, ...], **inputs: Tensor) -> Tensor:
+    """[N, V] logits at these places of the [B, T] tokens, a mask or indices."""
+    kept = False
 
-    def keep_predicting(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        hidden_BTD, *rest = inputs
-        return (hidden_BTD[predicts_BT].unsqueeze(0), *rest)
+    def keep(_: nn.Module, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        nonlocal kept
+        kept = True
+        hidden_BTD, *rest = hidden
+        return (hidden_BTD[places].unsqueeze(0), *rest)
 
     head: nn.Module | None = model.get_output_embeddings()
-    hook = head.register_forward_pre_hook(keep_predicting) if head is not None else None
+    hook = head.register_forward_pre_hook(keep) if head is not None else None
     try:
-        logits = model(input_ids=tokens_BT, use_cache=False, **placed).logits
+        logits = model(use_cache=False, **inputs).logits
     finally:
         if hook is not None:
             hook.remove()
-    if logits.shape[:2] == predicts_BT.shape:  # a model without such a layer, or one that does not call it
-        return logits[predicts_BT]
-    return logits.squeeze(0)
+    return logits.squeeze(0) if kept else logits[places]  # a model without such a layer, or one that does not call it

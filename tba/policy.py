@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from tba.batching import pad
+from tba.batching import buckets, pad
 from tba.logprobs import token_logps
+from tba.packed import CannotPack, Group, can_pack, packed_logps, rows
 from tba.pretrained import load, load_frozen, resolve_dtype
 from tba.types import Prompt, Response, Version
 
@@ -85,49 +86,63 @@ class Policy:
 
 
 class PolicyScorer:
-    """Log-probabilities of responses under a policy that is not trained, such as the reference."""
+    """Log-probabilities of responses under a policy that is not trained, such as the reference.
 
-    def __init__(self, policy: Policy, version: Version, *, tokens_per_batch: int = 8192):
-        self.policy, self.version, self.tokens_per_batch = policy, version, tokens_per_batch
+    Groups are packed into rows of at most `tokens_per_batch` tokens, or of one response; a model that does not take
+    that reads every response with its prompt, in batches of as many tokens with padding.
+    """
+
+    def __init__(self, policy: Policy, version: Version, *, tokens_per_batch: int | None = None):
+        on_cpu = policy.device.type == "cpu"  # where a batch should stay in its cache, and a call costs little
+        self.policy, self.version = policy, version
+        self.tokens_per_batch = tokens_per_batch or (2048 if on_cpu else 8192)
+        self.tokens_per_call = 512 if on_cpu else self.tokens_per_batch
+        self.packs = can_pack(policy.model)
 
     def token_logps(
         self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float
     ) -> list[list[tuple[float, ...]]]:
         """For each prompt its responses', for each response its tokens', EOS included."""
-        rows = [(p.tokens, r.tokens) for p, group in zip(prompts, responses, strict=True) for r in group]
-        logps: list[tuple[float, ...]] = [()] * len(rows)
-        for chosen in buckets([len(prompt) + len(response) for prompt, response in rows], self.tokens_per_batch):
-            scored = self._score([rows[i] for i in chosen], temperature)
+        groups = [Group(p.tokens, [r.tokens for r in group]) for p, group in zip(prompts, responses, strict=True)]
+        found = iter(self._logps(groups, temperature))
+        return [[next(found) for _ in group] for group in responses]
+
+    def _logps(self, groups: Sequence[Group], temperature: float) -> list[tuple[float, ...]]:
+        if self.packs:
+            try:
+                return [
+                    logps for row in rows(groups, self.tokens_per_batch) for logps in self._packed(row, temperature)
+                ]
+            except CannotPack:
+                self.packs = False
+        return self._padded([(group.prompt, tokens) for group in groups for tokens in group.responses], temperature)
+
+    def _packed(self, row: Sequence[Group], temperature: float) -> list[tuple[float, ...]]:
+        return packed_logps(self.policy.model, row, temperature=temperature, tokens_per_call=self.tokens_per_call)
+
+    def _padded(
+        self, asked: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], temperature: float
+    ) -> list[tuple[float, ...]]:
+        logps: list[tuple[float, ...]] = [()] * len(asked)
+        for chosen in buckets([len(prompt) + len(response) for prompt, response in asked], self.tokens_per_batch):
+            scored = self._score([asked[i] for i in chosen], temperature)
             for i, row in zip(chosen, scored, strict=True):
                 logps[i] = row
-        flat = iter(logps)
-        return [[next(flat) for _ in group] for group in responses]
+        return logps
 
     @torch.inference_mode()
     def _score(
-        self, rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], temperature: float
+        self, asked: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], temperature: float
     ) -> Iterator[tuple[float, ...]]:
-        prompts, responses = zip(*rows, strict=True)
+        prompts, responses = zip(*asked, strict=True)
         padded = pad(prompts, responses, pad_id=self.policy.pad_id, device=self.policy.device)
         logps_BT = token_logps(
             self.policy.model, padded.tokens_BT, padded.response_mask_BT, temperature=temperature
         ).tolist()
         return (
             tuple(row[len(prompt) : len(prompt) + len(response)])
-            for row, (prompt, response) in zip(logps_BT, rows, strict=True)
+            for row, (prompt, response) in zip(logps_BT, asked, strict=True)
         )
-
-
-def buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
-    """Indices by length, in batches of at most `tokens_per_batch` padded tokens, or of one row."""
-    bucket: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if bucket and (len(bucket) + 1) * lengths[index] > tokens_per_batch:
-            yield bucket
-            bucket = []
-        bucket.append(index)
-    if bucket:
-        yield bucket
 
 
 def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:

@@ -1,27 +1,35 @@
 """A searcher finds: it adopts the newest version, takes prompts, generates, scores and appends, round after round."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import count
+from pathlib import Path
 from random import Random
 
 from tba import turns, values
 from tba.config import SearchConfig
-from tba.errors import Damaged, DeadlinePassed
+from tba.errors import Busy, Damaged, DeadlinePassed
 from tba.interfaces import EventLog, Generator, Lease, ReferenceScorer, Task, TrajectoryLog, VersionStore
 from tba.prompts import PromptStream, request_seed
+from tba.rounds import Group, Rounds
 from tba.scoring import Scoring
 from tba.timing import looks, timed
-from tba.types import Prompt, Response, Reward, Trajectory, Version
+from tba.types import Asked, Prompt, Request, Response, Reward, Trajectory, Version
 from tba.values import Steps
 
 LOOK_EVERY = 1.0  # seconds between looks for a version to adopt while responses are in flight
 WARMEST = 1.1 / 0.7
 """Times the temperature of search: the greatest of rounds that explore, unless the settings give another."""
+SHARDS_PER_ROUND = 4
+"""How many of the newest shards are looked through for each round that may be open. While the newest of them were asked
+no more than twice as many were stored, in full shards and at most as many that were cut short."""
 
 
 class Searcher:
+    """Rounds are begun as long as there is room for another (`search.open_rounds`), with the newest version. Where
+    responses are finished by the version that began them, no round is begun while a newer version waits for them."""
+
     def __init__(
         self,
         index: int,
@@ -45,34 +53,90 @@ class Searcher:
         self.index, self.seed, self.config, self.stream = index, seed, config, stream
         self.scoring = Scoring(task, remember=config.remembered_rewards)
         self.generator, self.scorer = generator, scorer
+        self.answers = turns.whole(task, generator)
         self.log, self.versions, self.lease, self.events = log, versions, lease, events
-        self.deadline = deadline  # for the first version, and for each that a round has to be by
+        self.deadline = deadline  # for each version that has to be waited for
         self.lag = lag  # in syncs, where it goes in step with the trainer
         self.first_version = first_version  # that rounds can be by: where a fork begins
         self.updates_in_flight = updates_in_flight  # adopts while it generates
         self.looked = 0.0  # for a version, while it generated
         self.version: Version | None = None
+        self.fetched: tuple[Version, Path] | None = None  # waits for what is in flight to end
         self.refused: Version | None = None  # the newest one found damaged: it is not fetched again
+        self.begun = 0  # rounds, with this version
+        self.rounds = Rounds(stream, config)
+        self.in_flight: dict[Request, tuple[Group, int]] = {}  # with the slot
+        self.ended: list[Group] = []  # not stored yet, in the order in which they ended
+        self.seq = 0
         self.seconds: dict[str, float] = {}
         self.round = 0
         self.trajectories = 0
         self.tokens = 0
 
     def run(self) -> None:
-        """Consumes versions; produces one shard a round. Waits for a first version that can be loaded, and never again
-        unless it goes in step with the trainer: prompts do not run out. Ends when the lease says so."""
+        """Consumes versions; produces shards. Waits for a first version that can be loaded, and never again unless it
+        goes in step with the trainer or the rounds of a version are bounded: prompts do not run out. Ends when the
+        lease says so."""
         if self.lag is None:
             self.adopt_first()
-        for round in count(self.log.next_round(self.index)):
+        self.resume()
+        while True:
             self.lease.check()
-            if self.lag is None:
+            while self.rounds.have_room and self.may_begin():
+                self.ask(self.rounds.take())
+            self.step()
+            while groups := self.next_shard():
+                self.append(groups, self.score(groups))
+
+    def resume(self) -> None:
+        """Go on after what is stored. In step with the trainer a shard is a round and has its number."""
+        self.seq = self.log.next_seq(self.index)
+        if self.lag is not None:
+            self.rounds = Rounds(self.stream, self.config, first=self.seq)
+        else:
+            self.rounds = Rounds(self.stream, self.config, stored=self._asked_before())
+
+    def _asked_before(self) -> Sequence[Asked]:
+        """What the newest shards answer, or where none of them can be read those before."""
+        end, each = self.seq, SHARDS_PER_ROUND * self.config.open_rounds
+        while end > 0:
+            if found := self.log.asked(self.index, range(max(0, end - each), end)):
+                return found
+            end -= each
+        return ()
+
+    def may_begin(self) -> bool:
+        """Whether the next round may begin, once the version that it is to be by has been taken."""
+        if self.lag is not None:
+            self.adopt_exactly(max(self.first_version, self.rounds.next - self.lag))
+            return True
+        if self.in_flight and (self.fetched or self.is_spent):
+            return False
+        if self.in_flight and not self.updates_in_flight:
+            self.fetch_newest()
+        else:
+            self.adopt_newest()
+        if self.is_spent:
+            self.await_newer()
+        return not (self.in_flight and self.fetched)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether all rounds that may be by this version have begun."""
+        return self.begun >= (self.config.rounds_per_version or self.begun + 1)
+
+    def await_newer(self) -> None:
+        with timed(self.seconds, "wait"):
+            before = self.version
+            for waited in looks(self.deadline):
+                self.lease.check()
                 self.adopt_newest()
-            else:
-                self.adopt_exactly(max(self.first_version, round - self.lag))
-            prompts = self.stream.take(round, self.config.prompts_per_round)
-            responses = self.generate(round, prompts)
-            trajectories = self.score(round, prompts, responses)
-            self.append(round, trajectories)
+                if self.version != before:
+                    return
+                self.lease.tell(f"waiting {waited:.0f} s for a version after {before}", **self.progress())
+            raise DeadlinePassed(
+                f"no version after {before} for {self.deadline:g} s (limits.data_deadline){self.what_is_damaged}"
+            )
 
     def adopt_first(self, poll: float = 1.0) -> None:
         """Where the newest version is gone or damaged the trainer, as it goes on, publishes another."""
@@ -83,7 +147,7 @@ class Searcher:
             if self.version:
                 return
             waited = time.monotonic() - began
-            why = f"; {self.refused} is damaged" if self.refused else ""
+            why = self.what_is_damaged
             if waited > self.deadline:
                 raise DeadlinePassed(f"no version could be adopted for {waited:.0f} s (limits.data_deadline){why}")
             self.lease.tell(f"waiting {waited:.0f} s for a version to adopt{why}", seconds_wait=waited)
@@ -103,9 +167,9 @@ class Searcher:
                         break
                     self.lease.tell(f"waiting {waited:.0f} s for version {number}", **self.progress())
                 else:
-                    refused = f"; {self.refused} is damaged" if self.refused else ""
                     raise DeadlinePassed(
-                        f"no version {number} could be adopted for {self.deadline:g} s (limits.data_deadline){refused}"
+                        f"no version {number} could be adopted for {self.deadline:g} s (limits.data_deadline)"
+                        f"{self.what_is_damaged}"
                     )
 
     def _has_adopted(self, number: int) -> bool:
@@ -115,51 +179,97 @@ class Searcher:
         return self.version is not None and self.version.number == number
 
     def adopt_newest(self) -> None:
-        """Take the newest version if it is newer: a listing that is behind may not show the one in use."""
+        """Take the newest version if it is newer."""
         with timed(self.seconds, "adopt"):
-            newest = self.versions.newest()
-            if newest and not (self.version and newest.order <= self.version.order):
+            if newest := self.newer():
                 self.adopt(newest)
 
+    def fetch_newest(self) -> None:
+        """While what is in flight goes on, so that the newest version can be taken as soon as that has ended."""
+        with timed(self.seconds, "adopt"):
+            if newest := self.newer():
+                self.fetch(newest)
+
+    def newer(self) -> Version | None:
+        """The newest version, unless it is known: a listing that is behind may not show the one in use."""
+        newest = self.versions.newest()
+        is_known = newest is None or newest == self.refused or (self.version and newest.order <= self.version.order)
+        return None if is_known else newest
+
     def adopt(self, version: Version) -> None:
-        """Take a version, unless it is in use. One that cannot be loaded is reported, once, and passed over."""
+        """Take a version, unless it is in use. One that cannot be loaded is reported, once, and passed over; one that
+        cannot be taken before what is in flight has ended is kept until then."""
         if version in (self.version, self.refused):
             return
-        try:
-            self.generator.adopt(self.versions.load(version), version)
-        except FileNotFoundError as error:  # pruned while it was being read: a newer one is there
-            self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
+        if self.fetched is None or self.fetched[0] != version:
+            self.fetch(version)
+        if self.fetched is None:
             return
-        except Damaged as error:
-            self.refused = version
-            self.events.write("version-refused", str(error), severity="error", version=str(version))
-            return
-        self.version = version
-        self.events.write("version-adopted", f"searcher {self.index} adopts {version}", version=str(version))
+        with self._reporting(version):
+            self.generator.adopt(self.fetched[1], version)
+            self.version, self.begun, self.fetched = version, 0, None
+            self.events.write("version-adopted", f"searcher {self.index} adopts {version}", version=str(version))
 
-    def generate(self, round: int, prompts: Sequence[Prompt]) -> list[list[Response]]:
-        each = self.config.responses_per_prompt
-        seeds = [
-            [request_seed(self.seed, self.index, round, i * each + j) for j in range(each)] for i in range(len(prompts))
-        ]
-        temperature, top_p = self.sampling_of(round)
-        with timed(self.seconds, "generate"):
-            return turns.generate(
-                self.scoring.task,
-                self.generator,
-                prompts,
-                seeds,
-                max_tokens=self.config.max_response_tokens,
+    @property
+    def what_is_damaged(self) -> str:
+        return f"; {self.refused} is damaged" if self.refused else ""
+
+    def fetch(self, version: Version) -> None:
+        self.fetched = None
+        with self._reporting(version):
+            self.fetched = version, self.versions.load(version)
+
+    @contextmanager
+    def _reporting(self, version: Version) -> Iterator[None]:
+        try:
+            yield
+        except Busy:
+            return
+        except FileNotFoundError as error:  # pruned while it was being read: a newer one is there
+            self.fetched = None
+            self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
+        except Damaged as error:
+            self.refused, self.fetched = version, None
+            self.events.write("version-refused", str(error), severity="error", version=str(version))
+
+    def ask(self, groups: Sequence[Group]) -> None:
+        """Of one round."""
+        temperature, top_p = self.sampling_of(groups[0].round)
+        asked = {
+            Request(
+                prompt=group.prompt,
+                seed=request_seed(self.seed, self.index, group.round, slot),
+                limit=self.config.max_response_tokens,
                 temperature=temperature,
                 top_p=top_p,
-                between=self.update_in_flight,
-            )
+            ): (group, slot)
+            for group in groups
+            for slot in group.slots
+        }
+        self.answers.submit(list(asked))
+        self.in_flight |= asked
+        self.begun += 1
 
-    def update_in_flight(self) -> None:
-        """Take a newer version while responses are in the making, if that is wanted; looks at most once a second."""
-        if self.updates_in_flight and time.monotonic() - self.looked >= LOOK_EVERY:
+    def step(self) -> None:
+        """Generate for a moment, and take a newer version meanwhile if that is wanted."""
+        with timed(self.seconds, "generate"):
+            for request, response in self.answers.step():
+                group, slot = self.in_flight.pop(request)
+                group.ended[slot] = response
+                if group.is_whole:
+                    self.ended.append(group)
+        may_look = self.updates_in_flight and self.in_flight and not self.fetched
+        if may_look and time.monotonic() - self.looked >= LOOK_EVERY:
             self.adopt_newest()
             self.looked = time.monotonic()
+
+    def next_shard(self) -> list[Group]:
+        """The groups that ended first, as many as a round has; fewer where nothing is in flight any more."""
+        size = self.config.prompts_per_round
+        if self.in_flight and len(self.ended) < size:
+            return []
+        groups, self.ended = self.ended[:size], self.ended[size:]
+        return sorted(groups, key=lambda group: (group.round, group.number))
 
     def sampling_of(self, round: int) -> tuple[float, float]:
         """Temperature and `top_p` of a round, which follow from its number: now and then others, as in the paper."""
@@ -172,18 +282,18 @@ class Searcher:
             1 - (1 - config.explore_top_p) * how_narrow if narrower < config.explore_share else config.top_p,
         )
 
-    def score(self, round: int, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]]) -> list[Trajectory]:
-        """Rewards and reference log-probabilities of a round's responses, and the values of their steps."""
+    def score(self, groups: Sequence[Group]) -> list[Trajectory]:
+        """Rewards and reference log-probabilities of what was generated, and the values of its steps."""
+        prompts, responses = [group.prompt for group in groups], [group.responses for group in groups]
         with timed(self.seconds, "score"):
             ref_logps = self.scorer.token_logps(prompts, responses, temperature=self.config.temperature)
             scored = self.scoring.rewards(prompts, responses)
         steps = self.value(prompts, responses, scored)
         now = datetime.now(UTC)
-        each = self.config.responses_per_prompt
         return [
-            self._trajectory(round, i * each + j, prompt, response, ref_logps[i][j], scored[i][j], steps[i][j], now)
-            for i, prompt in enumerate(prompts)
-            for j, response in enumerate(responses[i])
+            self._trajectory(group, slot, of_row, reward, divided, now)
+            for group, of_group, rewards, of_steps in zip(groups, ref_logps, scored, steps, strict=True)
+            for slot, of_row, reward, divided in zip(group.slots, of_group, rewards, of_steps, strict=True)
         ]
 
     def value(
@@ -204,17 +314,20 @@ class Searcher:
         self.lease.check()
         self.lease.tell(f"values of {done} of {total} states", **self.progress())
 
-    def append(self, round: int, trajectories: Sequence[Trajectory]) -> None:
+    def append(self, groups: Sequence[Group], trajectories: Sequence[Trajectory]) -> None:
         with timed(self.seconds, "append"):
-            self.log.append(self.index, round, trajectories)
+            self.log.append(self.index, self.seq, trajectories)
+        self.rounds.store(groups)
+        self.seq += 1
         self.trajectories += len(trajectories)
         self.tokens += sum(t.length for t in trajectories)
-        self.round = round
-        self.lease.tell(f"round {round} with version {self.version}", **self.progress())
+        self.round = max(self.round, *(group.round for group in groups))
+        self.lease.tell(f"round {self.round} with version {self.version}", **self.progress())
 
     def progress(self) -> dict[str, float]:
         return {
             "round": self.round,
+            "shards": self.seq,
             "trajectories": self.trajectories,
             "tokens": self.tokens,
             **{f"seconds_{part}": seconds for part, seconds in self.seconds.items()},
@@ -222,23 +335,22 @@ class Searcher:
 
     def _trajectory(
         self,
-        round: int,
+        group: Group,
         slot: int,
-        prompt: Prompt,
-        response: Response,
         ref_logps: tuple[float, ...],
         reward: Reward,
         steps: Steps | None,
         now: datetime,
     ) -> Trajectory:
+        prompt, response = group.prompt, group.ended[slot]
         return Trajectory(
             searcher=self.index,
-            round=round,
+            round=group.round,
             slot=slot,
             version_start=response.version_start,
             version_end=response.version_end,
             prompt_id=prompt.prompt_id,
-            group_id=f"{self.index}/{round}/{prompt.prompt_id}",
+            group_id=f"{self.index}/{group.round}/{prompt.prompt_id}",
             prompt=prompt.text,
             response=response.text,
             prompt_tokens=prompt.tokens,

@@ -4,14 +4,16 @@ Three threads, one per kind, so that a slow upload holds back neither the ledger
 
     ledger       ledger of sync n, with the digest of the weights
     versions     version n -> pruning      once ledger n is stored; numbers are skipped where the store is slow
-                                           (none where searchers wait for them; where record n waits for what version
-                                           n generates, version n comes first, once ledger n - 1 is stored)
+                                           (none where searchers wait for them, or a record may wait for what they
+                                           generate; where record n waits for what version n generates, version n
+                                           comes first, once ledger n - 1 is stored)
     checkpoints  checkpoint n -> pruning   once ledger n is stored
 
 Whatever fails stops all that follows it. Each thread holds at most two copies of the weights: one it is busy with, one
 that waits. Only where the store is so slow that there is no room for the next does the trainer wait.
 """
 
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,11 +21,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from types import TracebackType
 from typing import Any, Self
 
 from tba.background import Background
+from tba.changes import changed_share
 from tba.config import Config
 from tba.errors import Stopped, Superseded
 from tba.interfaces import CheckpointStore, Lease, Ledger, VersionStore
@@ -58,10 +61,11 @@ class SyncWriter:
         scratch: Path,
     ):
         self.config, self.attempt, self.lease, self.scratch = config, attempt, lease, scratch
-        self.lag = config.sync.lag
+        self.lag, self.publishes_all = config.sync.lag, config.awaits_searchers
         self.previous: Future[None] | None = None  # the ledger before
         self.ledger, self.versions, self.checkpoints = ledger, versions, checkpoints
         self.writing, self.publishing, self.keeping = map(Background, ("ledger", "versions", "checkpoints"))
+        self.before: Path | None = None  # the version that was published last, as its files
         self.saving = threading.Lock()  # transformers notes things in a model's config while it saves the model
 
     # --- in the trainer's thread ----------------------------------------------------------------------------------
@@ -99,7 +103,7 @@ class SyncWriter:
         checkpoint = last or sync % self.config.sync.checkpoint_every == 0
         with timed(seconds, "backlog"):
             self.writing.make_room()
-            if checkpoint or self.lag is not None:
+            if checkpoint or self.publishes_all:
                 self.publishing.make_room()
             if checkpoint:
                 self.keeping.make_room()
@@ -109,7 +113,7 @@ class SyncWriter:
                 step=step,
                 snapshot=learner.policy.snapshot(),
                 state=learner.state(step=step, sync=sync) if checkpoint else None,
-                publish=checkpoint or self.lag is not None or self.publishing.idle(),
+                publish=checkpoint or self.publishes_all or self.publishing.idle(),
             )
 
     def write(self, copy: Copy, records: Sequence[StepRecord], admitted: Future[dict[str, Any]]) -> None:
@@ -130,14 +134,18 @@ class SyncWriter:
         self._prune_versions()
 
     def publish(self, snapshot: Snapshot, sync: int) -> None:
-        with TemporaryDirectory(dir=self.scratch) as name:
-            self._save(snapshot, Path(name), dtype=self.config.model.publish_dtype)
-            self.versions.publish(
-                Version(sync, self.attempt),
-                step=self.config.step_of_sync(sync),
-                folder=Path(name),
-                weights_sha256=snapshot.sha256,
-            )
+        folder, before = Path(mkdtemp(dir=self.scratch)), self.before
+        self._save(snapshot, folder, dtype=self.config.model.publish_dtype)
+        self.versions.publish(
+            Version(sync, self.attempt),
+            step=self.config.step_of_sync(sync),
+            folder=folder,
+            weights_sha256=snapshot.sha256,
+            changed_share=changed_share(before, folder) if before else None,
+        )
+        self.before = folder
+        if before:
+            shutil.rmtree(before)
 
     # --- in the three threads -------------------------------------------------------------------------------------
 

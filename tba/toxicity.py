@@ -10,11 +10,11 @@ from typing import Protocol
 import torch
 
 from tba import chat
-from tba.batching import pad
+from tba.batching import buckets, pad
 from tba.errors import ConfigError
 from tba.judge import Judge
 from tba.logprobs import token_logps
-from tba.policy import Policy, buckets
+from tba.policy import Policy
 
 SAFE, UNSAFE = "safe", "unsafe"
 

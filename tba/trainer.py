@@ -29,6 +29,8 @@ from tba.timing import looks, timed
 from tba.training_state import TrainingState
 from tba.types import Draw, StepRecord, Version
 
+_SILENT = 1.0  # seconds of waiting for searchers that are nothing to tell of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
@@ -83,7 +85,8 @@ class Trainer:
 
     def run(self) -> None:
         """Consumes recorded trajectories; produces records, ledger, versions and checkpoints. Waits for the initial
-        fill, unblocked by any searcher's append, and never again; in step with searchers for each round of theirs."""
+        fill, unblocked by any searcher's append, and never again; in step with searchers for each round of theirs, and
+        where ages are bounded for what is young enough."""
         self.syncs.publish(self.learner.policy.snapshot(), max(self.applied, self.config.start.sync))
         if self.first_step > self.config.training.steps:
             return
@@ -155,26 +158,37 @@ class Trainer:
     def admit(self, sync: int) -> dict[str, Any]:
         """Runs in the thread ahead: apply record `sync`; the prompt queues after it, before any later draw."""
         if sync > self.applied:
-            if self.config.sync.lag is not None:
-                self.await_round(sync)
+            if self.config.sync.lag is not None or (self.config.awaits_searchers and sync < self.config.last_sync):
+                self.await_searchers(sync)
             with timed(self.reading, "sync"):
                 self.buffer.sync(sync, step=self.config.step_of_sync(sync))
             self.applied = sync
         return self.buffer.queues()
 
-    def await_round(self, sync: int) -> None:
-        """Runs in the thread ahead, where searchers and trainer go in step: until the searchers have appended the round
-        that this record admits. Whoever is asked to stop does so here, without that record, and so without a ledger and
-        a checkpoint of this sync: the steps since the newest checkpoint are taken again."""
+    def await_searchers(self, sync: int) -> None:
+        """Runs in the thread ahead: until the searchers have appended what this record must admit. In step with the
+        trainer that is a round; where ages are bounded, what makes up a batch that is young enough for all steps before
+        the next record. Whoever is asked to stop does so here, without this record, and so without a ledger and a
+        checkpoint of this sync: the steps since the newest checkpoint are taken again."""
         deadline = self.config.limits.data_deadline
-        for _ in looks(deadline):
-            if self.buffer.ready(sync, step=self.config.step_of_sync(sync)):
+        step, until = self.config.step_of_sync(sync), self.config.step_of_sync(sync + 1)
+        for waited in looks(deadline):
+            if self.buffer.ready(sync, step=step, until=until):
                 return
             self.lease.check()
             if self.leaving.is_set():
                 raise Stopped("the trainer has failed meanwhile")
+            if self.config.sync.lag is None and waited > _SILENT:
+                self.lease.tell("waiting for younger responses (sampling.max_age)", step=step)
+        if self.config.sync.lag is not None:
+            raise DeadlinePassed(
+                f"not every searcher's round {sync} is there after {deadline:g} s (limits.data_deadline): are they "
+                "alive?"
+            )
         raise DeadlinePassed(
-            f"not every searcher's round {sync} is there after {deadline:g} s (limits.data_deadline): are they alive?"
+            f"fewer than {self.config.batch} responses (a batch) are at most {self.config.sampling.max_age} steps old "
+            f"(sampling.max_age) at step {until}, the last before the next sync, after {deadline:g} s "
+            "(limits.data_deadline): are the searchers alive?"
         )
 
     def prepare(self, step: int, admitted: Future[dict[str, Any]]) -> Prepared:

@@ -5,57 +5,20 @@ policy wrote. Each turn of the policy ends with an end token of its own, which i
 the last: that one ends the response.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tba.asking import asking
 from tba.errors import DataError
-from tba.interfaces import Generator, TakesTurns, Task
+from tba.interfaces import Generator, InFlight, TakesTurns, Task
 from tba.prompts import turn_seed
-from tba.types import Prompt, Response
+from tba.types import Prompt, Request, Response
 
 
-def generate(
-    task: Task,
-    generator: Generator,
-    prompts: Sequence[Prompt],
-    seeds: Sequence[Sequence[int]],
-    *,
-    max_tokens: int,
-    temperature: float,
-    top_p: float = 1.0,
-    between: Callable[[], object] = lambda: None,
-) -> list[list[Response]]:
-    """One list per prompt, one response per seed, as a generator gives them. Of a task that takes turns, all responses
-    that still go on are continued together, each from its prompt and everything said so far.
-
-    A response is finished if the task says that it is. It is truncated, and not finished, where a turn of the policy
-    reaches the limit of `max_tokens` for the whole response, or where the environment's answer leaves no room for
-    another turn: that answer is then left out.
-    """
-    if not isinstance(task, TakesTurns):
-        return generator.generate(prompts, seeds, temperature=temperature, top_p=top_p, between=between)
-    limits = [max_tokens] * len(prompts)
-    first = generator.generate(prompts, seeds, temperature=temperature, top_p=top_p, limits=limits, between=between)
-    groups = [[_Dialogue(p, response) for response in group] for p, group in zip(prompts, first, strict=True)]
-    going = [dialogue for group in groups for dialogue in group]
-    for turn in count(1):
-        going = [dialogue for dialogue in going if dialogue.goes_on(task, generator.tokenizer, max_tokens)]
-        if not going:
-            return [[dialogue.response for dialogue in group] for group in groups]
-        said = generator.generate(
-            [dialogue.so_far for dialogue in going],
-            [[turn_seed(dialogue.response.seed, turn)] for dialogue in going],
-            temperature=temperature,
-            top_p=top_p,
-            limits=[max_tokens - len(dialogue.response.tokens) for dialogue in going],
-            between=between,
-        )
-        for dialogue, [response] in zip(going, said, strict=True):
-            dialogue.take(response)
-    raise AssertionError("a turn has at least 1 token, so that no response goes on for ever")
+def whole(task: Task, generator: Generator) -> InFlight:
+    """What answers a request with a whole response, of as many turns as the task takes."""
+    return _Dialogues(task, generator) if isinstance(task, TakesTurns) else generator
 
 
 def own(logps: tuple[float, ...], loss_mask: tuple[bool, ...] | None) -> tuple[float, ...]:
@@ -65,49 +28,93 @@ def own(logps: tuple[float, ...], loss_mask: tuple[bool, ...] | None) -> tuple[f
     return tuple(logp if is_own else 0.0 for logp, is_own in zip(logps, loss_mask, strict=True))
 
 
-@dataclass
+class _Dialogues:
+    """Each goes on by itself: a turn that the policy has ended is answered, and the next one asked for at once.
+
+    A response is finished if the task says that it is. It is truncated, and not finished, where a turn of the policy
+    reaches the limit of the whole response, or where the environment's answer leaves no room for another turn: that
+    answer is then left out.
+    """
+
+    def __init__(self, task: TakesTurns, generator: Generator):
+        self.task, self.generator = task, generator
+        self.max_response_tokens = generator.max_response_tokens
+        self.going: dict[Request, _Dialogue] = {}  # by the turn that is asked for
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.going |= {request: _Dialogue(request) for request in requests}
+        self.generator.submit(requests)
+
+    def step(self) -> list[tuple[Request, Response]]:
+        ended: list[tuple[Request, Response]] = []
+        further: dict[Request, _Dialogue] = {}
+        for request, said in self.generator.step():
+            dialogue = self.going.pop(request)
+            dialogue.take(said)
+            if dialogue.goes_on(self.task, self.generator.tokenizer):
+                further[dialogue.next_turn()] = dialogue
+            else:
+                ended.append((dialogue.request, dialogue.response))
+        if further:
+            self.going |= further
+            self.generator.submit(list(further))
+        return ended
+
+
 class _Dialogue:
     """A response in the making, of whole turns."""
 
-    prompt: Prompt
-    response: Response
-
-    def __post_init__(self) -> None:
-        self.response = replace(self.response, turns=(self.response.text,))
+    def __init__(self, request: Request):
+        self.request = request
+        self.said: Response | None = None  # so far, by both
 
     @property
-    def so_far(self) -> Prompt:
-        return replace(self.prompt, tokens=self.prompt.tokens + self.response.tokens)
+    def response(self) -> Response:
+        assert self.said is not None, "a dialogue begins with a turn of the policy"
+        return self.said
 
-    def goes_on(self, task: TakesTurns, tokenizer: Any, max_tokens: int) -> bool:
+    def next_turn(self) -> Request:
+        before, turn = self.response, len(self.response.turns) // 2
+        return replace(
+            self.request,
+            prompt=replace(self.request.prompt, tokens=self.request.prompt.tokens + before.tokens),
+            seed=turn_seed(self.request.seed, turn),
+            limit=self.request.limit - len(before.tokens),
+        )
+
+    def take(self, turn: Response) -> None:
+        """The policy's."""
+        if self.said is None:
+            self.said = replace(turn, turns=(turn.text,))
+            return
+        self._add(turn.tokens, turn.logps, turn.text, own=True)
+        self.said = replace(
+            self.said,
+            finished=turn.finished,
+            version_end=turn.version_end,
+            generate_seconds=self.said.generate_seconds + turn.generate_seconds,
+        )
+
+    def goes_on(self, task: TakesTurns, tokenizer: Any) -> bool:
         """Whether it is the policy's turn again: with what the environment says now taken in."""
-        if not self.response.finished:
+        prompt, before = self.request.prompt, self.response
+        if not before.finished:
             return False
-        with asking(task, "reply", self.prompt):
-            reply = task.reply(self.prompt, self.response.turns, tokenizer)
+        with asking(task, "reply", prompt):
+            reply = task.reply(prompt, before.turns, tokenizer)
         if reply is None:
             return False
-        tokens = _checked(reply, self.prompt)
-        if len(self.response.tokens) + len(tokens) >= max_tokens:
-            self.response = replace(self.response, finished=False)
+        tokens = _checked(reply, prompt)
+        if len(before.tokens) + len(tokens) >= self.request.limit:
+            self.said = replace(before, finished=False)
             return False
         self._add(tokens, (0.0,) * len(tokens), tokenizer.decode(tokens, skip_special_tokens=True), own=False)
         return True
 
-    def take(self, said: Response) -> None:
-        """The policy's next turn."""
-        self._add(said.tokens, said.logps, said.text, own=True)
-        self.response = replace(
-            self.response,
-            finished=said.finished,
-            version_end=said.version_end,
-            generate_seconds=self.response.generate_seconds + said.generate_seconds,
-        )
-
     def _add(self, tokens: tuple[int, ...], logps: tuple[float, ...], text: str, *, own: bool) -> None:
         before = self.response
         mask = (True,) * len(before.tokens) if before.loss_mask is None else before.loss_mask
-        self.response = replace(
+        self.said = replace(
             before,
             tokens=before.tokens + tokens,
             logps=before.logps + logps,

@@ -11,6 +11,18 @@ Evict = Literal["oldest", "worst"]
 Copies = Literal["newest", "all"]
 """Which responses of a prompt that say the same can be drawn."""
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Eligibility:
+    """Which of the responses that have entered the replay buffer can be drawn; `SamplingConfig` says what each means.
+    Nothing has a default: whoever reads, draws, compacts or gives up goes by the same rule."""
+
+    capacity: int
+    evict: Evict
+    copies: Copies
+    max_age: int | None
+
+
 CorrectionKind = Literal["none", "clip", "cap", "truncate", "cispo", "mask", "decoupled"]
 """How an objective makes up for data that another policy sampled; `tba.objectives.corrections` has the formulas."""
 Level = Literal["token", "response", "mean"]
@@ -122,6 +134,14 @@ class Trajectory:
     @property
     def length(self) -> int:
         return len(self.response_tokens)
+
+
+class Asked(NamedTuple):
+    """Which of the requests of its searcher a stored trajectory answers."""
+
+    round: int
+    slot: int
+    prompt_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

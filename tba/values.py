@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from tba.config import SearchConfig
 from tba.errors import ConfigError
+from tba.generating import generate
 from tba.interfaces import Generator, TakesTurns, Task
 from tba.prompts import continuation_seed
 from tba.scoring import Scoring
@@ -73,7 +74,8 @@ def estimate(
 def _means(scoring: Scoring, generator: Generator, config: SearchConfig, states: "Sequence[_State]") -> list[float]:
     """The mean reward of each state's continuations, which are generated and scored together."""
     sampled = states[0].response
-    continuations = generator.generate(
+    continuations = generate(
+        generator,
         [state.so_far for state in states],
         [[state.seed(n) for n in range(config.value_samples)] for state in states],
         temperature=sampled.temperature,

@@ -8,9 +8,9 @@ another version's weights.
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import InvalidStateError
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import count
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -27,8 +27,8 @@ from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportM
 from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
 
 from tba.config import EngineConfig
-from tba.errors import ConfigError, Damaged, Missing, RunFailed, TBAError
-from tba.generating import Generates, check_request
+from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed, TBAError
+from tba.generating import check_request
 from tba.generation import describe, end_tokens
 from tba.types import Prompt, Request, Response, Version
 from tba.vllm_plugin import FROM_FOLDER, OURS
@@ -37,13 +37,15 @@ LogpsMode = Literal["at-one", "uncut", "any"]
 CPU_CACHE = 1.0  # gigabytes of keys and values on a CPU, whose memory others use too
 
 
-class VLLMGenerator(Generates):
+class VLLMGenerator:
     """Generates at most `batch_responses` responses side by side, each of at most `max_response_tokens` tokens after at
     most `max_prompt_tokens`.
 
     An engine's log-probabilities are either those at temperature 1, or those of what was sampled from: at its
     temperature, and after `top_p` has cut it. `logps` says which of them serve: "at-one" where all is sampled at
     temperature 1, "uncut" where nothing is cut, "any" where nobody reads them but of greedy responses.
+
+    `starting` is the context in which an engine starts; it tells how many roles share a GPU with it.
     """
 
     def __init__(
@@ -57,12 +59,13 @@ class VLLMGenerator(Generates):
         logps: LogpsMode = "uncut",
         engine: EngineConfig | None = None,
         trust_remote_code: bool = False,
+        starting: Callable[[], AbstractContextManager[int]] = lambda: nullcontext(1),
     ):
         self.on_cpu, self.dtype, self.trust_remote_code = on_cpu, dtype, trust_remote_code
         self.batch_responses, self.max_response_tokens = batch_responses, max_response_tokens
         self.max_tokens = max_prompt_tokens + max_response_tokens
         self.logps: LogpsMode = logps
-        self.config = engine or EngineConfig()
+        self.config, self.starting = engine or EngineConfig(), starting
         self.version: Version | None = None
         self._engine: LLMEngine | None = None
         self._description, self._shapes = b"", {}
@@ -70,20 +73,21 @@ class VLLMGenerator(Generates):
         self._ends: frozenset[int] = frozenset()
         self._names = count()
         self._share = 0.0  # seconds that a response has had which was in flight all along: each has an equal part
+        self._counted = 0.0  # until when that is told
         self._in_flight: dict[str, tuple[Request, float]] = {}  # with the share when it was asked
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
-        into the engine that runs. Missing if the folder is removed meanwhile, Damaged if it cannot be read; the
-        weights before it then stay, unless an engine had to be started. RunFailed where an engine may have got a part
-        of them, or has died."""
+        into the engine that runs; else Busy if anything is in flight. Missing if the folder is removed meanwhile,
+        Damaged if it cannot be read; the weights before it then stay, unless an engine had to be started. RunFailed
+        where an engine may have got a part of them, or has died."""
         try:
             description, shapes = describe(folder), _shapes(folder)
             runs_on = self._engine is not None and (description, shapes) == (self._description, self._shapes)
             if runs_on:
                 self._open(folder)
             elif self._in_flight:
-                raise Damaged("it is another model than that of the responses in flight")
+                raise Busy(f"version {version} is another model than that of the responses in flight")
             else:
                 self._start(folder)
         except EngineDeadError as error:
@@ -107,10 +111,11 @@ class VLLMGenerator(Generates):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=self.trust_remote_code)
         ends = end_tokens(_generation_config(folder, self.trust_remote_code), tokenizer)
         self.close()
-        self._engine = start_engine(self._arguments(folder), on_cpu=self.on_cpu)
+        with self.starting() as roles:
+            self._engine = start_engine(self._arguments(folder, roles), on_cpu=self.on_cpu)
         self._tokenizer, self._ends = tokenizer, ends
 
-    def _arguments(self, folder: Path) -> EngineArgs:
+    def _arguments(self, folder: Path, roles: int = 1) -> EngineArgs:
         on_cpu, cache = self.on_cpu, self.config.cache_gigabytes or (CPU_CACHE if self.on_cpu else None)
         return EngineArgs(
             model=str(folder),
@@ -123,7 +128,7 @@ class VLLMGenerator(Generates):
             enable_chunked_prefill=not on_cpu,  # on a CPU vLLM cannot take back a seeded draw, as that has to
             enable_prefix_caching=True,
             enforce_eager=on_cpu or not self.config.compile,
-            gpu_memory_utilization=self.config.memory_fraction,
+            gpu_memory_utilization=self.config.fraction(roles),
             kv_cache_memory_bytes=int(cache * 2**30) if cache else None,
             tensor_parallel_size=self.config.tensor_parallel,
             logprobs_mode="raw_logprobs" if self.logps == "at-one" else "processed_logprobs",
@@ -156,6 +161,7 @@ class VLLMGenerator(Generates):
         for request in requests:
             check_request(request)
             _check_logps(request.temperature, request.top_p, self.logps)
+        self._count_time()
         for request in requests:
             name = str(next(self._names))
             engine.add_request(name, self._asked(request.prompt), self._sampling(request))
@@ -166,13 +172,18 @@ class VLLMGenerator(Generates):
         temperature, before `top_p` cuts it; of greedy responses the model's own, at temperature 1."""
         if not self._in_flight:
             return []
-        began = time.monotonic()
         try:
             outputs = [output for output in self._running().step() if output.finished]
         except EngineDeadError as error:
             raise RunFailed("the engine of vLLM died while it generated") from error
-        self._share += (time.monotonic() - began) / len(self._in_flight)
+        self._count_time()
         return [self._answer(output.request_id, output.outputs[0]) for output in outputs]
+
+    def _count_time(self) -> None:
+        """The engine goes on also while nobody asks what has ended."""
+        before, self._counted = self._counted, time.monotonic()
+        if self._in_flight:
+            self._share += (self._counted - before) / len(self._in_flight)
 
     def _asked(self, prompt: Prompt) -> Any:
         return TokensPrompt(prompt_token_ids=list(prompt.tokens), cache_salt=str(self.version))

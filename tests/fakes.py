@@ -3,13 +3,14 @@
 Whole roles on real storage are tested in tests/flows; these make the order of events visible in milliseconds.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tba.errors import ConfigError, Stopped
-from tba.types import Prompt, Response, Reward, Trajectory, Version
+from tba.types import Asked, Prompt, Request, Response, Reward, Trajectory, Version
 
 
 def make_prompts(n: int) -> list[Prompt]:
@@ -17,10 +18,17 @@ def make_prompts(n: int) -> list[Prompt]:
 
 
 class Lease:
-    """Asks to stop, or says that another has taken over, from the given check on."""
+    """Asks to stop, or says that another has taken over, from the given check on or as soon as something is so."""
 
-    def __init__(self, stop_at: int = 10**9, verdict: Exception | None = None):
+    def __init__(
+        self,
+        stop_at: int = 10**9,
+        verdict: Exception | None = None,
+        *,
+        stop_when: Callable[[], bool] = lambda: False,
+    ):
         self.checks, self.stop_at, self.told = 0, stop_at, []
+        self.stop_when = stop_when
         self.verdict = verdict or Stopped("enough")
 
     def tell(self, status: str, **progress: float) -> None:
@@ -28,7 +36,7 @@ class Lease:
 
     def check(self) -> None:
         self.checks += 1
-        if self.checks >= self.stop_at:
+        if self.checks >= self.stop_at or self.stop_when():
             raise self.verdict
 
 
@@ -48,7 +56,7 @@ class Versions:
         self.seen: list[Version] = []
         self.loaded: list[Version] = []
 
-    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
+    def publish(self, version: Version, **_: Any) -> None:
         self.queue.append(version)
 
     def complete(self) -> list[Version]:
@@ -74,33 +82,36 @@ class Versions:
 
 
 class Generator:
-    """Right for odd seeds; of no use before it has adopted a version."""
+    """Right for odd seeds; of no use before it has adopted a version. Thinks for a step about what it is given and then
+    answers it as a whole."""
+
+    max_response_tokens = 512
 
     def __init__(self) -> None:
         self.version: Version | None = None
         self.adopted: list[Version] = []
-        self.asked: list[list[int]] = []
-        self.settings: list[tuple[float, float]] = []  # temperature and top_p of each request
+        self.asked: list[list[int]] = []  # the seeds of each prompt
+        self.settings: list[tuple[float, float]] = []  # temperature and top_p of all that is given at once
         self.tokenizer: Any = None
+        self.thinking: list[list[Request]] = []
 
     def adopt(self, folder: Path, version: Version) -> None:
         self.version = version
         self.adopted.append(version)
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        seeds: Sequence[Sequence[int]],
-        *,
-        temperature: float,
-        top_p: float = 1.0,
-        limits: Sequence[int] | None = None,
-        between: Callable[[], object] = lambda: None,
-    ) -> list[list[Response]]:
-        between()
-        self.asked += [list(row) for row in seeds]
-        self.settings.append((temperature, top_p))
-        return [[self._response(p, seed, temperature) for seed in row] for p, row in zip(prompts, seeds, strict=True)]
+    def submit(self, requests: Sequence[Request]) -> None:
+        rows: dict[int, list[int]] = {}
+        for request in requests:
+            rows.setdefault(id(request.prompt), []).append(request.seed)
+        self.asked += rows.values()
+        self.settings += {(request.temperature, request.top_p) for request in requests}
+        self.thinking += [[], list(requests)]
+
+    def step(self) -> list[tuple[Request, Response]]:
+        requests = self.thinking.pop(0) if self.thinking else []
+        return [(it, self._response(it.prompt, it.seed, it.temperature)) for it in requests]
+
+    def close(self) -> None: ...
 
     def _response(self, prompt: Prompt, seed: int, temperature: float) -> Response:
         if self.version is None:
@@ -140,15 +151,18 @@ class Task:
 
 
 class Log:
-    """The trajectories of each round; `stored` rounds exist already."""
+    """The trajectories of each shard."""
 
-    def __init__(self, stored: int = 0):
-        self.stored = stored
-        self.rounds: dict[int, list[Trajectory]] = {}
+    def __init__(self, stored: Mapping[int, Sequence[Trajectory]] = MappingProxyType({})):
+        self.shards = dict(stored)
 
-    def next_round(self, searcher: int) -> int:
-        return self.stored
+    def next_seq(self, searcher: int) -> int:
+        return len(self.shards)
+
+    def asked(self, searcher: int, seqs: Iterable[int]) -> list[Asked]:
+        return [Asked(it.round, it.slot, it.prompt_id) for seq in seqs for it in self.shards[seq]]
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
-        self.rounds[seq] = list(trajectories)
+        assert seq == len(self.shards)
+        self.shards[seq] = list(trajectories)
         return str(seq)

@@ -187,9 +187,9 @@ def test_settings_that_are_not_known_are_no_reason_not_to_look_and_one_not_to_go
 def test_a_run_goes_on_after_more_steps_have_been_asked_for(root: Path):
     """As a fork with searchers of its own, whose rounds go on counting."""
     run = forks.fork(opened(root), 10, {"training.steps": "14"}, name="further")
-    rounds = Trajectories(run).next_round(0)
+    rounds = Trajectories(run).next_seq(0)
     search(run)
-    assert Trajectories(run).next_round(0) == rounds + 1
+    assert Trajectories(run).next_seq(0) == rounds + 1
     assert live(run, "trainer", wiring.run_trainer) == []
     assert sorted(map(int, drawn(run))) == list(range(1, 15))
     change_state(run, desired="stop", why="finished")

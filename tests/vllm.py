@@ -1,5 +1,5 @@
-"""What tests with a real engine of vLLM need: a policy whose heads are of a size that it serves on a CPU, and why they
-are skipped where it is not installed."""
+"""What tests with a real engine of vLLM need: a policy whose heads are of a size that it serves, and why they are
+skipped where it is not installed. Engines run on the GPU where there is one, with vLLM's build for it."""
 
 import os
 from importlib.util import find_spec
@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from tba.policy import Policy
+from tests.devices import HAS_GPU
 from tests.tba.tiny import tiny_llama, tiny_tokenizer
 
+ON_CPU = not HAS_GPU
+SIMILAR = 2e-4 if ON_CPU else 2e-2
+"""Log-probabilities in float32, of two implementations. On a GPU vLLM's attention multiplies them as TF32, with ten
+bits after the point."""
 LACKING = find_spec("vllm") is None and not os.environ.get("TBA_TESTS_NEED_VLLM")
 REASON = "vLLM is not installed here: `make test-vllm` installs its build for CPUs beside the environment"
 needs_vllm = [

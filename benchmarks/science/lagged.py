@@ -128,9 +128,7 @@ class Buffer:
                 responses=training.responses_per_prompt,
                 recent_share=sampling.recent_share,
                 inv_temp=sampling.inv_temp,
-                capacity=sampling.capacity,
-                evict=sampling.evict,
-                copies=sampling.copies,
+                eligibility=sampling.eligibility,
                 step_of_version=lambda version: version.number,
             )
 
@@ -140,7 +138,7 @@ class Buffer:
             table = to_table(trajectories, run="", searcher=0, seq=round)
             ordered = sorted(trajectories, key=lambda it: (it.prompt_id, it.slot))
             self.rows.update(zip(table["trajectory_id"].to_pylist(), ordered, strict=True))
-            self.index.extend(round, [(f"0/{round}", table)])
+            self.index.extend(round, [(f"0/{round}", table)], step=round)
 
     def draw(self, step: int) -> Sequence[Trajectory]:
         if self.index is None:
@@ -166,8 +164,10 @@ def _round(searcher: Searcher, round: int) -> Sequence[Trajectory]:
     key = (searcher.seed, searcher.config, round)
     if searcher.version == START and key in _first_rounds:
         return _first_rounds[key]
-    prompts = searcher.stream.take(round, searcher.config.prompts_per_round)
-    trajectories = searcher.score(round, prompts, searcher.generate(round, prompts))
+    searcher.ask(groups := searcher.rounds.groups(round))
+    while searcher.in_flight:
+        searcher.step()
+    trajectories, searcher.ended = searcher.score(groups), []
     if searcher.version == START:
         _first_rounds[key] = trajectories
     return trajectories

@@ -91,7 +91,7 @@ comment on column selection.age is 'steps from its version to its entry';
 comment on column selection.reward is 'the number the task gave the response';
 comment on column selection.length is 'response tokens';
 comment on column selection.finished is 'ended by itself, not by the limit of tokens';
-comment on column selection.eligible is 'some step could draw it: it entered before the last step taken, and neither a copy nor the capacity of its prompt removed it at once';
+comment on column selection.eligible is 'some step could draw it: it entered before the last step taken, was not older than sampling.max_age, and neither a copy nor the capacity of its prompt removed it at once';
 comment on column selection.draws is 'how often steps that count drew it';
 comment on column selection.first_step is 'the first step that drew it';
 comment on column selection.last_step is 'the last step that drew it';
@@ -180,6 +180,7 @@ comment on column versions.abandoned is 'of an attempt that the current weights 
 comment on column versions.files is 'how many';
 comment on column versions.bytes is 'of all its files';
 comment on column versions.sha256 is 'of all its files';
+comment on column versions.changed_share is 'of its weights, as they are stored, those that differ from the version that its attempt published before it; null of an attempt''s first, and where its manifest does not say';
 comment on column versions.created_at is 'when it was published';
 
 comment on view checkpoints is 'One row per checkpoint that is kept.';
@@ -224,7 +225,7 @@ comment on view settings is 'One row per setting of the run.';
 comment on column settings.name is 'dotted, as --set takes it';
 comment on column settings.value is 'as JSON';
 
-comment on macro table eligible_at is 'What the replay buffer held once a sync was over: the newest copy of equal content, or every copy with sampling.copies=all, and of those what each prompt has room for: its newest up to the capacity or, with sampling.evict=worst, those of which some copy had the greatest reward, and what its newest record brought. A fork applies its own capacity throughout.
+comment on macro table eligible_at is 'What the replay buffer held once a sync was over: of what was not older than sampling.max_age when it entered the newest copy of equal content, or every copy with sampling.copies=all, and of those what each prompt has room for: its newest up to the capacity or, with sampling.evict=worst, those of which some copy had the greatest reward, and what its newest record brought; and of those what is not older than sampling.max_age at the next step. A fork applies its own settings throughout.
 at_sync: the sync, such as (select max(sync) from syncs)
 sync: the sync at which it entered';
 
@@ -338,6 +339,16 @@ draws: responses in the step
 stale: of them, those older
 stale_share: of them, those older
 age_max: of the oldest';
+
+comment on macro table outdated is 'How many of the responses that entered at each sync an age has kept, or would have kept, from being learned from.
+max_age: the age, in steps (sampling.max_age)
+sync: which sync
+step: which step it follows
+responses: how many entered
+late: of them, those that were older already
+undrawn: of the others, those that a step could draw, that none drew, and that are older by now
+lost_share: late or undrawn, of all
+lost_tokens: in them';
 
 comment on macro table drift is 'How far the trainer''s policy had moved from the policies that generated what it drew: log-probability of the response by the one minus that by the other. Draws whose log-probabilities were given up are left out.
 width: of a range of ages, in steps (10)

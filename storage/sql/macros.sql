@@ -2,15 +2,15 @@
 
 -- --- which trajectories are learned from ----------------------------------------------------------------------------
 
--- What the replay buffer held once a sync was over: the newest copy of equal content, then what each prompt has room
--- for, as storage/pool.py keeps it.
+-- What the replay buffer held once a sync was over: of what was not too old when it entered the newest copy of equal
+-- content, then what each prompt has room for, as storage/pool.py keeps it, then what is not too old for the next step.
 create macro eligible_at(at_sync) as table
 with
   newest as (
     select
       prompt_id, max(place) as place, max(sync) as sync,
       if((from stored.evict) = 'worst', max({'reward': reward, 'place': place}), {'reward': 0, 'place': max(place)}) as key
-    from stored.light where sync <= at_sync group by prompt_id, content
+    from stored.light where sync <= at_sync and coalesce(age, 0) <= (from stored.max_age) group by prompt_id, content
   ),
   surviving as (
     select place from newest
@@ -18,7 +18,9 @@ with
       or ((from stored.evict) = 'worst' and sync = max(sync) over (partition by prompt_id))
   )
 select trajectory_id, prompt_id, searcher, version_start, sync, step, age, reward, length, finished
-from stored.light where place in (from surviving);
+from stored.light
+where place in (from surviving)
+  and coalesce(age, 0) + (select max(step) from syncs where sync <= at_sync) - step <= (from stored.max_age);
 
 create macro compare_selection() as table
 with
@@ -246,6 +248,21 @@ select
   step, count(*) as draws, count(*) filter (age > max_age) as stale, avg((age > max_age)::int) as stale_share,
   max(age) as age_max
 from draws group by step order by step;
+
+create macro outdated(max_age := null) as table
+with
+  bound as (select coalesce(max_age, (from stored.max_age)) as steps, (select max(step) from steps) as taken),
+  found as (
+    select
+      sync, step, length, coalesce(age > bound.steps, false) as late,
+      not late and eligible and draws = 0 and coalesce(age + taken - step > bound.steps, false) as undrawn
+    from selection, bound where sync is not null
+  )
+select
+  sync, any_value(step) as step, count(*) as responses, count(*) filter (late) as late,
+  count(*) filter (undrawn) as undrawn, avg((late or undrawn)::int) as lost_share,
+  coalesce(sum(length) filter (late or undrawn), 0)::bigint as lost_tokens
+from found group by sync order by sync;
 
 -- How far the trainer's policy had moved from the policy that generated what it drew.
 create macro drift(width := 10) as table

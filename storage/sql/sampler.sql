@@ -7,20 +7,22 @@
 --             step, turn 0 … $slots - 1: at random, each once before any of the branch is taken again, and only within
 --             sampling.mean_reward_between, where any is
 --     front   the trajectories of the prompts in turns; columns as of pool
---     pool    all trajectories that can be drawn: trajectory_id (which is searcher/seq/row), searcher, seq, row,
---             prompt_id, prompt, content (hash of prompt and response), ord (the order in which they entered), sync,
---             reward, length, finished, version_start, version_start_attempt, version_step (the step that version
---             follows: $step - 1 - version_step is the age, 0 for what the step's own starting weights generated)
+--     pool    all trajectories that can be drawn at this step: trajectory_id (which is searcher/seq/row), searcher,
+--             seq, row, prompt_id, prompt, content (hash of prompt and response), ord (the order in which they
+--             entered), sync, reward, length, finished, version_start, version_start_attempt, version_step (the step
+--             that version follows: $step - 1 - version_step is the age, 0 for what the step's own starting weights
+--             generated)
 --     queue   the prompts that each branch can take: branch, prompt_id, prompt, used (since the queue was last
 --             refilled). 'recent' has those of the newest record that admitted anything, 'prioritised' all, both
---             without those outside sampling.mean_reward_between
+--             without those outside sampling.mean_reward_between and those of which nothing is young enough
 -- What turns and front cost does not depend on how much is stored; pool and queue are read from end to end.
 -- `prompt` is a number for prompt_id: join by it, but never draw by it.
--- Parameters: $seed, $step, $slots (B), $responses (K), $recent_share (m), $inv_temp, and $newest, the newest record
--- that admitted anything: the rows that entered then have sync = $newest. uniform(text) is md5 as a number between 0
--- and 1 and the only source of chance: what is drawn must follow from the tables and the parameters alone, not from the
--- order in which rows lie: LIMIT, row_number() and the like need an ORDER BY without ties (ord differs between any two
--- rows), and sums that decide something need their terms sorted.
+-- Parameters: $seed, $step, $slots (B), $responses (K), $recent_share (m, or 0 where nothing recent is young enough for
+-- sampling.max_age), $inv_temp, and $newest, the newest record that admitted anything: the rows that entered then have
+-- sync = $newest. uniform(text) is md5 as a number between 0 and 1 and the only source of chance: what is drawn must
+-- follow from the tables and the parameters alone, not from the order in which rows lie: LIMIT, row_number() and the like
+-- need an ORDER BY without ties (ord differs between any two rows), and sums that decide something need their terms
+-- sorted.
 with
   -- A slot is recent with probability m.
   slots as (

@@ -105,18 +105,24 @@ select coalesce(max(value::bigint), 9223372036854775807) as responses from main.
 create view stored.evict as
 select coalesce(max(value ->> '$'), 'oldest') as first from main.settings where name = 'sampling.evict';
 
+-- The greatest age, in steps, at which something is drawn.
+create view stored.max_age as
+select coalesce(max(value::bigint), 2147483647) as steps from main.settings where name = 'sampling.max_age';
+
 create view stored.drawn as
 select trajectory_id, count(*) as draws, min(step) as first_step, max(step) as last_step, avg(age) as age_drawn
 from main.draws group by trajectory_id;
 
 -- Which trajectories could be drawn, and which were. Eligible is what was still in the replay buffer once the sync at
--- which it entered was over, the newest copies of equal content and, where the oldest are evicted, the newest of a
--- prompt, if a step followed. A fork applies its own capacity also to what its parent did; what was drawn was eligible.
+-- which it entered was over, of what was not too old by then the newest copies of equal content and, where the oldest
+-- are evicted, the newest of a prompt, if a step followed. A fork applies its own capacity and bound on age also to what
+-- its parent did; what was drawn was eligible.
 create view selection as
 with
   light as materialized (from stored.light),
   copies as (
-    select prompt_id, sync, max(place) as place from light where sync is not null group by prompt_id, sync, content
+    select prompt_id, sync, max(place) as place from light
+    where sync is not null and coalesce(age, 0) <= (from stored.max_age) group by prompt_id, sync, content
   ),
   survivors as (
     select place from copies

@@ -18,6 +18,7 @@ from pydantic import Field
 from tba import chat
 from tba.config import Positive, TaskConfig, parse_options, settings
 from tba.errors import ConfigError
+from tba.generating import generate
 from tba.interfaces import Locate
 from tba.prompts import seed_of
 from tba.types import Prompt, Response, Reward, Version
@@ -203,7 +204,8 @@ class Victim:
     def answers(self, attacks: Sequence[str], seeds: Sequence[int]) -> list[list[str]]:
         """Of each attack `victim_samples`."""
         options = self.options
-        found = self.generator.generate(
+        found = generate(
+            self.generator,
             [Prompt(prompt_id=str(i), text=attack, tokens=self._tokens(attack)) for i, attack in enumerate(attacks)],
             [[victim_seed(seed, n) for n in range(options.victim_samples)] for seed in seeds],
             temperature=options.victim_temperature,

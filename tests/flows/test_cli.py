@@ -575,6 +575,15 @@ def test_a_dry_run_says_what_would_be_generated_for_nothing(capsys: pytest.Captu
     assert [note(change) for change in unused] == [""] * 4
 
 
+def test_a_dry_run_says_where_a_bound_on_age_makes_the_trainer_wait(capsys: pytest.CaptureFixture[str]):
+    def said(bound: int) -> str:
+        return printed(capsys, "run", "quickstart", "--dry-run", "--set", "sync.every=4", f"sampling.max_age={bound}")
+
+    assert "the rest of at most 40 steps (sampling.max_age)" in said(40)
+    assert "note" not in said(11)
+    assert "come to be 11 steps old, and sampling.max_age=10 has them dropped before" in said(10)
+
+
 def test_a_dry_run_says_where_a_step_has_more_slots_than_there_are_prompts(capsys: pytest.CaptureFixture[str]):
     out = printed(capsys, *choosing("tries > 0", "first", "search.prompts_per_round=1"))
     assert "a step has 32 slots for " in out

@@ -29,7 +29,7 @@ def tba(*arguments: str, log: Path) -> "subprocess.Popen[bytes]":
 
 
 def settings(policy: Path) -> list[str]:
-    changes = {"model.path": policy, **TINY}
+    changes = {"model.path": policy, **TINY, "search.open_rounds": 3}
     return [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
 
 

@@ -38,6 +38,20 @@ def test_vllm_that_is_not_there_is_refused():
         chosen("cpu", installed=False, engine__name="vllm")
 
 
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        ({"installed": False}, "not installed"),
+        ({"device": "cpu"}, "on a CPU"),
+        ({"search__temperature": 0.005}, "at least 0.01"),
+    ],
+)
+def test_a_model_that_is_to_be_spread_over_gpus_is_never_left_to_transformers(where: dict[str, Any], why: str):
+    assert chosen(engine__tensor_parallel=2)[0] == "vllm"
+    with pytest.raises(ConfigError, match=rf"engine\.tensor_parallel: .*{why}.*, got 2"):
+        chosen(**where, engine__tensor_parallel=2)
+
+
 @pytest.mark.parametrize("setting", ["search.top_p", "search.explore_top_p"])
 def test_what_would_give_other_log_probabilities_is_left_to_transformers_or_refused(setting: str):
     changes = {"search__temperature": 0.7, "search__explore_share": 0.5, setting.replace(".", "__"): 0.9}

@@ -33,6 +33,7 @@ from tba.errors import ConfigError, Damaged, Missing
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings
+from tests.storage.indexes import make_eligibility
 from tests.storage.synthetic import SyntheticRun, copy_run, make_run
 from tests.tba.tiny import tiny_folder
 
@@ -455,13 +456,15 @@ def test_what_is_given_up_before_a_fork_with_a_larger_index_is_registered_is_in_
 ):
     parent = SyntheticRun(str(tmp_path), "first", **{"sampling.capacity": 4}).finish().run
     with monkeypatch.context() as patch:
-        before_write(patch, 1, lambda: compact(parent, keep_checkpoints=1, drop_beyond=4))
+        before_write(patch, 1, lambda: compact(parent, keep_checkpoints=1, drop_beyond=make_eligibility(4)))
         with pytest.raises(ConfigError, match=r"sampling.capacity: at most 4, .* got 50"):
             forks.fork(parent, 8, {"sampling.capacity": "50", "training.steps": "20"})
     with pytest.raises(ConfigError, match=r"--set: sampling.evict: 'oldest', as of the others .* got 'worst'"):
         forks.fork(parent, 8, {"sampling.evict": "worst", "training.steps": "20"})
     with pytest.raises(ConfigError, match=r"--set: sampling.copies: 'newest', as of the others .* got 'all'"):
         forks.fork(parent, 8, {"sampling.copies": "all", "training.steps": "20"})
+    with pytest.raises(ConfigError, match=r"--set: sampling.max_age: None, as of the others .* got 9"):
+        forks.fork(parent, 8, {"sampling.max_age": "9", "training.steps": "20"})
     assert not parent.store.list(layout.FORKS)
     assert forks.fork(parent, 8, {"training.steps": "20"}).name == "first-8"
 

@@ -1,4 +1,3 @@
-import os
 import signal
 import subprocess
 import sys
@@ -11,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.gpus import Devices, parse_listing
+from flows.gpus import Devices
 from flows.launchers import Background, run_here
 from flows.one_life import watch_one
-from flows.processes import STOPPED, LocalLauncher, NotNow, Role
+from flows.processes import STOPPED, LocalLauncher, Role
 from flows.supervise import Event, StopRequest, supervise
 from storage.control import change_state, read_state
 from storage.leases import read_leases
@@ -60,6 +59,15 @@ def test_a_run_from_the_command_line_ends_with_the_scores_of_its_last_version(
     later(partial(finish, run), run)
     assert cli.supervise(run) == 0
     assert capsys.readouterr().out.startswith("version 1, step 4: greedy 0.75\n\n")
+
+
+def test_what_happens_is_shown_once(run: Run):
+    behave(run, "searcher-000", "fail")
+    command = [sys.executable, "-m", "flows.cli", "resume", run.url]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == cli.FOUND_WRONG
+    assert process.stderr.count("searcher-000 is started again in 1 s") == 1, process.stderr
+    assert process.stderr.count("searcher-000, life 1, failed with exit code 1: there is no such model") == 1
 
 
 def test_a_failure_reaches_the_caller_with_the_roles_last_words(run: Run):
@@ -155,94 +163,3 @@ def test_logs_of_a_remote_run_are_brought_to_it_also_those_of_adopted_roles(
     stored = {path.name: path.read_text() for path in Path(run.url).glob("logs/*")}
     assert stored.keys() == {f"{role}-0001.log" for role in ROLES}
     assert "trainer begins" in stored["trainer-0001.log"]
-
-
-# --- GPUs -------------------------------------------------------------------------------------------------------------
-
-HOLD = "import sys, time; print('held', flush=True); time.sleep(60)"
-
-
-class Holder:
-    """A process that takes a device as a role does."""
-
-    def __init__(self, devices: Devices, kind: str = "searcher"):
-        device = devices.take(kind)
-        assert device is not None
-        self.uuid = device.uuid
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", HOLD], pass_fds=device.locks, stdout=subprocess.PIPE, env={**os.environ}
-        )
-        device.release()
-        assert self.process.stdout is not None
-        self.process.stdout.readline()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        if self.process.stdout:
-            self.process.stdout.close()
-
-
-def test_roles_take_free_devices_first_then_share_those_of_their_run(tmp_path: Path):
-    ours, theirs = (Devices(run, folder=tmp_path, uuids=["a", "b"]) for run in ("runs/ours", "runs/theirs"))
-    holders = [Holder(ours), Holder(theirs)]
-    assert [holder.uuid for holder in holders] == ["a", "b"]
-    holders.append(Holder(ours))
-    assert holders[2].uuid == "a"
-    assert Devices("runs/third", folder=tmp_path, uuids=["a", "b"]).take("trainer") is None
-    holders[1].kill()
-    holders.append(Holder(ours))
-    assert holders[3].uuid == "b"
-    for holder in holders:
-        holder.kill()
-
-
-def test_those_too_many_for_the_devices_leave_the_trainers_alone_whoever_hands_them_out(tmp_path: Path):
-    kinds = ["trainer", "searcher", "searcher", "searcher", "evaluator"]
-    holders = [Holder(Devices("runs/ours", folder=tmp_path, uuids=["a", "b", "c"]), kind) for kind in kinds]
-    assert [holder.uuid for holder in holders] == ["a", "b", "c", "b", "c"]
-    holders[2].kill()
-    holders.append(Holder(Devices("runs/ours", folder=tmp_path, uuids=["a", "b", "c"])))
-    assert holders[-1].uuid == "c"
-    for holder in holders:
-        holder.kill()
-
-
-def test_a_role_is_shown_its_device_alone_and_holds_it_until_its_last_process_ends(run: Run, tmp_path: Path):
-    devices = Devices(run.url, folder=tmp_path / "locks", uuids=["GPU-7"])
-    launcher = LocalLauncher(run, command=script, devices=devices)
-    life = launcher.start(Role("trainer"), 1)
-    pid = at_work(run, "trainer")["trainer"].pid
-    assert b"CUDA_VISIBLE_DEVICES=GPU-7" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    another = Devices("runs/another", folder=tmp_path / "locks", uuids=["GPU-7"])
-    assert another.take("searcher") is None
-    with pytest.raises(NotNow, match="every GPU"):
-        LocalLauncher(run, command=script, devices=another).start(Role("evaluator"), 1)
-    life.kill()
-    until(lambda: life.poll() is not None)
-    taken = another.take("searcher")
-    assert taken is not None
-    taken.release()
-
-
-def test_a_device_is_free_again_when_its_last_role_was_killed(tmp_path: Path):
-    first = Devices("runs/first", folder=tmp_path, uuids=["a"])
-    holders = [Holder(first), Holder(first)]
-    second = Devices("runs/second", folder=tmp_path, uuids=["a"])
-    holders[0].kill()
-    assert second.take("searcher") is None
-    holders[1].kill()
-    holder = Holder(second)
-    assert holder.uuid == "a"
-    holder.kill()
-
-
-def test_devices_are_listed_as_what_cuda_can_be_given():
-    listing = (
-        "GPU 0: NVIDIA H200 (UUID: GPU-11)\n"
-        "GPU 1: NVIDIA H200 (UUID: GPU-22)\n"
-        "  MIG 1g.18gb     Device  0: (UUID: MIG-33)\n"
-        "  MIG 1g.18gb     Device  1: (UUID: MIG-44)\n"
-    )
-    assert parse_listing(listing) == [["GPU-11"], ["MIG-33", "MIG-44"]]
-    assert parse_listing("No devices found.\n") == []

@@ -24,6 +24,7 @@ from storage.events import Events
 from storage.leases import HeldLease
 from storage.prompts import read_prompts
 from storage.run import Run
+from storage.s3 import S3Store
 from storage.store import open_store
 from storage.trajectories import Trajectories
 from storage.versions import Versions
@@ -104,7 +105,7 @@ def run_all(run: Run) -> None:
     threads["trainer"].start()
     until(threads["trainer"], lambda: Versions(run).reference() is not None)
     threads["searcher-000"].start()
-    until(threads["searcher-000"], lambda: Trajectories(run).next_round(0) > 0)
+    until(threads["searcher-000"], lambda: Trajectories(run).next_seq(0) > 0)
     threads["evaluator"].start()
     threads["trainer"].join()
     if ended["trainer"]:
@@ -212,6 +213,12 @@ def test_every_step_followed_the_schedules_of_beta_and_of_the_learning_rate(fini
     ]
 
 
+def test_a_version_is_compared_with_the_one_published_before_it(finished):
+    first, *later = rows(finished, "select version, changed_share from versions where state = 'kept' order by version")
+    assert first == (0, None)
+    assert later and all(0 < share <= 1 for _, share in later)
+
+
 def test_the_first_and_the_last_version_are_scored(finished):
     scored = {version.number for version in Evaluations(finished).done()}
     assert {0, STEPS // EVERY} <= scored
@@ -228,6 +235,22 @@ def test_each_version_has_every_score_and_how_it_was_sampled(finished):
         ("sampled", 16, *sampled),
     ]
     assert rows(finished, "select distinct value from evaluations where metric like 'pass@%'") == [(1.0,)]
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_on_the_trainers_machine_no_version_of_a_remote_run_is_fetched(root, policy, monkeypatch):
+    fetched: list[str] = []
+    download = S3Store.download
+
+    def counted(store: S3Store, key: str, path: Path) -> None:
+        fetched.append(key)
+        download(store, key, path)
+
+    monkeypatch.setattr(S3Store, "download", counted)
+    run = plan.start(settings(policy, **{"training.steps": 3 * EVERY}), root, "whole")  # no more than the cache keeps
+    run_all(run)
+    assert {0, 3} <= {version.number for version in Evaluations(run).done()}
+    assert [key for key in fetched if key.startswith(layout.VERSIONS)] == []
 
 
 def test_a_later_searcher_generates_with_a_later_version(finished):

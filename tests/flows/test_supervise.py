@@ -9,7 +9,7 @@ import pytest
 
 from flows.gpus import Devices
 from flows.processes import LocalLauncher, NotNow, Role, process_of
-from flows.supervise import Event, StopRequest, supervise
+from flows.supervise import Event, StopRequest, how_far, supervise
 from storage import layout
 from storage.control import change_state, read_state
 from storage.events import read_events
@@ -358,6 +358,14 @@ def test_a_role_that_fails_slowly_without_getting_any_further_fails_the_run(tmp_
     error = Supervised(run).ended()
     assert isinstance(error, RunFailed)
     assert "searcher-001 ended 3 times without getting any further" in str(error)
+
+
+def test_a_searcher_that_stores_groups_of_an_earlier_round_than_its_last_life_has_got_further():
+    said = [Lease(
+        role="searcher-000", life=life, host="here", pid=1, counter=1, status="round", renewed_at=now(),
+        supervised=True, progress={"round": round, "shards": shards, "tokens": tokens},
+    ) for life, round, shards, tokens in ((1, 9, 7, 900), (2, 6, 8, 100))]  # fmt: skip
+    assert how_far(said[1]) > how_far(said[0])
 
 
 def test_a_role_whose_work_stands_still_while_its_lease_is_renewed_is_replaced(tmp_path: Path):

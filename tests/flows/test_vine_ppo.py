@@ -8,6 +8,7 @@ from storage.check import check
 from storage.run import Run
 from storage.versions import Versions
 from tba.errors import ConfigError
+from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.objectives.ppo import whiten
 from tba.policy import Policy
@@ -77,7 +78,7 @@ def test_a_stored_value_is_what_the_generator_earns_when_it_goes_on_from_there_a
 def earned(generator: TransformersGenerator, prompt: Prompt, prefix: tuple[int, ...], seed: int) -> float:
     so_far = Prompt(prompt_id=prompt.prompt_id, text=prompt.text, tokens=prompt.tokens + prefix)
     seeds = [continuation_seed(seed, len(prefix), n) for n in range(SAMPLES)]
-    [continued] = generator.generate([so_far], [seeds], temperature=0.7, limits=[MOST - len(prefix)])
+    [continued] = generate(generator, [so_far], [seeds], temperature=0.7, limits=[MOST - len(prefix)])
     texts = [text_of(prefix) + it.text for it in continued]
     assert [it.finished or len(prefix + it.tokens) == MOST for it in continued] == [True] * SAMPLES
     ones = [text.count("1") - 0.25 * (not it.finished) for text, it in zip(texts, continued, strict=True)]

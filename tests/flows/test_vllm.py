@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import storage
 from storage.check import check
@@ -17,7 +18,7 @@ from tba.policy import Policy, PolicyScorer
 from tba.types import Prompt, Response, Version
 from tests.flows.roles import TINY
 from tests.flows.test_end_to_end import lease_at, opened, tba, until
-from tests.vllm import descendants, needs_vllm, served_folder
+from tests.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
 
 pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 8
@@ -25,6 +26,7 @@ SETTINGS = {
     **TINY,
     "engine.name": "vllm",
     "engine.cache_gigabytes": 0.25,
+    "engine.compile": False,  # which takes a minute on a GPU
     "sync.every": 2,
     "sync.lag": 0,  # so that every version is taken
     "sync.keep_versions": STEPS,
@@ -47,7 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     until(lambda: lease_at(run, "trainer", step=4), "the trainer took no steps", log)
     searcher = until(lambda: lease_at(run, "searcher-000"), "no searcher", log).pid
     engine = [pid for pid in descendants(searcher) if "VLLM" in name_of(pid)]
-    assert len(engine) == 2, "the engine and its worker"
+    assert len(engine) >= (2 if ON_CPU else 1), "the engine and, on a CPU, its worker"
     os.kill(searcher, signal.SIGKILL)
     until(lambda: not any(name_of(pid) for pid in engine), "the engine outlives its searcher", log)
     assert command.wait(280) == 0, log.read_text()[-3000:]
@@ -62,7 +64,10 @@ def test_the_run_is_whole_and_every_role_said_what_generates(finished: Run):
         off = "select count(distinct version), max(value) from evaluations where metric = 'greedy_mismatch_max'"
         [(versions, mismatch)] = con.execute(off).fetchall()
         chosen = con.execute("select role, life, message from events where kind = 'engine-chosen'").fetchall()
-    assert versions >= 2 and 0 < mismatch < 1e-4
+        taken = con.execute("select distinct message from events where kind = 'engine-starts'").fetchall()
+    assert versions >= 2 and 0 < mismatch < SIMILAR / 2
+    if torch.cuda.device_count() == 1:
+        assert taken == [("vLLM takes 0.2 of the memory of its GPU, which 3 roles share",)]
     said = "responses come from vllm: engine.name says so"
     assert sorted(chosen) == [("evaluator", 1, said), ("searcher-000", 1, said), ("searcher-000", 2, said)]
 
@@ -78,8 +83,8 @@ def test_each_round_is_by_its_version_and_stores_the_log_probabilities_before_to
         version = Version(round, 1)
         found = list(of_round)
         assert {(row[1], row[2]) for row in found} == {(round, round)}
-        assert distance(versions.load(version), found) < 1e-4
-    assert distance(versions.load(Version(0, 1)), found) > 0.01
+        assert distance(versions.load(version), found) < SIMILAR / 2
+    assert distance(versions.load(Version(0, 1)), found) > max(0.01, 5 * SIMILAR)
 
 
 def distance(folder: Path, rows: list[tuple[Any, ...]]) -> float:

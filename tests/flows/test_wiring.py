@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
-from flows import plan
+import pytest
+
+from flows import plan, wiring
 from flows.reader import make_buffer
 from storage.events import Events
 from storage.run import Run
 from tba.config import parse
+from tba.errors import ConfigError
 from tba.presets import preset
+from tba.types import Prompt
 
 
 def test_the_replay_buffer_keeps_as_much_at_hand_and_draws_with_as_many_threads_as_the_settings_say(tmp_path: Path):
@@ -33,3 +37,15 @@ def test_the_replay_buffer_draws_within_the_bounds_of_the_settings(tmp_path: Pat
     run = plan.start(config, str(tmp_path), "first")
     index = make_buffer(run, parse(Run.open(run.url).config), 1, Events(run, "trainer", 1)).index
     assert index.mean_reward_between == (0.25, 1.0)
+
+
+def test_a_first_fill_that_so_few_prompts_cannot_give_is_refused():
+    """A round asks no prompt twice: the four of two searchers ask 14 of these 5."""
+    prompts = [Prompt(prompt_id=str(n), text=str(n), tokens=(2,)) for n in range(5)]
+    bound = {"search.searchers": 2, "search.prompts_per_round": 8, "search.rounds_per_version": 2}
+    config = plan.resolve("quickstart", {**bound, "search.responses_per_prompt": 32, "search.initial_fill": 448})
+    wiring.check_fill(config, prompts)
+    more = config.replace({"search.initial_fill": 449})
+    with pytest.raises(ConfigError, match=r"search\.rounds_per_version: with 5 prompts 2 round\(s\) of each .* 448 "):
+        wiring.check_fill(more, prompts)
+    wiring.check_fill(more.replace({"search.rounds_per_version": None}), prompts)

@@ -14,6 +14,7 @@ from storage.sampler import default_sampler
 from storage.trajectories import Trajectories
 from tba.types import Copies, Draw, Evict, Outcome, StepRecord, Trajectory, Version
 from tests.builders import make_prompt, make_trajectory
+from tests.storage.indexes import make_eligibility
 
 PROMPTS = [f"train/{n:03d}" for n in range(48)]
 SYNCS, EVERY, SLOTS, RESPONSES = 12, 2, 8, 4
@@ -49,20 +50,26 @@ def make_choosing_run(
     capacity: int = 100,
     evict: Evict = "oldest",
     copies: Copies = "newest",
+    max_age: int | None = None,
     mean_reward_between: tuple[float, float] | None = None,
+    behind: int = 0,
     respond: Respond = any_length,
     after: Callable[[int, DuckReplayBuffer], None] = lambda sync, buffer: None,
 ) -> Run:
-    """Syncs 0 … `SYNCS`, every step of them taken; `after` each sync it is told of."""
-    config = {"seed": seed, "sampling": {"capacity": capacity, "evict": evict, "copies": copies}}
+    """Syncs 0 … `SYNCS`, every step of them taken; `after` each sync it is told of. Of two searchers one is up to so
+    many versions `behind` the other."""
+    config = {"seed": seed, "sampling": {"capacity": capacity, "evict": evict, "copies": copies, "max_age": max_age}}
     run = Run.create(root, f"chosen-{seed}", config=config, sampler_sql="", code_version="")
     write_prompts(run, "train", [make_prompt(prompt_id) for prompt_id in PROMPTS])
     attempt = claim_attempt(run).number
-    drawing = {"capacity": capacity, "evict": evict, "copies": copies, "mean_reward_between": mean_reward_between}
+    drawing = {
+        "eligibility": make_eligibility(capacity, evict, copies, max_age),
+        "mean_reward_between": mean_reward_between,
+    }
     buffer, ledger = choosing_buffer(run, seed, sampler_sql, attempt, **drawing), ParquetLedger(run, attempt)
     chance = random.Random(seed)
     for sync in range(SYNCS + 1):
-        _search(run, chance, sync, respond)
+        _search(run, chance, sync, respond, behind)
         steps = range((sync - 1) * EVERY + 1, sync * EVERY + 1) if sync else ()
         records = [_step(step, sync, buffer.draw(step), attempt) for step in steps]
         buffer.sync(sync, step=sync * EVERY)
@@ -72,14 +79,19 @@ def make_choosing_run(
     return run
 
 
-def _search(run: Run, chance: random.Random, round: int, respond: Respond) -> None:
+def _search(run: Run, chance: random.Random, round: int, respond: Respond, behind: int) -> None:
     for searcher in range(2):
         asked = chance.sample(PROMPTS, PROMPTS_A_ROUND)
         trajectories: list[Trajectory] = []
         for prompt_id in asked:
             for n in range(RESPONSES_A_PROMPT):
                 tokens, reward = respond(chance, n)
-                place = {"searcher": searcher, "round": round, "slot": len(trajectories), "version": max(0, round - 1)}
+                place = {
+                    "searcher": searcher,
+                    "round": round,
+                    "slot": len(trajectories),
+                    "version": max(0, round - 1 - searcher * (round % (behind + 1))),
+                }
                 trajectories.append(make_trajectory(prompt_id, tokens=tokens, reward=reward, **place))
         Trajectories(run).append(searcher, round, trajectories)
 

@@ -5,8 +5,14 @@ from collections.abc import Callable, Sequence
 from storage.index import Index
 from storage.sampler import default_sampler
 from storage.schema import to_table
-from tba.types import Copies, Draw, Evict, Trajectory, Version
+from tba.types import Copies, Draw, Eligibility, Evict, Trajectory, Version
 from tests.storage.oracle import Row
+
+
+def make_eligibility(
+    capacity: int = 100, evict: Evict = "oldest", copies: Copies = "newest", max_age: int | None = None
+) -> Eligibility:
+    return Eligibility(capacity=capacity, evict=evict, copies=copies, max_age=max_age)
 
 
 def make_index(
@@ -19,6 +25,7 @@ def make_index(
     capacity: int = 100,
     evict: Evict = "oldest",
     copies: Copies = "newest",
+    max_age: int | None = None,
     mean_reward_between: tuple[float, float] | None = None,
     step_of_version: Callable[[Version], int] = lambda version: version.number,
     threads: int = 1,
@@ -31,17 +38,15 @@ def make_index(
         responses=responses,
         recent_share=recent_share,
         inv_temp=inv_temp,
-        capacity=capacity,
-        evict=evict,
-        copies=copies,
+        eligibility=make_eligibility(capacity, evict, copies, max_age),
         mean_reward_between=mean_reward_between,
         step_of_version=step_of_version,
         threads=threads,
     )
 
 
-def admit(index: Index, sync: int, *shards: Sequence[Trajectory]) -> None:
-    """A record of these shards; each says itself who appended it and when."""
+def admit(index: Index, sync: int, *shards: Sequence[Trajectory], step: int = 0) -> None:
+    """A record of these shards, which follows a step; each says itself who appended it and when."""
     named = sorted(((shard[0].searcher, shard[0].round), shard) for shard in shards)
     index.extend(
         sync,
@@ -49,14 +54,16 @@ def admit(index: Index, sync: int, *shards: Sequence[Trajectory]) -> None:
             (f"{searcher}/{seq}", to_table(shard, run="r", searcher=searcher, seq=seq))
             for (searcher, seq), shard in named
         ],
+        step=step,
     )
 
 
-def oracle_rows(shard: Sequence[Trajectory]) -> list[Row]:
-    """What the oracle admits of a shard."""
+def oracle_rows(shard: Sequence[Trajectory], *, k: int = 0) -> list[Row]:
+    """What the oracle admits of a shard, where version n follows step n x k."""
     table = to_table(shard, run="r", searcher=shard[0].searcher, seq=shard[0].round)
-    columns = (table[name].to_pylist() for name in ("trajectory_id", "prompt_id", "content_hash", "reward"))
-    return [Row(*row) for row in zip(*columns, strict=True)]
+    names = ("trajectory_id", "prompt_id", "content_hash", "reward", "version_start")
+    *columns, versions = (table[name].to_pylist() for name in names)
+    return [Row(*row, version * k) for *row, version in zip(*columns, versions, strict=True)]
 
 
 def drawable(index: Index) -> list[str]:

@@ -18,6 +18,7 @@ class Row(NamedTuple):
     prompt_id: str
     content: str
     reward: float
+    version_step: int = 0
 
 
 class Drawn(NamedTuple):
@@ -47,13 +48,17 @@ class Oracle:
     capacity: int = 100
     evict: str = "oldest"
     copies: str = "newest"
+    max_age: float = math.inf
     mean_reward_between: tuple[float, float] | None = None
     entered: list[tuple[int, Row]] = field(default_factory=list)  # all rows with their sync, in order
+    passed_over: set[int] = field(default_factory=set)  # places of those that were too old by then
     used: dict[str, set[str]] = field(default_factory=lambda: {"recent": set(), "prioritised": set()})
 
-    def admit(self, sync: int, rows: Sequence[Row]) -> None:
-        """One record; its rows in the order (searcher, seq, row)."""
+    def admit(self, sync: int, rows: Sequence[Row], step: int = 0) -> None:
+        """One record, which follows a step; its rows in the order (searcher, seq, row)."""
+        places = range(len(self.entered), len(self.entered) + len(rows))
         self.entered += [(sync, row) for row in rows]
+        self.passed_over |= {place for place in places if not self.is_young(self.entered[place][1], step + 1)}
         if rows:
             self.used["recent"] = set()
 
@@ -61,13 +66,20 @@ class Oracle:
     def newest(self) -> int:
         return self.entered[-1][0]
 
+    def is_young(self, row: Row, step: int) -> bool:
+        """Whether so many steps before it as have passed since its version are not too many."""
+        return step - 1 - row.version_step <= self.max_age
+
+    def drawable(self, prompt_id: str, step: int) -> list[tuple[int, Row]]:
+        return [(sync, row) for sync, row in self.surviving(prompt_id) if self.is_young(row, step)]
+
     def surviving(self, prompt_id: str) -> list[tuple[int, Row]]:
-        """The newest copy of equal content, or all copies, then the newest `capacity`; or, where the worst are evicted,
-        the `capacity` with the greatest reward that any copy ever had, and all that the prompt's newest record brought.
-        Newest first."""
+        """Of what was not too old when it entered the newest copy of equal content, or all copies, then the newest
+        `capacity`; or, where the worst are evicted, the `capacity` with the greatest reward that any copy ever had, and
+        all that the prompt's newest record brought. Newest first."""
         copies: dict[str, list[tuple[int, int, Row]]] = {}
         for place, (sync, row) in enumerate(self.entered):
-            if row.prompt_id == prompt_id:
+            if row.prompt_id == prompt_id and place not in self.passed_over:
                 same = row.content if self.copies == "newest" else str(place)
                 copies.setdefault(same, []).append((place, sync, row))
         newest = sorted((found[-1] for found in copies.values()), reverse=True)
@@ -80,7 +92,9 @@ class Oracle:
 
     def draw(self, step: int) -> list[Drawn]:
         shares = [u(self.seed, "branch", step, slot) for slot in range(self.slots)]
-        branches = ["recent" if share < self.recent_share else "prioritised" for share in shares]
+        recents = [row for _, row in self.entered for it, _ in self.drawable(row.prompt_id, step) if it == self.newest]
+        recent_share = self.recent_share if recents else 0.0
+        branches = ["recent" if share < recent_share else "prioritised" for share in shares]
         drawn = []
         for slot, (branch, prompt_id) in enumerate(zip(branches, self.take_prompts(step, branches), strict=True)):
             drawn += self.take_responses(step, slot, branch, prompt_id)
@@ -89,12 +103,14 @@ class Oracle:
     def take_prompts(self, step: int, branches: Sequence[str]) -> list[str]:
         """The prompt of each slot. A branch picks among those of its prompts that it has not used since it last had
         none left; they stand in the order in which they first entered, and the last one takes the place of the picked
-        one. Its prompts are those whose surviving rows have a mean reward within the bounds, or all if none has."""
+        one. Its prompts are those of whose rows some can be drawn, which have a mean reward within the bounds, or all
+        if none has."""
         taken, turns, unused = [], {"recent": 0, "prioritised": 0}, {}
         for branch in branches:
-            eligible = [row.prompt_id for sync, row in self.entered if branch == "prioritised" or sync == self.newest]
-            in_order = [it for it in dict.fromkeys(row.prompt_id for _, row in self.entered) if it in eligible]
-            in_order = [it for it in in_order if self.is_within(it)] or in_order
+            prompts = dict.fromkeys(row.prompt_id for _, row in self.entered)
+            syncs = {it: [sync for sync, _ in self.drawable(it, step)] for it in prompts}
+            in_order = [it for it in prompts if (syncs[it] if branch == "prioritised" else self.newest in syncs[it])]
+            in_order = [it for it in in_order if self.is_within(it, step)] or in_order
             if branch not in unused:
                 unused[branch] = [it for it in in_order if it not in self.used[branch]]
             if not unused[branch]:
@@ -108,15 +124,15 @@ class Oracle:
             turns[branch] += 1
         return taken
 
-    def is_within(self, prompt_id: str) -> bool:
+    def is_within(self, prompt_id: str, step: int) -> bool:
         if self.mean_reward_between is None:
             return True
-        rewards = [Fraction(row.reward) for _, row in self.surviving(prompt_id)]
+        rewards = [Fraction(row.reward) for _, row in self.drawable(prompt_id, step)]
         low, high = self.mean_reward_between
         return low < float(sum(rewards) / len(rewards)) < high
 
     def take_responses(self, step: int, slot: int, branch: str, prompt_id: str) -> list[Drawn]:
-        stored = self.surviving(prompt_id)
+        stored = self.drawable(prompt_id, step)
         if branch == "recent":
             log_weights = {row.trajectory_id: 0.0 for sync, row in stored if sync == self.newest}
         else:

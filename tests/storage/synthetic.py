@@ -138,7 +138,7 @@ class SyntheticRun:
         """The next round of each searcher, better the later the version."""
         log, cited = Trajectories(self.run), Version(version, attempt)
         for searcher in range(2):
-            round = log.next_round(searcher)
+            round = log.next_seq(searcher)
             asked = [PROMPTS[(2 * round + searcher + n) % len(PROMPTS)] for n in range(2)]
             rewards = {
                 prompt_id: [float(self.random.random() < 0.3 + 0.1 * version) for _ in range(S)] for prompt_id in asked
@@ -160,9 +160,7 @@ class SyntheticRun:
             responses=K,
             recent_share=sampling.recent_share,
             inv_temp=sampling.inv_temp,
-            capacity=sampling.capacity,
-            evict=sampling.evict,
-            copies=sampling.copies,
+            eligibility=sampling.eligibility,
             mean_reward_between=sampling.mean_reward_between,
             sampler_sql=self.run.sampler_sql,
             attempt=attempt,

@@ -17,8 +17,9 @@ from storage.retention import give_up
 from storage.run import Run
 from storage.schema import encode
 from storage.trajectories import Trajectories
-from tba.types import Version
+from tba.types import Eligibility, Version
 from tests.builders import make_shard
+from tests.storage.indexes import make_eligibility
 from tests.storage.synthetic import (
     LAST_SYNC,
     PROMPTS,
@@ -164,9 +165,9 @@ def test_progress_ends_at_all_of_it(whole: Run):
 
 
 @pytest.mark.parametrize("moment", ["shards", "read_compactions", "_object"])
-@pytest.mark.parametrize("drop_beyond", [None, 2])
+@pytest.mark.parametrize("drop_beyond", [None, make_eligibility(2)])
 def test_a_run_that_is_compacted_meanwhile_is_clean(
-    whole: Run, moment: str, drop_beyond: int | None, monkeypatch: pytest.MonkeyPatch
+    whole: Run, moment: str, drop_beyond: Eligibility | None, monkeypatch: pytest.MonkeyPatch
 ):
     """Compacted before, and again by somebody else around each moment of the check."""
     compact(whole, keep_checkpoints=2)

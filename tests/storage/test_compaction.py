@@ -33,6 +33,7 @@ from storage.trajectories import Trajectories
 from tba.errors import Damaged, Missing, Superseded
 from tba.types import Version
 from tests.builders import make_shard, rows_of
+from tests.storage.indexes import make_eligibility
 from tests.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_config, make_run
 from tests.storage.test_crashes import Killed, Watched
 from tests.storage.test_forks import fork, go_on
@@ -46,7 +47,9 @@ COUNTED = ", ".join(f"count({name})" for name in LATER)
 
 
 def compacted(run: Run, *, keep: int = 1, drop_beyond: int | None = None, **rule: Any) -> Compacted:
-    return compact(run, keep_checkpoints=keep, drop_beyond=drop_beyond, **rule)
+    return compact(
+        run, keep_checkpoints=keep, drop_beyond=None if drop_beyond is None else make_eligibility(drop_beyond, **rule)
+    )
 
 
 def tables(run: Run, *, without: Sequence[str] = ()) -> dict[str, list[tuple]]:
@@ -124,11 +127,13 @@ def test_a_round_that_was_compacted_is_neither_taken_again_nor_overwritten(root:
     log.append(5, 0, first)
     buffer = replayed(run)
     buffer.sync(LAST_SYNC + 1, step=100)
-    unused = [log.next_round(searcher) for searcher in (0, 1, 5)]
+    unused = [log.next_seq(searcher) for searcher in (0, 1, 5)]
+    places = [log.asked(searcher, range(99)) for searcher in (0, 1, 5)]
     save_checkpoint(run, LAST_SYNC + 1, step=100)
     compacted(run)
     assert loose(run) == []
-    assert [log.next_round(searcher) for searcher in (0, 1, 5)] == unused == [7, 7, 1]
+    assert [log.next_seq(searcher) for searcher in (0, 1, 5)] == unused == [7, 7, 1]
+    assert [log.asked(searcher, range(99)) for searcher in (0, 1, 5)] == places and len(places[2]) == 2
     assert again.append(5, 0, first) == layout.shard(5, 0)
     with pytest.raises(Superseded, match="another incarnation"):
         again.append(5, 0, make_shard(rewards, searcher=5))
@@ -140,7 +145,7 @@ def test_what_an_append_asks_for_does_not_grow_with_what_is_compacted(root: str,
     run = make_run(root)
     compacted(run)
     log = Trajectories(run)
-    first = log.next_round(0)
+    first = log.next_seq(0)
     log.append(0, first, make_shard({"train/0": [1.0]}, round=first))
     with monkeypatch.context() as asking:
         asking.setattr(run.store, "list", None)
@@ -575,11 +580,28 @@ def test_where_the_worst_are_evicted_others_lose_their_tokens(root: str, tmp_pat
     done = compacted(run, drop_beyond=CAPACITY, evict="worst")
     assert done.payloads_given_up == 72 - sum(pool["drawable"].to_pylist()) > 0
     assert drawn(replayed(run, capacity=CAPACITY, evict="worst"), range(9, 40)) == draws
-    assert [it.payloads.evict for it in given_up_payloads(run)] == ["worst"]
+    assert [it.payloads.eligibility.evict for it in given_up_payloads(run)] == ["worst"]
     assert check(run).problems == []
     compacted(other, drop_beyond=CAPACITY)
     with pytest.raises(Missing, match="have been given up"):
         drawn(replayed(other, capacity=CAPACITY, evict="worst"), range(9, 40))
+
+
+@local
+def test_what_has_become_too_old_loses_its_tokens(root: str):
+    run, rule = make_run(root), {"max_age": 3}
+    buffer = replayed(run, **rule)
+    buffer.draw(9)
+    drawable = {it for places in (buffer.index.pool.places([n])[0] for n in range(6)) for it in places.tolist()}
+    draws = drawn(replayed(run, **rule), range(9, 10))
+    done = compacted(run, drop_beyond=100, **rule)
+    assert done.payloads_given_up == len(buffer.index.pool.rows) - len(drawable) > 0
+    assert compacted(run, drop_beyond=100, **rule).written == []
+    assert drawn(replayed(run, **rule), range(9, 10)) == draws
+    assert [it.payloads.eligibility.max_age for it in given_up_payloads(run)] == [3]
+    with pytest.raises(Missing, match="have been given up"):
+        drawn(replayed(run), range(9, 40))
+    assert check(run).problems == []
 
 
 @local

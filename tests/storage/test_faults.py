@@ -434,7 +434,7 @@ def test_a_checkpoint_of_an_attempt_that_a_listing_does_not_show_yet_is_not_give
 def test_a_round_that_a_listing_does_not_show_yet_is_not_taken_again(stale: Faulty):
     log = Trajectories(SyntheticRun(stale.url, "first").run)
     for round in range(3):
-        assert log.next_round(0) == round
+        assert log.next_seq(0) == round
         log.append(0, round, make_shard({"train/0": [1.0]}, round=round))
 
 

@@ -152,8 +152,10 @@ def test_searchers_of_a_fork_go_on_where_its_parent_was_and_never_under_a_name_i
     admitted = {(shard.searcher, shard.seq) for record in read_chain(run) for shard in record.shards}
     for searcher in range(2):
         mine = {seq for owner, seq in admitted if owner == searcher}
-        assert Trajectories(run).next_round(searcher) == max(mine) + 1
-        assert Trajectories(parent).next_round(searcher) > max(mine) + 1
+        assert Trajectories(run).next_seq(searcher) == max(mine) + 1
+        assert Trajectories(parent).next_seq(searcher) > max(mine) + 1
+        inherited = Trajectories(run).asked(searcher, range(max(mine) + 1))
+        assert inherited and inherited == Trajectories(parent).asked(searcher, range(max(mine) + 1))
 
 
 def test_a_fork_of_a_fork(root: str):
@@ -328,7 +330,7 @@ def test_a_name_that_the_parent_refused_is_not_taken_by_a_searcher_of_the_fork(r
     run = Run.create(
         root, "fork", config=parent.run.config, sampler_sql=parent.run.sampler_sql, code_version="test", parent=origin
     )
-    assert Trajectories(run).next_round(0) == 2
+    assert Trajectories(run).next_seq(0) == 2
 
 
 @local

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage import pool
+from storage.index import Index
 from storage.sampler import default_sampler
 from storage.schema import to_table
 from tba.errors import Damaged, RunFailed
 from tba.types import Draw, Trajectory, Version
 from tests.builders import make_shard, make_trajectory
 from tests.storage.chance import agree
-from tests.storage.indexes import admit, drawable, make_index, oracle_rows, prompts, used
+from tests.storage.indexes import admit, drawable, make_eligibility, make_index, oracle_rows, prompts, used
 from tests.storage.oracle import Drawn, Oracle, Row
 
 # --- equal to the oracle ----------------------------------------------------------------------------------------------
@@ -129,8 +130,8 @@ def test_draws_do_not_depend_on_the_number_of_threads():
     draws = []
     for threads in (1, 4):
         index = make_index(threads=threads, slots=32, responses=8, inv_temp=1.0, capacity=64)
-        index.extend(0, [("0/0", big_table(130_000, 2000))])
-        index.extend(1, [("0/1", big_table(10_000, 2000, seed=1))])
+        index.extend(0, [("0/0", big_table(130_000, 2000))], step=0)
+        index.extend(1, [("0/1", big_table(10_000, 2000, seed=1))], step=0)
         draws.append([index.draw(step) for step in (1, 2)])
     assert draws[0] == draws[1]
 
@@ -139,8 +140,8 @@ def test_draws_do_not_depend_on_the_chunks_of_a_shards_table():
     whole, parts = make_index(inv_temp=1.0), make_index(inv_temp=1.0)
     shard = make_shard({"a": [0.0, 1.0, 2.0], "b": [1.0, 1.5], "c": [0.0]})
     table = to_table(shard, run="r", searcher=0, seq=0)
-    whole.extend(0, [("0/0", table)])
-    parts.extend(0, [("0/0", pa.concat_tables([table.slice(0, 2), table.slice(2)]))])
+    whole.extend(0, [("0/0", table)], step=0)
+    parts.extend(0, [("0/0", pa.concat_tables([table.slice(0, 2), table.slice(2)]))], step=0)
     assert [whole.draw(step) for step in range(1, 5)] == [parts.draw(step) for step in range(1, 5)]
 
 
@@ -270,7 +271,7 @@ def test_a_record_of_nothing_leaves_everything_as_it_was():
     for it in (index, other):
         admit(it, 0, make_shard({"a": [0.0, 1.0], "b": [0.0, 1.0], "c": [0.0, 1.0]}))
         it.draw(1)
-    index.extend(1, [])
+    index.extend(1, [], step=0)
     assert index.newest == 0
     assert index.draw(2) == other.draw(2)
 
@@ -518,7 +519,10 @@ def enter(it: pool.Pool, sync: int, record: Sequence[tuple[str, int, int]]) -> s
     }
     ones = np.ones(len(record), np.int32)
     it.extend(
-        sync, [pool.Arrival(0, sync, len(record))], columns | dict.fromkeys(("version", "length", "finished"), ones)
+        sync,
+        [pool.Arrival(0, sync, len(record))],
+        columns | dict.fromkeys(("version", "length", "finished"), ones),
+        step=0,
     )
     return set(map(str, it.places(range(len(it.prompt_ids)))[0].tolist()))
 
@@ -534,7 +538,7 @@ def enter(it: pool.Pool, sync: int, record: Sequence[tuple[str, int, int]]) -> s
 def test_what_stays_follows_from_all_that_entered_and_a_smaller_pool_holds_a_part(
     records: list[list[tuple[str, int, int]]], capacity: int
 ):
-    larger, smaller = pool.Pool(capacity + 1, "worst"), pool.Pool(capacity, "worst")
+    larger, smaller = (pool.Pool(make_eligibility(it, "worst")) for it in (capacity + 1, capacity))
     oracle = Oracle(slots=1, responses=1, recent_share=0.5, capacity=capacity + 1, evict="worst")
     gone: set[str] = set()
     for sync, record in enumerate(records):
@@ -576,6 +580,103 @@ def test_age_is_counted_from_the_version_a_response_began_with():
     index = make_index(slots=1, recent_share=1.0, step_of_version=lambda version: 10 * version.number + version.attempt)
     admit(index, 0, make_shard({"a": [0.0]}, version_start=Version(2, 3), version_end=Version(4, 3)))
     assert {draw.age for draw in index.draw(31)} == {7}
+
+
+# --- a bound on age ---------------------------------------------------------------------------------------------------
+
+K = 2  # steps per sync
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    records=st.lists(st.lists(st.tuples(st.integers(0, 4), SHARD), max_size=2), min_size=1, max_size=6),
+    max_age=st.integers(0, 9),
+    seed=st.integers(0, 10**6),
+    recent_share=st.sampled_from([0.0, 0.5, 1.0]),
+    capacity=st.integers(1, 4),
+    copies=st.sampled_from(["newest", "all"]),
+    mean_reward_between=st.sampled_from([None, (-1.0, 1.0), (5.0, 6.0)]),
+    left=st.integers(0, 5),
+)
+def test_draws_of_a_bounded_age_are_those_of_the_oracle_and_the_same_on_resume(
+    records: Sequence[Any], left: int, **rule: Any
+):
+    """Shards by versions that are so many syncs behind; a trainer that goes on after record `left` has drawn nothing
+    before."""
+    index, oracle = make_index(**rule, step_of_version=lambda it: it.number * K), Oracle(slots=4, responses=2, **rule)
+    admitted, queues, taken = [], [], []
+    for sync, record in enumerate(records):
+        shards = [
+            [
+                make_trajectory(prompt, tokens=(n,), reward=r, slot=slot, searcher=place, round=sync, version=version)
+                for slot, (prompt, n, r) in enumerate(spec)
+            ]
+            for place, (behind, spec) in enumerate(record)
+            for version in [max(0, sync - behind)]
+        ]
+        admitted.append(shards)
+        admit(index, sync, *shards, step=sync * K)
+        queues.append(index.queues())
+        oracle.admit(sync, [row for shard in shards for row in oracle_rows(shard, k=K)], sync * K)
+        steps = range(sync * K + 1, sync * K + K + 1)
+        taken.append([drawn(index, oracle, step) for step in steps])
+        assert used(index) == oracle.used
+    resumed = make_index(**rule, step_of_version=lambda it: it.number * K)
+    for sync, shards in enumerate(admitted):
+        admit(resumed, sync, *shards, step=sync * K)
+        if sync == left:
+            resumed.restore(queues[sync])
+        if sync >= left:
+            steps = zip(range(sync * K + 1, sync * K + K + 1), taken[sync], strict=True)
+            assert all(resumed.draw(step) == before for step, before in steps if before)
+
+
+def drawn(index: Index, oracle: Oracle, step: int) -> list[Draw]:
+    """What the oracle draws too; nothing where all is too old."""
+    if not any(oracle.drawable(row.prompt_id, step) for _, row in oracle.entered):
+        with pytest.raises(RunFailed, match="nothing"):
+            index.draw(step)
+        return []
+    draws = index.draw(step)
+    assert_same(draws, oracle.draw(step), step)
+    assert max(draw.age for draw in draws) <= oracle.max_age
+    return draws
+
+
+def test_a_response_is_drawn_up_to_the_greatest_age_and_not_at_the_next_step():
+    index = make_index(slots=1, recent_share=1.0, max_age=5, step_of_version=lambda it: it.number * K)
+    admit(index, 0, make_shard({"a": [0.0]}))
+    assert [(draw.age, draw.branch) for draw in index.draw(6)] == [(5, "recent")] * 2
+    with pytest.raises(RunFailed, match=r"step 7: nothing that records have admitted .* sampling\.max_age \(5\)"):
+        index.draw(7)
+
+
+def test_where_nothing_recent_is_young_enough_all_slots_are_prioritised():
+    index = make_index(recent_share=1.0, max_age=5, step_of_version=lambda it: it.number * K)
+    admit(index, 0, make_shard({"a": [0.0]}, round=0), step=0)
+    admit(index, 1, make_shard({"b": [0.0]}, round=1, version_start=Version(1, 1)), step=2)
+    admit(index, 2, make_shard({"c": [0.0]}, round=2), step=4)  # by a searcher that is behind
+    assert {(draw.prompt_id, draw.branch) for draw in index.draw(5)} == {("c", "recent")}
+    assert {(draw.prompt_id, draw.branch) for draw in index.draw(7)} == {("b", "prioritised")}
+    admit(index, 3, make_shard({"c": [0.0]}, round=3), step=7)  # too old when it enters
+    assert {(draw.prompt_id, draw.branch) for draw in index.draw(8)} == {("b", "prioritised")}
+
+
+def test_what_is_too_old_when_it_enters_takes_no_copys_place():
+    index = make_index(capacity=1, max_age=5, step_of_version=lambda it: it.number * K)
+    admit(index, 3, make_shard({"a": [0.5]}, round=3, version_start=Version(3, 1)), step=6)
+    young = drawable(index)
+    admit(index, 4, make_shard({"a": [0.5, 1.0]}, round=4), step=8)
+    assert drawable(index) == young
+
+
+def test_what_a_draw_costs_does_not_depend_on_what_has_grown_too_old():
+    """Nothing is kept of versions whose responses have all been given up."""
+    index = make_index(max_age=3, step_of_version=lambda it: it.number * K)
+    for sync in range(50):
+        admit(index, sync, make_shard({f"p{sync}": [0.0]}, round=sync, version_start=Version(sync, 1)), step=sync * K)
+        index.draw(sync * K + 1)
+        assert len(index.pool.young) <= 2
 
 
 # --- what can be admitted ---------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from storage.run import Run
 from storage.trajectories import Trajectories
 from tests.builders import make_prompt, make_shard
 from tests.storage.choosing import few_contents, make_choosing_run
+from tests.storage.indexes import make_eligibility
 from tests.storage.synthetic import EVERY, STEPS, B, K, S, make_run
 
 
@@ -131,6 +132,28 @@ def test_ages_cover_every_draw(con: duckdb.DuckDBPyConnection):
     assert all(age % 3 == 0 for (age,) in rows(con, "select age_from from reward_by_age(3)"))
 
 
+def test_what_a_bound_on_age_has_cost_is_counted_by_sync(tmp_path: Path):
+    con = storage.connect(make_choosing_run(str(tmp_path), respond=few_contents, max_age=5, behind=2))
+    entered = rows(con, "select sync, step, age, length, draws, eligible from selection order by sync")
+    last = max(step for _, step, *_ in entered)
+    found = rows(con, "select sync, responses, late, undrawn, lost_share, lost_tokens from outdated()")
+    for sync, responses, late, undrawn, share, tokens in found:
+        of_sync = [row for row in entered if row[0] == sync]
+        old = [row for row in of_sync if row[2] > 5]
+        left = [row for row in of_sync if row[2] <= 5 and row[5] and not row[4] and row[2] + last - row[1] > 5]
+        lost = len(old) + len(left)
+        assert (responses, late, undrawn) == (len(of_sync), len(old), len(left))
+        assert share == pytest.approx(lost / responses) and tokens == sum(row[3] for row in [*old, *left])
+    late, undrawn = (sum(row[n] for row in found) for n in (2, 3))
+    assert late and undrawn
+    assert rows(con, "select count(*), sum(draws) from selection where age > 5") == [(late, 0)]
+    assert rows(con, "select max(age) from draws")[0][0] <= 5
+    assert rows(con, "select sum(late) from outdated(1000)") == [(0,)]
+    unbounded = storage.connect(make_choosing_run(str(tmp_path / "unbounded"), respond=few_contents, behind=2))
+    assert rows(unbounded, "select sum(late + undrawn) from outdated()") == [(0,)]
+    assert rows(unbounded, "select sum(late) from outdated(5)") == [(late,)]
+
+
 def test_stale_draws_are_counted_by_step(con: duckdb.DuckDBPyConnection):
     assert rows(con, "select step, stale, stale_share * draws from stale(2)") == rows(
         con, "select step, count(*) filter (age > 2), count(*) filter (age > 2) from draws group by 1 order by 1"
@@ -163,7 +186,7 @@ def test_how_far_the_policy_is_from_the_reference(tmp_path: Path):
         assert (kl, per_token) == pytest.approx((own.mean(), own.sum() / lengths.sum()))
         assert error == pytest.approx(own.std(ddof=1) / len(own) ** 0.5)
     assert not gaps
-    compact(run, keep_checkpoints=1, drop_beyond=2)
+    compact(run, keep_checkpoints=1, drop_beyond=make_eligibility(2))
     [(responses, left_out)] = rows(storage.connect(run), "select sum(responses), sum(left_out) from from_reference()")
     [(given_up, all)] = rows(
         storage.connect(run), "select count(*) filter (ref_logps is null), count(*) from trajectories"
@@ -173,7 +196,7 @@ def test_how_far_the_policy_is_from_the_reference(tmp_path: Path):
 
 def test_drift_leaves_out_what_was_given_up(tmp_path: Path):
     run = make_run(str(tmp_path))
-    compact(run, keep_checkpoints=1, drop_beyond=2)
+    compact(run, keep_checkpoints=1, drop_beyond=make_eligibility(2))
     con = storage.connect(run)
     kept = "from draws d join trajectories t using (trajectory_id) where behaviour_logps is not null"
     drifts = [drift for (drift,) in rows(con, f"select d.logp - list_sum(behaviour_logps) {kept}")]

@@ -25,18 +25,18 @@ from storage.trajectories import Trajectories
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
 from tba.types import Draw, Trajectory, Version
 from tests.builders import as_stored, fetched_of, make_shard, make_trajectory, rows_of
-from tests.storage.indexes import oracle_rows
+from tests.storage.indexes import make_eligibility, oracle_rows
 from tests.storage.oracle import Oracle
 
 on_disk = pytest.mark.parametrize("root", ["local"], indirect=True)
 
-SETTINGS: dict[str, Any] = {
-    "seed": 0, "slots": 3, "responses": 2, "recent_share": 0.5, "inv_temp": 1.0, "capacity": 8
-}  # fmt: skip
+SETTINGS: dict[str, Any] = {"seed": 0, "slots": 3, "responses": 2, "recent_share": 0.5, "inv_temp": 1.0}
+CAPACITY = 8
 
 
 def make_buffer(run: Run, *, attempt: int = 1, **changes: Any) -> DuckReplayBuffer:
     others = {
+        "eligibility": make_eligibility(CAPACITY),
         "sampler_sql": default_sampler(),
         "attempt": attempt,
         "events": Events(run, "trainer", attempt),
@@ -167,7 +167,7 @@ def test_draws_are_those_of_the_oracle(
 ):
     root = str(tmp_path_factory.mktemp("root"))
     run = Run.create(root, "any", config={}, sampler_sql="", code_version="test")
-    buffer, oracle = make_buffer(run, seed=seed), Oracle(**{**SETTINGS, "seed": seed})
+    buffer, oracle = make_buffer(run, seed=seed), Oracle(**{**SETTINGS, "seed": seed, "capacity": CAPACITY})
     for sync, searchers in enumerate(rounds):
         shards = [
             make_shard({f"p{(searcher + n) % 4}": [0.1 * n, float(sync)] for n in range(2)}, searcher=searcher,
@@ -635,22 +635,22 @@ def test_in_step_a_record_admits_its_round_of_every_searcher_and_no_later_one(ru
         versions = {"version_start": Version(version, 1), "version_end": Version(version, 1)}
         append(run, make_shard({"p": [0.0, 1.0]}, searcher=searcher, round=round, **versions))
 
-    assert not buffer.ready(0, step=0)
+    assert not buffer.ready(0, step=0, until=2)
     arrive(0, 0)
-    assert not buffer.ready(0, step=0)
+    assert not buffer.ready(0, step=0, until=2)
     arrive(1, 0)
     arrive(0, 1)
-    assert buffer.ready(0, step=0)
+    assert buffer.ready(0, step=0, until=2)
     assert buffer.sync(0, step=0) == 4
-    assert not buffer.ready(1, step=2)
+    assert not buffer.ready(1, step=2, until=4)
     arrive(1, 1, version=1)
-    assert buffer.ready(1, step=2)
+    assert buffer.ready(1, step=2, until=4)
     assert buffer.sync(1, step=2) == 4
     chain = [[(shard.searcher, shard.seq) for shard in record.shards] for record in read_chain(run)]
     assert chain == [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]
     assert {draw.age for draw in buffer.draw(3)} <= {0, 2}
     later = make_buffer(run, searchers_in_step=2)
-    assert later.ready(1, step=2)  # it is stored
+    assert later.ready(1, step=2, until=4)  # it is stored
     later.replay(1)
     assert later.draw(3) == buffer.draw(3)
 
@@ -661,13 +661,34 @@ def test_in_step_a_shard_that_was_refused_before_its_turn_is_not_waited_for(run:
     buffer = make_buffer(run, searchers_in_step=1)
     append(run, make_shard({"p": [0.0, 1.0]}))
     run.store.create(layout.shard(0, 1), b"half of it")
-    assert buffer.ready(0, step=0)
+    assert buffer.ready(0, step=0, until=2)
     buffer.sync(0, step=0)
-    assert buffer.ready(1, step=2)
+    assert buffer.ready(1, step=2, until=4)
     assert buffer.sync(1, step=2) == 0
-    assert not buffer.ready(2, step=4)
+    assert not buffer.ready(2, step=4, until=6)
 
 
 @on_disk
+def test_where_ages_are_bounded_a_record_waits_for_a_batch_that_is_young_until_the_next(run: Run):
+    buffer = make_buffer(run, eligibility=make_eligibility(max_age=3))
+    batch = SETTINGS["slots"] * SETTINGS["responses"]
+    append(run, make_shard({"p0": [0.0] * batch}))
+    assert not buffer.ready(0, step=0, until=5), "they would be 4 steps old"
+    assert buffer.ready(0, step=0, until=2)
+    buffer.sync(0, step=0)
+    buffer.draw(2)
+    assert buffer.ready(1, step=2, until=4), "what was admitted counts"
+    buffer.sync(1, step=2)
+    assert not buffer.ready(2, step=4, until=6)
+    append(run, make_shard({"p1": [0.0] * (batch - 1)}, round=1, version_start=Version(1, 1)))
+    append(run, make_shard({"p2": [0.0] * batch}, round=2))
+    assert not buffer.ready(2, step=4, until=6), "one lacks, others are too old"
+    append(run, make_shard({"p3": [0.0]}, round=3, version_start=Version(1, 1)))
+    assert buffer.ready(2, step=4, until=6)
+    buffer.sync(2, step=4)
+    assert make_buffer(run, eligibility=make_eligibility(max_age=3)).ready(2, step=4, until=999)  # it is stored
+    assert {draw.prompt_id for step in (5, 6) for draw in buffer.draw(step)} <= {"p1", "p3"}
+
+
 def test_where_nobody_waits_every_record_is_ready(run: Run):
-    assert make_buffer(run).ready(0, step=0)
+    assert make_buffer(run).ready(0, step=0, until=2)

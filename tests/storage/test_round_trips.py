@@ -21,6 +21,7 @@ from storage.tables import decode_steps
 from storage.trajectories import Trajectories, read_shard
 from tba.types import Draw, Outcome, Prompt, StepRecord, Trajectory, Version
 from tests.builders import as_stored, fetched_of, from_table, make_trajectory, rows_in, rows_of
+from tests.storage.indexes import make_eligibility
 from tests.storage.test_schema import steps
 
 INT32 = st.integers(0, 2**31 - 1)
@@ -93,7 +94,7 @@ def make_buffer(run: Run) -> DuckReplayBuffer:
         responses=1,
         recent_share=0.5,
         inv_temp=1.0,
-        capacity=100,
+        eligibility=make_eligibility(),
         sampler_sql=default_sampler(),
         attempt=1,
         events=Events(run, "trainer", 1),

@@ -121,7 +121,7 @@ def test_draws_and_their_weights_do_not_depend_on_the_number_of_threads(table: s
         index = make_index(
             slots=1, responses=8, recent_share=0.0, inv_temp=1.0, capacity=ROWS, threads=threads, sampler_sql=sql
         )
-        index.extend(0, [("0/0", ONE_PROMPT)])
+        index.extend(0, [("0/0", ONE_PROMPT)], step=0)
         drawn.append(index.draw(9))
     assert drawn == drawn[:1] * 4
 

@@ -67,7 +67,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
 def test_a_shard_gives_back_exactly_what_was_stored(stored: list[Trajectory]):
     table = to_table(stored, run="first", searcher=3, seq=7)
     found = from_table(decode(encode(table)))
-    expected = sorted(stored, key=lambda t: (t.prompt_id, t.slot))
+    expected = sorted(stored, key=lambda t: (t.prompt_id, t.round, t.slot))
     assert [replace(t, trajectory_id="") for t in found] == expected
     assert [t.trajectory_id for t in found] == [f"3/7/{row}" for row in range(len(stored))]
 

@@ -22,7 +22,7 @@ from tests.storage.choosing import (
     make_choosing_run,
 )
 from tests.storage.choosing import RESPONSES as K
-from tests.storage.indexes import drawable
+from tests.storage.indexes import drawable, make_eligibility
 from tests.storage.synthetic import STEPS, B, make_live_run, make_run
 from tests.storage.synthetic import K as SYNTHETIC_K
 
@@ -41,7 +41,17 @@ def biased(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnectio
     return storage.connect(make_choosing_run(str(tmp_path_factory.mktemp("root")), sampler_sql=ONLY_SHORT))
 
 
-@pytest.fixture(scope="module", params=[("oldest", "newest"), ("worst", "newest"), ("oldest", "all"), ("worst", "all")])
+@pytest.fixture(
+    scope="module",
+    params=[
+        ("oldest", "newest", None),
+        ("worst", "newest", None),
+        ("oldest", "all", None),
+        ("worst", "all", None),
+        ("oldest", "newest", 5),
+        ("oldest", "all", 4),
+    ],
+)
 def crowded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[duckdb.DuckDBPyConnection, list[list[str]]]:
@@ -52,8 +62,9 @@ def crowded(
         held.append(drawable(buffer.index))
 
     root = str(tmp_path_factory.mktemp("root"))
-    evict, copies = request.param
-    run = make_choosing_run(root, capacity=3, evict=evict, copies=copies, respond=few_contents, after=remember)
+    evict, copies, max_age = request.param
+    rule = {"evict": evict, "copies": copies, "max_age": max_age, "behind": 2}
+    run = make_choosing_run(root, capacity=3, respond=few_contents, after=remember, **rule)
     return storage.connect(run), held
 
 
@@ -131,10 +142,10 @@ def test_a_buffer_that_is_built_again_draws_the_same_within_bounds(tmp_path: Pat
     def remember(sync: int, buffer: DuckReplayBuffer) -> None:
         queues.append(buffer.queues())
 
-    drawing = {"capacity": 6, "mean_reward_between": (0.3, 0.45)}
-    run = make_choosing_run(str(tmp_path), respond=few_contents, after=remember, **drawing)
+    bounds = (0.3, 0.45)
+    run = make_choosing_run(str(tmp_path), respond=few_contents, after=remember, capacity=6, mean_reward_between=bounds)
     taken = "select step, slot, position, trajectory_id from draws where step > 10 order by all"
-    again = choosing_buffer(run, 0, "", 1, evict="oldest", **drawing)
+    again = choosing_buffer(run, 0, "", 1, eligibility=make_eligibility(6), mean_reward_between=bounds)
     again.replay(5)
     again.restore(queues[5])
     draws = []

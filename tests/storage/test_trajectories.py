@@ -14,6 +14,7 @@ from storage.run import Run
 from storage.schema import encode, to_table
 from storage.trajectories import Trajectories, read_shard
 from tba.errors import Damaged, DataError, Superseded
+from tba.types import Asked
 from tests.builders import from_table, make_shard, make_trajectory
 
 KEY = layout.shard(0, 0)
@@ -228,13 +229,24 @@ def test_of_racing_incarnations_one_is_stored_and_the_others_are_superseded(run:
 @pytest.mark.parametrize("root", ["local"], indirect=True)
 def test_a_restarted_searcher_goes_on_with_the_first_round_that_is_missing(run: Run):
     log = Trajectories(run)
-    assert log.next_round(1) == 0
+    assert log.next_seq(1) == 0
     for round in (0, 1, 3):
         log.append(1, round, make_shard({"a": [1.0]}, searcher=1, round=round))
-    assert log.next_round(1) == 2
-    assert log.next_round(0) == 0
+    assert log.next_seq(1) == 2
+    assert log.next_seq(0) == 0
     log.append(1, 2, make_shard({"a": [1.0]}, searcher=1, round=2))
-    assert log.next_round(1) == 4
+    assert log.next_seq(1) == 4
+
+
+def test_the_places_of_stored_trajectories_are_told_shard_by_shard(run: Run):
+    log = Trajectories(run)
+    stored = [make_shard({"a": [1.0, 0.0], "b": [1.0]}, round=round) for round in (0, 2)]
+    for seq, shard in enumerate(stored):
+        log.append(0, seq, shard)
+    run.store.create(layout.shard(0, 2), b"not a shard")
+    assert log.asked(0, [1]) == [Asked(it.round, it.slot, it.prompt_id) for it in stored[1]]
+    assert log.asked(0, range(9)) == log.asked(0, [0]) + log.asked(0, [1])
+    assert log.asked(1, range(9)) == []
 
 
 @pytest.mark.parametrize("root", ["local"], indirect=True)

@@ -1,5 +1,6 @@
 """Published policies: which is the newest, which are kept."""
 
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tba.types import Version
 from tests.storage.test_store import begin_upload, only_s3
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
+remote = pytest.mark.parametrize("root", ["moto"], indirect=True)
 
 
 def weights(tmp_path: Path, name: object) -> Path:
@@ -29,6 +31,18 @@ def publish(run: Run, tmp_path: Path, *versions: tuple[int, int]) -> None:
         Versions(run).publish(
             Version(*version), step=version[0] * 2, folder=weights(tmp_path, version), weights_sha256=""
         )
+
+
+def count_downloads(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    fetched: list[str] = []
+    download = run.store.download
+
+    def counted(key: str, path: Path) -> None:
+        fetched.append(key)
+        download(key, path)
+
+    monkeypatch.setattr(run.store, "download", counted)
+    return fetched
 
 
 def test_a_published_version_is_loaded_as_it_was(run: Run, tmp_path: Path):
@@ -63,12 +77,64 @@ def test_a_version_that_is_not_complete_is_neither_newest_nor_loaded(run: Run, t
             ask(Version(2, 1))
 
 
-def test_a_damaged_version_is_refused_by_name(run: Run, tmp_path: Path):
+def test_a_damaged_version_is_refused_by_name(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     publish(run, tmp_path, (1, 1))
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of another machine"))
     key = f"{layout.version(Version(1, 1))}model.safetensors"
     run.store.upload(weights(tmp_path, "x") / "model.safetensors", key)
     with pytest.raises(Damaged, match=key):
         Versions(run).load(Version(1, 1))
+
+
+@remote
+def test_who_is_on_the_machine_of_the_trainer_fetches_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    publish(run, tmp_path, *((number, 1) for number in range(6)))
+    fetched = count_downloads(run, monkeypatch)
+    copy = Versions(run).load(Version(5, 1)) / "model.safetensors"
+    assert (copy.read_bytes(), fetched) == (b"(5, 1)", [])
+    assert copy.samefile(tmp_path / "weights-(5, 1)" / "model.safetensors")  # no byte was copied
+    assert len(list((tmp_path / "cache" / "versions").glob("[!.]*"))) == 4  # the cache is bounded as ever
+    copy.write_bytes(b"rot")
+    assert Versions(run).load(Version(5, 1)).joinpath("model.safetensors").read_bytes() == b"(5, 1)"
+    assert fetched == [f"{layout.version(Version(5, 1))}model.safetensors"]
+
+
+@remote
+def test_where_the_cache_is_on_another_disk_files_are_copied_there(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def other_disk(source: Path, target: Path) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(folders.os, "link", other_disk)
+    publish(run, tmp_path, (1, 1))
+    fetched = count_downloads(run, monkeypatch)
+    assert (Versions(run).load(Version(1, 1)) / "model.safetensors").read_bytes() == b"(1, 1)"
+    assert fetched == []
+
+
+@remote
+def test_a_version_is_published_though_the_cache_cannot_take_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    publish(run, tmp_path, (1, 1))
+    assert "versions/000001-a0001/ is not kept on this machine" in caplog.text
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "another"))
+    assert (Versions(run).load(Version(1, 1)) / "model.safetensors").read_bytes() == b"(1, 1)"
+
+
+@local
+def test_a_version_on_this_machine_is_read_where_it_lies(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    publish(run, tmp_path, (1, 1))
+    assert Versions(run).load(Version(1, 1)) == Path(run.url) / layout.version(Version(1, 1))
+    assert not (tmp_path / "cache").exists()
 
 
 @local

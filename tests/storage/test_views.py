@@ -28,6 +28,7 @@ from storage.schema import encode
 from storage.store import Entry, Store
 from storage.tables import METRICS
 from storage.trajectories import Trajectories
+from storage.versions import Versions
 from tba.errors import Damaged, Missing
 from tba.types import Version
 from tests.builders import make_shard
@@ -40,6 +41,7 @@ from tests.storage.synthetic import (
     K,
     S,
     copy_run,
+    fill,
     make_live_run,
     make_run,
     prune_version,
@@ -53,8 +55,8 @@ VIEWS = (
 
 MACROS = (
     "compare_selection()", "compare_versions()", "cost_per_solved()", "drift()", "duplicates()", "eligible_at(2)",
-    "from_reference()", "group_of('0/0/0')", "help()", "learned_from(1)", "pass_at(2)", "prompts_by_set()",
-    "reward_by_age()", "selection_by('length')", "stale(2)", "trajectory('0/0/0')", "unsolved()",
+    "from_reference()", "group_of('0/0/0')", "help()", "learned_from(1)", "outdated()", "pass_at(2)",
+    "prompts_by_set()", "reward_by_age()", "selection_by('length')", "stale(2)", "trajectory('0/0/0')", "unsolved()",
 )  # fmt: skip
 
 
@@ -256,6 +258,13 @@ def test_a_version_that_was_given_up_is_still_listed(whole: Run):
         (0, 1, 0, "kept"), (1, 1, 2, "removed"), (2, 1, 4, "kept"), (3, 1, 6, "kept"),
         (2, 2, 4, "kept"), (3, 2, 6, "kept"), (4, 2, 8, "kept"),
     ]  # fmt: skip
+
+
+def test_a_version_shows_the_share_of_its_weights_that_its_manifest_says(whole: Run, tmp_path: Path):
+    fill(str(tmp_path), "weights")
+    Versions(whole).publish(Version(5, 2), step=10, folder=tmp_path, weights_sha256="", changed_share=0.125)
+    found = rows(storage.connect(whole), "select version, changed_share from versions where version >= 4 order by 1")
+    assert found == [(4, None), (5, 0.125)]
 
 
 def test_events_carry_their_data_as_json(tmp_path: Path):

@@ -11,6 +11,7 @@ import torch
 from tba import turns
 from tba.asking import asking
 from tba.errors import ConfigError, DataError, RunFailed, Stopped, StorageError
+from tba.generating import generate
 from tba.scoring import Scoring
 from tba.steps import step_ends
 from tba.types import Prompt, Response, Reward, Version
@@ -46,7 +47,7 @@ PROMPTS = fakes.make_prompts(2)
 def responses() -> list[list[Response]]:
     generator = fakes.Generator()
     generator.version = Version(0, 1)
-    return generator.generate(PROMPTS, [[1], [0]], temperature=1.0)
+    return generate(generator, PROMPTS, [[1], [0]], temperature=1.0)
 
 
 def line_of(method: Callable[..., Any], text: str) -> int:
@@ -57,7 +58,7 @@ def line_of(method: Callable[..., Any], text: str) -> int:
 def answered() -> object:
     generator = fakes.Generator()
     generator.version = Version(0, 1)
-    return turns.generate(Wrong(), generator, PROMPTS[1:], [[0]], max_tokens=9, temperature=1.0)
+    return generate(turns.whole(Wrong(), generator), PROMPTS[1:], [[0]], temperature=1.0)
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,15 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"sampling.recent_share": 1.5}, "sampling.recent_share"),
         ({"sampling.capacity": 2}, "sampling.capacity must be >= training.responses_per_prompt"),
         (
+            {"sync.every": 4, "sampling.max_age": 6},
+            "sampling.max_age must be >= 7, the age that what the newest version generates has come to",
+        ),
+        (
+            {"sync.every": 1, "sync.lag": 3, "sync.keep_versions": 5, "sampling.max_age": 2},
+            "sampling.max_age must be >= 3",
+        ),
+        ({"sampling.max_age": 99, "sampling.evict": "worst"}, "sampling.evict must be 'oldest' where sampling.max_age"),
+        (
             {"sampling.mean_reward_between": [1, 0]},
             "sampling.mean_reward_between must be the lower and the higher one, got [1.0, 0.0]",
         ),
@@ -236,6 +245,22 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         (
             {"training.steps": 1000, "training.stable_steps": 190},
             "training.schedule: 'warmup-stable-decay' ends at step 400",
+        ),
+        (
+            {"sync.lag": 0, "search.prompts_per_round": 128, "search.open_rounds": 2},
+            "search.open_rounds must be 1 where sync.lag is set (0), which says by which version a round is, got 2",
+        ),
+        (
+            {"search.value_samples": 4, "search.open_rounds": 2},
+            "search.open_rounds must be 1 where search.value_samples is set (4)",
+        ),
+        (
+            {"sync.lag": 0, "search.prompts_per_round": 128, "search.rounds_per_version": 2},
+            "search.rounds_per_version does not apply where sync.lag is set (0)",
+        ),
+        (
+            {"search.rounds_per_version": 1, "search.initial_fill": 100_000},
+            "search.responses_per_prompt must be >= search.initial_fill (100000), or the first step never comes, got",
         ),
         ({"search.initial_fill": 255}, "search.initial_fill must be >= training.prompts_per_step x"),
         ({"sync.every": 10_000}, "sync.every must be <= training.steps"),

@@ -75,6 +75,31 @@ def test_the_mismatch_is_how_far_a_generators_log_probabilities_are_from_the_tra
     assert asked[1][0] == role.versions.load(Version(20, 1))
 
 
+def test_tokens_that_the_policy_did_not_write_do_not_make_the_mismatch_smaller():
+    """Each response has three tokens of the environment between two turns of two."""
+
+    class Polite(fakes.Task):
+        def reply(self, prompt: Prompt, turns: Sequence[str], tokenizer: Any) -> Sequence[int] | None:
+            return [7, 8, 9] if len(turns) == 1 else None
+
+    class Words:
+        def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool) -> str:
+            return " ".join(map(str, tokens))
+
+    class Wide(fakes.Scorer):
+        def token_logps(self, prompts: Any, responses: Any, *, temperature: float) -> list[list[tuple[float, ...]]]:
+            return [[(-1.0,) * len(response.tokens) for response in row] for row in responses]
+
+    role, evaluations = evaluator(Version(20, 1), task=Polite())
+    assert isinstance(role.generator, fakes.Generator)
+    role.generator.tokenizer = Words()
+    role.trainers_scorer = lambda folder, version: Wide()
+    role.run(poll=0)
+    found = {s.metric: s.value for s in evaluations.written if s.version.number == 20}
+    assert found["greedy_mismatch"] == pytest.approx(0.7)
+    assert found["greedy_mismatch_response"] == pytest.approx(2.8)
+
+
 def test_nothing_is_compared_where_the_generator_is_of_the_trainers_kind():
     role, evaluations = evaluator(Version(20, 1))
     role.run(poll=0)

@@ -23,7 +23,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from tba.errors import ConfigError, Damaged, Missing
+from tba.errors import Busy, ConfigError, Damaged, Missing
+from tba.generating import generate
 from tba.generation import TransformersGenerator, choose, uniforms
 from tba.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
@@ -111,7 +112,7 @@ def test_greedy_is_what_the_library_itself_generates(tmp_path, name):
     generator = make_generator(make_folder(tmp_path, CONFIGS[name]))
     model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     prompts = make_prompts(PROMPTS)
-    found = generator.generate(prompts, [[0]] * len(prompts), temperature=0)
+    found = generate(generator, prompts, [[0]] * len(prompts), temperature=0)
     for prompt, [response] in zip(prompts, found, strict=True):
         tokens = torch.tensor([prompt.tokens])
         expected = model.generate(  # pyright: ignore[reportAttributeAccessIssue]
@@ -125,7 +126,7 @@ def test_logps_are_those_of_the_tempered_model_before_top_p_cuts_it(tmp_path, na
     generator = make_generator(make_folder(tmp_path, CONFIGS[name]), batch=5)
     model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     prompts = make_prompts(PROMPTS)
-    found = generator.generate(prompts, [[1, 2, 3], [4], [5, 6], [7, 8]], temperature=0.7, top_p=0.9)
+    found = generate(generator, prompts, [[1, 2, 3], [4], [5, 6], [7, 8]], temperature=0.7, top_p=0.9)
     for prompt, responses in zip(prompts, found, strict=True):
         for response in responses:
             with torch.no_grad():
@@ -155,16 +156,16 @@ def test_a_model_that_keeps_more_than_keys_and_values_is_refused(tmp_path):
 def test_what_a_seed_yields_does_not_depend_on_what_it_is_batched_with(llama, requests, batch):
     prompts = make_prompts([text for text, _ in requests])
     together = make_generator(llama, batch=batch)
-    found = together.generate(prompts, [seeds for _, seeds in requests], temperature=1.3)
+    found = generate(together, prompts, [seeds for _, seeds in requests], temperature=1.3)
     for prompt, (_, seeds), responses in zip(prompts, requests, found, strict=True):
         for seed, response in zip(seeds, responses, strict=True):
-            [[single]] = alone(llama).generate([prompt], [[seed]], temperature=1.3)
+            [[single]] = generate(alone(llama), [prompt], [[seed]], temperature=1.3)
             assert (response.tokens, response.text, response.seed) == (single.tokens, single.text, seed)
             assert response.logps == pytest.approx(single.logps, abs=2e-5)
 
 
 def test_seeds_differ_in_what_they_yield(llama):
-    [responses] = make_generator(llama).generate(make_prompts(["1+1="]), [list(range(40))], temperature=1.5)
+    [responses] = generate(make_generator(llama), make_prompts(["1+1="]), [list(range(40))], temperature=1.5)
     assert len({response.tokens for response in responses}) > 30
 
 
@@ -216,7 +217,7 @@ def test_temperature_zero_takes_the_most_likely_token():
 def test_sampled_first_tokens_follow_the_model(llama):
     [prompt] = make_prompts(["12+"])
     generator = make_generator(llama, batch=500, limit=1)
-    [responses] = generator.generate([prompt], [list(range(4000))], temperature=2.0)
+    [responses] = generate(generator, [prompt], [list(range(4000))], temperature=2.0)
     found = Counter(response.tokens[0] for response in responses)
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
     with torch.no_grad():
@@ -231,7 +232,7 @@ def test_sampled_first_tokens_follow_the_model(llama):
 
 def test_a_finished_response_has_its_end_token_and_any_other_has_the_whole_length(llama):
     generator = make_generator(llama, batch=7, limit=9)
-    found = generator.generate(make_prompts(PROMPTS), [list(range(20))] * 4, temperature=2.0)
+    found = generate(generator, make_prompts(PROMPTS), [list(range(20))] * 4, temperature=2.0)
     responses = [response for group in found for response in group]
     finished = [response for response in responses if response.finished]
     assert 0 < len(finished) < len(responses)
@@ -244,8 +245,8 @@ def test_a_finished_response_has_its_end_token_and_any_other_has_the_whole_lengt
 
 def test_a_limit_of_one_prompt_cuts_its_responses_short_and_changes_nothing_else(llama):
     prompts, seeds, limits = make_prompts(PROMPTS), [list(range(12))] * 4, [3, 99, 1, 9]
-    whole = make_generator(llama, limit=9).generate(prompts, seeds, temperature=2.0)
-    found = make_generator(llama, limit=9).generate(prompts, seeds, temperature=2.0, limits=limits)
+    whole = generate(make_generator(llama, limit=9), prompts, seeds, temperature=2.0)
+    found = generate(make_generator(llama, limit=9), prompts, seeds, temperature=2.0, limits=limits)
     for limit, group, expected in zip(limits, found, whole, strict=True):
         assert [it.tokens for it in group] == [it.tokens[:limit] for it in expected]
         assert [it.finished for it in group] == [it.finished and len(it.tokens) <= limit for it in expected]
@@ -256,7 +257,7 @@ def test_a_model_may_have_several_end_tokens(tmp_path):
     ends = list(range(1, 30))
     path = folder / "generation_config.json"
     path.write_text(path.read_text().replace('"eos_token_id": 1', f'"eos_token_id": {ends}'))
-    [responses] = make_generator(folder).generate(make_prompts(["1"]), [list(range(20))], temperature=1.0)
+    [responses] = generate(make_generator(folder), make_prompts(["1"]), [list(range(20))], temperature=1.0)
     last = {response.tokens[-1] for response in responses if response.finished}
     assert last <= set(ends) and len(last) > 1
 
@@ -267,20 +268,20 @@ def test_a_model_may_have_several_end_tokens(tmp_path):
 @pytest.mark.parametrize("batch", [1, 3, 8, 100])
 def test_no_more_responses_than_allowed_are_generated_side_by_side(llama, batch):
     with forwards() as seen:
-        make_generator(llama, batch=batch).generate(make_prompts(PROMPTS), [list(range(6))] * 4, temperature=2.0)
+        generate(make_generator(llama, batch=batch), make_prompts(PROMPTS), [list(range(6))] * 4, temperature=2.0)
     assert max(rows for rows, _ in seen) <= batch
 
 
 def test_a_prompt_is_read_once_for_all_its_responses(llama):
     with forwards() as seen:
-        make_generator(llama).generate(make_prompts(["12345", "6789"]), [list(range(16))] * 2, temperature=1.0)
+        generate(make_generator(llama), make_prompts(["12345", "6789"]), [list(range(16))] * 2, temperature=1.0)
     assert seen[0] == (2, 5) and all(tokens == 1 for _, tokens in seen[1:])
 
 
 def test_ended_responses_leave_the_batch_and_waiting_ones_take_their_place(llama):
     generator = make_generator(llama, batch=16, limit=60)
     with forwards() as seen:
-        [responses] = generator.generate(make_prompts(["12+"]), [list(range(96))], temperature=2.0)
+        [responses] = generate(generator, make_prompts(["12+"]), [list(range(96))], temperature=2.0)
     admissions = [rows for rows, tokens in seen if tokens > 1]
     computed = sum(rows for rows, tokens in seen if tokens == 1)
     needed = sum(len(response.tokens) - 1 for response in responses)  # the first comes from reading the prompt
@@ -290,7 +291,7 @@ def test_ended_responses_leave_the_batch_and_waiting_ones_take_their_place(llama
 
 def test_the_seconds_of_responses_add_up_to_those_that_passed_and_each_step_is_shared_alike(llama):
     generator, began = make_generator(llama), time.monotonic()
-    found = [r for group in generator.generate(make_prompts(PROMPTS), [[1, 2]] * 4, temperature=1.0) for r in group]
+    found = [r for group in generate(generator, make_prompts(PROMPTS), [[1, 2]] * 4, temperature=1.0) for r in group]
     passed = time.monotonic() - began
     assert 0 < sum(r.generate_seconds for r in found) <= passed
     by_length = sorted((len(r.tokens), r.generate_seconds) for r in found)
@@ -300,8 +301,8 @@ def test_the_seconds_of_responses_add_up_to_those_that_passed_and_each_step_is_s
 
 def test_nothing_asked_is_nothing_generated(llama):
     generator = make_generator(llama)
-    assert generator.generate([], [], temperature=1.0) == []
-    assert generator.generate(make_prompts(["1", "2"]), [[], []], temperature=1.0) == [[], []]
+    assert generate(generator, [], [], temperature=1.0) == []
+    assert generate(generator, make_prompts(["1", "2"]), [[], []], temperature=1.0) == [[], []]
 
 
 # --- In flight ---
@@ -331,8 +332,8 @@ def test_requests_of_any_kind_may_join_at_any_step_and_are_answered_as_alone(lla
     found |= drain(generator)
     assert found.keys() == {*first, *later} and generator.step() == []
     for it, response in found.items():
-        alone_found = alone(llama).generate(
-            [it.prompt], [[it.seed]], temperature=it.temperature, top_p=it.top_p, limits=[it.limit]
+        alone_found = generate(
+            alone(llama), [it.prompt], [[it.seed]], temperature=it.temperature, top_p=it.top_p, limits=[it.limit]
         )
         assert replace(response, generate_seconds=0, logps=()) == replace(
             alone_found[0][0], generate_seconds=0, logps=()
@@ -365,7 +366,7 @@ def test_another_model_cannot_take_over_what_is_in_flight(tmp_path, llama):
     generator = make_generator(llama)
     generator.submit([request("hello", 3)])
     other = make_folder(tmp_path / "other", CONFIGS["qwen3"])
-    with pytest.raises(Damaged, match="in flight"):
+    with pytest.raises(Busy, match="in flight"):
         generator.adopt(other, V1)
     [response] = drain(generator).values()
     assert response.version_end == V0
@@ -381,11 +382,11 @@ def test_adopted_weights_are_the_ones_that_generate(tmp_path, tied):
     first, second = (tiny_folder(tmp_path / str(seed), seed=seed, tied=tied) for seed in (0, 1))
     prompts, seeds = make_prompts(PROMPTS), [[1, 2, 3]] * 4
     generator = make_generator(first)
-    before = generator.generate(prompts, seeds, temperature=1.0)
+    before = generate(generator, prompts, seeds, temperature=1.0)
     generator.adopt(second, V1)
-    after = generator.generate(prompts, seeds, temperature=1.0)
-    assert tokens_of(before) == tokens_of(make_generator(first).generate(prompts, seeds, temperature=1.0))
-    assert tokens_of(after) == tokens_of(make_generator(second).generate(prompts, seeds, temperature=1.0))
+    after = generate(generator, prompts, seeds, temperature=1.0)
+    assert tokens_of(before) == tokens_of(generate(make_generator(first), prompts, seeds, temperature=1.0))
+    assert tokens_of(after) == tokens_of(generate(make_generator(second), prompts, seeds, temperature=1.0))
     assert {(r.version_start, r.version_end) for group in before for r in group} == {(V0, V0)}
     assert {(r.version_start, r.version_end) for group in after for r in group} == {(V1, V1)}
 
@@ -396,10 +397,10 @@ def test_weights_are_copied_into_the_model_that_is_there(tmp_path):
     seen: set[int] = set()
     handle = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, _: seen.add(id(module)))
     try:
-        generator.generate(make_prompts(["1"]), [[1]], temperature=1.0)
+        generate(generator, make_prompts(["1"]), [[1]], temperature=1.0)
         modules = set(seen)
         generator.adopt(folders[1], V1)
-        generator.generate(make_prompts(["1"]), [[1]], temperature=1.0)
+        generate(generator, make_prompts(["1"]), [[1]], temperature=1.0)
     finally:
         handle.remove()
     assert seen == modules
@@ -415,8 +416,8 @@ def test_weights_in_several_files_are_adopted_too(tmp_path):
     generator = make_generator(make_folder(tmp_path / "other", config))
     generator.adopt(tmp_path / "parts", V1)
     prompts, seeds = make_prompts(PROMPTS), [[1, 2]] * 4
-    expected = make_generator(whole).generate(prompts, seeds, temperature=1.0)
-    assert tokens_of(generator.generate(prompts, seeds, temperature=1.0)) == tokens_of(expected)
+    expected = generate(make_generator(whole), prompts, seeds, temperature=1.0)
+    assert tokens_of(generate(generator, prompts, seeds, temperature=1.0)) == tokens_of(expected)
 
 
 def test_another_architecture_is_built_anew(tmp_path):
@@ -424,8 +425,8 @@ def test_another_architecture_is_built_anew(tmp_path):
     other = make_folder(tmp_path / "gpt2", CONFIGS["gpt2"])
     generator.adopt(other, V1)
     prompts, seeds = make_prompts(PROMPTS), [[1, 2]] * 4
-    expected = make_generator(other).generate(prompts, seeds, temperature=1.0)
-    assert tokens_of(generator.generate(prompts, seeds, temperature=1.0)) == tokens_of(expected)
+    expected = generate(make_generator(other), prompts, seeds, temperature=1.0)
+    assert tokens_of(generate(generator, prompts, seeds, temperature=1.0)) == tokens_of(expected)
 
 
 def test_a_folder_that_cannot_be_loaded_leaves_the_weights_that_were_there(tmp_path):
@@ -434,12 +435,12 @@ def test_a_folder_that_cannot_be_loaded_leaves_the_weights_that_were_there(tmp_p
     weights = bad / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
     prompts, seeds = make_prompts(PROMPTS), [[1, 2]] * 4
-    before = generator.generate(prompts, seeds, temperature=1.0)
+    before = generate(generator, prompts, seeds, temperature=1.0)
     with pytest.raises(Damaged, match="bad"):
         generator.adopt(bad, V1)
     with pytest.raises(Damaged, match="bad"):
         make_generator(bad)
-    after = generator.generate(prompts, seeds, temperature=1.0)
+    after = generate(generator, prompts, seeds, temperature=1.0)
     assert tokens_of(after) == tokens_of(before) and after[0][0].version_start == V0
 
 
@@ -477,7 +478,7 @@ def test_a_folder_that_is_removed_while_a_model_is_made_of_it_is_missing(tmp_pat
 
 def test_a_generator_without_weights_says_so():
     with pytest.raises(ConfigError, match="adopted"):
-        TransformersGenerator().generate(make_prompts(["1"]), [[1]], temperature=1.0)
+        generate(TransformersGenerator(), make_prompts(["1"]), [[1]], temperature=1.0)
 
 
 @pytest.mark.parametrize(
@@ -493,4 +494,4 @@ def test_a_generator_without_weights_says_so():
 def test_impossible_requests_are_refused_by_name(llama, changes, message):
     request: dict[str, Any] = {"prompts": make_prompts(["1"]), "seeds": [[1]], "temperature": 1.0, **changes}
     with pytest.raises(ValueError, match=message):
-        make_generator(llama).generate(**request)
+        generate(make_generator(llama), **request)

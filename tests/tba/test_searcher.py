@@ -26,7 +26,7 @@ def searcher(
     updates_in_flight: bool = False,
 ) -> tuple[Searcher, fakes.Generator, fakes.Events]:
     """One that is asked to stop after so many rounds."""
-    generator, events = fakes.Generator(), fakes.Events()
+    generator, events, stored = fakes.Generator(), fakes.Events(), len(log.shards)
     config = SearchConfig(responses_per_prompt=4, prompts_per_round=3, temperature=0.7, top_p=0.9, **changes)
     role = Searcher(
         2,
@@ -38,7 +38,7 @@ def searcher(
         scorer=fakes.Scorer(),
         log=log,
         versions=versions,
-        lease=fakes.Lease(stop_at=rounds + 2),  # one look is for the first version
+        lease=fakes.Lease(stop_when=lambda: len(log.shards) >= stored + rounds),
         events=events,
         deadline=deadline,
         lag=lag,
@@ -52,7 +52,7 @@ def test_a_round_becomes_one_shard_of_scored_trajectories():
     role, _, _ = searcher(fakes.Versions(V0), log, rounds=1)
     with pytest.raises(Stopped):
         role.run()
-    shard = log.rounds[0]
+    shard = log.shards[0]
     assert [t.slot for t in shard] == list(range(12))
     assert len({t.group_id for t in shard}) == 3
     assert all(t.version_start == V0 and t.reference_version == V0 and t.searcher == 2 for t in shard)
@@ -65,7 +65,7 @@ def test_the_newest_version_is_adopted_once_at_the_next_round():
     with pytest.raises(Stopped):
         role.run()
     assert generator.adopted == [V0, V2]
-    assert [log.rounds[r][0].version_start for r in range(4)] == [V0, V0, V2, V2]
+    assert [log.shards[r][0].version_start for r in range(4)] == [V0, V0, V2, V2]
 
 
 @pytest.mark.parametrize("updates_in_flight", [True, False])
@@ -76,15 +76,17 @@ def test_a_version_that_appears_while_a_round_is_in_the_making_is_adopted_then_i
     with pytest.raises(Stopped):
         role.run()
     assert generator.adopted == [V0, V2]
-    assert [log.rounds[r][0].version_start for r in range(2)] == [V2 if updates_in_flight else V0, V2]
+    assert [log.shards[r][0].version_start for r in range(2)] == [V2 if updates_in_flight else V0, V2]
 
 
 def test_a_version_is_looked_for_once_a_second_while_responses_are_in_the_making():
     versions = fakes.Versions(V0, V0, V1, V2)
     role, generator, _ = searcher(versions, fakes.Log(), rounds=1, updates_in_flight=True)
     role.adopt_first()
+    role.ask(role.rounds.take())
+    generator.step = list
     for _ in range(100):
-        role.update_in_flight()
+        role.step()
     assert generator.adopted == [V0], "the second look found nothing new, and a third one was too soon"
 
 
@@ -96,7 +98,7 @@ def test_no_version_older_than_the_one_in_use_is_adopted_when_a_listing_is_behin
     with pytest.raises(Stopped):
         role.run()
     assert generator.adopted == versions.loaded == [V0, V2, resumed]
-    assert [log.rounds[r][0].version_start for r in range(4)] == [V2, V2, resumed, resumed]
+    assert [log.shards[r][0].version_start for r in range(4)] == [V2, V2, resumed, resumed]
     assert events.kinds == ["version-adopted"] * 3
 
 
@@ -109,9 +111,9 @@ def test_in_step_each_round_is_by_the_version_that_it_has_to_be_by(lag):
     with pytest.raises(Stopped):
         role.run()
     expected = [V0, V1, again] if lag == 0 else [V0, V0, V0, V1]
-    assert [log.rounds[r][0].version_start for r in range(len(log.rounds))] == expected[: len(log.rounds)]
-    assert generator.adopted == list(dict.fromkeys(expected[: len(log.rounds)]))
-    assert len(log.rounds) >= 1
+    assert [log.shards[r][0].version_start for r in range(len(log.shards))] == expected[: len(log.shards)]
+    assert generator.adopted == list(dict.fromkeys(expected[: len(log.shards)]))
+    assert len(log.shards) >= 1
 
 
 def test_in_step_a_version_that_never_comes_is_waited_for_until_the_deadline():
@@ -119,16 +121,16 @@ def test_in_step_a_version_that_never_comes_is_waited_for_until_the_deadline():
     role.versions.seen = [V0, V2]  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(DeadlinePassed, match=r"no version 1 could be adopted for 0\.1 s \(limits\.data_deadline\)"):
         role.run()
-    assert list(log.rounds) == [0] and generator.adopted == [V0]
+    assert list(log.shards) == [0] and generator.adopted == [V0]
 
 
 def test_in_step_a_fork_begins_with_the_version_it_starts_from():
-    role, generator, _ = searcher(fakes.Versions(V2), log := fakes.Log(stored=3), rounds=1, lag=2)
+    role, generator, _ = searcher(fakes.Versions(V2), log := fakes.Log({0: [], 1: [], 2: []}), rounds=1, lag=2)
     role.first_version = 2
     role.versions.seen = [V2]  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(Stopped):
         role.run()
-    assert generator.adopted == [V2] and min(log.rounds) == 3
+    assert generator.adopted == [V2] and {it.round for it in log.shards[3]} == {3}
 
 
 def test_generator_and_scorer_are_asked_at_the_temperature_of_search():
@@ -178,7 +180,7 @@ def test_the_reward_of_a_response_that_is_remembered_is_not_asked_for_again(reme
     with pytest.raises(Stopped):
         role.run()
     assert len(rewarded) == asked
-    assert {(t.prompt_id, t.reward) for shard in log.rounds.values() for t in shard} == {
+    assert {(t.prompt_id, t.reward) for shard in log.shards.values() for t in shard} == {
         (f"p{i}", float(i)) for i in range(12)
     }
 
@@ -197,7 +199,7 @@ def test_a_damaged_version_is_reported_once_and_the_old_one_kept():
         role.run()
     assert generator.adopted == [V0]
     assert events.kinds == ["version-adopted", "version-refused"] and versions.loaded == [V0, V1]
-    assert log.rounds[8][0].version_start == V0
+    assert log.shards[8][0].version_start == V0
 
 
 def test_a_version_pruned_while_it_was_read_is_passed_over():
@@ -214,7 +216,7 @@ def test_nothing_is_generated_before_a_version_could_be_adopted(trouble):
     versions = fakes.Versions(V0, V1, V2, broken={V0: trouble, V1: trouble})
     role, generator, events = searcher(versions, log := fakes.Log(), rounds=3)
     role.adopt_first(poll=0)
-    assert generator.adopted == [V2] and len(events.kinds) == 3 and not log.rounds
+    assert generator.adopted == [V2] and len(events.kinds) == 3 and not log.shards
 
 
 def test_the_wait_for_a_version_that_can_be_adopted_has_a_deadline_that_says_why():
@@ -226,12 +228,13 @@ def test_the_wait_for_a_version_that_can_be_adopted_has_a_deadline_that_says_why
 
 
 def test_a_restarted_searcher_goes_on_with_the_next_round_and_the_same_seeds():
-    whole, rest = fakes.Log(), fakes.Log(stored=2)
-    for log, rounds in ((whole, 4), (rest, 2)):
-        with pytest.raises(Stopped):
-            searcher(fakes.Versions(V0), log, rounds=rounds)[0].run()
-    assert sorted(rest.rounds) == [2, 3]
-    assert [(t.prompt_id, t.seed) for t in rest.rounds[3]] == [(t.prompt_id, t.seed) for t in whole.rounds[3]]
+    whole = fakes.Log()
+    with pytest.raises(Stopped):
+        searcher(fakes.Versions(V0), whole, rounds=4)[0].run()
+    rest = fakes.Log({seq: whole.shards[seq] for seq in range(2)})
+    with pytest.raises(Stopped):
+        searcher(fakes.Versions(V0), rest, rounds=2)[0].run()
+    assert [(t.prompt_id, t.seed) for t in rest.shards[3]] == [(t.prompt_id, t.seed) for t in whole.shards[3]]
 
 
 def test_waiting_for_the_first_version_has_a_deadline_that_says_what_is_missing():

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tba.config import TaskConfig
 from tba.errors import ConfigError
+from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.tasks import get_task
 from tba.tasks.redteam import ALPACA, RedTeam, judge, victim_seed
@@ -72,7 +73,7 @@ def rewards_by_hand(options: dict[str, Any], text: str, seed: int) -> tuple[floa
     tokens = tuple(tiny_tokenizer()(ALPACA.format(instruction=text.strip())).input_ids)
     seeds = [victim_seed(seed, n) for n in range(options["victim_samples"])]
     prompt = Prompt(prompt_id="p", text="", tokens=tokens)
-    (answers,) = victim.generate([prompt], [seeds], temperature=0.7, top_p=0.92)
+    (answers,) = generate(victim, [prompt], [seeds], temperature=0.7, top_p=0.92)
     classifier = AutoModelForSequenceClassification.from_pretrained(options["classifier"]).eval()
     found = []
     for answer in answers:

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from tba.config import Config, ObjectiveName
 from tba.errors import DeadlinePassed, RunFailed, Stopped, StorageError, Superseded
 from tba.fetched import Fetched
+from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.interfaces import Lease
 from tba.policy import Policy, PolicyScorer, Snapshot
@@ -76,7 +78,7 @@ class Buffer:
     def recorded(self, sync: int) -> bool:
         return False
 
-    def ready(self, sync: int, *, step: int) -> bool:
+    def ready(self, sync: int, *, step: int, until: int) -> bool:
         return sync not in self.missing
 
     def waiting(self) -> int:
@@ -126,8 +128,10 @@ class Store:
     broken: dict[str, Exception] = field(default_factory=dict)  # by entry of the journal
     records: list[StepRecord] = field(default_factory=list)
     written: list[dict[str, float]] = field(default_factory=list)
-    dtypes: dict[str, set[torch.dtype]] = field(default_factory=dict)  # of stored weights, by entry
+    dtypes: dict[str, set[torch.dtype]] = field(default_factory=dict)  # of checkpoints' weights, by entry
     digests: dict[int, str] = field(default_factory=dict)
+    weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by published number
+    changed: dict[int, float | None] = field(default_factory=dict)
     states: dict[int, TrainingState] = field(default_factory=dict)
 
     def take(self, kind: str, number: int) -> None:
@@ -143,9 +147,12 @@ class Store:
         self.records += records
         self.digests[sync] = weights_sha256
 
-    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
+    def publish(
+        self, version: Version, *, step: int, folder: Path, weights_sha256: str, changed_share: float | None
+    ) -> None:
         assert step == min(version.number * EVERY, STEPS)
-        self.dtypes[f"version {version.number}"] = {t.dtype for t in load_file(folder / "model.safetensors").values()}
+        self.weights[version.number] = load_file(folder / "model.safetensors")
+        self.changed[version.number] = changed_share
         self.take("version", version.number)
 
     def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None:
@@ -170,8 +177,8 @@ class VersionsOf(fakes.Versions):
         super().__init__()
         self.store = store
 
-    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
-        self.store.publish(version, step=step, folder=folder, weights_sha256=weights_sha256)
+    def publish(self, version: Version, **of_it: Any) -> None:
+        self.store.publish(version, **of_it)
 
     def prune(self, *, keep: int, every: int) -> None:
         self.store.journal.append("prune versions")
@@ -408,8 +415,35 @@ def test_every_sync_is_a_record_then_its_ledger_then_its_version_and_checkpoint(
 def test_versions_are_stored_as_told_and_checkpoints_in_full_precision(tmp_path):
     trainer, store = make(tmp_path, settings(model__publish_dtype="bfloat16"))
     trainer.run()
-    assert store.dtypes["version 0"] == store.dtypes["version 6"] == {torch.bfloat16}
+    for number in (0, 6):
+        assert {weights.dtype for weights in store.weights[number].values()} == {torch.bfloat16}
     assert store.dtypes["checkpoint 3"] == store.dtypes["checkpoint 6"] == {torch.float32}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_version_says_which_share_of_its_weights_is_not_that_of_the_version_published_before(tmp_path, dtype):
+    """Also where numbers were skipped in between."""
+    config = settings(model__publish_dtype=dtype, sync__checkpoint_every=2)
+    trainer, store = make(tmp_path, config, slow={"version": 0.05})
+    trainer.run()
+    published = sorted(store.weights)
+    assert {0, 2, 4, 6} <= set(published)
+    assert store.changed.pop(0) is None
+    for before, after in pairwise(published):
+        old, new = (torch.cat([it.flatten() for it in store.weights[n].values()]) for n in (before, after))
+        assert store.changed[after] == int((old != new).sum()) / len(new) > 0
+
+
+def test_a_resumed_trainers_first_version_is_compared_with_none(tmp_path):
+    half, store = make(tmp_path, settings(), lease=LeaseAt(Stopped("enough"), 5))
+    with pytest.raises(Stopped):
+        half.run()
+    rest, after = make(tmp_path, settings(), policy=half.learner.policy)
+    rest.resume(store.states[3])
+    rest.run()
+    first, *later = sorted(after.changed)
+    assert first == 3 and after.changed[first] is None
+    assert later and all(after.changed[number] for number in later)
 
 
 def test_ledger_and_checkpoint_are_of_the_moment_of_their_sync_though_training_went_on(tmp_path):
@@ -502,6 +536,34 @@ def test_a_round_that_does_not_arrive_is_waited_for_until_its_deadline(tmp_path)
     assert "ledger 1" in store.journal and "ledger 2" not in store.journal
 
 
+def test_where_ages_are_bounded_each_record_but_the_last_waits_for_younger_responses_and_every_version_is_there(
+    tmp_path,
+):
+    """Each record waits for what the version before it generates, whose publishing takes longer than the steps."""
+    config = settings(sampling__max_age=2 * EVERY - 1, sync__checkpoint_every=100, limits__data_deadline=9)
+    trainer, store = make(tmp_path, config, slow={"version": 0.2})
+    buffer, publish = trainer.buffer, trainer.syncs.versions.publish
+    buffer.missing = set(range(2, config.last_sync + 1))  # pyright: ignore[reportAttributeAccessIssue]
+
+    def published(version: Version, **known: Any) -> None:
+        publish(version, **known)
+        buffer.missing -= {version.number + 1} - {config.last_sync}  # pyright: ignore[reportAttributeAccessIssue]
+
+    trainer.syncs.versions.publish = published
+    trainer.run()
+    for sync in range(2, config.last_sync):
+        assert store.journal.index(f"version {sync - 1}") < store.journal.index(f"record {sync}")
+
+
+def test_younger_responses_that_do_not_arrive_are_waited_for_until_the_deadline(tmp_path):
+    config = settings(sampling__max_age=2 * EVERY, limits__data_deadline=0.3)
+    trainer, store = make(tmp_path, config)
+    trainer.buffer.missing = {2}  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(DeadlinePassed, match=rf"fewer than 6 responses .* {2 * EVERY} steps old \(sampling.max_age\)"):
+        trainer.run()
+    assert "ledger 1" in store.journal and "ledger 2" not in store.journal
+
+
 # --- Trouble ---
 
 
@@ -519,9 +581,7 @@ def test_a_ledger_that_cannot_be_written_ends_the_run_before_any_later_sync(tmp_
 def test_trouble_beside_the_steps_is_noticed_at_the_next_step_not_at_the_next_sync(tmp_path, entry):
     config = settings(training__steps=90, sync__every=30, sync__checkpoint_every=1)
     trainer, store = make(tmp_path, config, broken={entry: StorageError("gone")})
-    trainer.syncs.versions.publish = lambda version, *, step, folder, weights_sha256: store.take(
-        "version", version.number
-    )
+    trainer.syncs.versions.publish = lambda version, **_: store.take("version", version.number)
     with pytest.raises(StorageError, match="gone"):
         trainer.run()
     assert 30 <= len(store.written) < 55  # the next sync would notice at 59
@@ -601,9 +661,7 @@ def run_counting(trainer: Trainer, store: Store, alive: Callable[[], int], *, pa
         store.written.append(metrics)
 
     trainer.metrics.write = write
-    trainer.syncs.versions.publish = lambda version, *, step, folder, weights_sha256: store.take(
-        "version", version.number
-    )
+    trainer.syncs.versions.publish = lambda version, **_: store.take("version", version.number)
     trainer.run()
     return max(counts)
 
@@ -653,14 +711,14 @@ class Lottery:
         self.versions: list[int] = []
         self.adopting = threading.Lock()
 
-    def publish(self, version: Version, *, step: int, folder: Path, weights_sha256: str) -> None:
+    def publish(self, version: Version, *, folder: Path, **_: Any) -> None:
         with self.adopting:
             self.generator.adopt(folder, version)
 
     def sync(self, sync: int, *, step: int) -> int:
         with self.adopting:
             seeds = [range(1000 * sync, 1000 * sync + 32)]
-            (responses,) = self.generator.generate([self.prompt], seeds, temperature=1.0)
+            (responses,) = generate(self.generator, [self.prompt], seeds, temperature=1.0)
             ((*ref_logps,),) = self.scorer.token_logps([self.prompt], [responses], temperature=1.0)
             self.versions.append(responses[0].version_start.number)
         self.newest = [

@@ -10,11 +10,12 @@ import torch
 from tba import turns
 from tba.config import TaskConfig
 from tba.errors import DataError
+from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.interfaces import TakesTurns
 from tba.policy import Policy, PolicyScorer
 from tba.prompts import turn_seed
-from tba.types import Prompt, Response, Reward, Version
+from tba.types import Prompt, Request, Response, Reward, Version
 from tests import fakes
 from tests.tba.tiny import EOS_ID, tiny_llama, tiny_tokenizer
 
@@ -79,7 +80,7 @@ def generator(folder: Path) -> TransformersGenerator:
 @pytest.fixture(scope="module")
 def pairs(generator: TransformersGenerator) -> list[tuple[Prompt, Response]]:
     """Each prompt with each of its responses."""
-    found = turns.generate(Echo(), generator, PROMPTS, SEEDS, max_tokens=MOST, temperature=1.0)
+    found = generate(turns.whole(Echo(), generator), PROMPTS, SEEDS, temperature=1.0)
     assert [[response.seed for response in group] for group in found] == SEEDS
     return [(prompt, response) for prompt, group in zip(PROMPTS, found, strict=True) for response in group]
 
@@ -98,8 +99,8 @@ def without_times(response: Response) -> Response:
 def test_a_task_that_does_not_answer_gets_what_the_generator_gives(generator: TransformersGenerator):
     task = fakes.Task()
     assert isinstance(Echo(), TakesTurns) and not isinstance(task, TakesTurns)
-    found = turns.generate(task, generator, PROMPTS, SEEDS, max_tokens=MOST, temperature=0.8, top_p=0.9)
-    expected = generator.generate(PROMPTS, SEEDS, temperature=0.8, top_p=0.9)
+    found = generate(turns.whole(task, generator), PROMPTS, SEEDS, temperature=0.8, top_p=0.9)
+    expected = generate(generator, PROMPTS, SEEDS, temperature=0.8, top_p=0.9)
     assert [[*map(without_times, group)] for group in found] == [[*map(without_times, group)] for group in expected]
     assert {(it.loss_mask, it.turns) for group in found for it in group} == {(None, ())}
 
@@ -116,7 +117,7 @@ def test_each_turn_is_what_its_seed_yields_alone_after_everything_said_before(
             if own:
                 room = MOST - (len(tokens) - len(prompt.tokens))
                 ask = [replace(prompt, tokens=tokens)], [[turn_seed(response.seed, n // 2)]]
-                [[turn]] = alone.generate(*ask, temperature=1.0, limits=[room])
+                [[turn]] = generate(alone, *ask, temperature=1.0, limits=[room])
                 said.append(turn)
                 assert part == turn.tokens
                 texts.append(turn.text)
@@ -165,7 +166,7 @@ def test_what_is_batched_together_changes_nothing(pairs: list[tuple[Prompt, Resp
     for i in reversed(range(len(PROMPTS))):
         for half in (SEEDS[i][::2], SEEDS[i][1::2]):
             small = make_generator(folder, batch=5)
-            [group] = turns.generate(Echo(), small, [PROMPTS[i]], [half], max_tokens=MOST, temperature=1.0)
+            [group] = generate(turns.whole(Echo(), small), [PROMPTS[i]], [half], temperature=1.0)
             found |= {it.seed: (it.tokens, it.loss_mask, it.text, it.finished) for it in group}
     assert found == {it.seed: (it.tokens, it.loss_mask, it.text, it.finished) for _, it in pairs}
 
@@ -187,12 +188,11 @@ def test_turns_have_seeds_of_their_own_and_the_first_has_the_responses():
 
 def test_a_response_names_the_versions_of_its_first_and_last_turn_and_adds_up_their_times():
     class Newer(fakes.Generator):
-        """A version further at each call."""
+        """A version further at each turn."""
 
-        def generate(self, *args: Any, **options: Any) -> list[list[Response]]:
-            self.version = Version(len(self.settings), 1)
-            found = super().generate(*args, **options)
-            return [[replace(it, generate_seconds=1.5) for it in group] for group in found]
+        def step(self) -> list[tuple[Request, Response]]:
+            self.version = Version(len(self.settings) - 1, 1)
+            return [(request, replace(response, generate_seconds=1.5)) for request, response in super().step()]
 
     class Twice(Echo):
         def reply(self, prompt: Prompt, turns: Sequence[str], tokenizer: Any) -> Sequence[int] | None:
@@ -200,16 +200,16 @@ def test_a_response_names_the_versions_of_its_first_and_last_turn_and_adds_up_th
 
     generator = Newer()
     generator.tokenizer = tiny_tokenizer(CHARACTERS)
-    [[response]] = turns.generate(Twice(), generator, PROMPTS[:1], [[1]], max_tokens=64, temperature=1.0)
+    [[response]] = generate(turns.whole(Twice(), generator), PROMPTS[:1], [[1]], temperature=1.0)
     assert (response.version_start, response.version_end) == (Version(0, 1), Version(2, 1))
     assert response.generate_seconds == 4.5 and len(response.tokens) == 6
 
 
 @pytest.mark.parametrize("reply", ["0=", {"input_ids": [3, 4]}, [3.0]])
-def test_an_answer_that_is_no_tokens_is_refused_by_prompt(generator: TransformersGenerator, reply: Any):
+def test_an_answer_that_is_no_tokens_is_refused_by_prompt(folder: Path, reply: Any):
     class Wrong(Echo):
         def reply(self, prompt: Prompt, turns: Sequence[str], tokenizer: Any) -> Sequence[int] | None:
             return reply
 
     with pytest.raises(DataError, match="prompt 'train-0\\?': reply must be tokens or None, got"):
-        turns.generate(Wrong(), generator, PROMPTS[:1], SEEDS[:1], max_tokens=MOST, temperature=1.0)
+        generate(turns.whole(Wrong(), make_generator(folder)), PROMPTS[:1], SEEDS[:1], temperature=1.0)

@@ -10,6 +10,7 @@ import torch
 
 from tba.config import SearchConfig, TaskConfig
 from tba.errors import ConfigError, Stopped
+from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.interfaces import SplitsIntoSteps
 from tba.policy import Policy
@@ -18,7 +19,7 @@ from tba.scoring import Scoring
 from tba.searcher import Searcher
 from tba.steps import line_ends, step_ends
 from tba.tasks import get_task
-from tba.types import Prompt, Response, Reward, Trajectory, Version
+from tba.types import Prompt, Request, Response, Reward, Trajectory, Version
 from tba.values import Steps, estimate
 from tests import fakes
 from tests.tba.test_turns import Echo
@@ -139,9 +140,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Counting(TransformersGenerator):
     """Remembers the prompts that it was given, and how often it was asked."""
 
-    def generate(self, prompts: Sequence[Prompt], *args: Any, **options: Any) -> list[list[Response]]:
-        self.asked = [*getattr(self, "asked", []), list(prompts)]
-        return super().generate(prompts, *args, **options)
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.asked = [*getattr(self, "asked", []), list({id(it.prompt): it.prompt for it in requests}.values())]
+        super().submit(requests)
 
 
 def make_generator(folder: Path, *, batch: int = 64) -> Counting:
@@ -150,9 +151,11 @@ def make_generator(folder: Path, *, batch: int = 64) -> Counting:
     return generator
 
 
-def search(folder: Path, *, rounds: int = 2, stored: int = 0, batch: int = 64, **changes: Any) -> fakes.Log:
+def search(
+    folder: Path, *, rounds: int = 2, stored: Sequence[Sequence[Trajectory]] = (), batch: int = 64, **changes: Any
+) -> fakes.Log:
     """What a searcher appends in its rounds after those that are stored."""
-    generator, log, task = make_generator(folder, batch=batch), fakes.Log(stored=stored), Ones()
+    generator, log, task = make_generator(folder, batch=batch), fakes.Log(dict(enumerate(stored))), Ones()
     options = {
         "responses_per_prompt": 6, "prompts_per_round": 3, "temperature": 1.3, "top_p": 0.95,
         "max_response_tokens": MOST, "value_samples": SAMPLES, **changes,
@@ -172,7 +175,7 @@ def search(folder: Path, *, rounds: int = 2, stored: int = 0, batch: int = 64, *
         scorer=Scorer(),
         log=log,
         versions=versions,
-        lease=fakes.Lease(stop_at=rounds - stored + 2),
+        lease=fakes.Lease(stop_when=lambda: len(log.shards) >= rounds),
         events=fakes.Events(),
         deadline=60.0,
     )  # fmt: skip
@@ -188,7 +191,7 @@ class Scorer(fakes.Scorer):
 
 @pytest.fixture(scope="module")
 def rounds(folder: Path) -> dict[int, list[Trajectory]]:
-    return search(folder).rounds
+    return search(folder).shards
 
 
 def text_of(tokens: Sequence[int]) -> str:
@@ -219,7 +222,8 @@ def test_a_value_is_what_continuations_of_the_state_earn_on_average(rounds: dict
         for prefix, value in zip(states(row), row.step_values or (), strict=True):
             if (key := (row.group_id, prefix)) not in found:
                 prompt = Prompt(prompt_id=row.prompt_id, text=row.prompt, tokens=row.prompt_tokens)
-                [continued] = alone.generate(
+                [continued] = generate(
+                    alone,
                     [replace(prompt, tokens=row.prompt_tokens + prefix)],
                     [[continuation_seed(row.seed, len(prefix), n) for n in range(SAMPLES)]],
                     temperature=1.3, top_p=0.95, limits=[MOST - len(prefix)],
@@ -235,7 +239,7 @@ def test_states_that_are_alike_are_continued_once_and_all_of_a_round_together(fo
     generator, task = make_generator(folder), Ones()
     prompts = task.prompts("train", [], generator.tokenizer, max_tokens=9)[:4]
     config = SearchConfig(max_response_tokens=MOST, value_samples=2, value_steps=3)
-    responses = generator.generate(prompts, [list(range(6))] * 4, temperature=1.0)
+    responses = generate(generator, prompts, [list(range(6))] * 4, temperature=1.0)
     rewards = [[task.reward(prompt, it) for it in group] for prompt, group in zip(prompts, responses, strict=True)]
     found = estimate(Scoring(task), generator, config, prompts, responses, rewards)
     assert len(generator.asked) == 2
@@ -254,7 +258,7 @@ def test_states_beyond_the_first_so_many_have_the_reward_of_the_response(
     rounds: dict[int, list[Trajectory]], folder: Path, most: int
 ):
     beyond = 0
-    for row, whole in zip(search(folder, value_steps=most).rounds[0], rounds[0], strict=True):
+    for row, whole in zip(search(folder, value_steps=most).shards[0], rounds[0], strict=True):
         assert row.step_ends == whole.step_ends and row.step_values and whole.step_values
         assert row.step_values[:most] == whole.step_values[:most]
         assert set(row.step_values[most:]) <= {row.reward}
@@ -263,15 +267,15 @@ def test_states_beyond_the_first_so_many_have_the_reward_of_the_response(
 
 
 def test_with_0_every_state_is_estimated(rounds: dict[int, list[Trajectory]], folder: Path):
-    found = search(folder, value_steps=0, rounds=1).rounds[0]
+    found = search(folder, value_steps=0, rounds=1).shards[0]
     assert [row.step_values for row in found] == [row.step_values for row in rounds[0]]
 
 
 def test_a_searcher_that_starts_again_finds_the_same_values_however_they_are_batched(
     rounds: dict[int, list[Trajectory]], folder: Path
 ):
-    again = search(folder, stored=1, batch=7).rounds
-    assert sorted(again) == [1]
+    again = search(folder, stored=[rounds[0]], batch=7).shards
+    assert again[0] == rounds[0] and sorted(again) == [0, 1]
     assert [row.step_ends for row in again[1]] == [row.step_ends for row in rounds[1]]
     assert [row.step_values for row in again[1]] == [row.step_values for row in rounds[1]]
 
@@ -279,7 +283,7 @@ def test_a_searcher_that_starts_again_finds_the_same_values_however_they_are_bat
 def test_values_change_nothing_else_and_without_samples_there_are_none(
     rounds: dict[int, list[Trajectory]], folder: Path
 ):
-    for row, whole in zip(search(folder, value_samples=0, rounds=1).rounds[0], rounds[0], strict=True):
+    for row, whole in zip(search(folder, value_samples=0, rounds=1).shards[0], rounds[0], strict=True):
         assert (row.step_ends, row.step_values) == (None, None)
         same = {"created_at": row.created_at, "generate_seconds": row.generate_seconds}
         assert replace(whole, step_ends=None, step_values=None, **same) == row
@@ -302,7 +306,7 @@ def test_a_task_that_answers_back_is_refused(folder: Path):
 def test_a_response_of_one_step_has_the_value_of_its_prompt(folder: Path):
     generator = make_generator(folder)
     prompts = Ones().prompts("train", [], generator.tokenizer, max_tokens=9)[:2]
-    responses = generator.generate(prompts, [[1, 2], [3]], temperature=1.0)
+    responses = generate(generator, prompts, [[1, 2], [3]], temperature=1.0)
     rewards = [[Reward(value=0.0)] * len(group) for group in responses]
     config = SearchConfig(max_response_tokens=MOST, value_samples=2)
     found = estimate(Scoring(fakes.Task()), generator, config, prompts, responses, rewards)
@@ -313,7 +317,7 @@ def test_a_response_of_one_step_has_the_value_of_its_prompt(folder: Path):
 def test_values_are_the_same_in_pieces_and_between_those_is_told_how_far_they_are(folder: Path):
     generator, task = make_generator(folder), Ones()
     prompts = task.prompts("train", [], generator.tokenizer, max_tokens=9)[:2]
-    responses = generator.generate(prompts, [[1, 2], [3, 4]], temperature=1.0)
+    responses = generate(generator, prompts, [[1, 2], [3, 4]], temperature=1.0)
     rewards = [[Reward(value=0.0)] * len(group) for group in responses]
     told: list[tuple[int, int]] = []
 

@@ -1,0 +1,221 @@
+"""Log-probabilities of whole groups in one row: a prompt is read once for all of its responses, and nothing is padded.
+
+All layers but attention look at each token alone, so they take the tokens of many groups as one row, which holds each
+prompt once. Attention is ours, registered with transformers: it takes that row apart, so that every response sees its
+own prompt and itself. Models that cannot be given another attention, or need more than that, are refused.
+"""
+# Shapes: N tokens of the row; in a call of attention C sequences, Q queries and K keys of each with padding, H heads,
+# D size of a head.
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from tba.batching import buckets
+from tba.errors import DataError
+from tba.logprobs import chosen_logps, logits_at
+
+ATTENTION = "tba-packed"
+_HARMLESS = {"position_ids", "cache_position", "use_cache", "dropout", "is_causal"}
+
+
+class CannotPack(Exception):
+    """The model needs more of attention than we give."""
+
+
+class Group(NamedTuple):
+    """Responses to one prompt."""
+
+    prompt: tuple[int, ...]
+    responses: Sequence[tuple[int, ...]]
+
+    @property
+    def read(self) -> int:
+        """Tokens that a row holds of it: of a response all but the last."""
+        return len(self.prompt) + sum(max(0, len(response) - 1) for response in self.responses)
+
+
+def rows(groups: Sequence[Group], most: int) -> Iterator[list[Group]]:
+    """All responses in order, in rows of at most `most` tokens or of one response. A group that fits no row goes on in
+    the next, which reads its prompt again."""
+    row, room = list[Group](), most
+    for part in (part for group in groups for part in _parts(group, most)):
+        if row and part.read > room:
+            yield row
+            row, room = [], most
+        row.append(part)
+        room -= part.read
+    if row:
+        yield row
+
+
+def _parts(group: Group, most: int) -> Iterator[Group]:
+    part = Group(group.prompt, [])
+    for response in group.responses:
+        longer = Group(group.prompt, [*part.responses, response])
+        if part.responses and longer.read > most:
+            yield part
+            longer = Group(group.prompt, [response])
+        part = longer
+    if part.responses:
+        yield part
+
+
+def can_pack(model: nn.Module) -> bool:
+    """Whether every layer of the model is told positions, and looks at other tokens by plain attention alone."""
+    if not isinstance(model, PreTrainedModel) or not type(model).__module__.startswith("transformers."):
+        return False  # nobody knows what it does
+    layers = DynamicCache(config=model.config).layers
+    return (
+        type(model).is_backend_compatible()
+        and bool(layers)
+        and all(type(layer) is DynamicLayer for layer in layers)  # no windows, no states
+        and "position_ids" in inspect.signature(model.forward).parameters
+    )
+
+
+@torch.inference_mode()
+def packed_logps(
+    model: PreTrainedModel, groups: Sequence[Group], *, temperature: float, tokens_per_call: int
+) -> list[tuple[float, ...]]:
+    """Of each response its tokens', as `tba.logprobs.token_logps` has them. CannotPack if the model turns out not to
+    take it. Attention takes several short sequences in one call, padded to at most `tokens_per_call`."""
+    row = _Row.of(groups, tokens_per_call, model.device)
+    inputs = {"input_ids": row.tokens_1N, "position_ids": row.positions_1N}
+    with _attending(model, row):
+        logits_MV = logits_at(model, (torch.zeros_like(row.predicts_M), row.predicts_M), **inputs)
+    if row.attended != (layers := len(DynamicCache(config=model.config).layers)):
+        raise CannotPack(f"{row.attended} of {layers} layers look at other tokens by the attention given")
+    found = iter(chosen_logps(logits_MV, row.targets_M, temperature=temperature).tolist())
+    return [tuple(next(found) for _ in response) for group in groups for response in group.responses]
+
+
+class _Call(NamedTuple):
+    """Sequences that attention takes together. Padding reads token 0 and is written behind the last one."""
+
+    queries_CQ: Tensor
+    keys_CK: Tensor
+    into_CQ: Tensor
+    mask_C1QK: Tensor | None  # none: each query sees the keys up to its own place
+
+
+@dataclass
+class _Row:
+    tokens_1N: Tensor
+    positions_1N: Tensor
+    predicts_M: Tensor  # where each token of a response is predicted, response after response
+    targets_M: Tensor  # and which it is
+    calls: list[_Call]
+    attended: int = field(default=0)  # layers
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], tokens_per_call: int, device: torch.device) -> "_Row":
+        """Each prompt is followed by its responses, without their last tokens: those are predicted, never read."""
+        tokens, positions, predicts, targets = [list[int]() for _ in range(4)]
+        prompts, responses = list[tuple[range, range]](), list[tuple[range, range]]()
+        for prompt, answers in groups:
+            if not prompt:
+                raise DataError("a prompt needs at least 1 token, got 0")
+            read = range(len(tokens), len(tokens) + len(prompt))
+            tokens += prompt
+            positions += range(len(prompt))
+            prompts.append((range(0), read))
+            for answer in filter(None, answers):
+                own = range(len(tokens), len(tokens) + len(answer) - 1)
+                tokens += answer[:-1]
+                positions += range(len(prompt), len(prompt) + len(own))
+                predicts += [read[-1], *own]
+                targets += answer
+                if own:
+                    responses.append((read, own))
+        calls = [
+            _call([spans[i] for i in chosen], len(tokens), device)
+            for spans in (prompts, responses)
+            for chosen in buckets([len(before) + len(own) for before, own in spans], tokens_per_call)
+        ]
+        return cls(
+            torch.tensor([tokens], device=device),
+            torch.tensor([positions], device=device),
+            torch.tensor(predicts, device=device),
+            torch.tensor(targets, device=device),
+            calls,
+        )
+
+
+def _call(spans: Sequence[tuple[range, range]], row: int, device: torch.device) -> _Call:
+    """Of sequences that see what is before them, and themselves up to each token; by where that is in the row."""
+    most = max(len(own) for _, own in spans)
+    longest = max(len(before) + len(own) for before, own in spans)
+    queries = [[*own, *[0] * (most - len(own))] for _, own in spans]
+    keys = [[*before, *own, *[0] * (longest - len(before) - len(own))] for before, own in spans]
+    into = [[*own, *[row] * (most - len(own))] for _, own in spans]
+    mask = None
+    if any(before for before, _ in spans):
+        last_CQ = torch.tensor([len(before) for before, _ in spans])[:, None] + torch.arange(most)
+        mask = (torch.arange(longest) <= last_CQ[:, :, None])[:, None].to(device)
+    queries_CQ, keys_CK, into_CQ = (torch.tensor(places, device=device) for places in (queries, keys, into))
+    return _Call(queries_CQ, keys_CK, into_CQ, mask)
+
+
+_row: ContextVar[_Row] = ContextVar("row")
+
+
+@contextmanager
+def _attending(model: PreTrainedModel, row: _Row) -> Iterator[None]:
+    """The model attends to this row, and afterwards as it did before."""
+    before, token = model.config._attn_implementation or "eager", _row.set(row)
+    model.set_attn_implementation(ATTENTION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        _row.reset(token)
+
+
+def _attend(
+    module: nn.Module,
+    query_1HND: Tensor,
+    key_1HND: Tensor,
+    value_1HND: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers asks for it: [1, N, H, D]."""
+    row = _row.get()
+    row.attended += 1
+    others = {name for name, value in options.items() if not (value is None or value is False or name in _HARMLESS)}
+    if others or attention_mask is not None:
+        raise CannotPack(f"its attention wants {', '.join(sorted(others)) or 'a mask of its own'}")
+    query_NHD, key_NHD, value_NHD = (it[0].transpose(0, 1) for it in (query_1HND, key_1HND, value_1HND))
+    tokens, heads, _ = query_NHD.shape
+    out_NHD = value_NHD.new_empty(tokens + 1, heads, value_NHD.shape[2])
+    for call in row.calls:
+        seen_CHQD = nn.functional.scaled_dot_product_attention(
+            _taken(query_NHD, call.queries_CQ),
+            _taken(key_NHD, call.keys_CK, heads),
+            _taken(value_NHD, call.keys_CK, heads),
+            attn_mask=call.mask_C1QK,
+            is_causal=call.mask_C1QK is None,
+            scale=scaling,
+        )
+        out_NHD.index_copy_(0, call.into_CQ.flatten(), seen_CHQD.transpose(1, 2).flatten(0, 1))
+    return out_NHD[None, :tokens], None
+
+
+def _taken(held_NHD: Tensor, places_CT: Tensor, heads: int | None = None) -> Tensor:
+    """[C, H, T, D]; keys and values of a head that several queries share, once for each of them."""
+    found_CHTD = held_NHD.index_select(0, places_CT.flatten()).unflatten(0, places_CT.shape).transpose(1, 2)
+    repeats = 1 if heads is None else heads // held_NHD.shape[1]
+    return found_CHTD if repeats == 1 else found_CHTD.repeat_interleave(repeats, dim=1)
+
+
+AttentionInterface.register(ATTENTION, _attend)

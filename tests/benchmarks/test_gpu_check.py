@@ -1,0 +1,49 @@
+"""The command itself; what it runs are tests/test_devices.py, those of vLLM, and measurements."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu_check import ROOT, TESTS, TESTS_OF_VLLM, run_tests
+from tests.devices import HAS_GPU
+
+SOME = """
+import pytest
+
+@pytest.mark.gpu
+def test_right(): ...
+
+@pytest.mark.gpu
+def test_wrong():
+    assert False
+
+@pytest.mark.gpu
+@pytest.mark.skip
+def test_left_out(): ...
+
+def test_of_something_else():
+    assert False
+"""
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there is a GPU here")
+def test_without_a_gpu_it_ends_at_once_and_says_so_in_a_line(tmp_path: Path):
+    command = [sys.executable, "-m", "benchmarks.gpu_check", "--out", str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.startswith("error: gpu-check needs a GPU") and ended.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_tests_are_counted_and_a_failure_is_one(tmp_path: Path):
+    path = tmp_path / "test_some.py"
+    path.write_text(SOME)
+    found = run_tests([str(path)])
+    assert found.pop("seconds") < 60
+    assert found == {"exit_code": 1, "tests": 3, "failures": 1, "errors": 0, "skipped": 1}
+
+
+def test_all_that_it_names_is_there():
+    assert all((ROOT / path).exists() for path in [*TESTS, *TESTS_OF_VLLM])

@@ -1,0 +1,8 @@
+"""Tests that run on the CPU everywhere, and on the GPU where there is one."""
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no GPU here that torch can use")]
+DEVICES = ["cpu", pytest.param("cuda", marks=needs_gpu)]

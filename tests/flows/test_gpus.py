@@ -1,0 +1,326 @@
+"""Who gets which GPU: real locks, held by real processes. No GPU is needed."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from flows import cli, plan
+from flows.engines import _starting
+from flows.gpus import Devices, parse_listing, usable
+from flows.launchers import local_launcher
+from flows.processes import LocalLauncher, NotNow, Role
+from storage.control import change_state
+from storage.events import Events, read_events
+from storage.run import Run
+from tba.config import Config, EngineConfig
+from tba.errors import ConfigError
+from tba.presets import preset
+from tests.flows.roles import LIMITS, at_work, end_roles, script, until
+
+HOLD = "import time; print('held', flush=True); time.sleep(60)"
+ENTER = """
+import time
+from flows.gpus import engine_start
+
+with engine_start() as roles:
+    print(roles, flush=True)
+    time.sleep(60)
+"""
+
+
+class Holder:
+    """A process that takes devices as a role does."""
+
+    def __init__(self, devices: Devices, kind: str):
+        taken = devices.take(kind)
+        assert taken is not None
+        self.uuids = "".join(taken.uuids)
+        self.process = subprocess.Popen([sys.executable, "-c", HOLD], pass_fds=taken.locks, stdout=subprocess.PIPE)
+        taken.release()
+        assert self.process.stdout is not None
+        self.process.stdout.readline()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout:
+            self.process.stdout.close()
+
+
+Hold = Callable[..., Holder]
+
+
+@pytest.fixture
+def hold() -> Iterator[Hold]:
+    """Takes devices with a process that ends with the test."""
+    holders: list[Holder] = []
+
+    def take(devices: Devices, kind: str = "searcher") -> Holder:
+        holders.append(Holder(devices, kind))
+        return holders[-1]
+
+    yield take
+    for holder in holders:
+        holder.kill()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    config = preset("quickstart").replace(LIMITS)
+    run = Run.create(str(tmp_path), "r", config=config.to_dict(), sampler_sql="select 1", code_version="test")
+    change_state(run, desired="run", searchers=1)
+    yield run
+    end_roles(run)
+
+
+def test_roles_take_free_devices_first_then_share_those_of_their_run(tmp_path: Path, hold: Hold):
+    ours, theirs = (Devices(run, folder=tmp_path, uuids=["a", "b"]) for run in ("runs/ours", "runs/theirs"))
+    first, second = hold(ours), hold(theirs)
+    assert (first.uuids, second.uuids) == ("a", "b")
+    assert hold(ours).uuids == "a"
+    assert Devices("runs/third", folder=tmp_path, uuids=["a", "b"]).take("trainer") is None
+    second.kill()
+    assert hold(ours).uuids == "b"
+
+
+def test_those_too_many_for_the_devices_leave_the_trainers_alone_whoever_hands_them_out(tmp_path: Path, hold: Hold):
+    kinds = ["trainer", "searcher", "searcher", "searcher", "evaluator"]
+    holders = [hold(Devices("runs/ours", folder=tmp_path, uuids=["a", "b", "c"]), kind) for kind in kinds]
+    assert [holder.uuids for holder in holders] == ["a", "b", "c", "b", "c"]
+    holders[2].kill()
+    assert hold(Devices("runs/ours", folder=tmp_path, uuids=["a", "b", "c"])).uuids == "c"
+
+
+def test_a_role_is_shown_its_device_alone_and_holds_it_until_its_last_process_ends(run: Run, tmp_path: Path):
+    devices = Devices(run.url, folder=tmp_path / "locks", uuids=["GPU-7"])
+    launcher = LocalLauncher(run, command=script, devices=devices)
+    life = launcher.start(Role("trainer"), 1)
+    assert shown_to(run, "trainer") == "GPU-7"
+    another = Devices("runs/another", folder=tmp_path / "locks", uuids=["GPU-7"])
+    assert another.take("searcher") is None
+    with pytest.raises(NotNow, match="every GPU"):
+        LocalLauncher(run, command=script, devices=another).start(Role("evaluator"), 1)
+    life.kill()
+    until(lambda: life.poll() is not None)
+    taken = another.take("searcher")
+    assert taken is not None
+    taken.release()
+
+
+def test_a_device_is_free_again_when_its_last_role_was_killed(tmp_path: Path, hold: Hold):
+    first = Devices("runs/first", folder=tmp_path, uuids=["a"])
+    holders = [hold(first), hold(first)]
+    second = Devices("runs/second", folder=tmp_path, uuids=["a"])
+    holders[0].kill()
+    assert second.take("searcher") is None
+    holders[1].kill()
+    assert hold(second).uuids == "a"
+
+
+# --- An engine on several GPUs --------------------------------------------------------------------------------------
+
+
+def pairs(run: str, folder: Path, uuids: str) -> Devices:
+    """Those of a run whose engines need two each."""
+    return Devices(run, folder=folder, uuids=list(uuids), per_engine=2)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "expected"),
+    [("abcde", ["a", "bc", "de", "bc"]), ("abcd", ["a", "bc", "db", "cd"]), ("ab", ["a", "ba", "ba", "ba"])],
+)
+def test_an_engine_takes_several_the_free_ones_first_and_the_trainer_one(
+    tmp_path: Path, hold: Hold, uuids: str, expected: list[str]
+):
+    kinds = ["trainer", "searcher", "searcher", "evaluator"]
+    assert [hold(pairs("runs/ours", tmp_path, uuids), kind).uuids for kind in kinds] == expected
+
+
+def test_what_is_too_little_is_not_kept(tmp_path: Path, hold: Hold):
+    theirs = hold(Devices("runs/theirs", folder=tmp_path, uuids=["b"]))
+    assert pairs("runs/ours", tmp_path, "ab").take("searcher") is None
+    assert hold(Devices("runs/third", folder=tmp_path, uuids=["a", "b"])).uuids == "a"
+    theirs.kill()
+
+
+def test_two_runs_never_hold_what_both_of_them_wait_for(tmp_path: Path, hold: Hold):
+    """The first trainer leaves room for its searchers, and the second run waits with empty hands."""
+    assert hold(pairs("runs/first", tmp_path, "ab"), "trainer").uuids == "a"
+    assert pairs("runs/second", tmp_path, "ab").take("trainer") is None
+    assert hold(pairs("runs/first", tmp_path, "ab"), "searcher").uuids == "ba"
+
+
+CONTEND = """
+import sys
+from pathlib import Path
+from flows.gpus import Devices
+
+devices = Devices(sys.argv[1], folder=Path(sys.argv[2]), uuids=list("abcdefgh"), per_engine=8)
+for _ in sys.stdin:
+    taken = devices.take("searcher")
+    print(len(taken.uuids) if taken else 0, flush=True)
+    sys.stdin.readline()
+    if taken:
+        taken.release()
+    print("released", flush=True)
+"""
+
+
+def test_of_runs_that_take_at_once_one_gets_all_and_the_others_nothing(tmp_path: Path):
+    command, piped = [sys.executable, "-c", CONTEND], subprocess.PIPE
+    with ExitStack() as started:
+        runs = [
+            started.enter_context(
+                subprocess.Popen([*command, run, str(tmp_path)], stdin=piped, stdout=piped, text=True)
+            )
+            for run in ("runs/one", "runs/two")
+        ]
+        for _ in range(100):
+            assert sorted(say_to_all(runs, "take")) == ["0", "8"]
+            say_to_all(runs, "release")
+
+
+def say_to_all(runs: "list[subprocess.Popen[str]]", word: str) -> list[str]:
+    """Their answers."""
+    for run in runs:
+        assert run.stdin is not None
+        run.stdin.write(f"{word}\n")
+        run.stdin.flush()
+    return [run.stdout.readline().strip() for run in runs if run.stdout is not None]
+
+
+def test_a_role_with_an_engine_is_shown_all_of_its_devices(run: Run, tmp_path: Path):
+    devices = Devices(run.url, folder=tmp_path / "locks", uuids=["GPU-1", "GPU-2", "GPU-3"], per_engine=2)
+    launcher = LocalLauncher(run, command=script, devices=devices)
+    lives = [launcher.start(Role("trainer"), 1), launcher.start(Role("searcher"), 1)]
+    assert shown_to(run, "trainer") == "GPU-1"
+    assert shown_to(run, "searcher-000") == "GPU-2,GPU-3"
+    another = Devices("runs/another", folder=tmp_path / "locks", uuids=["GPU-1", "GPU-2", "GPU-3"], per_engine=2)
+    with pytest.raises(NotNow, match=r"fewer than 2 GPUs .*\(engine\.tensor_parallel\)"):
+        LocalLauncher(run, command=script, devices=another).start(Role("searcher"), 1)
+    for life in lives:
+        life.kill()
+        until(lambda life=life: life.poll() is not None)
+
+
+def test_more_gpus_for_an_engine_than_there_are_are_refused_before_anything_starts(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr("flows.gpus.nvidia_devices", lambda: ["a", "b"])
+    wide = {"engine.tensor_parallel": 3}
+    root, name = str(tmp_path / "root"), ["--name", "r", "--set", "engine.tensor_parallel=3"]
+    for dry in (["--dry-run"], []):
+        assert cli.main(["run", "quickstart", "--root", root, *name, *dry]) == cli.BAD_USAGE
+        said = capsys.readouterr().err
+        assert "error: engine.tensor_parallel: roles may use 2 GPUs of" in said and "got 3" in said
+    assert not Path(root).exists()
+    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel"):
+        local_launcher(run, preset("quickstart").replace(wide))
+    local_launcher(run, preset("quickstart").replace(wide), generates=False)  # as on a machine for trainers alone
+    assert plan.resolve("quickstart", wide, runs_here=False).engine.tensor_parallel == 3
+    assert usable(plan.resolve("quickstart", {"engine.tensor_parallel": 2}), 2) == ["a", "b"]
+    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel: roles may use 0 GPUs"):
+        usable(Config().replace({"model.device": "cpu"}), 2)
+
+
+# --- Engines that share a GPU -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("roles", [1, 2, 3, 5, 9])
+def test_engines_that_share_a_gpu_fit_beside_each_other_and_leave_each_role_its_part(roles: int):
+    engines = [EngineConfig().fraction(roles)] * roles
+    assert sum(engines) == pytest.approx(0.6)
+    assert all(fraction < 1 / roles for fraction in engines)
+    assert EngineConfig(memory_fraction=0.4).fraction(roles) == 0.4
+
+
+@pytest.fixture
+def enter(tmp_path: Path) -> Iterator[Callable[[str], "subprocess.Popen[str]"]]:
+    """A process that starts an engine, as far as others can tell, on the devices it is shown."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(shown: str) -> "subprocess.Popen[str]":
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": shown, "TBA_LOCK_DIR": str(tmp_path)}
+        command = [sys.executable, "-c", ENTER]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def told(process: "subprocess.Popen[str]") -> int:
+    assert process.stdout is not None
+    return int(process.stdout.readline())
+
+
+def test_an_engine_knows_how_many_roles_share_its_gpu(
+    tmp_path: Path, hold: Hold, enter: Callable[[str], "subprocess.Popen[str]"]
+):
+    for kind in ("trainer", "searcher", "searcher", "evaluator"):
+        hold(Devices("runs/ours", folder=tmp_path, uuids=["a", "b"]), kind)
+    assert told(enter("a")) == 1
+    assert told(enter("b")) == 3
+    assert told(enter("c")) == 1, "which no launcher has given to anybody"
+
+
+def test_an_engine_says_what_it_takes(run: Run, tmp_path: Path, hold: Hold, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TBA_LOCK_DIR", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a")
+    for kind in ("trainer", "searcher", "evaluator"):
+        hold(Devices("runs/ours", uuids=["a"]), kind)
+    with _starting(EngineConfig(), Events(run, "searcher-000", 1)) as roles:
+        assert roles == 3
+    (event,) = read_events(run)
+    assert event["message"] == "vLLM takes 0.2 of the memory of its GPU, which 3 roles share"
+    assert event["data"]["fraction"] == pytest.approx(0.2)
+
+
+def test_on_several_gpus_it_is_the_one_that_most_share_that_counts(
+    tmp_path: Path, hold: Hold, enter: Callable[[str], "subprocess.Popen[str]"]
+):
+    for kind in ("trainer", "searcher", "evaluator"):
+        hold(pairs("runs/ours", tmp_path, "abc"), kind)
+    assert told(enter("b,c")) == 2
+
+
+def test_engines_start_on_a_gpu_one_after_the_other(enter: Callable[[str], "subprocess.Popen[str]"]):
+    first = enter("a,b")
+    told(first)
+    second = enter("b,c")
+    told(enter("d"))  # has passed, while the second waits
+    assert second.poll() is None and not has_said(second)
+    first.send_signal(signal.SIGKILL)
+    assert told(second) == 1
+
+
+def has_said(process: "subprocess.Popen[str]") -> bool:
+    """Whether it says anything within a second, for which it would have had time."""
+    return bool(select.select([process.stdout], [], [], 1.0)[0])
+
+
+def shown_to(run: Run, role: str) -> str:
+    """The value of CUDA_VISIBLE_DEVICES of a role at work."""
+    pid = at_work(run, role)[role].pid
+    variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    return dict(it.split("=", 1) for it in variables if "=" in it)["CUDA_VISIBLE_DEVICES"]
+
+
+def test_devices_are_listed_as_what_cuda_can_be_given():
+    listing = (
+        "GPU 0: NVIDIA H200 (UUID: GPU-11)\n"
+        "GPU 1: NVIDIA H200 (UUID: GPU-22)\n"
+        "  MIG 1g.18gb     Device  0: (UUID: MIG-33)\n"
+        "  MIG 1g.18gb     Device  1: (UUID: MIG-44)\n"
+    )
+    assert parse_listing(listing) == [["GPU-11"], ["MIG-33", "MIG-44"]]
+    assert parse_listing("No devices found.\n") == []

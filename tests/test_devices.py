@@ -1,0 +1,97 @@
+"""What roles compute and store is the same on a GPU. `make gpu-check` runs these on one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import storage
+from storage.check import check
+from storage.versions import Versions
+from tba.config import Config
+from tba.generating import generate
+from tba.generation import TransformersGenerator
+from tba.learner import Learner
+from tba.policy import Policy, PolicyScorer
+from tba.types import Version
+from tests.builders import fetched_of
+from tests.devices import DEVICES
+from tests.flows.roles import TINY
+from tests.flows.test_end_to_end import opened, tba
+from tests.flows.test_vllm import distance
+from tests.tba.test_vllm_generation import prompts_of
+from tests.tba.tiny import EOS_ID, tiny_folder, trajectory
+
+V0 = Version(0, 1)
+PROMPTS = prompts_of(["1+2=", "what is it that you want?", "z", "7" * 100])
+SEEDS = [list(range(8))] * len(PROMPTS)
+FAULT = 1e-3  # log-probabilities in float32 that differ by more are another policy's
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("dtype", "on_average", "at_most"), [("float32", FAULT, FAULT), ("bfloat16", 0.15, 2.0)])
+def test_log_probabilities_of_what_is_generated_are_the_trainers(
+    tmp_path: Path, device: str, dtype: str, on_average: float, at_most: float
+):
+    """Those of the trainer in float32, whatever the generator has; and far from another policy's."""
+    folders = [tiny_folder(tmp_path / str(seed), seed=seed) for seed in (0, 1)]
+    generator = TransformersGenerator(device=device, dtype=dtype, batch_responses=12, max_response_tokens=40)
+    generator.adopt(folders[0], V0)
+    groups = generate(generator, PROMPTS, SEEDS, temperature=0.8)
+    told = torch.tensor([logp for group in groups for response in group for logp in response.logps])
+    away = []
+    for folder in folders:
+        scorer = PolicyScorer(Policy.load(folder, device=device), V0)
+        scored = scorer.token_logps(PROMPTS, groups, temperature=0.8)
+        away.append((told - torch.tensor([logp for group in scored for logps in group for logp in logps])).abs())
+    assert away[0].mean() < on_average and away[0].max() < at_most
+    assert away[1].mean() > 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_is_that_of_the_cpu(tmp_path: Path, device: str):
+    """Its loss and its gradient, of a batch with rewards that differ."""
+    rows = fetched_of([trajectory(reward=float(i % 2), response_tokens=(5, 6 + i, 9, EOS_ID)) for i in range(4)])
+    folder, config = tiny_folder(tmp_path), Config().replace({"training.responses_per_prompt": 2})
+    found = []
+    for where in ("cpu", device):
+        learner = Learner(config, Policy.load(folder, device=where))
+        learned = learner.learn(1, learner.collate(rows))
+        gradient = torch.cat(
+            [it.grad.flatten().cpu() for it in learner.policy.model.parameters() if it.grad is not None]
+        )
+        found.append((learned.metrics["loss"], learned.metrics["grad_norm"], gradient))
+    (loss, norm, gradient), (loss_there, norm_there, gradient_there) = found
+    assert norm > 0.1 and norm_there == pytest.approx(norm, rel=1e-3)
+    assert loss_there == pytest.approx(loss, rel=1e-3)
+    assert float((gradient_there - gradient).norm()) < 1e-3 * norm
+
+
+STEPS = 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_goes_from_its_base_policy_to_its_last_scores(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    """On a GPU with the base policy that quickstart makes there; on a CPU that takes minutes."""
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    settings = {**TINY, "model.device": device, "engine.name": "transformers", "sync.keep_versions": STEPS}
+    if device == "cpu":
+        settings["model.path"] = str(tiny_folder(tmp_path / "policy"))
+    changes = [f"{name}={value}" for name, value in settings.items()]
+    log, options = tmp_path / "tba.log", ["--root", str(tmp_path), "--name", "r", "--steps", str(STEPS)]
+    command = tba("run", "quickstart", *options, *(part for it in changes for part in ("--set", it)), log=log)
+    assert command.wait(500) == 0, log.read_text()[-3000:]
+    run = opened(f"{tmp_path}/runs/r")
+    assert run and check(run).ok
+    with storage.connect(run) as con:
+        assert con.execute("select count(*), max(step) from steps").fetchall() == [(STEPS, STEPS)]
+        assert con.execute("select min(version), max(version) from evaluations").fetchall() == [(0, STEPS // 2)]
+        rows = con.execute(
+            "select round, version_start, version_end, prompt_tokens, response_tokens, behaviour_logps "
+            "from trajectories where version_start = 0"
+        ).fetchall()
+    assert rows and distance(Versions(run).load(V0), rows) < FAULT
