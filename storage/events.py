@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from storage import layout, records
@@ -18,7 +19,8 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ER
 
 class Events:
     """The `EventLog` of one life of a role. Trouble with the store is logged, never raised: an event is not worth
-    a run. The events themselves are logged, too, unless whoever writes them tells them in another way."""
+    a run. Who tells of routine does not wait for the store. The events themselves are logged, too, unless whoever
+    writes them tells them in another way."""
 
     def __init__(self, run: Run, role: str, life: int, *, logs: bool = True):
         self.run = run
@@ -27,6 +29,7 @@ class Events:
         self.logs = logs
         self._seq = 0
         self._lock = threading.Lock()
+        self._routine = ThreadPoolExecutor(1, "events")  # a process that ends waits for what was submitted
 
     def write(self, kind: str, message: str, *, severity: str = "info", **data: Any) -> None:
         if self.logs:
@@ -43,12 +46,18 @@ class Events:
                 "data": _plain(data),
             }
             self._seq += 1
-        try:
+        if kind in ROUTINE:
+            self._routine.submit(self._store, event)
+        else:
             self._store(event)
-        except StorageError as error:
-            log.warning("event %s was not stored: %s", kind, error)
 
     def _store(self, event: dict[str, Any]) -> None:
+        try:
+            self._create(event)
+        except StorageError as error:
+            log.warning("event %s was not stored: %s", event["kind"], error)
+
+    def _create(self, event: dict[str, Any]) -> None:
         """Under the next free number: another object of the same role and life may write events too."""
         while True:
             try:

@@ -375,5 +375,6 @@ def _refill(model: PreTrainedModel, folder: Path) -> bool:
     held = model.state_dict()
     if set(held) - tied != set(stored) - tied or any(held[name].shape != stored[name].shape for name in stored):
         return False
-    model.load_state_dict(stored, strict=False)
+    for name, tensor in stored.items():
+        held[name].copy_(tensor)
     return True

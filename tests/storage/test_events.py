@@ -2,6 +2,7 @@
 
 import logging
 import math
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from storage import layout
 from storage.events import Events, read_events
 from storage.run import Run
 from tba.types import Version
+from tests.flows.roles import until
 from tests.storage.synthetic import put
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
@@ -36,6 +38,23 @@ def test_events_of_several_threads_and_writers_all_stand(run: Run):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: writers[n % 2].write("tick", str(n)), range(40)))
     assert sorted(int(event["message"]) for event in read_events(run)) == list(range(40))
+
+
+@local
+def test_who_adopts_a_version_does_not_wait_for_the_store(run: Run, monkeypatch: pytest.MonkeyPatch):
+    may, create = threading.Event(), run.store.create
+
+    def slowly(key: str, data: bytes) -> None:
+        may.wait(30)
+        create(key, data)
+
+    monkeypatch.setattr(run.store, "create", slowly)
+    events = Events(run, "searcher-000", 1)
+    events.write("version-adopted", "searcher 0 adopts 000001-a0001")
+    assert read_events(run) == []
+    may.set()
+    events.write("version-refused", "it is damaged", severity="error")
+    until(lambda: [event["kind"] for event in read_events(run)] == ["version-adopted", "version-refused"])
 
 
 @local
