@@ -103,9 +103,10 @@ class VLLMGenerator:
                 self._load_opened(version)
             else:
                 self._running().set_weight_version(str(version))
+            self._description, self._shapes, self.version = description, shapes, version
+            self._ask_anew()
         except Exception as error:  # its weights may be of two versions
             raise RunFailed(f"the engine of vLLM failed while it took version {version}: {error}") from error
-        self._description, self._shapes, self.version = description, shapes, version
 
     def _start(self, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=self.trust_remote_code)
@@ -157,15 +158,13 @@ class VLLMGenerator:
         return self._tokenizer
 
     def submit(self, requests: Sequence[Request]) -> None:
-        engine = self._running()
+        self._running()
         for request in requests:
             check_request(request)
             _check_logps(request.temperature, request.top_p, self.logps)
         self._count_time()
         for request in requests:
-            name = str(next(self._names))
-            engine.add_request(name, self._asked(request.prompt), self._sampling(request))
-            self._in_flight[name] = request, self._share
+            self._ask(request, self._share)
 
     def step(self) -> list[tuple[Request, Response]]:
         """What has ended since, once the engine has anything to tell. `logps` are those of the model at the
@@ -178,6 +177,21 @@ class VLLMGenerator:
             raise RunFailed("the engine of vLLM died while it generated") from error
         self._count_time()
         return [self._answer(output.request_id, output.outputs[0]) for output in outputs]
+
+    def _ask(self, request: Request, began: float) -> None:
+        name = str(next(self._names))
+        self._running().add_request(name, self._asked(request.prompt), self._sampling(request))
+        self._in_flight[name] = request, began
+
+    def _ask_anew(self) -> None:
+        """What has no token yet, in its order: under the name of the weights before it would share the keys and values
+        that those computed of its prompt, and pass for the new ones' alone."""
+        states = self._running().output_processor.request_states.values()
+        begun = {state.external_req_id for state in states if not state.is_prefilling}
+        waiting = [name for name in self._in_flight if name not in begun]
+        self._running().abort_request(waiting)
+        for name in waiting:
+            self._ask(*self._in_flight.pop(name))
 
     def _count_time(self) -> None:
         """The engine goes on also while nobody asks what has ended."""

@@ -240,6 +240,24 @@ def test_what_is_in_flight_goes_on_with_the_weights_that_are_adopted_and_under_t
     assert distance(folders[V1], [prompt], [[found[it] for it in after]], temperature=1.0) < SIMILAR
 
 
+def test_what_waits_for_a_place_when_a_version_is_adopted_is_from_its_weights_alone(
+    generator: Any, folders: dict[Version, Path]
+):
+    """Also where the weights before have read its prompt, for another response that they began."""
+    [prompt] = prompts_of(["9" * 400])
+    requests = [Request(prompt=prompt, seed=seed, limit=LIMIT, temperature=1.0) for seed in range(160)]
+    generator.submit(requests)
+    found: dict[Request, Response] = {}
+    while not found:
+        found |= generator.step()
+    generator.adopt(folders[V1], V1)
+    while len(found) < len(requests):
+        found |= generator.step()
+    waited = [found[it] for it in requests if found[it].version_start == V1]
+    assert len(waited) > 60 and {response.version_end for response in waited} == {V1}
+    assert distance(folders[V1], [prompt], [waited], temperature=1.0) < SIMILAR
+
+
 def test_another_model_cannot_take_over_what_is_in_flight(generator: Any, folders: dict[Version, Path], tmp_path: Path):
     folder, processes = tmp_path / "version", engine_processes()
     shutil.copytree(folders[V1], folder)
