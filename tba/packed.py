@@ -144,8 +144,8 @@ class _Row:
         return cls(
             torch.tensor([tokens], device=device),
             torch.tensor([positions], device=device),
-            torch.tensor(predicts, device=device),
-            torch.tensor(targets, device=device),
+            torch.tensor(predicts, dtype=torch.long, device=device),  # there may be none
+            torch.tensor(targets, dtype=torch.long, device=device),
             calls,
         )
 

@@ -5,6 +5,8 @@ import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
+    DogeConfig,
+    DogeForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPT2Config,
@@ -19,6 +21,8 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    ZayaConfig,
+    ZayaForCausalLM,
 )
 
 from tba.errors import DataError
@@ -61,6 +65,8 @@ PADDED = [
     Gemma2ForCausalLM(Gemma2Config(layer_types=["full_attention"] * 2, **HEADS, **WIDE, **LAYERS, **SMALL)),
     MistralForCausalLM(MistralConfig(sliding_window=4, **HEADS, **WIDE, **LAYERS, **SMALL)),
     BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=2, n_head=4, **WIDE, **SMALL)),
+    DogeForCausalLM(DogeConfig(**HEADS, **WIDE, **LAYERS, **SMALL)),
+    ZayaForCausalLM(ZayaConfig(num_key_value_heads=2, **LAYERS, **SMALL)),
     FromElsewhere(tiny_llama().config),
     TurnsBack(MistralConfig(sliding_window=None, **HEADS, **WIDE, **LAYERS, **SMALL)),
 ]
@@ -188,6 +194,10 @@ def test_a_group_that_fits_a_row_is_not_split():
     groups = [Group((4,) * 5, [(5, 6), (7, 8, 9)])] * 3
     assert [len(row) for row in rows(groups, 20)] == [2, 1]
     assert [len(row) for row in rows(groups, 8)] == [1, 1, 1]
+
+
+def test_a_response_of_no_tokens_has_none():
+    assert scorer_of(tiny_llama()).token_logps(PROMPTS[:2], [[response()], []], temperature=1.0) == [[()], []]
 
 
 def test_a_prompt_of_no_tokens_is_refused():

@@ -66,7 +66,7 @@ def test_a_round_that_other_settings_asked_is_left_as_it_is_and_the_next_one_beg
     """As in a fork: neither is a slot of it taken twice, nor is a prompt asked under the name of a stored group."""
     first = Rounds(stream(), config(prompts=3, responses=2))
     stored = asked_for(first.take()[:2])
-    for changed in (config(prompts=4, responses=3), config(prompts=3, responses=4)):
+    for changed in (config(prompts=4, responses=3), config(prompts=3, responses=4), config(prompts=1)):
         assert Rounds(stream(), changed, stored=stored).next == 1
     assert Rounds(stream(seed=8), config(), stored=stored).next == 1
     again = Rounds(stream(), config(prompts=3, responses=2, open_rounds=1), stored=stored)
