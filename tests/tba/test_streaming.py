@@ -149,9 +149,11 @@ def test_what_is_in_the_making_is_finished_by_its_version_and_a_newer_one_taken_
     assert isinstance(role.versions, fakes.Versions) and role.versions.loaded == [V0, V1]
 
 
-def test_in_flight_a_newer_version_is_taken_at_once_and_named():
-    generator = Slow({"p1": 30})
-    versions = fakes.Versions(V0, V0, V0, V0, V1)
+@pytest.mark.parametrize("looks", [4, 5])
+def test_in_flight_a_newer_version_is_taken_at_once_and_named(looks: int):
+    """It is found while everything goes on, or when the next round begins."""
+    generator = Slow({"p1": 8})
+    versions = fakes.Versions(*[V0] * looks, V1)
     _, log = search(versions, shards=4, generator=generator, open_rounds=3, updates_in_flight=True)
     rows = [it for shard in log.shards.values() for it in shard]
     assert {(V0, V1)} < {(it.version_start, it.version_end) for it in rows} <= {(V0, V0), (V0, V1), (V1, V1)}
