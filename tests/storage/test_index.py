@@ -658,6 +658,7 @@ def test_where_nothing_recent_is_young_enough_all_slots_are_prioritised():
     admit(index, 2, make_shard({"c": [0.0]}, round=2), step=4)  # by a searcher that is behind
     assert {(draw.prompt_id, draw.branch) for draw in index.draw(5)} == {("c", "recent")}
     assert {(draw.prompt_id, draw.branch) for draw in index.draw(7)} == {("b", "prioritised")}
+    assert not index.branches["recent"].has_none_left, "no bounds on rewards are in the way"
     admit(index, 3, make_shard({"b": [0.0], "c": [0.0]}, round=3), step=7)  # too old when it enters
     assert {(draw.prompt_id, draw.branch) for draw in index.draw(8)} == {("b", "prioritised")}
 
@@ -666,8 +667,9 @@ def test_what_is_too_old_when_it_enters_takes_no_copys_place():
     index = make_index(capacity=1, max_age=5, step_of_version=lambda it: it.number * K)
     admit(index, 3, make_shard({"a": [0.5]}, round=3, version_start=Version(3, 1)), step=6)
     young = drawable(index)
-    admit(index, 4, make_shard({"a": [0.5, 1.0]}, round=4, version_start=Version(1, 1)), step=8)  # 6 at the next step
-    assert drawable(index) == young
+    late = make_shard({"a": [0.5, 1.0]}, round=4, version_start=Version(1, 1))  # 6 steps old at the next step
+    admit(index, 4, late, make_shard({"b": [0.0]}, searcher=1, round=4, version_start=Version(4, 1)), step=8)
+    assert drawable(index) == [*young, "1/4/0"]
 
 
 def test_what_a_draw_costs_does_not_depend_on_what_has_grown_too_old():

@@ -210,14 +210,48 @@ def test_a_version_that_never_comes_is_waited_for_until_the_deadline():
         search(broken, shards=9, rounds_per_version=2, deadline=0.1)
 
 
+def test_all_that_has_ended_is_stored_before_a_version_is_waited_for():
+    class AtOnce(fakes.Generator):
+        def step(self) -> list[tuple[Request, Response]]:
+            begun, self.thinking = [it for requests in self.thinking for it in requests], []
+            return [(it, self._response(it.prompt, it.seed, it.temperature)) for it in begun]
+
+    log = fakes.Log()
+    with pytest.raises(DeadlinePassed):
+        search(
+            fakes.Versions(V0), shards=9, generator=AtOnce(), log=log, open_rounds=2, rounds_per_version=2, deadline=0.1
+        )
+    assert sorted(log.shards) == [0, 1]
+
+
+def test_whoever_waits_for_a_version_hears_a_request_to_stop():
+    role, _ = search(fakes.Versions(V0), shards=1, rounds_per_version=1, deadline=3.0)
+    lease = role.lease = fakes.Lease(stop_when=lambda: any("for a version after" in it for it in lease.told))
+    with pytest.raises(Stopped):
+        role.run()
+
+
+def test_a_version_that_was_fetched_and_cannot_be_taken_holds_up_nothing_from_then_on():
+    class Refusing(Slow):
+        def adopt(self, folder: Path, version: Version) -> None:
+            if version == V1:
+                raise Damaged("model.safetensors")
+            super().adopt(folder, version)
+
+    role, log = search(fakes.Versions(*[V0] * 4, V1), shards=6, generator=Refusing({}), open_rounds=3)
+    assert isinstance(role.events, fakes.Events) and role.events.kinds == ["version-adopted", "version-refused"]
+    assert {it.version_end for shard in log.shards.values() for it in shard} == {V0}
+    assert len({group.round for group, _ in role.in_flight.values()}) > 1, "rounds are in the making at once again"
+
+
 def test_a_searcher_that_starts_again_asks_what_was_open_and_no_more():
     slow = {"p1": 300, "p5": 300}
-    first, log = search(fakes.Versions(V0), shards=3, generator=Slow(slow), open_rounds=4)
+    first, log = search(fakes.Versions(V0), shards=7, generator=Slow(slow), open_rounds=8)
     stored = {it.group_id for shard in log.shards.values() for it in shard}
-    second, log = search(fakes.Versions(V1), shards=6, log=log, open_rounds=4)
-    assert (first.progress()["shards"], second.progress()["shards"]) == (3, 6)
+    second, log = search(fakes.Versions(V1), shards=10, log=log, open_rounds=8)
+    assert (first.progress()["shards"], second.progress()["shards"]) == (7, 10)
     rows = [it for shard in log.shards.values() for it in shard]
-    assert len({(it.round, it.slot) for it in rows}) == len(rows) == 6 * SIZE * 2
+    assert len({(it.round, it.slot) for it in rows}) == len(rows) == 10 * SIZE * 2
     later = {it.group_id: it.version_start for it in rows if it.group_id not in stored}
     assert {"2/0/p1", "2/1/p5"} <= later.keys() and set(later.values()) == {V1}
 
