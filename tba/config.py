@@ -348,7 +348,7 @@ class SearchConfig:
     prompts_per_round: Positive = 8
     open_rounds: Positive = 1
     """Rounds of a searcher in the making at once, in a row. With more than 1 a shard takes the groups that end first,
-    so that a long response holds back its own group alone, and the places of those that have ended are filled."""
+    so that a long response holds back its own group, not a shard, and the places of what has ended are filled."""
     rounds_per_version: Positive | None = None
     """Most rounds that a searcher begins with one version before it waits for the next: a bound on what is generated,
     and stored, where training is slower than search; unset, it never waits."""

@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -169,6 +170,21 @@ def test_a_prompt_is_read_once_and_the_last_token_of_a_response_never():
     model.model.embed_tokens.register_forward_hook(lambda _, inputs, output: seen.append(inputs[0].tolist()))
     packed_logps(model, [Group((4, 5, 6), [(7, 8), (9,), (10, 11, EOS_ID)])], temperature=1.0, tokens_per_call=64)
     assert seen == [[[4, 5, 6, 7, 10, 11]]]
+
+
+@pytest.mark.parametrize("tokens_per_call", [1, 20, 60])
+def test_a_call_of_attention_has_no_more_keys_with_padding_than_it_may_or_is_of_one_sequence(
+    monkeypatch, tokens_per_call
+):
+    attend, calls = nn.functional.scaled_dot_product_attention, []
+
+    def seen(query, key, value, **options):
+        calls.append((key.shape[0], key.shape[0] * key.shape[2]))
+        return attend(query, key, value, **options)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", seen)
+    packed_logps(tiny_llama(), GROUPS, temperature=1.0, tokens_per_call=tokens_per_call)
+    assert calls and all(keys <= tokens_per_call or sequences == 1 for sequences, keys in calls)
 
 
 def test_the_model_attends_afterwards_as_it_did_before():
