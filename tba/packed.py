@@ -104,7 +104,7 @@ class _Call(NamedTuple):
     queries_CQ: Tensor
     keys_CK: Tensor
     into_CQ: Tensor
-    mask_C1QK: Tensor | None  # none: each query sees the keys up to its own place
+    mask_C1QK: Tensor | None  # none: the queries are of the keys' places, and see them up to their own
 
 
 @dataclass
@@ -151,14 +151,18 @@ class _Row:
 
 
 def _call(spans: Sequence[tuple[range, range]], row: int, device: torch.device) -> _Call:
-    """Of sequences that see what is before them, and themselves up to each token; by where that is in the row."""
+    """Of sequences that see what is before them, and themselves up to each token; by where that is in the row. Without
+    a mask attention leaves out half of the work and needs no memory for it: so sequences that are for the most part
+    their own ask for what is before them too, in vain."""
     most = max(len(own) for _, own in spans)
     longest = max(len(before) + len(own) for before, own in spans)
-    queries = [[*own, *[0] * (most - len(own))] for _, own in spans]
     keys = [[*before, *own, *[0] * (longest - len(before) - len(own))] for before, own in spans]
-    into = [[*own, *[row] * (most - len(own))] for _, own in spans]
-    mask = None
-    if any(before for before, _ in spans):
+    if 4 * most >= 3 * longest:
+        queries, mask = keys, None
+        into = [[row] * len(it) + [*own] + [row] * (longest - len(it) - len(own)) for it, own in spans]
+    else:
+        queries = [[*own, *[0] * (most - len(own))] for _, own in spans]
+        into = [[*own, *[row] * (most - len(own))] for _, own in spans]
         last_CQ = torch.tensor([len(before) for before, _ in spans])[:, None] + torch.arange(most)
         mask = (torch.arange(longest) <= last_CQ[:, :, None])[:, None].to(device)
     queries_CQ, keys_CK, into_CQ = (torch.tensor(places, device=device) for places in (queries, keys, into))

@@ -176,15 +176,26 @@ def test_a_prompt_is_read_once_and_the_last_token_of_a_response_never():
 def test_a_call_of_attention_has_no_more_keys_with_padding_than_it_may_or_is_of_one_sequence(
     monkeypatch, tokens_per_call
 ):
+    shapes = [key.shape for key, _ in calls_of_attention(monkeypatch, GROUPS, tokens_per_call)]
+    assert shapes and all(shape[0] * shape[2] <= tokens_per_call or shape[0] == 1 for shape in shapes)
+
+
+def test_a_long_response_needs_no_mask_of_all_its_tokens_by_all(monkeypatch):
+    calls = calls_of_attention(monkeypatch, [Group((4, 5, 6), [tuple(range(10, 60))])], 8192)
+    assert calls and all(mask is None for _, mask in calls)
+
+
+def calls_of_attention(monkeypatch, groups: list[Group], tokens_per_call: int) -> list[tuple]:
+    """Keys and mask of each."""
     attend, calls = nn.functional.scaled_dot_product_attention, []
 
-    def seen(query, key, value, **options):
-        calls.append((key.shape[0], key.shape[0] * key.shape[2]))
-        return attend(query, key, value, **options)
+    def seen(query, key, value, *, attn_mask, **options):
+        calls.append((key, attn_mask))
+        return attend(query, key, value, attn_mask=attn_mask, **options)
 
     monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", seen)
-    packed_logps(tiny_llama(), GROUPS, temperature=1.0, tokens_per_call=tokens_per_call)
-    assert calls and all(keys <= tokens_per_call or sequences == 1 for sequences, keys in calls)
+    packed_logps(tiny_llama(), groups, temperature=1.0, tokens_per_call=tokens_per_call)
+    return calls
 
 
 def test_the_model_attends_afterwards_as_it_did_before():
