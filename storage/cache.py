@@ -37,17 +37,20 @@ def shared_copy(
     whole: Callable[[Path], bool],
     make: Callable[[Path], object],
     keep: int,
+    prepare: Callable[[], object] = lambda: None,
     deadline: float = 600.0,
 ) -> Path:
     """A folder of the cache that is `whole`, by `make` if it is not there or not whole: of several processes that ask,
     one makes it. Nobody removes it before this process asks for another of its kind or ends. The cache keeps the
-    `keep` of a kind that were asked for last, and what is in use. `deadline` bounds the wait for another process."""
+    `keep` of a kind that were asked for last, and what is in use. `prepare` comes before `make`, and may ask for
+    another copy, as this process holds no guard then. `deadline` bounds the wait for another process."""
     copy = cache_folder(kind) / name
     try:
         with _guard(copy, fcntl.LOCK_SH, deadline):
             if there := whole(copy):
                 _use(copy)
         if not there:
+            prepare()
             with _guard(copy, fcntl.LOCK_EX, deadline):
                 if not whole(copy):  # it may have been made while we waited
                     _make(copy, make)

@@ -564,7 +564,7 @@ class _Check:
             number = manifest["version"] if prefix == layout.VERSIONS else manifest["sync"]
             if (number, manifest["attempt"]) != version:
                 raise Damaged(f"its manifest says it is {Version(number, manifest['attempt'])}")
-            if self.store.local_path(folder.rstrip("/")) is not None:
+            if self.store.local_path(folder.rstrip("/")) is not None and "difference" not in manifest:
                 folders.local_copy(self.store, folder)
             else:
                 with tempfile.TemporaryDirectory(prefix="tba-check-") as scratch:

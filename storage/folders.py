@@ -3,6 +3,10 @@
 The files are stored first, then MANIFEST.json, create-only, with the size and sha256 of each. A folder without a
 manifest does not exist; a file that is not what the manifest promises is refused by name.
 
+A folder may be stored as the *difference* from another of its kind that is stored whole, its *base*: of files that both
+have, of the same size, what differs (storage/differences.py). The manifest promises the files themselves as ever, and
+says beside them what is stored instead.
+
 What an interrupted write left behind cannot be told from what a superseded trainer is still writing. So whoever sweeps
 it up looks again for a manifest afterwards, and whoever has stored a manifest looks again for its files: whichever
 order the two come in, one of them sees the other's work and removes the rest.
@@ -14,10 +18,12 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from storage import layout, records
+from storage import differences, layout, records
 from storage.cache import shared_copy
 from storage.store import Store, check_key
 from tba.errors import AlreadyExists, Damaged, DeadlinePassed, Missing, StorageError, Superseded
@@ -29,28 +35,37 @@ _COPIES = 4  # of a kind that a cache keeps
 
 
 def publish(
-    store: Store, prefix: str, folder: Path, extra: Mapping[str, Any], *, hand_over: bool = False
+    store: Store,
+    prefix: str,
+    folder: Path,
+    extra: Mapping[str, Any],
+    *,
+    hand_over: bool = False,
+    base: tuple[str, Path] | None = None,
 ) -> dict[str, Any]:
     """Store the files of a local folder, then the manifest, which carries `extra` too; returns the manifest. Hidden
     files and an old manifest are left out. Done if exactly this is stored already; AlreadyExists if other files are;
-    Superseded if the files were swept up meanwhile. With `hand_over` nobody on this machine has to fetch it: no file
-    of the folder may change afterwards."""
+    Superseded if the files, or the base, were removed meanwhile. With `hand_over` nobody on this machine has to fetch
+    it: no file of the folder may change afterwards. `base` is the name of another and its files, from which the
+    difference is stored where that is less than half."""
     files = _describe(folder)
     if not files:
         raise StorageError(f"{store.url}/{prefix}: there is nothing to publish in {folder}")
+    if stored := _stored(store, prefix, files):
+        return stored
     manifest = {"files": files, "sha256": _digest(files), "created_at": records.now(), **extra}
-    if _is_stored(store, prefix, manifest):
-        return manifest
-    if hand_over and store.local_path(prefix.rstrip("/")) is None:
-        _hand_over(prefix, folder, manifest)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda file: store.upload(folder / file["name"], prefix + file["name"]), files))
+    with TemporaryDirectory(prefix="tba-difference-") as scratch:
+        if base:
+            manifest |= _difference(files, folder, *base, Path(scratch))
+        if hand_over and ("difference" in manifest or store.local_path(prefix.rstrip("/")) is None):
+            _hand_over(prefix, folder, manifest)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda file: _upload(store, prefix, file, Path(scratch), folder), stored_files(manifest)))
     try:
         store.create(prefix + layout.MANIFEST, records.encode(manifest))
     except AlreadyExists:
-        _is_stored(store, prefix, manifest)
-    else:
-        _look_again(store, prefix, files)
+        return _stored(store, prefix, files) or manifest
+    _look_again(store, prefix, manifest)
     return manifest
 
 
@@ -60,13 +75,21 @@ def read_manifest(store: Store, prefix: str) -> dict[str, Any] | None:
     except Missing:
         return None
     try:
-        for file in manifest["files"]:
+        for file in [*manifest["files"], *stored_files(manifest)]:
             check_key(prefix + file["name"])  # a name decides where `fetch` writes
+        if "difference" in manifest:
+            Version.parse(manifest["difference"]["base"])  # likewise where it reads
         if manifest["sha256"] != _digest(manifest["files"]):  # it decides which copy in the cache is this one
             raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST}: its sha256 is not that of the files it names")
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST} does not say which files there are: {error!r}") from None
     return manifest
+
+
+def stored_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Name, size and sha256 of what is stored: of each file, or of its difference from the base's."""
+    instead = {it["of"]: it for it in manifest["difference"]["files"]} if "difference" in manifest else {}
+    return [instead.get(file["name"], file) for file in manifest["files"]]
 
 
 class Found(NamedTuple):
@@ -96,26 +119,32 @@ def complete(store: Store, prefix: str) -> list[Version]:
 def fetch(store: Store, prefix: str, into: Path) -> Path:
     """Bring a folder here and verify it. Missing if it does not exist, also when it is removed meanwhile; Damaged,
     naming the file, if one is not what the manifest promises."""
-    return _fetch(store, prefix, _existing(store, prefix), into)
+    manifest = _existing(store, prefix)
+    return _fetch(store, prefix, manifest, _base(store, prefix, manifest), into)
 
 
 def local_copy(store: Store, prefix: str, *, keep: int = _COPIES) -> Path:
-    """A verified folder on this machine's disk: where it lies, for a local store, else one in the cache, which
-    keeps the `keep` of each kind used last, and what any process was given last."""
-    manifest = _existing(store, prefix)
+    """A verified folder on this machine's disk: where it lies, for a local store that has it whole, else one in the
+    cache, which keeps the `keep` of each kind used last, and what any process was given last."""
+    return _local_copy(store, prefix, _existing(store, prefix), keep)
+
+
+def _local_copy(store: Store, prefix: str, manifest: Mapping[str, Any], keep: int) -> Path:
     in_place = store.local_path(prefix.rstrip("/"))
-    if in_place:
+    if in_place and "difference" not in manifest:
         try:
             _verify(store, prefix, in_place, manifest)
         except Damaged:
             _existing(store, prefix)  # Missing, if it was removed while it was read
             raise
         return in_place
+    base = cache(lambda: _base(store, prefix, manifest))
     return shared_copy(
         prefix.partition("/")[0],
         manifest["sha256"],
         whole=lambda copy: _is_whole(store, prefix, copy, manifest),
-        make=lambda copy: _fetch(store, prefix, manifest, copy),
+        prepare=base,
+        make=lambda copy: _fetch(store, prefix, manifest, base(), copy),
         keep=keep,
     )
 
@@ -148,9 +177,12 @@ def sweep(store: Store, prefix: str) -> bool:
     return not store.exists(prefix + layout.MANIFEST)
 
 
-def _look_again(store: Store, prefix: str, files: Sequence[Mapping[str, Any]]) -> None:
+def _look_again(store: Store, prefix: str, manifest: Mapping[str, Any]) -> None:
     stored = {entry.key for entry in store.list(prefix)}
-    unlisted = [prefix + file["name"] for file in files if prefix + file["name"] not in stored]
+    needed = [prefix + file["name"] for file in stored_files(manifest)]
+    if base := _base_prefix(prefix, manifest):
+        needed.append(base + layout.MANIFEST)
+    unlisted = [key for key in needed if key not in stored]
     if not all(store.exists(key) for key in unlisted):  # the listing may be older than they are
         remove(store, prefix)
         raise Superseded(f"{store.url}/{prefix} was swept up while it was written: a later attempt has taken over")
@@ -176,13 +208,51 @@ def _digest(files: Sequence[Mapping[str, Any]]) -> str:
     return hashlib.sha256("".join(f"{f['sha256']} {f['name']}\n" for f in files).encode()).hexdigest()
 
 
-def _is_stored(store: Store, prefix: str, manifest: Mapping[str, Any]) -> bool:
+def _difference(
+    files: Sequence[Mapping[str, Any]], folder: Path, name: str, base: Path, scratch: Path
+) -> dict[str, Any]:
+    """What a manifest says of a base; nothing where all is to be stored whole."""
+    for file in files:
+        theirs, ours = base / file["name"], scratch / f"{file['name']}{differences.SUFFIX}"
+        if theirs.is_file() and theirs.stat().st_size == file["bytes"]:
+            ours.parent.mkdir(parents=True, exist_ok=True)
+            differences.write(theirs, folder / file["name"], ours)
+    instead = [{**it, "of": it["name"].removesuffix(differences.SUFFIX)} for it in _describe(scratch)]
+    said = {"difference": {"base": name, "files": instead}}
+    stored = stored_files({"files": files, **said})
+    return said if 2 * sum(it["bytes"] for it in stored) < sum(it["bytes"] for it in files) else {}
+
+
+def _upload(store: Store, prefix: str, file: Mapping[str, Any], scratch: Path, folder: Path) -> None:
+    store.upload((scratch if "of" in file else folder) / file["name"], prefix + file["name"])
+
+
+def _stored(store: Store, prefix: str, files: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The manifest, if exactly these files are stored."""
     stored = read_manifest(store, prefix)
-    if stored is None:
-        return False
-    if stored["files"] != manifest["files"]:
+    if stored and stored["files"] != files:
         raise AlreadyExists(f"{store.url}/{prefix} exists already, with other content")
-    return True
+    return stored
+
+
+def _base_prefix(prefix: str, manifest: Mapping[str, Any]) -> str | None:
+    return f"{prefix.partition('/')[0]}/{manifest['difference']['base']}/" if "difference" in manifest else None
+
+
+def _base(store: Store, prefix: str, manifest: Mapping[str, Any]) -> Path | None:
+    """The verified files of the base, of what is stored as a difference."""
+    base = _base_prefix(prefix, manifest)
+    if base is None:
+        return None
+    try:
+        theirs = _existing(store, base)
+        wanted = {it["of"] for it in manifest["difference"]["files"]}
+        if "difference" in theirs or wanted - {it["name"] for it in theirs["files"]}:
+            raise Damaged(f"{store.url}/{base} does not have what it should be the base of")
+        return _local_copy(store, base, theirs, _COPIES)
+    except (Missing, Damaged) as error:
+        _existing(store, prefix)  # Missing, if both were removed while they were read
+        raise Damaged(f"{store.url}/{prefix} is stored as the difference from another: {error}") from error
 
 
 def _existing(store: Store, prefix: str) -> dict[str, Any]:
@@ -192,10 +262,15 @@ def _existing(store: Store, prefix: str) -> dict[str, Any]:
     return manifest
 
 
-def _fetch(store: Store, prefix: str, manifest: Mapping[str, Any], into: Path) -> Path:
+def _fetch(store: Store, prefix: str, manifest: Mapping[str, Any], base: Path | None, into: Path) -> Path:
     into.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda file: _fetch_file(store, prefix, file, into), manifest["files"]))
+        list(pool.map(lambda file: _fetch_file(store, prefix, file, into), stored_files(manifest)))
+    for file, stored in zip(manifest["files"], stored_files(manifest), strict=True):
+        if base and "of" in stored:
+            differences.apply(base / file["name"], into / stored["name"], into / file["name"])
+            (into / stored["name"]).unlink()
+            _verify_file(store, prefix, into, file)
     return into
 
 

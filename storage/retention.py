@@ -108,7 +108,7 @@ def _remove(
     else:
         give_up(run, checkpoints=names, why=why)
     removed = [name for name in names if name not in kept()]
-    for name in removed:
+    for name in reversed(removed):  # the base of another after it
         folders.remove(run.own, f"{prefix}{name}/")
     return removed
 

@@ -12,6 +12,7 @@ from storage import layout, parquet, records
 from storage.attempts import Span, accepts, stands
 from storage.compactions import Place, is_record, places
 from storage.compactions import decode as decode_compaction
+from storage.folders import stored_files
 from storage.mirror import Snapshot
 from storage.retention import given_up
 from storage.schema import LATER, SCHEMA_VERSION, TRAJECTORY_SCHEMA
@@ -54,7 +55,7 @@ VERSIONS = pa.schema(
     {
         "version": pa.int32(), "attempt": pa.int32(), "step": pa.int32(), "state": pa.string(),
         "abandoned": pa.bool_(), "files": pa.int32(), "bytes": pa.int64(), "sha256": pa.string(),
-        "changed_share": pa.float64(), "created_at": _TIME,
+        "changed_share": pa.float64(), "base": pa.int32(), "stored_bytes": pa.int64(), "created_at": _TIME,
     }
 )  # fmt: skip
 CHECKPOINTS = pa.schema(
@@ -104,7 +105,12 @@ def sync_row(record: SyncRecord) -> Row:
 def version_row(version: Version, manifest: Record) -> Row:
     named = {"version": version.number, "attempt": version.attempt}
     own = {"sha256": manifest["sha256"], "changed_share": manifest.get("changed_share")}
-    return {**named, **_contents(manifest), **own}
+    difference = manifest.get("difference")
+    stored = {
+        "base": Version.parse(difference["base"]).number if difference else None,
+        "stored_bytes": sum(file["bytes"] for file in stored_files(manifest)),
+    }
+    return {**named, **_contents(manifest), **own, **stored}
 
 
 def checkpoint_row(name: Version, manifest: Record) -> Row:

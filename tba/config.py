@@ -452,6 +452,9 @@ class SyncConfig:
     checkpoint_every: Positive = 5
     """Syncs between checkpoints."""
     keep_versions: Annotated[int, Field(ge=2)] = 4
+    whole_every: Positive = 1
+    """Each so-manyth version is stored whole, those between as their difference from the last that is, where that is
+    less than half. Worth it where searchers fetch bfloat16 versions of small learning rates over a network."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
 
 

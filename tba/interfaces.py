@@ -4,7 +4,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from tba.types import Asked, Draw, Metrics, Prompt, Request, Response, Reward, Score, StepRecord, Trajectory, Version
+from tba.types import (
+    Asked,
+    Base,
+    Draw,
+    Metrics,
+    Prompt,
+    Request,
+    Response,
+    Reward,
+    Score,
+    StepRecord,
+    Trajectory,
+    Version,
+)
 
 if TYPE_CHECKING:
     from tba.fetched import Fetched  # NumPy, which nobody needs who only asks what roles ask
@@ -247,11 +260,19 @@ class VersionStore(Protocol):
     """Published policies, as Hugging Face folders."""
 
     def publish(
-        self, version: Version, *, step: int, folder: Path, weights_sha256: str, changed_share: float | None = None
-    ) -> None:
+        self,
+        version: Version,
+        *,
+        step: int,
+        folder: Path,
+        weights_sha256: str,
+        changed_share: float | None = None,
+        base: Base | None = None,
+    ) -> bool:
         """Store a Hugging Face folder as this version; `weights_sha256` is of the weights in full precision, as in the
         ledger, and `changed_share` of those in the folder that differ from what this attempt published before. Done if
-        it is stored already."""
+        it is stored already. With a base the difference is stored where that is less than half. Returns whether all is
+        stored whole."""
         ...
 
     def complete(self) -> Sequence[Version]:

@@ -34,7 +34,7 @@ from tba.learner import Learner
 from tba.policy import Snapshot
 from tba.timing import timed
 from tba.training_state import TrainingState
-from tba.types import StepRecord, Version
+from tba.types import Base, StepRecord, Version
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +66,7 @@ class SyncWriter:
         self.ledger, self.versions, self.checkpoints = ledger, versions, checkpoints
         self.writing, self.publishing, self.keeping = map(Background, ("ledger", "versions", "checkpoints"))
         self.before: Path | None = None  # the version that was published last, as its files
+        self.base: Base | None = None  # the last that is stored whole, with its files
         self.saving = threading.Lock()  # transformers notes things in a model's config while it saves the model
 
     # --- in the trainer's thread ----------------------------------------------------------------------------------
@@ -134,18 +135,23 @@ class SyncWriter:
         self._prune_versions()
 
     def publish(self, snapshot: Snapshot, sync: int) -> None:
-        folder, before = Path(mkdtemp(dir=self.scratch)), self.before
+        folder, before, base = Path(mkdtemp(dir=self.scratch)), self.before, self.base
         self._save(snapshot, folder, dtype=self.config.model.publish_dtype)
-        self.versions.publish(
-            Version(sync, self.attempt),
+        version, every = Version(sync, self.attempt), self.config.sync.whole_every
+        whole = self.versions.publish(
+            version,
             step=self.config.step_of_sync(sync),
             folder=folder,
             weights_sha256=snapshot.sha256,
             changed_share=changed_share(before, folder) if before else None,
+            base=base if base and sync // every == base.version.number // every else None,
         )
         self.before = folder
-        if before:
-            shutil.rmtree(before)
+        if whole:
+            self.base = Base(version, folder)
+        for path in {before, base.folder} if before and base else ():
+            if path not in (self.before, self.base and self.base.folder):
+                shutil.rmtree(path)
 
     # --- in the three threads -------------------------------------------------------------------------------------
 

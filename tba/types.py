@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 Branch = Literal["recent", "prioritised"]
@@ -52,6 +53,13 @@ class Version(NamedTuple):
     def parse(cls, name: str) -> "Version":
         number, _, attempt = name.partition("-a")
         return cls(int(number), int(attempt))
+
+
+class Base(NamedTuple):
+    """A version that is stored whole, from which others may be stored as a difference."""
+
+    version: Version
+    folder: Path  # its files on this machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -56,8 +56,9 @@ class Versions:
         self.seen: list[Version] = []
         self.loaded: list[Version] = []
 
-    def publish(self, version: Version, **_: Any) -> None:
+    def publish(self, version: Version, **_: Any) -> bool:
         self.queue.append(version)
+        return True
 
     def complete(self) -> list[Version]:
         return sorted(set(self.seen), key=lambda version: version.order)

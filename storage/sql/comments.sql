@@ -181,6 +181,8 @@ comment on column versions.files is 'how many';
 comment on column versions.bytes is 'of all its files';
 comment on column versions.sha256 is 'of all its files';
 comment on column versions.changed_share is 'of its weights, as they are stored, those that differ from the version that its attempt published before it; null of an attempt''s first, and where its manifest does not say';
+comment on column versions.base is 'of one that is stored as a difference: the version, of the same attempt, that it is the difference from; null of one that is stored whole';
+comment on column versions.stored_bytes is 'of what is stored of it: less than `bytes` where that is a difference';
 comment on column versions.created_at is 'when it was published';
 
 comment on view checkpoints is 'One row per checkpoint that is kept.';

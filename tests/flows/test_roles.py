@@ -238,7 +238,8 @@ def test_each_version_has_every_score_and_how_it_was_sampled(finished):
 
 
 @pytest.mark.parametrize("root", ["moto"], indirect=True)
-def test_on_the_trainers_machine_no_version_of_a_remote_run_is_fetched(root, policy, monkeypatch):
+def test_on_the_trainers_machine_no_version_of_a_remote_run_is_fetched(root, policy, tmp_path, monkeypatch):
+    """On another they are the same, though most are stored as differences."""
     fetched: list[str] = []
     download = S3Store.download
 
@@ -247,10 +248,21 @@ def test_on_the_trainers_machine_no_version_of_a_remote_run_is_fetched(root, pol
         download(store, key, path)
 
     monkeypatch.setattr(S3Store, "download", counted)
-    run = plan.start(settings(policy, **{"training.steps": 3 * EVERY}), root, "whole")  # no more than the cache keeps
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of the trainer"))
+    changes = {"model.publish_dtype": "bfloat16", "training.learning_rate": 1e-6, "sync.whole_every": 3}
+    steps = {"training.steps": 3 * EVERY}  # no more than the cache keeps
+    run = plan.start(settings(policy, **changes, **steps), root, "whole")
     run_all(run)
     assert {0, 3} <= {version.number for version in Evaluations(run).done()}
     assert [key for key in fetched if key.startswith(layout.VERSIONS)] == []
+    assert check(run).ok
+    versions, published = Versions(run), Versions(run).complete()
+    assert [base and base.number for base in map(versions.base, published)] == [None, 0, 0, None]
+    here = [versions.load(version) for version in published]
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of a searcher"))
+    for folder, version in zip(here, published, strict=True):
+        weights = versions.load(version) / "model.safetensors"
+        assert weights.read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 def test_a_later_searcher_generates_with_a_later_version(finished):

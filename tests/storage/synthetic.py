@@ -28,7 +28,7 @@ from storage.trajectories import Trajectories
 from storage.versions import Versions
 from tba.config import Config
 from tba.presets import preset
-from tba.types import Draw, Outcome, Score, StepRecord, Version
+from tba.types import Base, Draw, Outcome, Score, StepRecord, Version
 from tests.builders import make_prompt, make_shard
 
 B, K, S, EVERY, STEPS = 2, 2, 3, 2, 8
@@ -235,10 +235,18 @@ class SyntheticRun:
         )
 
     def publish(self, version: Version) -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        """Those of the second attempt as differences from its first, if that is there."""
+        first = Version(2, 2)
+        base = first if version.attempt == 2 and first in Versions(self.run).complete() else None
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as bases:
             fill(folder, f"weights {version}")
+            fill(bases, f"weights {base}")
             Versions(self.run).publish(
-                version, step=version.number * EVERY, folder=Path(folder), weights_sha256=f"{version.number:064x}"
+                version,
+                step=version.number * EVERY,
+                folder=Path(folder),
+                weights_sha256=f"{version.number:064x}",
+                base=Base(base, Path(bases)) if base else None,
             )
 
     def evaluate(self, version: Version, value: float) -> None:

@@ -273,10 +273,24 @@ def test_a_truncated_ledger_or_prompts_are_found(whole: Run, key: str):
     assert found(check(whole), key)
 
 
-@pytest.mark.parametrize("name", ["versions/000004-a0002", "versions/000001-a0001", "checkpoints/000002-a0001"])
+@pytest.mark.parametrize("name", ["versions/000002-a0002", "versions/000001-a0001", "checkpoints/000002-a0001"])
 def test_a_flipped_byte_of_weights_is_found(whole: Run, name: str):
     flip(whole, f"{name}/model.safetensors")
     assert found(check(whole), name, "model.safetensors")
+
+
+def test_a_flipped_byte_of_a_difference_is_found_though_whoever_published_it_has_the_version(whole: Run):
+    assert folders.local_copy(whole.store, "versions/000004-a0002/").is_dir()
+    flip(whole, "versions/000004-a0002/model.safetensors.xor.zst")
+    [problem] = check(whole).problems
+    assert problem.key == "versions/000004-a0002/" and "model.safetensors.xor.zst" in problem.problem
+
+
+def test_a_base_that_is_gone_is_named_with_each_version_that_needs_it(whole: Run):
+    folders.remove(whole.store, "versions/000002-a0002/")
+    assert [(it.key, "versions/000002-a0002/ does not exist" in it.problem) for it in check(whole).problems] == [
+        (f"versions/{number:06d}-a0002/", True) for number in (3, 4)
+    ]
 
 
 def test_damage_of_a_checkpoint_that_was_given_up_and_is_kept_for_a_fork_is_found(parent: Run):
@@ -344,7 +358,7 @@ def test_an_object_that_this_process_may_not_read_is_found(whole: Run, monkeypat
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("storage.folders.local_copy", refuse)
-    assert found(check(whole), "versions/000004-a0002/", "cannot be read: Permission denied")
+    assert found(check(whole), "versions/000002-a0002/", "cannot be read: Permission denied")
 
 
 def test_a_record_whose_step_goes_back_is_found(whole: Run):
@@ -374,6 +388,7 @@ def test_a_record_that_was_changed_breaks_the_chain_of_hashes(whole: Run):
         layout.prompts("train"),
         layout.prompts("test"),
         "versions/000002-a0001/config.json",
+        "versions/000004-a0002/model.safetensors.xor.zst",
         "checkpoints/000004-a0002/model.safetensors",
     ],
 )

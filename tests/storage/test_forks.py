@@ -112,6 +112,18 @@ def test_nothing_is_copied(root: str):
     assert run.store.read_many(sorted(inherited)) == [run.store.read(key) for key in sorted(inherited)]
 
 
+def test_a_fork_loads_what_it_inherits_as_a_difference_and_its_base_stays_as_long(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    parent, version = make_run(root), Version(LAST_SYNC, 2)
+    run = fork(parent, LAST_SYNC)
+    Versions(parent).prune(keep=1, every=100)
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of another machine"))
+    assert Versions(parent).base(version) == Version(2, 2)
+    assert (Versions(run).load(version) / "model.safetensors").read_bytes() == f"weights {version}".encode() * 20
+    assert check(parent).ok and check(run).ok
+
+
 @local
 def test_what_the_parent_stores_later_is_not_the_forks(root: str):
     parent = SyntheticRun(root, "first").begin()

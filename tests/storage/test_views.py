@@ -267,6 +267,18 @@ def test_a_version_shows_the_share_of_its_weights_that_its_manifest_says(whole: 
     assert found == [(4, None), (5, 0.125)]
 
 
+def test_a_version_shows_what_is_stored_of_it(whole: Run):
+    found = rows(
+        storage.connect(whole),
+        "select version, attempt, base, 2 * stored_bytes < bytes, stored_bytes <= bytes from versions "
+        "where version >= 2 order by attempt, version",
+    )
+    assert found == [
+        (2, 1, None, False, True), (3, 1, None, False, True),
+        (2, 2, None, False, True), (3, 2, 2, True, True), (4, 2, 2, True, True),
+    ]  # fmt: skip
+
+
 def test_events_carry_their_data_as_json(tmp_path: Path):
     run = Run.create(str(tmp_path), "first", config={}, sampler_sql="", code_version="")
     Events(run, "trainer", 1).write("shard-refused", "it is torn", severity="warning", key="a/b", rows=3)

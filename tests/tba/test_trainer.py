@@ -5,7 +5,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +27,7 @@ from tba.presets import preset
 from tba.schedules import beta_at, learning_rate_at, reference_power_at
 from tba.trainer import Trainer
 from tba.training_state import TrainingState
-from tba.types import Draw, Prompt, StepRecord, Trajectory, Version
+from tba.types import Base, Draw, Prompt, StepRecord, Trajectory, Version
 from tests import fakes
 from tests.builders import fetched_of
 from tests.tba.tiny import EOS_ID, tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
@@ -133,6 +133,8 @@ class Store:
     weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by published number
     changed: dict[int, float | None] = field(default_factory=dict)
     states: dict[int, TrainingState] = field(default_factory=dict)
+    bases: dict[int, int | None] = field(default_factory=dict)
+    whole: Collection[int] = ()  # stored so though they have a base
 
     def take(self, kind: str, number: int) -> None:
         time.sleep(self.slow.get(kind, 0.0))
@@ -148,12 +150,24 @@ class Store:
         self.digests[sync] = weights_sha256
 
     def publish(
-        self, version: Version, *, step: int, folder: Path, weights_sha256: str, changed_share: float | None
-    ) -> None:
+        self,
+        version: Version,
+        *,
+        step: int,
+        folder: Path,
+        weights_sha256: str,
+        changed_share: float | None,
+        base: Base | None,
+    ) -> bool:
         assert step == min(version.number * EVERY, STEPS)
         self.weights[version.number] = load_file(folder / "model.safetensors")
         self.changed[version.number] = changed_share
+        self.bases[version.number] = base.version.number if base else None
+        if base:
+            found, wanted = load_file(base.folder / "model.safetensors"), self.weights[base.version.number]
+            assert all(torch.equal(found[name], wanted[name]) for name in wanted)
         self.take("version", version.number)
+        return base is None or version.number in self.whole
 
     def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None:
         self.dtypes[f"checkpoint {sync}"] = {t.dtype for t in load_file(folder / "model.safetensors").values()}
@@ -177,8 +191,8 @@ class VersionsOf(fakes.Versions):
         super().__init__()
         self.store = store
 
-    def publish(self, version: Version, **of_it: Any) -> None:
-        self.store.publish(version, **of_it)
+    def publish(self, version: Version, **of_it: Any) -> bool:
+        return self.store.publish(version, **of_it)
 
     def prune(self, *, keep: int, every: int) -> None:
         self.store.journal.append("prune versions")
@@ -432,6 +446,21 @@ def test_a_version_says_which_share_of_its_weights_is_not_that_of_the_version_pu
     for before, after in pairwise(published):
         old, new = (torch.cat([it.flatten() for it in store.weights[n].values()]) for n in (before, after))
         assert store.changed[after] == int((old != new).sum()) / len(new) > 0
+
+
+@pytest.mark.parametrize(
+    ("whole", "bases"),
+    [
+        ((), {0: None, 1: 0, 2: 0, 3: None, 4: 3, 5: 3, 6: None}),
+        ((1, 5), {0: None, 1: 0, 2: 1, 3: None, 4: 3, 5: 3, 6: None}),
+    ],
+)
+def test_versions_may_be_stored_as_differences_from_the_last_that_is_stored_whole(tmp_path, whole, bases):
+    config = settings(sync__whole_every=3, sync__checkpoint_every=1)
+    trainer, store = make(tmp_path, config, whole=whole)
+    trainer.run()
+    assert store.bases == bases
+    assert len(list(tmp_path.iterdir())) == 1, "the last, which is its own base"
 
 
 def test_a_resumed_trainers_first_version_is_compared_with_none(tmp_path):

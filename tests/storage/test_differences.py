@@ -1,0 +1,74 @@
+"""What differs between two files of one size, and the file again."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage import differences
+from tba.errors import Damaged
+
+PIECE = 64
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(differences, "_PIECE", PIECE)
+
+
+def files(folder: Path, base: bytes, file: bytes) -> tuple[Path, Path, Path, Path]:
+    (folder / "base").write_bytes(base)
+    (folder / "file").write_bytes(file)
+    return folder / "base", folder / "file", folder / "difference", folder / "again"
+
+
+def there_and_back(folder: Path, base: bytes, file: bytes) -> bytes:
+    """The file again; how it was stored follows from what docs/storage.md says."""
+    old, new, difference, again = files(folder, base, file)
+    differences.write(old, new, difference)
+    differences.apply(old, difference, again)
+    assert again.read_bytes() == file
+    with pa.CompressedInputStream(str(difference), "zstd") as stored:
+        assert stored.read() == as_described(base, file)
+    return difference.read_bytes()
+
+
+def as_described(base: bytes, file: bytes) -> bytes:
+    xor, out = bytes(a ^ b for a, b in zip(base, file, strict=True)), b""
+    for start in range(0, len(xor), differences._PIECE):
+        piece = xor[start : start + differences._PIECE]
+        fours = piece[: len(piece) // 4 * 4]
+        out += b"".join(fours[place::4] for place in range(4)) + piece[len(fours) :]
+    return out
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_file_comes_back_whatever_it_and_its_base_are(
+    small: None, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+):
+    base = data.draw(st.binary(max_size=3 * PIECE))
+    other = st.binary(min_size=len(base), max_size=len(base))
+    file = data.draw(st.one_of(st.just(base), st.just(bytes(255 - it for it in base)), other))
+    there_and_back(tmp_path_factory.mktemp("pair"), base, file)
+
+
+def test_weights_of_which_few_changed_take_a_small_part_of_their_bytes(tmp_path: Path):
+    """More than a piece of them, and no whole number of anything."""
+    chance = np.random.default_rng(0)
+    base = chance.integers(0, 2**16, 2**21 + 9, dtype=np.uint16)
+    file = base ^ (chance.random(len(base)) < 0.01)
+    stored = there_and_back(tmp_path, base.tobytes() + b"!", file.astype(np.uint16).tobytes() + b"?")
+    assert len(stored) < 0.02 * base.nbytes
+
+
+@pytest.mark.parametrize("rot", [lambda data: b"no zstd at all", lambda data: data[: len(data) // 2], lambda data: b""])
+def test_what_is_no_difference_of_this_size_is_refused(small: None, tmp_path: Path, rot):
+    old, new, difference, again = files(tmp_path, bytes(range(200)), bytes(range(1, 201)))
+    differences.write(old, new, difference)
+    difference.write_bytes(rot(difference.read_bytes()))
+    with pytest.raises(Damaged, match="difference"):
+        differences.apply(old, difference, again)
