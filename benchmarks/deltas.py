@@ -1,19 +1,27 @@
 """How much of the weights changes between two versions, and how small a delta between them would be.
 
     python -m benchmarks.deltas RUN … [--dtype bfloat16] [--distances 1 2 5 10]
+    python -m benchmarks.deltas [--megabytes 60] [--rates 1e-6 1e-5 1e-4]
 
 Each RUN has published versions in float32, the more consecutive ones the better: from each follows what it would have
 published in `dtype`. Two kinds of delta are made of versions that are so many numbers apart: the places of the weights
 that changed with their new values (4 bytes and one weight each), and the XOR of both versions' bits in zstd. Sizes are
 relative to that of the version; the time to make the second, and to apply it, to that of one sha256 of the version, the
 least of several taken in turn.
+
+Without a RUN: versions of random weights in bfloat16, each a step of about `rate` from the one before, are stored on an
+S3 server of this machine (rclone) and fetched from it, whole and as differences from the first, in turn. Given are
+medians; the ratios are medians of what one pair gave. A fetch verifies all checksums and finds the base in the cache.
 """
 
 import argparse
 import hashlib
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +31,11 @@ import torch
 from safetensors.torch import load_file
 
 import storage
-from storage import layout
+from storage import folders, layout
+from storage.store import open_store
 from tba.pretrained import DTYPES
 from tba.types import Version
+from tests import servers
 
 TRIES = 7
 BITS = {2: np.uint16, 4: np.uint32}  # by bytes of a weight
@@ -42,12 +52,17 @@ class Found(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("runs", nargs="*", metavar="RUN")
+    parser.add_argument("--megabytes", type=int, default=60)
+    parser.add_argument("--rates", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4])
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--distances", type=int, nargs="+", default=[1, 2, 5, 10])
     parser.add_argument("--pairs", type=int, default=8, help="at most, of each distance")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if not options.runs:
+        travel(options.megabytes, options.rates)
+        return
     print(
         "| run | steps apart | changed | places and values | XOR, zstd | making | applying |\n" + "|---|" + "---:|" * 6
     )
@@ -100,6 +115,48 @@ def xor_delta(before: np.ndarray, after: np.ndarray) -> bytes:
 
 def apply(before: np.ndarray, delta: bytes) -> np.ndarray:
     return np.frombuffer(pa.decompress(delta, before.nbytes, codec="zstd"), before.dtype) ^ before
+
+
+def travel(megabytes: int, rates: Sequence[float]) -> None:
+    print("| a step | changed | stored | publish whole, s | ratio | fetch whole, s | ratio |\n" + "|---|" + "---:|" * 6)
+    with tempfile.TemporaryDirectory() as name, servers.rclone(Path(name)) as server:
+        os.environ.update(server.environment() | {"TBA_CACHE": f"{name}/cache"})
+        for rate in rates:
+            found = list(there_and_back(Path(name) / f"{rate:g}", megabytes * 10**6 // 2, rate))
+            medians = [statistics.median(column) for column in zip(*found, strict=True)]
+            print(f"| {rate:g} |", " | ".join(f"{it:.3f}" for it in medians), "|", flush=True)
+
+
+def there_and_back(folder: Path, count: int, rate: float) -> Iterator[tuple[float, ...]]:
+    """Of each pair: shares changed and stored, seconds to publish whole and what a difference takes of it, likewise to
+    fetch."""
+    store, chance = open_store(f"s3://{servers.BUCKET}/{rate:g}"), np.random.default_rng(0)
+    weights, files = torch.from_numpy(chance.normal(0.0, 0.06, count).astype(np.float32)), list[Path]()
+    for number in range(TRIES):
+        files.append(folder / str(number) / "model.safetensors")
+        files[-1].parent.mkdir(parents=True)
+        files[-1].write_bytes(weights.to(torch.bfloat16).view(torch.uint8).numpy().data)
+        weights += torch.from_numpy(chance.normal(0.0, rate, count).astype(np.float32))
+    base = Version(0, 1)
+    folders.publish(store, layout.version(base), files[0].parent, {})
+    folders.local_copy(store, layout.version(base))
+    for number, (before, file) in enumerate(pairwise(files), start=1):
+        old, new = (np.fromfile(it, np.uint16) for it in (before, file))
+        seconds = dict[str, float]()
+        for kind, attempt, of in (("whole", 1, None), ("difference", 2, (str(base), files[0].parent))):
+            prefix = layout.version(Version(number, attempt))
+            began = time.perf_counter()
+            manifest = folders.publish(store, prefix, file.parent, {}, base=of)
+            seconds[f"publish {kind}"] = time.perf_counter() - began
+            began = time.perf_counter()
+            folders.fetch(store, prefix, folder / kind / str(number))
+            seconds[f"fetch {kind}"] = time.perf_counter() - began
+        stored = sum(it["bytes"] for it in folders.stored_files(manifest)) / file.stat().st_size
+        yield (
+            np.count_nonzero(old != new) / len(new), stored,
+            seconds["publish whole"], seconds["publish difference"] / seconds["publish whole"],
+            seconds["fetch whole"], seconds["fetch difference"] / seconds["fetch whole"],
+        )  # fmt: skip
 
 
 def fastest(*works: Callable[[], object]) -> list[float]:

@@ -26,23 +26,14 @@ def files(folder: Path, base: bytes, file: bytes) -> tuple[Path, Path, Path, Pat
 
 
 def there_and_back(folder: Path, base: bytes, file: bytes) -> bytes:
-    """The file again; how it was stored follows from what docs/storage.md says."""
+    """What is stored, of which docs/storage.md says how it comes about."""
     old, new, difference, again = files(folder, base, file)
     differences.write(old, new, difference)
     differences.apply(old, difference, again)
     assert again.read_bytes() == file
     with pa.CompressedInputStream(str(difference), "zstd") as stored:
-        assert stored.read() == as_described(base, file)
+        assert stored.read() == bytes(a ^ b for a, b in zip(base, file, strict=True))
     return difference.read_bytes()
-
-
-def as_described(base: bytes, file: bytes) -> bytes:
-    xor, out = bytes(a ^ b for a, b in zip(base, file, strict=True)), b""
-    for start in range(0, len(xor), differences._PIECE):
-        piece = xor[start : start + differences._PIECE]
-        fours = piece[: len(piece) // 4 * 4]
-        out += b"".join(fours[place::4] for place in range(4)) + piece[len(fours) :]
-    return out
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

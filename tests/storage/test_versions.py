@@ -381,6 +381,39 @@ def test_a_version_whose_difference_or_base_is_damaged_is_refused_by_the_names_o
 
 
 @local
+def test_a_difference_of_something_else_is_refused(run: Run, three: list[Path]):
+    said, prefixes = [], [layout.version(version) for version in (NEXT, LAST)]
+    for prefix in prefixes:
+        path = run.store.local_path(prefix + layout.MANIFEST)
+        assert path
+        said.append((path, json.loads(path.read_bytes())))
+    said[1][0].write_text(json.dumps({**said[1][1], "difference": said[0][1]["difference"]}))
+    for name in ("config.json", "model.safetensors"):
+        other, mine = (run.store.local_path(f"{prefix}{name}.xor.zst") for prefix in prefixes)
+        assert other and mine
+        mine.write_bytes(other.read_bytes())
+    with pytest.raises(Damaged, match=f"{LAST}/model.safetensors has not the content"):
+        Versions(run).load(LAST)
+
+
+@remote
+def test_a_version_and_its_base_may_have_names_in_the_cache_that_share_a_guard(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def name(policy: Path) -> str:
+        return folders._digest(folders._describe(policy))
+
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of the trainer"))
+    _, base = publish_from(run, BASE, tmp_path, None)
+    policy, number = a_policy(tmp_path, NEXT), 0
+    while name(policy)[:2] != name(base)[:2]:
+        (policy / "config.json").write_text(str(number := number + 1))
+    assert not Versions(run).publish(NEXT, step=10, folder=policy, weights_sha256="", base=Base(BASE, base))
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of another machine"))
+    assert files(Versions(run).load(NEXT)) == files(policy)
+
+
+@local
 def test_a_version_that_is_pruned_with_its_base_while_it_is_read_is_missing(
     run: Run, three: list[Path], monkeypatch: pytest.MonkeyPatch
 ):
