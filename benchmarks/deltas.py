@@ -32,7 +32,9 @@ from safetensors.torch import load_file
 
 import storage
 from storage import folders, layout
+from storage.run import Run
 from storage.store import open_store
+from storage.versions import Versions
 from tba.pretrained import DTYPES
 from tba.types import Version
 from tests import servers
@@ -84,7 +86,7 @@ def weights(url: str, dtype: torch.dtype) -> tuple[dict[int, np.ndarray], dict[i
     with storage.connect(url) as con:
         published = con.execute(PUBLISHED).fetchall()
     for number, attempt, _ in published:
-        folder = Path(url) / layout.version(Version(number, attempt))
+        folder = Versions(Run.open(url)).load(Version(number, attempt))
         tensors = {name: it for path in folder.glob("*.safetensors") for name, it in load_file(path).items()}
         together = torch.cat([tensors[name].flatten().to(dtype) for name in sorted(tensors)])
         found[number] = together.view(torch.uint8).numpy().view(BITS[dtype.itemsize])

@@ -246,9 +246,8 @@ def _base(store: Store, prefix: str, manifest: Mapping[str, Any]) -> Path | None
         return None
     try:
         theirs = _existing(store, base)
-        wanted = {it["of"] for it in manifest["difference"]["files"]}
-        if "difference" in theirs or wanted - {it["name"] for it in theirs["files"]}:
-            raise Damaged(f"{store.url}/{base} does not have what it should be the base of")
+        if "difference" in theirs:
+            raise Damaged(f"{store.url}/{base} is not stored whole")
         return _local_copy(store, base, theirs, _COPIES)
     except (Missing, Damaged) as error:
         _existing(store, prefix)  # Missing, if both were removed while they were read

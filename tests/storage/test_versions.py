@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -432,7 +433,7 @@ def test_a_version_that_is_pruned_with_its_base_while_it_is_read_is_missing(
 
 @local
 @pytest.mark.parametrize(
-    "said", [{"base": "../elsewhere", "files": []}, {"base": str(NEXT), "files": []}, {"files": 3}]
+    "said", [{"base": "../elsewhere", "files": []}, {"base": str(LAST), "files": []}, {"files": 3}]
 )
 def test_a_manifest_that_names_no_base_is_refused(run: Run, three: list[Path], said: dict):
     manifest = folders.read_manifest(run.store, layout.version(LAST))
@@ -482,18 +483,18 @@ def test_wherever_pruning_is_killed_what_is_left_can_be_loaded(
 def test_a_difference_whose_base_is_pruned_while_a_superseded_trainer_stores_it_does_not_exist(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ):
-    """The base is gone when the manifest is stored, or is removed just afterwards."""
+    """The base is gone before any of it is stored, or is removed just after all of it is."""
     old, new = Run.open(run.url), Versions(run)
     publish_from(old, BASE, tmp_path, None)
     publish(run, tmp_path, (4, 2), (5, 2))
     if moment == "before":
-        create = old.store.create
+        difference = folders._difference
 
-        def too_late(key: str, data: bytes) -> None:
+        def meanwhile(*of_it: Any) -> dict[str, Any]:
             new.prune(keep=1, every=100)
-            create(key, data)
+            return difference(*of_it)
 
-        monkeypatch.setattr(old.store, "create", too_late)
+        monkeypatch.setattr(folders, "_difference", meanwhile)
         with pytest.raises(Superseded, match=f"{NEXT}.* was swept up"):
             publish_from(old, NEXT, tmp_path)
     else:
