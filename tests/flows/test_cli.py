@@ -21,6 +21,7 @@ from storage.control import change_state
 from storage.leases import SUPERVISOR, HeldLease, read_leases
 from storage.run import Run
 from tba.presets import preset
+from tba.types import Version
 from tests.conftest import s3_root
 from tests.servers import Server
 from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
@@ -437,11 +438,14 @@ def test_check_ends_with_1_when_something_is_wrong(first: Run, capsys: pytest.Ca
     assert told["problems"] == [{"key": layout.shard(0, 1), "problem": "is missing"}]
 
 
-def test_export_copies_the_files_of_a_version(first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("version", [Version(1, 1), Version(4, 2)], ids=["stored whole", "stored as a difference"])
+def test_export_copies_the_files_of_a_version(
+    first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], version: Version
+):
     target = tmp_path / "policy"
-    assert printed(capsys, "export", first.url, "--version", "4", str(target)) == f"{target}\n"
+    assert printed(capsys, "export", first.url, "--version", str(version.number), str(target)) == f"{target}\n"
     assert sorted(path.name for path in target.iterdir()) == ["config.json", "model.safetensors"]
-    assert (target / "model.safetensors").read_bytes() == first.store.read("versions/000004-a0002/model.safetensors")
+    assert (target / "model.safetensors").read_bytes() == f"weights {version}".encode() * 20
 
 
 def test_export_takes_the_newest_attempt_unless_told(first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -463,10 +467,10 @@ def test_export_refuses_what_it_cannot_do(first: Run, tmp_path: Path, capsys: py
 def test_export_of_damaged_weights_leaves_nothing_behind(
     first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    Path(first.url, "versions/000004-a0002/model.safetensors").write_bytes(b"weights 000004-a0001" * 20)
+    Path(first.url, "versions/000002-a0002/model.safetensors").write_bytes(b"weights 000002-a0001" * 20)
     target = tmp_path / "out" / "policy"
     target.parent.mkdir()
-    assert main(["export", first.url, "--version", "4", str(target)]) == 1
+    assert main(["export", first.url, "--version", "2", str(target)]) == 1
     assert "model.safetensors" in capsys.readouterr().err
     assert list(target.parent.iterdir()) == []
 
