@@ -159,7 +159,7 @@ def write_model(workload: Workload, folder: Path) -> None:
     config = LlamaConfig(
         vocab_size=workload.vocabulary, hidden_size=workload.hidden, intermediate_size=workload.hidden * 11 // 4,
         num_hidden_layers=workload.layers, num_attention_heads=workload.hidden // 32,
-        num_key_value_heads=workload.hidden // 32, max_position_embeddings=1024, initializer_range=0.02,
+        num_key_value_heads=workload.hidden // 32, max_position_embeddings=4096, initializer_range=0.02,
         tie_word_embeddings=False, pad_token_id=0, bos_token_id=None, eos_token_id=1,
     )  # fmt: skip
     model = LlamaForCausalLM(config)

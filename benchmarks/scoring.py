@@ -62,6 +62,10 @@ WORKLOADS = [
     Workload(name="0.4M, long responses", hidden=128, layers=2, vocabulary=64, groups=16, ends=1 / 160),
     Workload(name="3.5M, short responses", hidden=256, layers=4, vocabulary=1024, groups=8, ends=1 / 32),
     Workload(name="3.5M, long responses", hidden=256, layers=4, vocabulary=1024, groups=8, ends=1 / 160),
+    Workload(
+        name="3.5M, responses of 2048 tokens", hidden=256, layers=4, vocabulary=1024, groups=1, response_tokens=2048,
+        ends=0,
+    ),
     Workload(name="34M, short responses", hidden=512, layers=8, vocabulary=8192, groups=3, ends=1 / 32),
     Workload(name="34M, long responses", hidden=512, layers=8, vocabulary=8192, groups=2, ends=1 / 160),
 ]  # fmt: skip
