@@ -13,7 +13,7 @@ from tba.config import Config, EngineConfig
 from tba.errors import ConfigError
 from tba.interfaces import Generator
 
-LEAST_TEMPERATURE = 0.01  # vLLM takes this for any that is lower, but for 0
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2  # vLLM takes the first for any that is lower, but for 0; refuses others
 
 
 class Engine(NamedTuple):
@@ -25,6 +25,7 @@ class Sampling(NamedTuple):
     """What a role samples with, as far as it decides whether vLLM can serve it."""
 
     lowest: float  # temperature of what is sampled
+    highest: float
     at_one: bool  # always at temperature 1
     cut: str  # the setting by which only the most likely tokens are sampled; empty if none does
     reads_logps: bool = True  # of what it samples
@@ -76,6 +77,8 @@ def choose(config: Config, sampling: Sampling, *, device: str, installed: bool) 
         against = "vLLM is not installed here (docs/gpus.md)"
     elif sampling.lowest < LEAST_TEMPERATURE:
         against = f"vLLM samples at temperatures of at least {LEAST_TEMPERATURE}, and here it is {sampling.lowest:g}"
+    elif sampling.highest > MOST_TEMPERATURE:
+        against = f"vLLM samples at temperatures of at most {MOST_TEMPERATURE}, and here it can be {sampling.highest:g}"
     elif sampling.cut and sampling.reads_logps and not sampling.at_one:
         against = (
             "only at temperature 1 does vLLM tell log-probabilities from before top_p cuts them, and here "
@@ -99,16 +102,16 @@ def choose(config: Config, sampling: Sampling, *, device: str, installed: bool) 
 
 def search_sampling(config: Config) -> Sampling:
     search, cut = config.search, ""
-    explored = search.explore_temperature if search.explore_share else None
+    temperatures = (search.temperature, *(search.explored_temperatures if search.explore_share else ()))
     if search.top_p < 1:
         cut = f"search.top_p={search.top_p:g}"
     elif search.explore_share and search.explore_top_p < 1:
         cut = f"search.explore_top_p={search.explore_top_p:g}"
     at_one = search.temperature == 1 and not search.explore_share
-    return Sampling(min(search.temperature, *(explored or (search.temperature,))), at_one, cut)
+    return Sampling(min(temperatures), max(temperatures), at_one, cut)
 
 
 def evaluation_sampling(config: Config, *, reads_logps: bool) -> Sampling:
     temperature, top_p = config.evaluation_temperature, config.evaluation_top_p
     cut = f"evaluation.top_p={top_p:g}" if top_p < 1 else ""
-    return Sampling(temperature, temperature == 1, cut, reads_logps)
+    return Sampling(temperature, temperature, temperature == 1, cut, reads_logps)

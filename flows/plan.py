@@ -12,9 +12,11 @@ from contextlib import suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from flows.engines import choose, search_sampling
 from flows.gpus import usable
 from flows.processes import is_gone
 from flows.progress import bar
@@ -57,6 +59,8 @@ def resolve(
         check_place("model.path", config.model.path)
     if runs_here and config.engine.tensor_parallel > 1:
         usable(config, config.engine.tensor_parallel)
+    if config.engine.name == "vllm":
+        choose(config, search_sampling(config), device="", installed=not runs_here or find_spec("vllm") is not None)
     read_sampler(config)
     known = ask_earlier_run(config)
     return config.replace({"search.prompts_from": known.url}) if known else config  # whoever reads it, and wherever

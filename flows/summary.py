@@ -89,7 +89,7 @@ def last_scores(run: Run) -> str:
     found = [score for score in scores if score.version == scores[-1].version]
     if not found:
         return "no version has been scored"
-    told = ", ".join(f"{score.metric} {round(score.value, 4)}" for score in found)
+    told = ", ".join(f"{score.metric} {score.value:.4g}" for score in found)
     return f"version {found[0].version.number}, step {found[0].step}: {told}"
 
 

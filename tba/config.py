@@ -393,6 +393,11 @@ class SearchConfig:
                 raise ValueError(f"search.{name} must be set where search.{other} is ({given!r}), got ''")
         return self
 
+    @property
+    def explored_temperatures(self) -> tuple[float, float]:
+        """Between which the temperatures lie that rounds explore."""
+        return self.explore_temperature or (self.temperature, self.temperature * 1.1 / 0.7)
+
     @model_validator(mode="after")
     def _exploration_applies(self) -> Self:
         for name in ("explore_temperature", "explore_top_p"):
@@ -650,8 +655,9 @@ class Config:
             (
                 self.sampling.max_age is None or self.sampling.max_age >= self.recent_ages[1],
                 f"sampling.max_age must be >= {self.recent_ages[1]}, the age that what the newest version generates "
-                f"has come to before the next sync (sync.every = {sync.every}, sync.lag = {sync.lag}), or steps would "
-                f"have nothing to draw, got {self.sampling.max_age}",
+                f"has come to before the next sync (sync.every = {sync.every}"
+                f"{'' if sync.lag is None else f', sync.lag = {sync.lag}'}), or steps would have nothing to draw, got "
+                f"{self.sampling.max_age}",
             ),
             (
                 self.limits.silent_after >= 3 * self.limits.lease_every,

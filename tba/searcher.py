@@ -19,8 +19,6 @@ from tba.types import Asked, Prompt, Request, Response, Reward, Trajectory, Vers
 from tba.values import Steps
 
 LOOK_EVERY = 1.0  # seconds between looks for a version to adopt while responses are in flight
-WARMEST = 1.1 / 0.7
-"""Times the temperature of search: the greatest of rounds that explore, unless the settings give another."""
 SHARDS_PER_ROUND = 4
 """How many of the newest shards are looked through for each round that may be open. While the newest of them were asked
 no more than twice as many were stored, in full shards and at most as many that were cut short."""
@@ -276,7 +274,7 @@ class Searcher:
         chance = Random(request_seed(self.seed, self.index, round, -1))
         warmer, narrower, how_warm, how_narrow = (chance.random() for _ in range(4))
         config = self.config
-        low, high = config.explore_temperature or (config.temperature, config.temperature * WARMEST)
+        low, high = config.explored_temperatures
         return (
             low + (high - low) * how_warm if warmer < config.explore_share else config.temperature,
             1 - (1 - config.explore_top_p) * how_narrow if narrower < config.explore_share else config.top_p,

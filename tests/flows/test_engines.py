@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from flows import plan
 from flows.engines import choose, evaluation_sampling, search_sampling
 from tba.config import Config
 from tba.errors import ConfigError
@@ -73,6 +74,33 @@ def test_temperatures_that_vllm_would_raise_are_left_to_transformers_or_refused(
     assert name == "transformers" and "at least 0.01, and here it is 0.005" in why
     with pytest.raises(ConfigError, match=r"engine\.name: .*0\.005"):
         chosen(**changes, engine__name="vllm")
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"search__temperature": 2.5}, "2.5"),
+        ({"search__temperature": 1.4, "search__explore_share": 0.5, "search__explore_top_p": 1}, "2.2"),
+        ({"search__explore_share": 0.5, "search__explore_temperature": [0.5, 3]}, "3"),
+    ],
+)
+def test_temperatures_that_vllm_refuses_are_left_to_transformers_or_refused(changes: dict[str, Any], found: str):
+    name, why = chosen(**changes)
+    assert name == "transformers" and f"at most 2, and here it can be {found}" in why
+    with pytest.raises(ConfigError, match=rf"engine\.name: .*{found}"):
+        chosen(**changes, engine__name="vllm")
+    warmest = {"search__temperature": 1.2, "search__explore_share": 0.5, "search__explore_top_p": 1}
+    assert chosen(**warmest, engine__name="vllm")[0] == "vllm"
+
+
+def test_what_vllm_cannot_do_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch):
+    wanted = {"engine.name": "vllm", "search.temperature": 2.5}
+    with pytest.raises(ConfigError, match=r"engine\.name: .*at most 2"):
+        plan.resolve("quickstart", wanted, runs_here=False)
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"engine\.name: vLLM is not installed here"):
+        plan.resolve("quickstart", {"engine.name": "vllm"})
+    assert plan.resolve("quickstart", {"engine.name": "vllm"}, runs_here=False).engine.name == "vllm"
 
 
 def test_at_temperature_1_vllm_tells_them_whatever_top_p_is():
