@@ -1,0 +1,225 @@
+"""A trainer's step without its update: tokens per second and memory, against a plain one and the bare model.
+
+    python -m benchmarks.training [--repeats 5] [--out FOLDER]
+
+Groups of 20 responses as preset `gsm8k` has them, one at a time, random weights and tokens, trajectory balance. All
+forms differentiate the same batch in turn, in one process, a few times; the median of the ratios is the result, by the
+processor's time, which others that use the machine hardly touch. The forms:
+
+naive       rows padded to the longest of the batch; logits of all positions and log-softmax of all of them, as in the
+            code that came with the paper
+ours        what a trainer does
+bare        the model's forward and backward of what ours reads and predicts, without log-probabilities and a loss
+backbone    the same without the output layer; what other forms take above its memory is the loss's
+
+A form's memory is the most that its tensors have at once, beside the model. Tokens are those of prompts and responses,
+each prompt counted once per response: the same number for all forms, and padding is none.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks import generation
+from benchmarks.generation import hardware, named, write_model
+from tba.batching import Batch, micro_batches
+from tba.fetched import Fetched, Lists
+from tba.learner import Learner
+from tba.objectives import trajectory_balance
+from tba.policy import Policy
+from tba.presets import preset
+
+PROMPT_TOKENS = (28, 55, 61, 65, 70, 75, 81, 87, 96, 111, 248)
+RESPONSE_TOKENS = (32, 68, 81, 93, 104, 117, 132, 149, 170, 205, 465)
+"""Deciles over GSM8K's training set: its questions in the task's template and its answers with their calculations, an
+end token each, by a SentencePiece tokenizer of 32,000 tokens. Lengths here are drawn from them, each by itself."""
+BETA = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    name: str
+    hidden: int = 256
+    layers: int = 4
+    vocabulary: int
+    groups: int = 2
+    responses_per_prompt: int = 20
+
+
+WORKLOADS = [
+    Workload(name="32k tokens in the vocabulary", vocabulary=32_000),
+    Workload(name="2k tokens in the vocabulary", vocabulary=2_048),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    options.out.mkdir(parents=True, exist_ok=True)
+    path, results = named(options.out, "training"), []
+    for workload in WORKLOADS:  # written after each
+        results.append(measure(workload, options.repeats))
+        record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
+        path.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"written to {path}")
+
+
+def measure(workload: Workload, repeats: int) -> dict[str, Any]:
+    learner = make_learner(workload)
+    batch = learner.collate(make_rows(workload))
+    forms: dict[str, Callable[[], object]] = {
+        "naive": lambda: naive(learner, batch),
+        "ours": lambda: learner._differentiate(batch, BETA),
+        "bare": lambda: bare(learner, batch, with_output_layer=True),
+        "backbone": lambda: bare(learner, batch, with_output_layer=False),
+    }
+    tokens = sum(batch.lengths)
+    memory = {name: peak_bytes(learner, form) for name, form in forms.items()}  # this also warms up
+    seconds = in_turn(learner, forms, repeats)
+    result = {
+        **asdict(workload),
+        "parameters": sum(it.numel() for it in learner.policy.model.parameters()),
+        "tokens": tokens,
+        "tokens_that_count": int(batch.response_mask_BT.sum()),
+        "tokens_per_second": {name: round(tokens / statistics.median(them)) for name, them in seconds.items()},
+        "ours_to": {
+            name: spread([other / ours for ours, other in zip(seconds["ours"], them, strict=True)])
+            for name, them in seconds.items()
+            if name != "ours"
+        },
+        "peak_MB": {name: round(peak / 1e6, 1) for name, peak in memory.items()},
+        "loss_MB": {name: round((memory[name] - memory["backbone"]) / 1e6, 1) for name in ("naive", "ours", "bare")},
+    }
+    print(json.dumps({name: result[name] for name in ("name", "tokens_per_second", "ours_to", "loss_MB")}), flush=True)
+    return result
+
+
+def naive(learner: Learner, batch: Batch) -> None:
+    model, width = learner.policy.model, max(batch.lengths)
+    for _, part in micro_batches(batch, 1):
+        tokens_BT = torch.nn.functional.pad(part.tokens_BT, (0, width - part.tokens_BT.shape[1]))
+        mask_BT = torch.nn.functional.pad(part.response_mask_BT, (0, width - part.response_mask_BT.shape[1]))
+        logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits[:, :-1] / learner.config.search.temperature
+        logps_BTV = torch.log_softmax(logits_BTV, dim=-1)
+        logp_BT = logps_BTV.gather(-1, tokens_BT[:, 1:, None]).squeeze(-1) * mask_BT[:, 1:]
+        differentiate(logp_BT.sum(dim=1), part, share=1 / batch.groups)
+
+
+def differentiate(logp_B: Tensor, part: Batch, *, share: float) -> None:
+    logp_PK, ref_logp_PK, reward_PK = (
+        it.unflatten(0, (-1, part.responses_per_prompt)) for it in (logp_B, part.ref_logp_B, part.reward_B)
+    )
+    (trajectory_balance(logp_PK, ref_logp_PK, reward_PK, beta=BETA).value * share).backward()
+
+
+def bare(learner: Learner, batch: Batch, *, with_output_layer: bool) -> None:
+    model = learner.policy.model
+    for _, part in micro_batches(batch, 1):
+        hidden_BTD = model.base_model(input_ids=part.tokens_BT[:, :-1], use_cache=False).last_hidden_state
+        out = hidden_BTD[part.response_mask_BT[:, 1:]]
+        if with_output_layer:
+            out = model.get_output_embeddings()(out)
+        out.backward(out.detach())
+
+
+def in_turn(learner: Learner, forms: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Each form's seconds."""
+    clock = time.process_time if learner.policy.device.type == "cpu" else time.perf_counter
+    seconds: dict[str, list[float]] = {name: [] for name in forms}
+    for _ in range(repeats):
+        for name, form in forms.items():
+            learner.policy.model.zero_grad(set_to_none=True)
+            finish(learner)
+            began = clock()
+            form()
+            finish(learner)
+            seconds[name].append(clock() - began)
+    return seconds
+
+
+def finish(learner: Learner) -> None:
+    if learner.policy.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak_bytes(learner: Learner, form: Callable[[], object]) -> int:
+    """The most that tensors take at once beyond what they did before."""
+    learner.policy.model.zero_grad(set_to_none=True)
+    if learner.policy.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        form()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        form()
+    assert profiled.profiler and profiled.profiler.kineto_results
+    events = [it for it in profiled.profiler.kineto_results.events() if it.name() == "[memory]"]
+    held = np.cumsum([it.nbytes() for it in sorted(events, key=lambda it: it.start_ns())])
+    return int(held.max())
+
+
+def spread(ratios: list[float]) -> dict[str, float]:
+    return {name: round(of(ratios), 2) for name, of in {"median": statistics.median, "least": min, "most": max}.items()}
+
+
+def make_learner(workload: Workload) -> Learner:
+    config = preset("gsm8k").replace(
+        {
+            "training.prompts_per_step": workload.groups,
+            "training.responses_per_prompt": workload.responses_per_prompt,
+        }
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(
+            generation.Workload(
+                name="", hidden=workload.hidden, layers=workload.layers, vocabulary=workload.vocabulary, prompts=0,
+                prompt_tokens=(0, 0), samples=0, response_tokens=0, ends=0, batch=0,
+            ),
+            Path(folder),
+        )  # fmt: skip
+        return Learner(config, Policy.load(folder))
+
+
+def make_rows(workload: Workload) -> Fetched:
+    """Groups with rewards of 0 and 1, and of tokens by chance."""
+    lengths, chosen, count = random.Random(0), random.Random(1), workload.groups * workload.responses_per_prompt
+
+    def tokens(deciles: tuple[int, ...]) -> list[int]:
+        length = round(np.interp(lengths.random() * 10, range(11), deciles))
+        return [chosen.randrange(2, workload.vocabulary) for _ in range(length)]
+
+    prompts = [tokens(PROMPT_TOKENS) for _ in range(workload.groups)]
+    responses = [tokens(RESPONSE_TOKENS) for _ in range(count)]
+    return Fetched(
+        trajectory_ids=[str(i) for i in range(count)],
+        prompt_ids=[str(i // workload.responses_per_prompt) for i in range(count)],
+        prompt_tokens=Lists.of([prompts[i // workload.responses_per_prompt] for i in range(count)], np.int64),
+        response_tokens=Lists.of(responses, np.int64),
+        ref_logps=Lists.of([[-np.log(workload.vocabulary)] * len(response) for response in responses], np.float64),
+        reward_B=np.array([float(chosen.random() < 0.5) for _ in range(count)]),
+        finished_B=np.zeros(count, bool),
+    )
+
+
+if __name__ == "__main__":
+    main()
