@@ -1,16 +1,25 @@
 """Log-probabilities of responses under a causal language model.
 
-Only the positions that predict a counted token are projected to the vocabulary: a hook before the output layer drops
-all others, so no model pays for logits of its prompt, and whatever a model does to logits afterwards still happens.
+Only the positions that predict a counted token are projected to the vocabulary, and of their logits a bounded number is
+held at once: a hook takes what the output layer would be given. Where that layer is not a plain one, or the model does
+something to its logits afterwards, the layer is given these positions and all their logits are held.
 """
 # Shapes: B rows, T tokens of prompt and response with padding, D hidden, N counted tokens of all rows, V vocabulary.
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+PROJECTED = 2**23
+"""Logits that are computed together: enough rows for a product of matrices to be fast."""
+IN_CACHE = 2**20
+"""Logits that are normalised together: on a CPU they stay in its cache, which is several times faster."""
+KEPT_BYTES = 2**29
+"""Of logits, for the backward pass, which computes the others again: a third of the output layer's time."""
 
 
 def token_logps(
@@ -33,58 +42,67 @@ def token_logps(
     if attention_mask_BT is not None:
         mask_BT = attention_mask_BT[:, :-1].long()
         placed = {"attention_mask": mask_BT, "position_ids": (mask_BT.cumsum(dim=1) - 1).clamp(min=0)}
-    logits_NV = logits_at(model, predicts_BT, input_ids=tokens_BT[:, :-1], **placed)
-    logp_N = chosen_logps(logits_NV, targets_BT[predicts_BT], temperature=temperature)
+    targets_N = targets_BT[predicts_BT]
+    logp_N = logps_at(model, predicts_BT, targets_N, temperature=temperature, input_ids=tokens_BT[:, :-1], **placed)
     logp_BT = logp_N.new_zeros(predicts_BT.shape).masked_scatter(predicts_BT, logp_N)
     return nn.functional.pad(logp_BT, (1, 0))
 
 
-def chosen_logps(logits_NV: Tensor, tokens_N: Tensor, *, temperature: float) -> Tensor:
-    """[N] log softmax(logits / temperature) of the tokens, in float32 at least."""
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
-    return cast(Tensor, _ChosenLogps.apply(logits_NV, tokens_N, temperature))
+def logps_at(
+    model: Any, places: Tensor | tuple[Tensor, ...], tokens_N: Tensor, *, temperature: float, **inputs: Tensor
+) -> Tensor:
+    """[N] log softmax(logits / temperature), in float32 at least, of tokens that are predicted at these places of the
+    [B, T] tokens, a mask or indices."""
+    head: nn.Module | None = model.get_output_embeddings()
+    if model not in _changing and _is_plain(head):
+        hidden_ND = _projected_at(model, head, places, **inputs)
+        if hidden_ND is not None:
+            kept_bytes = KEPT_BYTES if torch.is_grad_enabled() else 0
+            return cast(
+                Tensor,
+                _ProjectedLogps.apply(hidden_ND, head.weight, head.bias, tokens_N, _checked(temperature), kept_bytes),
+            )
+        _changing.add(model)
+    return chosen_logps(_logits_at(model, head, places, **inputs), tokens_N, temperature=temperature)
 
 
-class _ChosenLogps(torch.autograd.Function):
-    """Over a large vocabulary this is where the memory goes: the plain expression keeps or passes several float32
-    copies of the logits. Taken a few rows at a time, in both directions, nothing is kept but the logits themselves, and
-    on a CPU the intermediate values stay in its cache, which is several times faster."""
-
-    @staticmethod
-    def forward(ctx: Any, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:
-        ctx.save_for_backward(logits_NV, tokens_N)
-        ctx.temperature = temperature
-        logp_N = logits_NV.new_empty(len(tokens_N), dtype=_precise(logits_NV.dtype))
-        for logits, tokens, logp in _in_pieces(logits_NV, tokens_N, logp_N):
-            logps = torch.log_softmax(logits.to(logp.dtype) / temperature, dim=1)
-            torch.gather(logps, 1, tokens[:, None], out=logp[:, None])
-        return logp_N
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
-        (grad_N,) = grad_outputs
-        logits_NV, tokens_N = ctx.saved_tensors
-        grad_NV = torch.empty_like(logits_NV)
-        for logits, tokens, grad, out in _in_pieces(logits_NV, tokens_N, grad_N / ctx.temperature, grad_NV):
-            by_logit = torch.softmax(logits.to(grad.dtype) / ctx.temperature, dim=1).mul_(-grad[:, None])
-            out.copy_(by_logit.scatter_add_(1, tokens[:, None], grad[:, None]))
-        return grad_NV, None, None
+_changing: WeakSet[nn.Module] = WeakSet()
+"""Models that have been seen to do something to their logits."""
 
 
-def _precise(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+def _is_plain(head: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """Whether it is known what calling it does."""
+    return type(head) is nn.Linear and "forward" not in vars(head) and not head._forward_hooks
 
 
-def _in_pieces(logits_NV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same few rows of each tensor, about a million logits at a time."""
-    rows = max(1, 2**20 // logits_NV.shape[1])
-    return zip(*(tensor.split(rows) for tensor in (logits_NV, *others)), strict=True)
+def _projected_at(model: Any, head: nn.Linear, places: Tensor | tuple[Tensor, ...], **inputs: Tensor) -> Tensor | None:
+    """[N, D] what the output layer projects at these places; None if the model returns anything but what that gives.
+
+    The layer is given no position at all, and what it returns replaced by a tensor that tells if it is written to."""
+    found: list[Tensor] = []
+    returned: list[Tensor] = []
+
+    def keep(_: nn.Module, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        found.append(hidden[0][places])
+        return (hidden[0][:, :0],)
+
+    def stand_in(_: nn.Module, hidden: object, logits: Tensor) -> Tensor:
+        with torch.inference_mode(False):  # where tensors have versions
+            returned.append(torch.empty_like(logits, requires_grad=False))
+        return returned[-1]
+
+    hooks = [head.register_forward_pre_hook(keep), head.register_forward_hook(stand_in)]
+    try:
+        logits = model(use_cache=False, **inputs).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    untouched = len(returned) == 1 and logits is returned[0] and logits._version == 0
+    return found[0] if untouched else None
 
 
-def logits_at(model: Any, places: Tensor | tuple[Tensor, ...], **inputs: Tensor) -> Tensor:
-    """[N, V] logits at these places of the [B, T] tokens, a mask or indices."""
+def _logits_at(model: Any, head: nn.Module | None, places: Tensor | tuple[Tensor, ...], **inputs: Tensor) -> Tensor:
+    """[N, V] logits at these places, as the model has them."""
     kept = False
 
     def keep(_: nn.Module, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -93,7 +111,6 @@ def logits_at(model: Any, places: Tensor | tuple[Tensor, ...], **inputs: Tensor)
         hidden_BTD, *rest = hidden
         return (hidden_BTD[places].unsqueeze(0), *rest)
 
-    head: nn.Module | None = model.get_output_embeddings()
     hook = head.register_forward_pre_hook(keep) if head is not None else None
     try:
         logits = model(use_cache=False, **inputs).logits
@@ -101,3 +118,120 @@ def logits_at(model: Any, places: Tensor | tuple[Tensor, ...], **inputs: Tensor)
         if hook is not None:
             hook.remove()
     return logits.squeeze(0) if kept else logits[places]  # a model without such a layer, or one that does not call it
+
+
+class _ProjectedLogps(torch.autograd.Function):
+    """Projected, normalised and differentiated some rows at a time, so that logits of all are never there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        tokens_N: Tensor,
+        temperature: float,
+        kept_bytes: int,
+    ) -> Tensor:
+        logp_N = hidden_ND.new_empty(len(tokens_N), dtype=_precise(hidden_ND.dtype))
+        kept: list[Tensor] = []
+        for hidden, tokens, logp in _in_pieces(PROJECTED, len(weight_VD), hidden_ND, tokens_N, logp_N):
+            logits = nn.functional.linear(hidden, weight_VD, bias_V)
+            _write_logps(logp, logits, tokens, temperature)
+            kept_bytes -= logits.nbytes
+            if kept_bytes >= 0:
+                kept.append(logits)
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, tokens_N, *kept)
+        ctx.temperature = temperature
+        return logp_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        (grad_N,) = grad_outputs
+        hidden_ND, weight_VD, bias_V, tokens_N, *kept = ctx.saved_tensors
+        by_hidden_ND, by_weight_VD = torch.empty_like(hidden_ND), _zeros(weight_VD)
+        by_bias_V = None if bias_V is None else _zeros(bias_V)
+        still = iter(kept)
+        for hidden, tokens, grad, by_hidden in _in_pieces(
+            PROJECTED, len(weight_VD), hidden_ND, tokens_N, grad_N, by_hidden_ND
+        ):
+            logits = next(still, None)
+            if logits is None:
+                logits = nn.functional.linear(hidden, weight_VD, bias_V)
+            by_logits = torch.empty_like(logits)
+            _write_gradient(by_logits, grad, logits, tokens, ctx.temperature)
+            torch.mm(by_logits, weight_VD, out=by_hidden)
+            _add_product(by_weight_VD, by_logits.T, hidden)
+            if by_bias_V is not None:
+                by_bias_V += by_logits.sum(dim=0, dtype=by_bias_V.dtype)
+        by_bias = None if by_bias_V is None else by_bias_V.to(hidden_ND.dtype)
+        return by_hidden_ND, by_weight_VD.to(hidden_ND.dtype), by_bias, None, None, None
+
+
+def _zeros(like: Tensor) -> Tensor:
+    """Sums over the rows are precise, whatever they are sums of."""
+    return torch.zeros_like(like, dtype=_precise(like.dtype))
+
+
+def _add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
+    if to.dtype == left.dtype:
+        to.addmm_(left, right)
+    else:
+        to += left @ right
+
+
+def chosen_logps(logits_NV: Tensor, tokens_N: Tensor, *, temperature: float) -> Tensor:
+    """[N] log softmax(logits / temperature) of the tokens, in float32 at least."""
+    return cast(Tensor, _ChosenLogps.apply(logits_NV, tokens_N, _checked(temperature)))
+
+
+class _ChosenLogps(torch.autograd.Function):
+    """The plain expression keeps or passes several float32 copies of the logits. Here nothing is kept but the logits
+    themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:
+        ctx.save_for_backward(logits_NV, tokens_N)
+        ctx.temperature = temperature
+        logp_N = logits_NV.new_empty(len(tokens_N), dtype=_precise(logits_NV.dtype))
+        _write_logps(logp_N, logits_NV, tokens_N, temperature)
+        return logp_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore
+        (grad_N,) = grad_outputs
+        logits_NV, tokens_N = ctx.saved_tensors
+        by_logits_NV = torch.empty_like(logits_NV)
+        _write_gradient(by_logits_NV, grad_N, logits_NV, tokens_N, ctx.temperature)
+        return by_logits_NV, None, None
+
+
+def _write_logps(to_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> None:
+    for to, logits, tokens in _in_pieces(IN_CACHE, logits_NV.shape[1], to_N, logits_NV, tokens_N):
+        logps = torch.log_softmax(logits.to(to.dtype) / temperature, dim=1)
+        torch.gather(logps, 1, tokens[:, None], out=to[:, None])
+
+
+def _write_gradient(to_NV: Tensor, grad_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> None:
+    """By the logits, given that by the log-probabilities."""
+    rows = _in_pieces(IN_CACHE, logits_NV.shape[1], to_NV, grad_N / temperature, logits_NV, tokens_N)
+    for to, grad, logits, tokens in rows:
+        by_logits = torch.softmax(logits.to(grad.dtype) / temperature, dim=1).mul_(-grad[:, None])
+        to.copy_(by_logits.scatter_add_(1, tokens[:, None], grad[:, None]))
+
+
+def _in_pieces(most: int, vocabulary: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same few rows of each tensor, those of at most so many logits, or one."""
+    return zip(*(tensor.split(max(1, most // vocabulary)) for tensor in tensors), strict=True)
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _checked(temperature: float) -> float:
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    return temperature

@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from tba.batching import buckets
 from tba.errors import DataError
-from tba.logprobs import chosen_logps, logits_at
+from tba.logprobs import logps_at
 
 ATTENTION = "tba-packed"
 _HARMLESS = {"position_ids", "cache_position", "use_cache", "dropout", "is_causal"}
@@ -91,10 +91,11 @@ def packed_logps(
     row = _Row.of(groups, tokens_per_call, model.device)
     inputs = {"input_ids": row.tokens_1N, "position_ids": row.positions_1N}
     with _attending(model, row):
-        logits_MV = logits_at(model, (torch.zeros_like(row.predicts_M), row.predicts_M), **inputs)
-    if row.attended != (layers := len(DynamicCache(config=model.config).layers)):
-        raise CannotPack(f"{row.attended} of {layers} layers look at other tokens by the attention given")
-    found = iter(chosen_logps(logits_MV, row.targets_M, temperature=temperature).tolist())
+        places = (torch.zeros_like(row.predicts_M), row.predicts_M)
+        logp_M = logps_at(model, places, row.targets_M, temperature=temperature, **inputs)
+    if len(row.attended) != (layers := len(DynamicCache(config=model.config).layers)):
+        raise CannotPack(f"{len(row.attended)} of {layers} layers look at other tokens by the attention given")
+    found = iter(logp_M.tolist())
     return [tuple(next(found) for _ in response) for group in groups for response in group.responses]
 
 
@@ -114,7 +115,7 @@ class _Row:
     predicts_M: Tensor  # where each token of a response is predicted, response after response
     targets_M: Tensor  # and which it is
     calls: list[_Call]
-    attended: int = field(default=0)  # layers
+    attended: set[nn.Module] = field(default_factory=set)  # layers
 
     @classmethod
     def of(cls, groups: Sequence[Group], tokens_per_call: int, device: torch.device) -> "_Row":
@@ -195,7 +196,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Attention as transformers asks for it: [1, N, H, D]."""
     row = _row.get()
-    row.attended += 1
+    row.attended.add(module)
     others = {name for name, value in options.items() if not (value is None or value is False or name in _HARMLESS)}
     if others or attention_mask is not None:
         raise CannotPack(f"its attention wants {', '.join(sorted(others)) or 'a mask of its own'}")

@@ -1,6 +1,11 @@
+import copy
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -8,8 +13,14 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
 )
 
+from tba import logprobs
 from tba.batching import collate, pad
 from tba.logprobs import chosen_logps, token_logps
 from tba.objectives import trajectory_balance
@@ -43,21 +54,117 @@ SMALL = {"vocab_size": 78, "bos_token_id": None, "eos_token_id": 1}
 LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, initializer_range=0.3, **SMALL)),
-        GPTNeoXForCausalLM(GPTNeoXConfig(initializer_range=0.3, **LAYERS, **SMALL)),
-        Gemma2ForCausalLM(Gemma2Config(head_dim=8, num_key_value_heads=2, initializer_range=0.3, **LAYERS, **SMALL)),
-    ],
-    ids=lambda model: type(model).__name__,
-)
-def test_any_causal_model_works_and_keeps_what_it_does_to_logits(model):
-    model = model.eval().double()
-    logps_BT = token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=1.0)
-    for row, (prompt, response) in enumerate(zip(PROMPTS, RESPONSES, strict=True)):
-        expected = by_hand(model, prompt, response, temperature=1.0)
-        torch.testing.assert_close(logps_BT[row][ROWS.response_mask_BT[row]], expected, rtol=1e-8, atol=1e-8)
+HEADS = {"num_key_value_heads": 2, "head_dim": 8}
+
+
+class WritesToLogits(LlamaForCausalLM):
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        output = super().forward(*inputs, **options)
+        output.logits.mul_(2)
+        return output
+
+
+MODELS = [
+    tiny_llama(tied=True),
+    tiny_llama(tied=False),
+    GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, initializer_range=0.3, **SMALL)),
+    GPTNeoXForCausalLM(GPTNeoXConfig(initializer_range=0.3, **LAYERS, **SMALL)),
+    PhiForCausalLM(PhiConfig(initializer_range=0.3, **LAYERS, **SMALL)),  # has biases
+    Gemma2ForCausalLM(Gemma2Config(initializer_range=0.3, **HEADS, **LAYERS, **SMALL)),  # caps
+    GraniteForCausalLM(GraniteConfig(initializer_range=0.3, logits_scaling=3.0, **LAYERS, **SMALL)),  # divides
+    WritesToLogits(tiny_llama().config),
+]
+PIECES = {
+    "all kept": {},
+    "in pieces": {"PROJECTED": 4 * 78, "IN_CACHE": 3 * 78},
+    "some kept": {"PROJECTED": 3 * 78, "KEPT_BYTES": 4 * 78 * 8},
+    "none kept": {"PROJECTED": 2 * 78, "IN_CACHE": 1, "KEPT_BYTES": 0},
+}
+
+
+def gradients(model: torch.nn.Module, value: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    value.backward()
+    return {name: it.grad.clone() for name, it in model.named_parameters() if it.grad is not None}
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+def test_any_causal_model_has_its_values_and_gradients_and_keeps_what_it_does_to_logits(model, pieces, monkeypatch):
+    for name, value in PIECES[pieces].items():
+        monkeypatch.setattr(logprobs, name, value)
+    model = copy.deepcopy(model).eval().double()
+    if isinstance(model, PhiForCausalLM):
+        model.lm_head.bias.data.normal_(generator=torch.Generator().manual_seed(0))
+    expected = [by_hand(model, p, r, temperature=0.7) for p, r in zip(PROMPTS, RESPONSES, strict=True)]
+    weights_N = torch.randn(sum(map(len, RESPONSES)), generator=torch.Generator().manual_seed(1)).double()
+    by_parameter = gradients(model, torch.cat(expected) @ weights_N)
+    for again in range(2):  # once more, when it is known what the model does
+        with torch.inference_mode(mode=again == 1):
+            logps_BT = token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=0.7)
+        found = logps_BT[ROWS.response_mask_BT]
+        torch.testing.assert_close(found, torch.cat(expected), rtol=1e-8, atol=1e-8)
+        if again == 0:
+            torch.testing.assert_close(gradients(model, found @ weights_N), by_parameter, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+def test_what_a_model_does_to_logits_is_kept_without_gradients_too(model):
+    """And where nothing was asked of it before."""
+    model = copy.deepcopy(model).eval().double()
+    with torch.inference_mode():
+        logps_BT = token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=1.0)
+    expected = [by_hand(model, p, r, temperature=1.0) for p, r in zip(PROMPTS, RESPONSES, strict=True)]
+    torch.testing.assert_close(logps_BT[ROWS.response_mask_BT], torch.cat(expected), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("pieces", PIECES)
+def test_in_bfloat16_values_and_gradients_are_as_close_to_float32_as_the_plain_expressions(pieces, monkeypatch):
+    for name, value in PIECES[pieces].items():
+        monkeypatch.setattr(logprobs, name, value)
+    generator = torch.Generator().manual_seed(0)
+    rows, found = pad([(4, 5)] * 40, [tuple(torch.randint(78, (20,), generator=generator).tolist())] * 40, pad_id=0), {}
+    low = tiny_llama(tied=False).bfloat16()
+    for form in ("exact", "plain", "ours"):
+        model = copy.deepcopy(low).float() if form == "exact" else low
+        if form == "ours":
+            logp_BT = token_logps(model, rows.tokens_BT, rows.response_mask_BT, temperature=1.0)[:, 1:]
+        else:
+            logits_BTV = model(input_ids=rows.tokens_BT[:, :-1]).logits
+            logps_BTV = torch.log_softmax(logits_BTV.float(), dim=2)
+            logp_BT = logps_BTV.gather(2, rows.tokens_BT[:, 1:, None])[:, :, 0] * rows.response_mask_BT[:, 1:]
+        found[form] = {"value": logp_BT.detach(), **gradients(model, logp_BT.sum())}
+    for name, expected in found["exact"].items():
+        away = {form: float((found[form][name].float() - expected).norm()) for form in ("plain", "ours")}
+        assert away["ours"] <= 1.2 * away["plain"], name
+        assert found["ours"][name].dtype == found["plain"][name].dtype
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for it in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(it, Tensor):
+                self.elements = max(self.elements, it.numel())
+        return out
+
+
+@pytest.mark.parametrize("pieces", ["some kept", "none kept"])
+def test_logits_of_all_positions_are_never_there_at_once(pieces, monkeypatch):
+    for name, value in PIECES[pieces].items():
+        monkeypatch.setattr(logprobs, name, value)
+    model, rows = tiny_llama(), pad([(4, 5)] * 8, [(6,) * 20] * 8, pad_id=PAD_ID)
+    saved: list[Tensor] = []
+    with Largest() as largest, saved_tensors_hooks(lambda it: saved.append(it) or it, lambda it: it):
+        token_logps(model, rows.tokens_BT, rows.response_mask_BT, temperature=1.0).sum().backward()
+    assert 0 < largest.elements < 8 * 20 * 78
+    weight = model.lm_head.weight.data_ptr()
+    kept = sum(it.nbytes for it in saved if it.shape[-1:] == (78,) and it.data_ptr() != weight)
+    assert kept <= logprobs.KEPT_BYTES and (kept > 0) is (logprobs.KEPT_BYTES > 0)
 
 
 class WithoutOutputLayer(torch.nn.Module):

@@ -14,6 +14,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
@@ -43,6 +45,7 @@ PACKED = [
     GPTNeoXForCausalLM(GPTNeoXConfig(**WIDE, **LAYERS, **SMALL)),
     Qwen3ForCausalLM(Qwen3Config(**HEADS, **WIDE, **LAYERS, **SMALL)),
     OPTForCausalLM(OPTConfig(ffn_dim=64, word_embed_proj_dim=32, init_std=0.3, **LAYERS, **SMALL)),
+    GraniteForCausalLM(GraniteConfig(logits_scaling=3.0, **WIDE, **LAYERS, **SMALL)),
 ]
 
 
