@@ -168,6 +168,14 @@ def micro_batches(batch: Batch, groups_per_micro_batch: int) -> Iterator[tuple[i
         )
 
 
+def prompt_lengths(batch: Batch) -> Tensor:
+    """[P] tokens before the first of a response that counts; a response of which none does may tell too many."""
+    mask_BT = batch.response_mask_BT
+    length_B = torch.tensor(batch.lengths, device=mask_BT.device)
+    before_B = torch.where(mask_BT.any(dim=1), mask_BT.int().argmax(dim=1), length_B)
+    return before_B.unflatten(0, (-1, batch.responses_per_prompt)).amin(dim=1)
+
+
 def _spread(values: Lists, padded: Padded) -> Tensor:
     """One number for each token of the response, where that token stands; 0 elsewhere."""
     mask_BT = padded.response_mask_BT.cpu()

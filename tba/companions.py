@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tba.batching import Batch
+from tba.batching import Batch, prompt_lengths
 from tba.config import Config
 from tba.errors import ConfigError
 from tba.trained import Trained
@@ -62,14 +62,6 @@ class LogZ(nn.Module):
             hidden_PTD = _hidden(_backbone(policy), tokens_PT).to(self.head.weight_D.dtype)
         mean_PD = (hidden_PTD * mask_PT[:, :, None]).sum(dim=1) / length_P[:, None]
         return {"log_z_P": self.head(mean_PD)}
-
-
-def prompt_lengths(batch: Batch) -> Tensor:
-    """[P] tokens before the first of a response that counts; a response of which none does may tell too many."""
-    mask_BT = batch.response_mask_BT
-    length_B = torch.tensor(batch.lengths, device=mask_BT.device)
-    before_B = torch.where(mask_BT.any(dim=1), mask_BT.int().argmax(dim=1), length_B)
-    return before_B.unflatten(0, (-1, batch.responses_per_prompt)).amin(dim=1)
 
 
 def make_companion(config: Config, policy: PreTrainedModel) -> Trained[ValueModel | LogZ] | None:

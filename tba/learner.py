@@ -5,10 +5,11 @@ blind to storage, so that a step can be taken again."""
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tba.batching import Batch, collate, micro_batches
 from tba.companions import make_companion
@@ -17,6 +18,7 @@ from tba.errors import RunFailed
 from tba.fetched import Fetched
 from tba.logprobs import token_logps
 from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make_objective
+from tba.packed import CannotPack, batch_logps, can_pack
 from tba.policy import Policy
 from tba.reference import MovingReference
 from tba.schedules import beta_at, learning_rate_at, learning_rate_factor, reference_power_at
@@ -41,6 +43,7 @@ class Learner:
         self.reference: MovingReference | None = None  # until it moves, what is stored of it serves
         self.trained = Trained(policy.model, config.training, learning_rate=config.training.learning_rate)
         self.companion = make_companion(config, policy.model)
+        self.packs = can_pack(policy.model)
 
     def restore(self, state: TrainingState) -> None:
         """Go on from a checkpoint, from which the policy has been loaded."""
@@ -159,7 +162,13 @@ class Learner:
         return replace(batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)
 
     def _token_logps(self, model: nn.Module, batch: Batch) -> Tensor:
+        """[B, T] packed, where the model takes that."""
         temperature = self.config.search.temperature
+        if self.packs:
+            try:
+                return batch_logps(cast(PreTrainedModel, model), batch, temperature=temperature)
+            except CannotPack:
+                self.packs = False
         return token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=temperature)
 
 

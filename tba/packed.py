@@ -4,14 +4,16 @@ All layers but attention look at each token alone, so they take the tokens of ma
 prompt once. Attention is ours, registered with transformers: it takes that row apart, so that every response sees its
 own prompt and itself. Models that cannot be given another attention, or need more than that, are refused.
 """
-# Shapes: N tokens of the row; in a call of attention C sequences, Q queries and K keys of each with padding, H heads,
-# D size of a head.
+# Shapes: N tokens of the row, M of its responses, R those of them that count; in a call of attention C sequences, Q
+# queries and K keys of each with padding, H heads, D size of a head.
 
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from tba.batching import buckets
+from tba.batching import Batch, buckets, prompt_lengths
 from tba.errors import DataError
 from tba.logprobs import logps_at
 
@@ -86,17 +88,57 @@ def can_pack(model: nn.Module) -> bool:
 def packed_logps(
     model: PreTrainedModel, groups: Sequence[Group], *, temperature: float, tokens_per_call: int
 ) -> list[tuple[float, ...]]:
-    """Of each response its tokens', as `tba.logprobs.token_logps` has them. CannotPack if the model turns out not to
-    take it. Attention takes several short sequences in one call, padded to at most `tokens_per_call`."""
-    row = _Row.of(groups, tokens_per_call, model.device)
+    """Of each response its tokens', as `tba.logprobs.token_logps` has them; otherwise as `row_logps`."""
+    logp_R = row_logps(model, groups, temperature=temperature, tokens_per_call=tokens_per_call)
+    found = iter(logp_R.tolist())
+    return [tuple(next(found) for _ in response) for group in groups for response in group.responses]
+
+
+def batch_logps(model: PreTrainedModel, batch: Batch, *, temperature: float) -> Tensor:
+    """[B, T], as `tba.logprobs.token_logps` has them."""
+    groups, counted_M = groups_of(batch)
+    logp_R = row_logps(
+        model, groups, temperature=temperature, tokens_per_call=tokens_per_call(model.device), counted_M=counted_M
+    )
+    return logp_R.new_zeros(batch.tokens_BT.shape).masked_scatter(batch.response_mask_BT, logp_R)
+
+
+def groups_of(batch: Batch) -> tuple[list[Group], Tensor]:
+    """Rows by what they begin with, in order; and which of the responses' M tokens count."""
+    parts, counted = list[tuple[tuple[int, ...], tuple[int, ...]]](), list[bool]()
+    shared_B = prompt_lengths(batch).repeat_interleave(batch.responses_per_prompt).tolist()
+    rows = zip(batch.tokens_BT.tolist(), batch.response_mask_BT.tolist(), shared_B, batch.lengths, strict=True)
+    for tokens, mask, shared, length in rows:
+        parts.append((tuple(tokens[:shared]), tuple(tokens[shared:length])))
+        counted += mask[shared:length]
+    groups = [Group(prompt, [rest for _, rest in them]) for prompt, them in groupby(parts, key=itemgetter(0))]
+    return groups, torch.tensor(counted, device=batch.tokens_BT.device)
+
+
+def tokens_per_call(device: torch.device) -> int:
+    """Of attention: on a CPU they should stay in its cache, and a call costs little."""
+    return 512 if device.type == "cpu" else 8192
+
+
+def row_logps(
+    model: PreTrainedModel,
+    groups: Sequence[Group],
+    *,
+    temperature: float,
+    tokens_per_call: int,
+    counted_M: Tensor | None = None,
+) -> Tensor:
+    """[R] of the responses' tokens that count, or of all, one response after the other. CannotPack if the model turns
+    out not to take it. Attention takes several short sequences in one call, padded to at most `tokens_per_call`."""
+    row = Row.of(groups, tokens_per_call, model.device)
     inputs = {"input_ids": row.tokens_1N, "position_ids": row.positions_1N}
-    with _attending(model, row):
-        places = (torch.zeros_like(row.predicts_M), row.predicts_M)
-        logp_M = logps_at(model, places, row.targets_M, temperature=temperature, **inputs)
+    predicts_R, targets_R = (it if counted_M is None else it[counted_M] for it in (row.predicts_M, row.targets_M))
+    with attending(model, row):
+        places = (torch.zeros_like(predicts_R), predicts_R)
+        logp_R = logps_at(model, places, targets_R, temperature=temperature, **inputs)
     if len(row.attended) != (layers := len(DynamicCache(config=model.config).layers)):
         raise CannotPack(f"{len(row.attended)} of {layers} layers look at other tokens by the attention given")
-    found = iter(logp_M.tolist())
-    return [tuple(next(found) for _ in response) for group in groups for response in group.responses]
+    return logp_R
 
 
 class _Call(NamedTuple):
@@ -109,7 +151,9 @@ class _Call(NamedTuple):
 
 
 @dataclass
-class _Row:
+class Row:
+    """What a model reads at once, and how it attends to it."""
+
     tokens_1N: Tensor
     positions_1N: Tensor
     predicts_M: Tensor  # where each token of a response is predicted, response after response
@@ -118,7 +162,7 @@ class _Row:
     attended: set[nn.Module] = field(default_factory=set)  # layers
 
     @classmethod
-    def of(cls, groups: Sequence[Group], tokens_per_call: int, device: torch.device) -> "_Row":
+    def of(cls, groups: Sequence[Group], tokens_per_call: int, device: torch.device) -> "Row":
         """Each prompt is followed by its responses, without their last tokens: those are predicted, never read."""
         tokens, positions, predicts, targets = [list[int]() for _ in range(4)]
         prompts, responses = list[tuple[range, range]](), list[tuple[range, range]]()
@@ -170,11 +214,11 @@ def _call(spans: Sequence[tuple[range, range]], row: int, device: torch.device) 
     return _Call(queries_CQ, keys_CK, into_CQ, mask)
 
 
-_row: ContextVar[_Row] = ContextVar("row")
+_row: ContextVar[Row] = ContextVar("row")
 
 
 @contextmanager
-def _attending(model: PreTrainedModel, row: _Row) -> Iterator[None]:
+def attending(model: PreTrainedModel, row: Row) -> Iterator[None]:
     """The model attends to this row, and afterwards as it did before."""
     before, token = model.config._attn_implementation or "eager", _row.set(row)
     model.set_attn_implementation(ATTENTION)

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from tba.batching import buckets, pad
 from tba.logprobs import token_logps
-from tba.packed import CannotPack, Group, can_pack, packed_logps, rows
+from tba.packed import CannotPack, Group, can_pack, packed_logps, rows, tokens_per_call
 from tba.pretrained import load, load_frozen, resolve_dtype
 from tba.types import Prompt, Response, Version
 
@@ -96,7 +96,7 @@ class PolicyScorer:
         on_cpu = policy.device.type == "cpu"  # where a batch should stay in its cache, and a call costs little
         self.policy, self.version = policy, version
         self.tokens_per_batch = tokens_per_batch or (2048 if on_cpu else 8192)
-        self.tokens_per_call = 512 if on_cpu else self.tokens_per_batch
+        self.tokens_per_call = tokens_per_call(policy.device)
         self.packs = can_pack(policy.model)
 
     def token_logps(

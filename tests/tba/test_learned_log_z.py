@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tba.companions import prompt_lengths
+from tba.batching import prompt_lengths
 from tba.learner import Learned, Learner
 from tba.objectives import Groups, trajectory_balance
 from tba.policy import Policy

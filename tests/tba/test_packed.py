@@ -28,11 +28,17 @@ from transformers import (
     ZayaForCausalLM,
 )
 
+from tba.batching import collate
 from tba.errors import DataError
-from tba.packed import Group, can_pack, packed_logps, rows
+from tba.fetched import Fetched
+from tba.learner import Learner
+from tba.logprobs import token_logps
+from tba.packed import Group, batch_logps, can_pack, packed_logps, rows
 from tba.policy import Policy, PolicyScorer
+from tba.presets import preset
 from tba.types import Prompt, Response, Version
-from tests.tba.tiny import EOS_ID, tiny_llama, tiny_tokenizer
+from tests.builders import fetched_of
+from tests.tba.tiny import EOS_ID, PAD_ID, tiny_llama, tiny_tokenizer, trajectory
 
 SMALL = {"vocab_size": 78, "bos_token_id": None, "eos_token_id": 1}
 LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -234,3 +240,75 @@ def test_a_prompt_of_no_tokens_is_refused():
     assert can_pack(tiny_llama())
     with pytest.raises(DataError, match="a prompt needs at least 1 token, got 0"):
         packed_logps(tiny_llama(), [Group((), [(4,)])], temperature=1.0, tokens_per_call=64)
+
+
+# --- What a trainer does ---
+
+
+DRAWN = [
+    ("a", (4, 5, 6), (10, EOS_ID), None),
+    ("a", (4, 5, 6), tuple(range(10, 40)), None),
+    ("b", (7,), (EOS_ID,), None),  # nothing of it counts without its end
+    ("b", (7,), (15, EOS_ID, 30, 31, 16, EOS_ID), (True,) * 2 + (False,) * 2 + (True,) * 2),
+    ("b", (7,), (11, 12, EOS_ID), None),
+    ("b", (7,), (13, EOS_ID), None),
+    ("c", (7, 8), (EOS_ID,), None),
+    ("c", (7, 8), (EOS_ID,), None),
+]  # fmt: skip
+
+
+def drawn_rows() -> Fetched:
+    """Groups of two, the third of the second's prompt too."""
+    return fetched_of(
+        [
+            trajectory(
+                prompt_id=prompt_id, prompt_tokens=prompt, response_tokens=tokens, reward=float(i % 2),
+                **({"loss_mask": mask} if mask else {}),
+            )
+            for i, (prompt_id, prompt, tokens, mask) in enumerate(DRAWN)
+        ]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("include_eos", [True, False])
+@pytest.mark.parametrize("model", PACKED, ids=lambda model: model.config.model_type)
+def test_a_packed_batch_has_the_values_and_gradients_of_a_padded_one(model, include_eos):
+    model = copy.deepcopy(model).double().eval()
+    batch = collate(drawn_rows(), responses_per_prompt=2, pad_id=PAD_ID, include_eos=include_eos)
+    padded = token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=0.7)
+    packed = batch_logps(model, batch, temperature=0.7)
+    torch.testing.assert_close(packed, padded, rtol=1e-9, atol=1e-9)
+    weights_BT = torch.randn(padded.shape, generator=torch.Generator().manual_seed(0)).double()
+    expected, found = (gradients_of(model, (logp_BT * weights_BT).sum()) for logp_BT in (padded, packed))
+    assert found.keys() == expected.keys()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def gradients_of(model: PreTrainedModel, value: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    value.backward()
+    return {name: it.grad.clone() for name, it in model.named_parameters() if it.grad is not None}
+
+
+def test_rows_of_a_group_that_do_not_begin_alike_are_read_apart():
+    """As when nothing tells which of its tokens are the prompt."""
+    model = tiny_llama().double()
+    batch = collate(drawn_rows(), responses_per_prompt=2, pad_id=PAD_ID, include_eos=True)
+    batch.tokens_BT[1, 0] = 9
+    padded = token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=1.0)
+    torch.testing.assert_close(batch_logps(model, batch, temperature=1.0), padded, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("model", [tiny_llama(), PADDED[0], PADDED[-1]], ids=lambda model: type(model).__name__)
+def test_a_trainer_packs_what_takes_it_and_steps_alike(model):
+    seen: list[int] = []
+    config = preset("quickstart").replace({"training.responses_per_prompt": 2, "training.groups_per_micro_batch": 3})
+    policy = Policy(copy.deepcopy(model).double().eval(), tiny_tokenizer(), torch.device("cpu"))
+    learner, other = Learner(config, policy), Learner(config, copy.deepcopy(policy))
+    other.packs = False
+    norms = [it.learn(1, it.collate(drawn_rows())).metrics["grad_norm"] for it in (learner, other)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6) and norms[0] > 0
+    policy.model.get_input_embeddings().register_forward_hook(lambda _, inputs, out: seen.append(inputs[0].numel()))
+    batch = learner.collate(drawn_rows())
+    learner.learn(2, batch)
+    assert (sum(seen) < sum(batch.lengths)) is learner.packs is (type(model) is LlamaForCausalLM)
