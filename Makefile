@@ -52,6 +52,7 @@ check: install
 bench: install
 	$(BIN)/python -m benchmarks.generation
 	$(BIN)/python -m benchmarks.scoring
+	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.buffer
 	$(BIN)/python -m benchmarks.crash --out benchmarks/results
 

@@ -2,18 +2,20 @@
 
     python -m benchmarks.training [--repeats 5] [--out FOLDER]
 
-Groups of 20 responses as preset `gsm8k` has them, one at a time, random weights and tokens, trajectory balance. All
-forms differentiate the same batch in turn, in one process, a few times; the median of the ratios is the result, by the
-processor's time, which others that use the machine hardly touch. The forms:
+Random weights and tokens, trajectory balance, a batch in the micro-batches that its preset has. All forms differentiate
+the same batch in turn, in one process, a few times; the median of the ratios is the result, by the processor's time,
+which others that use the machine hardly touch. The forms:
 
-naive       rows padded to the longest of the batch; logits of all positions and log-softmax of all of them, as in the
-            code that came with the paper
-ours        what a trainer does
-bare        the model's forward and backward of what ours reads and predicts, without log-probabilities and a loss
-backbone    the same without the output layer; what other forms take above its memory is the loss's
+naive          rows padded to the longest of their micro-batch, logits and log-softmax of all positions, as in the code
+               that came with the paper
+padded         what a trainer does with a model that cannot be packed
+ours           what a trainer does
+bare           the model's forward and backward of what ours reads and predicts, without log-probabilities and a loss
+bare, padded   the same of padded rows
 
-A form's memory is the most that its tensors have at once, beside the model. Tokens are those of prompts and responses,
-each prompt counted once per response: the same number for all forms, and padding is none.
+What a form takes above the memory of its bare one without the output layer is its loss's: the most that all tensors
+have at once. Tokens are those of prompts and responses, each prompt counted once per response: the same number for all
+forms, and padding is none.
 """
 
 import argparse
@@ -23,7 +25,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +34,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import generation
@@ -41,6 +42,7 @@ from tba.batching import Batch, micro_batches
 from tba.fetched import Fetched, Lists
 from tba.learner import Learner
 from tba.objectives import trajectory_balance
+from tba.packed import Row, attending, groups_of, tokens_per_call
 from tba.policy import Policy
 from tba.presets import preset
 
@@ -54,17 +56,23 @@ BETA = 0.01
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     name: str
+    preset: str = "gsm8k"
     hidden: int = 256
     layers: int = 4
     vocabulary: int
-    groups: int = 2
-    responses_per_prompt: int = 20
+    groups: int = 1
+    prompt_tokens: tuple[int, ...] = PROMPT_TOKENS
+    response_tokens: tuple[int, ...] = RESPONSE_TOKENS
 
 
 WORKLOADS = [
-    Workload(name="32k tokens in the vocabulary", vocabulary=32_000),
-    Workload(name="2k tokens in the vocabulary", vocabulary=2_048),
-]
+    Workload(name="GSM8K, 32k tokens in the vocabulary", vocabulary=32_000),
+    Workload(name="GSM8K, 2k tokens in the vocabulary", vocabulary=2_048),
+    Workload(
+        name="quickstart", preset="quickstart", hidden=128, layers=2, vocabulary=16, groups=32, prompt_tokens=(8, 8),
+        response_tokens=(6, 6),
+    ),
+]  # fmt: skip
 
 
 def main() -> None:
@@ -86,16 +94,20 @@ def main() -> None:
 
 def measure(workload: Workload, repeats: int) -> dict[str, Any]:
     learner = make_learner(workload)
-    batch = learner.collate(make_rows(workload))
+    batch = learner.collate(make_rows(workload, learner.config.training.responses_per_prompt))
     forms: dict[str, Callable[[], object]] = {
         "naive": lambda: naive(learner, batch),
-        "ours": lambda: learner._differentiate(batch, BETA),
-        "bare": lambda: bare(learner, batch, with_output_layer=True),
-        "backbone": lambda: bare(learner, batch, with_output_layer=False),
+        "padded": lambda: step(learner, batch, packs=False),
+        "ours": lambda: step(learner, batch, packs=True),
+        "bare": lambda: bare(learner, batch, packs=True),
+        "bare, padded": lambda: bare(learner, batch, packs=False),
     }
-    tokens = sum(batch.lengths)
     memory = {name: peak_bytes(learner, form) for name, form in forms.items()}  # this also warms up
-    seconds = in_turn(learner, forms, repeats)
+    body = {
+        packs: peak_bytes(learner, lambda packs=packs: bare(learner, batch, packs=packs, output_layer=False))
+        for packs in (True, False)
+    }
+    seconds, tokens = in_turn(learner, forms, repeats), sum(batch.lengths)
     result = {
         **asdict(workload),
         "parameters": sum(it.numel() for it in learner.policy.model.parameters()),
@@ -108,38 +120,51 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
             if name != "ours"
         },
         "peak_MB": {name: round(peak / 1e6, 1) for name, peak in memory.items()},
-        "loss_MB": {name: round((memory[name] - memory["backbone"]) / 1e6, 1) for name in ("naive", "ours", "bare")},
+        "loss_MB": {
+            name: round((memory[name] - body[name == "ours"]) / 1e6, 1) for name in ("naive", "padded", "ours")
+        },
     }
     print(json.dumps({name: result[name] for name in ("name", "tokens_per_second", "ours_to", "loss_MB")}), flush=True)
     return result
 
 
 def naive(learner: Learner, batch: Batch) -> None:
-    model, width = learner.policy.model, max(batch.lengths)
-    for _, part in micro_batches(batch, 1):
-        tokens_BT = torch.nn.functional.pad(part.tokens_BT, (0, width - part.tokens_BT.shape[1]))
-        mask_BT = torch.nn.functional.pad(part.response_mask_BT, (0, width - part.response_mask_BT.shape[1]))
-        logits_BTV = model(input_ids=tokens_BT, use_cache=False).logits[:, :-1] / learner.config.search.temperature
-        logps_BTV = torch.log_softmax(logits_BTV, dim=-1)
-        logp_BT = logps_BTV.gather(-1, tokens_BT[:, 1:, None]).squeeze(-1) * mask_BT[:, 1:]
-        differentiate(logp_BT.sum(dim=1), part, share=1 / batch.groups)
+    for _, part in parts_of(learner, batch):
+        logits_BTV = learner.policy.model(input_ids=part.tokens_BT, use_cache=False).logits[:, :-1]
+        logps_BTV = torch.log_softmax(logits_BTV / learner.config.search.temperature, dim=-1)
+        logp_BT = logps_BTV.gather(-1, part.tokens_BT[:, 1:, None]).squeeze(-1) * part.response_mask_BT[:, 1:]
+        logp_PK, ref_logp_PK, reward_PK = (
+            it.unflatten(0, (-1, part.responses_per_prompt))
+            for it in (logp_BT.sum(dim=1), part.ref_logp_B, part.reward_B)
+        )
+        loss = trajectory_balance(logp_PK, ref_logp_PK, reward_PK, beta=BETA).value
+        (loss * part.groups / batch.groups).backward()
 
 
-def differentiate(logp_B: Tensor, part: Batch, *, share: float) -> None:
-    logp_PK, ref_logp_PK, reward_PK = (
-        it.unflatten(0, (-1, part.responses_per_prompt)) for it in (logp_B, part.ref_logp_B, part.reward_B)
-    )
-    (trajectory_balance(logp_PK, ref_logp_PK, reward_PK, beta=BETA).value * share).backward()
+def step(learner: Learner, batch: Batch, *, packs: bool) -> None:
+    learner.packs = packs
+    learner._differentiate(batch, BETA)
+    assert learner.packs == packs
 
 
-def bare(learner: Learner, batch: Batch, *, with_output_layer: bool) -> None:
+def bare(learner: Learner, batch: Batch, *, packs: bool, output_layer: bool = True) -> None:
     model = learner.policy.model
-    for _, part in micro_batches(batch, 1):
-        hidden_BTD = model.base_model(input_ids=part.tokens_BT[:, :-1], use_cache=False).last_hidden_state
-        out = hidden_BTD[part.response_mask_BT[:, 1:]]
-        if with_output_layer:
+    for _, part in parts_of(learner, batch):
+        if packs:
+            row = Row.of(groups_of(part)[0], tokens_per_call(model.device), model.device)
+            with attending(model, row):
+                read = model.base_model(input_ids=row.tokens_1N, position_ids=row.positions_1N, use_cache=False)
+            out = read.last_hidden_state[0, row.predicts_M]
+        else:
+            read = model.base_model(input_ids=part.tokens_BT[:, :-1], use_cache=False)
+            out = read.last_hidden_state[part.response_mask_BT[:, 1:]]
+        if output_layer:
             out = model.get_output_embeddings()(out)
         out.backward(out.detach())
+
+
+def parts_of(learner: Learner, batch: Batch) -> Iterator[tuple[int, Batch]]:
+    return micro_batches(batch, learner.config.training.groups_per_micro_batch)
 
 
 def in_turn(learner: Learner, forms: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
@@ -183,12 +208,7 @@ def spread(ratios: list[float]) -> dict[str, float]:
 
 
 def make_learner(workload: Workload) -> Learner:
-    config = preset("gsm8k").replace(
-        {
-            "training.prompts_per_step": workload.groups,
-            "training.responses_per_prompt": workload.responses_per_prompt,
-        }
-    )
+    config = preset(workload.preset).replace({"training.prompts_per_step": workload.groups})
     with tempfile.TemporaryDirectory() as folder:
         write_model(
             generation.Workload(
@@ -200,20 +220,20 @@ def make_learner(workload: Workload) -> Learner:
         return Learner(config, Policy.load(folder))
 
 
-def make_rows(workload: Workload) -> Fetched:
-    """Groups with rewards of 0 and 1, and of tokens by chance."""
-    lengths, chosen, count = random.Random(0), random.Random(1), workload.groups * workload.responses_per_prompt
+def make_rows(workload: Workload, k: int) -> Fetched:
+    """Groups of K with rewards of 0 and 1, and of tokens by chance."""
+    lengths, chosen, count = random.Random(0), random.Random(1), workload.groups * k
 
     def tokens(deciles: tuple[int, ...]) -> list[int]:
-        length = round(np.interp(lengths.random() * 10, range(11), deciles))
+        length = round(np.interp(lengths.random() * (len(deciles) - 1), range(len(deciles)), deciles))
         return [chosen.randrange(2, workload.vocabulary) for _ in range(length)]
 
-    prompts = [tokens(PROMPT_TOKENS) for _ in range(workload.groups)]
-    responses = [tokens(RESPONSE_TOKENS) for _ in range(count)]
+    prompts = [tokens(workload.prompt_tokens) for _ in range(workload.groups)]
+    responses = [tokens(workload.response_tokens) for _ in range(count)]
     return Fetched(
         trajectory_ids=[str(i) for i in range(count)],
-        prompt_ids=[str(i // workload.responses_per_prompt) for i in range(count)],
-        prompt_tokens=Lists.of([prompts[i // workload.responses_per_prompt] for i in range(count)], np.int64),
+        prompt_ids=[str(i // k) for i in range(count)],
+        prompt_tokens=Lists.of([prompts[i // k] for i in range(count)], np.int64),
         response_tokens=Lists.of(responses, np.int64),
         ref_logps=Lists.of([[-np.log(workload.vocabulary)] * len(response) for response in responses], np.float64),
         reward_B=np.array([float(chosen.random() < 0.5) for _ in range(count)]),
