@@ -179,7 +179,9 @@ def prompt_lengths(batch: Batch) -> Tensor:
 def _spread(values: Lists, padded: Padded) -> Tensor:
     """One number for each token of the response, where that token stands; 0 elsewhere."""
     mask_BT = padded.response_mask_BT.cpu()
-    spread_BT = torch.zeros(mask_BT.shape).masked_scatter(mask_BT, torch.from_numpy(values.elements_N).float())
+    spread_BT = torch.zeros(mask_BT.shape, dtype=torch.float32).masked_scatter(
+        mask_BT, torch.from_numpy(values.elements_N).float()
+    )
     return spread_BT.to(padded.tokens_BT.device)
 
 

@@ -207,7 +207,7 @@ class _Flight:
         positions = np.array([len(row.tokens) for row in self.rows], dtype=np.uint64)
         uniforms_B = torch.from_numpy(uniforms(seeds, positions)).to(self.logits_BV.device)
         self.tokens_B = torch.empty(len(self.rows), dtype=torch.long, device=self.logits_BV.device)
-        logps_B = torch.empty(len(self.rows), device=self.logits_BV.device)
+        logps_B = torch.empty(len(self.rows), dtype=torch.float32, device=self.logits_BV.device)
         ways = [(row.request.temperature, row.request.top_p) for row in self.rows]
         for temperature, top_p in dict.fromkeys(ways):
             same_B = torch.tensor([way == (temperature, top_p) for way in ways], device=self.logits_BV.device)

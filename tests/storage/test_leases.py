@@ -65,7 +65,7 @@ def test_taking_over_supersedes_the_life_before(run: Run):
         assert (old.life, new.life) == (1, 2)
         check_until(old, Superseded, "trainer")
         new.tell("learning")
-        eventually(lambda: counter(run, "trainer") >= 2)
+        eventually(lambda: (lease := read_lease(run, "trainer")) is not None and lease.status == "learning")
         new.check()
         old.close("failed")
         lease = read_lease(run, "trainer")

@@ -152,7 +152,8 @@ def test_packed_in_double_precision_it_is_the_same_but_for_the_last_digits(model
             for answer in group.responses
         ]
     found = packed_logps(model, GROUPS, temperature=1.0, tokens_per_call=64)
-    assert [list(logps) for logps in found] == [pytest.approx(logps.tolist(), abs=1e-9) for logps in expected]
+    # Norms compute in single precision whatever the model's is: a last digit of that may differ.
+    assert [list(logps) for logps in found] == [pytest.approx(logps.tolist(), abs=1e-6) for logps in expected]
 
 
 def test_in_bfloat16_packed_and_padded_are_as_far_from_float32_as_each_other():
@@ -277,7 +278,7 @@ def test_a_packed_batch_has_the_values_and_gradients_of_a_padded_one(model, incl
     batch = collate(drawn_rows(), responses_per_prompt=2, pad_id=PAD_ID, include_eos=include_eos)
     padded = token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=0.7)
     packed = batch_logps(model, batch, temperature=0.7)
-    torch.testing.assert_close(packed, padded, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(packed, padded, rtol=1e-6, atol=1e-6)
     weights_BT = torch.randn(padded.shape, generator=torch.Generator().manual_seed(0)).double()
     expected, found = (gradients_of(model, (logp_BT * weights_BT).sum()) for logp_BT in (padded, packed))
     assert found.keys() == expected.keys()
@@ -296,7 +297,7 @@ def test_rows_of_a_group_that_do_not_begin_alike_are_read_apart():
     batch = collate(drawn_rows(), responses_per_prompt=2, pad_id=PAD_ID, include_eos=True)
     batch.tokens_BT[1, 0] = 9
     padded = token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=1.0)
-    torch.testing.assert_close(batch_logps(model, batch, temperature=1.0), padded, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(batch_logps(model, batch, temperature=1.0), padded, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("model", [tiny_llama(), PADDED[0], PADDED[-1]], ids=lambda model: type(model).__name__)
