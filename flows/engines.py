@@ -13,7 +13,8 @@ from tba.config import Config, EngineConfig
 from tba.errors import ConfigError
 from tba.interfaces import Generator
 
-LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2  # vLLM takes the first for any that is lower, but for 0; refuses others
+LEAST_TEMPERATURE = 0.01  # vLLM takes this for any that is lower, but for 0
+MOST_TEMPERATURE = 2  # it refuses any that is higher
 
 
 class Engine(NamedTuple):

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flows.engines import choose, search_sampling
+from flows.engines import choose, evaluation_sampling, search_sampling
 from flows.gpus import usable
 from flows.processes import is_gone
 from flows.progress import bar
@@ -60,7 +60,9 @@ def resolve(
     if runs_here and config.engine.tensor_parallel > 1:
         usable(config, config.engine.tensor_parallel)
     if config.engine.name == "vllm":
-        choose(config, search_sampling(config), device="", installed=not runs_here or find_spec("vllm") is not None)
+        installed = not runs_here or find_spec("vllm") is not None
+        for sampling in (search_sampling(config), evaluation_sampling(config, reads_logps=False)):
+            choose(config, sampling, device="", installed=installed)
     read_sampler(config)
     known = ask_earlier_run(config)
     return config.replace({"search.prompts_from": known.url}) if known else config  # whoever reads it, and wherever

@@ -105,8 +105,8 @@ class EngineConfig:
 
     def fraction(self, roles: int = 1) -> float:
         """Of a GPU's memory that an engine takes where so many roles share it. Each role has an equal part of it, the
-        trainer as well as those with an engine, and leaves 0.6 of its part to that: the engines of all of them take no
-        more than 0.6 together, and find it free in whatever order they start."""
+        trainer as well as those with an engine, and leaves 0.6 of its part to that: the engines of as many roles take
+        no more than 0.6 together."""
         return self.memory_fraction or 0.6 / roles
 
 

@@ -94,9 +94,10 @@ def test_temperatures_that_vllm_refuses_are_left_to_transformers_or_refused(chan
 
 
 def test_what_vllm_cannot_do_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch):
-    wanted = {"engine.name": "vllm", "search.temperature": 2.5}
-    with pytest.raises(ConfigError, match=r"engine\.name: .*at most 2"):
-        plan.resolve("quickstart", wanted, runs_here=False)
+    for setting in ("search.temperature", "evaluation.temperature"):
+        wanted = {"engine.name": "vllm", "evaluation.samples": 2, setting: 2.5}
+        with pytest.raises(ConfigError, match=r"engine\.name: .*at most 2"):
+            plan.resolve("quickstart", wanted, runs_here=False)
     monkeypatch.setattr(plan, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"engine\.name: vLLM is not installed here"):
         plan.resolve("quickstart", {"engine.name": "vllm"})
