@@ -10,6 +10,7 @@ naive          rows padded to the longest of their micro-batch, logits and log-s
                that came with the paper
 padded         what a trainer does with a model that cannot be packed
 ours           what a trainer does
+two passes     what it does where `training.tokens_per_micro_batch` is a quarter of what it reads of the group
 bare           the model's forward and backward of what ours reads and predicts, without log-probabilities and a loss
 bare, padded   the same of padded rows
 
@@ -19,6 +20,7 @@ forms, and padding is none.
 """
 
 import argparse
+import copy
 import json
 import os
 import random
@@ -38,11 +40,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import generation
 from benchmarks.generation import hardware, named, write_model
-from tba.batching import Batch, micro_batches
+from tba.batching import Batch
 from tba.fetched import Fetched, Lists
 from tba.learner import Learner
 from tba.objectives import trajectory_balance
 from tba.packed import Row, attending, groups_of, tokens_per_call
+from tba.pieces import micro_batches
 from tba.policy import Policy
 from tba.presets import preset
 
@@ -99,6 +102,7 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
         "naive": lambda: naive(learner, batch),
         "padded": lambda: step(learner, batch, packs=False),
         "ours": lambda: step(learner, batch, packs=True),
+        **({"two passes": two_passes_of(learner, batch)} if workload.groups == 1 else {}),
         "bare": lambda: bare(learner, batch, packs=True),
         "bare, padded": lambda: bare(learner, batch, packs=False),
     }
@@ -124,12 +128,13 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
             name: round((memory[name] - body[name == "ours"]) / 1e6, 1) for name in ("naive", "padded", "ours")
         },
     }
-    print(json.dumps({name: result[name] for name in ("name", "tokens_per_second", "ours_to", "loss_MB")}), flush=True)
+    shown = ("name", "tokens_per_second", "ours_to", "loss_MB", "peak_MB")
+    print(json.dumps({name: result[name] for name in shown}), flush=True)
     return result
 
 
 def naive(learner: Learner, batch: Batch) -> None:
-    for _, part in parts_of(learner, batch):
+    for part in parts_of(learner, batch):
         logits_BTV = learner.policy.model(input_ids=part.tokens_BT, use_cache=False).logits[:, :-1]
         logps_BTV = torch.log_softmax(logits_BTV / learner.config.search.temperature, dim=-1)
         logp_BT = logps_BTV.gather(-1, part.tokens_BT[:, 1:, None]).squeeze(-1) * part.response_mask_BT[:, 1:]
@@ -147,9 +152,18 @@ def step(learner: Learner, batch: Batch, *, packs: bool) -> None:
     assert learner.packs == packs
 
 
+def two_passes_of(learner: Learner, batch: Batch) -> Callable[[], None]:
+    """The step of a group of four times the tokens that there may be at once."""
+    most = sum(group.read for group in groups_of(batch)[0]) // 4
+    changes = {"training.groups_per_micro_batch": None, "training.tokens_per_micro_batch": most}
+    other = copy.copy(learner)
+    other.config = learner.config.replace(changes)
+    return lambda: step(other, batch, packs=True)
+
+
 def bare(learner: Learner, batch: Batch, *, packs: bool, output_layer: bool = True) -> None:
     model = learner.policy.model
-    for _, part in parts_of(learner, batch):
+    for part in parts_of(learner, batch):
         if packs:
             row = Row.of(groups_of(part)[0], tokens_per_call(model.device), model.device)
             with attending(model, row):
@@ -163,8 +177,9 @@ def bare(learner: Learner, batch: Batch, *, packs: bool, output_layer: bool = Tr
         out.backward(out.detach())
 
 
-def parts_of(learner: Learner, batch: Batch) -> Iterator[tuple[int, Batch]]:
-    return micro_batches(batch, learner.config.training.groups_per_micro_batch)
+def parts_of(learner: Learner, batch: Batch) -> Iterator[Batch]:
+    most = learner.config.training.most_groups
+    return (part.batch for part in micro_batches(batch, most_groups=most, most_tokens=None, packs=False))
 
 
 def in_turn(learner: Learner, forms: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:

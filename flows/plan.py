@@ -3,6 +3,7 @@
 Knows neither Prefect nor torch.
 """
 
+import math
 import os
 import re
 import subprocess
@@ -29,7 +30,7 @@ from storage.leases import SUPERVISOR, read_lease
 from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
 from storage.store import open_store
-from tba.config import Config, ObjectiveConfig, parse
+from tba.config import Config, ObjectiveConfig, TrainingConfig, parse
 from tba.errors import AlreadyExists, ConfigError
 from tba.interfaces import TakesTurns
 from tba.places import check_place
@@ -195,10 +196,7 @@ def describe(config: Config) -> str:
         ("objective", _objective(config)),
         ("learning rate", _learning_rate(config)),
         ("batch", f"{training.prompts_per_step} prompts x {training.responses_per_prompt} responses = {config.batch}"),
-        (
-            "micro-batches",
-            f"{config.micro_batches} of at most {training.groups_per_micro_batch} groups, never split",
-        ),
+        ("micro-batches", _micro_batches(training)),
         ("steps", f"{training.steps}, {config.batch * training.steps:,} responses drawn in all"),
         ("syncs", f"every {sync.every} steps, {config.last_sync} in all; a checkpoint every {sync.checkpoint_every}"),
         ("ages", _ages(config)),
@@ -226,6 +224,15 @@ def describe(config: Config) -> str:
 
 def _prompts(known: Known) -> str:
     return f"{len(known.chosen):,} of the {len(known.prompts):,} of {known.url}: where {known.where}"
+
+
+def _micro_batches(training: TrainingConfig) -> str:
+    if (groups := training.most_groups) is not None:
+        return f"{math.ceil(training.prompts_per_step / groups)} of at most {groups} groups, never split"
+    return (
+        f"whole groups of at most {training.tokens_per_micro_batch:,} tokens that a model reads; a group of more is "
+        "read in pieces, twice"
+    )
 
 
 def _ages(config: Config) -> str:
@@ -269,6 +276,12 @@ def _notes(config: Config, known: Known | None) -> Iterator[str]:
         yield (
             f"responses of a round that ends a sync later come to be {late} steps old, and sampling.max_age="
             f"{sampling.max_age} has them dropped before: the trainer then waits for younger ones"
+        )
+    budget, longest = training.tokens_per_micro_batch, search.max_prompt_tokens + search.max_response_tokens
+    if budget is not None and budget < longest:
+        yield (
+            f"a response of full length is read at once with its prompt, {longest:,} tokens, also where that is more "
+            f"than training.tokens_per_micro_batch={budget}"
         )
     if known and len(known.chosen) < training.prompts_per_step:
         yield f"a step has {training.prompts_per_step} slots for {len(known.chosen)} prompts: it draws some repeatedly"

@@ -5,7 +5,7 @@ are taken from its own mean. Rows are padded on the right.
 """
 # Shapes: B = P x K rows, P prompts (groups), K responses per prompt, T tokens of prompt and response with padding.
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -140,32 +140,33 @@ def buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]
         yield bucket
 
 
-def micro_batches(batch: Batch, groups_per_micro_batch: int) -> Iterator[tuple[int, Batch]]:
-    """The batch in parts of whole groups, each with the number of its first group and padded no wider than it needs.
+def stretches(count: int, cost: Callable[[slice], int], most: int | None) -> Iterator[slice]:
+    """That many things in order, each time as many as cost at most `most`, or one; all where nothing bounds it."""
+    first = 0
+    for last in range(1, count):
+        if most is not None and cost(slice(first, last + 1)) > most:
+            yield slice(first, last)
+            first = last
+    yield slice(first, count)
 
-    The mean over all groups is the parts' means, each weighted by `part.groups / batch.groups`.
-    """
-    if groups_per_micro_batch < 1:
-        raise ConfigError(f"training.groups_per_micro_batch must be >= 1, got {groups_per_micro_batch}")
-    for first in range(0, batch.groups, groups_per_micro_batch):
-        rows = slice(first * batch.responses_per_prompt, (first + groups_per_micro_batch) * batch.responses_per_prompt)
-        width = max(batch.lengths[rows])
-        yield (
-            first,
-            Batch(
-                tokens_BT=batch.tokens_BT[rows, :width],
-                response_mask_BT=batch.response_mask_BT[rows, :width],
-                ref_logp_B=batch.ref_logp_B[rows],
-                reward_B=batch.reward_B[rows],
-                responses_per_prompt=batch.responses_per_prompt,
-                lengths=batch.lengths[rows],
-                ref_logp_BT=None if batch.ref_logp_BT is None else batch.ref_logp_BT[rows, :width],
-                behaviour_logp_BT=None if batch.behaviour_logp_BT is None else batch.behaviour_logp_BT[rows, :width],
-                reference_power=batch.reference_power,
-                step_value_BT=None if batch.step_value_BT is None else batch.step_value_BT[rows, :width],
-                step_next_BT=None if batch.step_next_BT is None else batch.step_next_BT[rows, :width],
-            ),
-        )
+
+def groups_in(batch: Batch, groups: slice) -> Batch:
+    """Some of a batch's groups, padded no wider than they need."""
+    rows = slice(groups.start * batch.responses_per_prompt, groups.stop * batch.responses_per_prompt)
+    width = max(batch.lengths[rows])
+    return Batch(
+        tokens_BT=batch.tokens_BT[rows, :width],
+        response_mask_BT=batch.response_mask_BT[rows, :width],
+        ref_logp_B=batch.ref_logp_B[rows],
+        reward_B=batch.reward_B[rows],
+        responses_per_prompt=batch.responses_per_prompt,
+        lengths=batch.lengths[rows],
+        ref_logp_BT=None if batch.ref_logp_BT is None else batch.ref_logp_BT[rows, :width],
+        behaviour_logp_BT=None if batch.behaviour_logp_BT is None else batch.behaviour_logp_BT[rows, :width],
+        reference_power=batch.reference_power,
+        step_value_BT=None if batch.step_value_BT is None else batch.step_value_BT[rows, :width],
+        step_next_BT=None if batch.step_next_BT is None else batch.step_next_BT[rows, :width],
+    )
 
 
 def prompt_lengths(batch: Batch) -> Tensor:

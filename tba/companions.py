@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tba.batching import Batch, prompt_lengths
+from tba.batching import Batch, prompt_lengths, stretches
 from tba.config import Config
 from tba.errors import ConfigError
+from tba.pieces import Piece
 from tba.trained import Trained
 
 
@@ -39,11 +40,9 @@ class ValueModel(nn.Module):
         super().__init__()
         self.backbone, self.head = copy.deepcopy(_backbone(policy)), Head(policy)
 
-    def fields(self, policy: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
-        mask_BT = batch.response_mask_BT
-        value_BT = self.head(_hidden(self.backbone, batch.tokens_BT[:, :-1]))
-        value_BT = nn.functional.pad(value_BT, (1, 0)) * mask_BT  # a token's is that of all before it
-        return {"value_PKT": value_BT.unflatten(0, (-1, batch.responses_per_prompt))}
+    def forward(self, piece: Piece) -> Tensor:
+        """[R] of each token that counts: that of all before it."""
+        return self.head(piece.hidden(self.backbone))
 
 
 class LogZ(nn.Module):
@@ -54,14 +53,22 @@ class LogZ(nn.Module):
         _backbone(policy)
         self.head = Head(policy)
 
-    def fields(self, policy: PreTrainedModel, batch: Batch) -> dict[str, Tensor]:
+    def forward(self, policy: PreTrainedModel, batch: Batch, most_tokens: int | None = None) -> Tensor:
+        """[P] of prompts that are read in calls of at most so many tokens with padding, or of one prompt."""
         length_P = prompt_lengths(batch)
-        tokens_PT = batch.tokens_BT[:: batch.responses_per_prompt, : int(length_P.max())]
+        tokens_PT = batch.tokens_BT[:: batch.responses_per_prompt]
+        lengths = length_P.tolist()
+        calls = stretches(len(lengths), lambda them: len(lengths[them]) * max(lengths[them]), most_tokens)
+        return self.head(
+            torch.cat([self._means(policy, tokens_PT[it, : max(lengths[it])], length_P[it]) for it in calls])
+        )
+
+    @torch.no_grad()
+    def _means(self, policy: PreTrainedModel, tokens_PT: Tensor, length_P: Tensor) -> Tensor:
         mask_PT = torch.arange(tokens_PT.shape[1], device=length_P.device) < length_P[:, None]
-        with torch.no_grad():
-            hidden_PTD = _hidden(_backbone(policy), tokens_PT).to(self.head.weight_D.dtype)
-        mean_PD = (hidden_PTD * mask_PT[:, :, None]).sum(dim=1) / length_P[:, None]
-        return {"log_z_P": self.head(mean_PD)}
+        read = _backbone(policy)(input_ids=tokens_PT, use_cache=False)  # padding stands on the right
+        hidden_PTD = read.last_hidden_state.to(self.head.weight_D.dtype)
+        return (hidden_PTD * mask_PT[:, :, None]).sum(dim=1) / length_P[:, None]
 
 
 def make_companion(config: Config, policy: PreTrainedModel) -> Trained[ValueModel | LogZ] | None:
@@ -82,8 +89,3 @@ def _backbone(policy: PreTrainedModel) -> Any:
             f"objective: what it trains beside the policy needs its backbone, and a {type(policy).__name__} has none"
         )
     return backbone
-
-
-def _hidden(backbone: Any, tokens_BT: Tensor) -> Tensor:
-    """[B, T, D] the last hidden state; padding stands on the right, where causality makes it harmless."""
-    return backbone(input_ids=tokens_BT, use_cache=False).last_hidden_state

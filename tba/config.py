@@ -420,8 +420,11 @@ class TrainingConfig:
     """B: slots of a batch."""
     responses_per_prompt: Annotated[int, Field(ge=2)] = 8
     """K: responses of a slot; the loss compares them with each other, so one alone teaches nothing."""
-    groups_per_micro_batch: Positive = 8
-    """Slots whose gradients are computed at once; a slot is never split."""
+    groups_per_micro_batch: Positive | None = None
+    """Slots whose gradients are computed at once; unset, and the next too, 8. A slot is never split."""
+    tokens_per_micro_batch: Positive | None = None
+    """Instead: as many whole slots as a model reads in so many tokens. One that takes more is read in several pieces,
+    twice, for the same gradients; only a response of more tokens is still read at once."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     schedule: Literal["constant", "linear", "warmup-stable-decay"] = "constant"
     warmup_steps: Count = 0
@@ -436,6 +439,22 @@ class TrainingConfig:
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
     clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     """Largest gradient norm; 0 leaves gradients alone, as the paper does."""
+
+    @model_validator(mode="after")
+    def _micro_batches_are_of_groups_or_of_tokens(self) -> Self:
+        if self.tokens_per_micro_batch is not None and self.groups_per_micro_batch is not None:
+            raise ValueError(
+                f"training.groups_per_micro_batch must be null where training.tokens_per_micro_batch "
+                f"({self.tokens_per_micro_batch}) says what a micro-batch is, got {self.groups_per_micro_batch}"
+            )
+        return self
+
+    @property
+    def most_groups(self) -> int | None:
+        """Slots of a micro-batch, unless tokens say how many."""
+        if self.tokens_per_micro_batch is not None:
+            return None
+        return self.groups_per_micro_batch or min(8, self.prompts_per_step)
 
     @property
     def peak_steps(self) -> int:
@@ -610,7 +629,7 @@ class Config:
                 f"step never comes, got {self.most_at_first}",
             ),
             (
-                training.groups_per_micro_batch <= training.prompts_per_step,
+                (training.groups_per_micro_batch or 1) <= training.prompts_per_step,
                 f"training.groups_per_micro_batch must be <= training.prompts_per_step "
                 f"({training.prompts_per_step}), got {training.groups_per_micro_batch}",
             ),
@@ -692,10 +711,6 @@ class Config:
     def batch(self) -> int:
         """Trajectories of one gradient step: B x K."""
         return self.training.prompts_per_step * self.training.responses_per_prompt
-
-    @property
-    def micro_batches(self) -> int:
-        return math.ceil(self.training.prompts_per_step / self.training.groups_per_micro_batch)
 
     @property
     def responses_per_round(self) -> int:

@@ -3,22 +3,22 @@ blind to storage, so that a step can be taken again."""
 # Shapes: B rows, P prompts in the batch, K responses per prompt.
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
-from tba.batching import Batch, collate, micro_batches
-from tba.companions import make_companion
+from tba.batching import Batch, collate
+from tba.companions import LogZ, ValueModel, make_companion
 from tba.config import Config
 from tba.errors import RunFailed
 from tba.fetched import Fetched
-from tba.logprobs import token_logps
 from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make_objective
-from tba.packed import CannotPack, batch_logps, can_pack
+from tba.packed import CannotPack, can_pack
+from tba.pieces import MicroBatch, Piece, Reader, Reading, micro_batches, read
 from tba.policy import Policy
 from tba.reference import MovingReference
 from tba.schedules import beta_at, learning_rate_at, learning_rate_factor, reference_power_at
@@ -101,40 +101,67 @@ class Learner:
 
     def _differentiate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
         """Leaves the gradients of the batch's mean loss; what was found for its rows, and in all."""
-        parts = [
-            (first_slot, self._referred(part))
-            for first_slot, part in micro_batches(batch, self.config.training.groups_per_micro_batch)
-        ]
-        estimates = self._estimates([part for _, part in parts], batch, beta)
+        try:
+            return self._accumulate(batch, beta)
+        except CannotPack:
+            self.packs = False
+            return self._accumulate(batch, beta)
+
+    def _accumulate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
+        training = self.config.training
+        cut = micro_batches(
+            batch, most_groups=training.most_groups, most_tokens=training.tokens_per_micro_batch, packs=self.packs
+        )
+        parts, readers = [self._referred(part) for part in cut], self._readers()
+        known, estimates = self._look_ahead(parts, batch, beta)
         outcomes: list[Outcome] = []
         metrics: Metrics = {}
         for it in self._all_trained():
             it.optimizer.zero_grad(set_to_none=True)
-        for first_slot, part in parts:
-            groups = self._groups(part, whole=batch)
+        for part, at_hand in zip(parts, known, strict=True):
+            reading = Reading(readers, part.pieces, at_hand)
+            groups = self._groups(part.batch, reading.found, whole=batch)
             if estimates:
-                groups = estimates.of(first_slot, groups)
-            loss, share = self.objective(groups, beta=beta), part.groups / batch.groups
-            (loss.value * share).backward()
-            outcomes += _outcomes(first_slot, groups, loss)
+                groups = estimates.of(part.first_slot, groups)
+            loss, share = self.objective(groups, beta=beta), part.batch.groups / batch.groups
+            reading.backward(loss.value * share)
+            outcomes += _outcomes(part.first_slot, groups, loss)
             for name, value in {"loss": loss.value.detach(), **loss.metrics}.items():
                 metrics[name] = metrics.get(name, 0.0) + float(value) * share
         of_batch = estimates.metrics if estimates else {}
         return outcomes, metrics | {name: float(value) for name, value in of_batch.items()}
 
-    @torch.no_grad()
-    def _estimates(self, parts: Sequence[Batch], batch: Batch, beta: float) -> Estimates | None:
-        """A first pass over the whole batch, where the objective asks for one."""
+    def _look_ahead(
+        self, parts: Sequence[MicroBatch], batch: Batch, beta: float
+    ) -> tuple[Sequence[Mapping[str, Tensor] | None], Estimates | None]:
+        """A first pass over the whole batch, where the objective asks for one: what it read, and made of that."""
         if self.estimator is None:
-            return None
-        return self.estimator(joined([self._groups(part, whole=batch) for part in parts]), beta=beta)
+            return [None] * len(parts), None
+        known = [read(self._readers(), part.pieces) for part in parts]
+        whole = joined([self._groups(part.batch, found, whole=batch) for part, found in zip(parts, known, strict=True)])
+        return known, self.estimator(whole, beta=beta)
 
-    def _groups(self, part: Batch, *, whole: Batch) -> Groups:
-        """A part of the batch, under the policy and what is trained beside it."""
-        groups = as_groups(self._token_logps(self.policy.model, part), part, whole=whole)
-        if self.companion is None:
-            return groups
-        return replace(groups, **self.companion.model.fields(self.policy.model, part))
+    def _groups(self, part: Batch, found: Mapping[str, Tensor], *, whole: Batch) -> Groups:
+        """A part of the batch, given what readers found in it."""
+        spread = {name: _spread(it, part) for name, it in found.items()}
+        groups = as_groups(spread.pop("logp"), part, whole=whole)
+        if "value" in spread:
+            value_PKT = spread["value"].unflatten(0, (-1, part.responses_per_prompt))
+            return replace(groups, value_PKT=value_PKT)
+        if self.companion and isinstance(self.companion.model, LogZ):
+            most = self.config.training.tokens_per_micro_batch
+            return replace(groups, log_z_P=self.companion.model(self.policy.model, part, most))
+        return groups
+
+    def _readers(self) -> dict[str, Reader]:
+        """What is read of each token that counts: its log-probability, and its value where values are learned."""
+        readers: dict[str, Reader] = {"logp": partial(self._logps, self.policy.model)}
+        if self.companion and isinstance(self.companion.model, ValueModel):
+            readers["value"] = self.companion.model
+        return readers
+
+    def _logps(self, model: nn.Module, piece: Piece) -> Tensor:
+        return piece.logps(model, temperature=self.config.search.temperature)
 
     def _all_trained(self) -> list[Trained[Any]]:
         return [self.trained, *([self.companion] if self.companion else [])]
@@ -152,24 +179,20 @@ class Learner:
             for it in self._all_trained():
                 it.optimizer.state.clear()
 
-    def _referred(self, batch: Batch) -> Batch:
+    def _referred(self, part: MicroBatch) -> MicroBatch:
         """With log-probabilities under the reference as it is now."""
         if self.reference is None:
-            return batch
-        with torch.no_grad():
-            ref_logp_BT = self._token_logps(self.reference.model, batch)
-        by_token = None if batch.ref_logp_BT is None else ref_logp_BT
-        return replace(batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)
+            return part
+        found = read({"logp": partial(self._logps, self.reference.model)}, part.pieces)
+        ref_logp_BT = _spread(found["logp"], part.batch)
+        by_token = None if part.batch.ref_logp_BT is None else ref_logp_BT
+        batch = replace(part.batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)
+        return part._replace(batch=batch)
 
-    def _token_logps(self, model: nn.Module, batch: Batch) -> Tensor:
-        """[B, T] packed, where the model takes that."""
-        temperature = self.config.search.temperature
-        if self.packs:
-            try:
-                return batch_logps(cast(PreTrainedModel, model), batch, temperature=temperature)
-            except CannotPack:
-                self.packs = False
-        return token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=temperature)
+
+def _spread(found_R: Tensor, part: Batch) -> Tensor:
+    """[B, T] where each of these tokens stands; 0 elsewhere."""
+    return found_R.new_zeros(part.tokens_BT.shape).masked_scatter(part.response_mask_BT, found_R)
 
 
 def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch) -> Groups:

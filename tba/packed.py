@@ -94,15 +94,6 @@ def packed_logps(
     return [tuple(next(found) for _ in response) for group in groups for response in group.responses]
 
 
-def batch_logps(model: PreTrainedModel, batch: Batch, *, temperature: float) -> Tensor:
-    """[B, T], as `tba.logprobs.token_logps` has them."""
-    groups, counted_M = groups_of(batch)
-    logp_R = row_logps(
-        model, groups, temperature=temperature, tokens_per_call=tokens_per_call(model.device), counted_M=counted_M
-    )
-    return logp_R.new_zeros(batch.tokens_BT.shape).masked_scatter(batch.response_mask_BT, logp_R)
-
-
 def groups_of(batch: Batch) -> tuple[list[Group], Tensor]:
     """Rows by what they begin with, in order; and which of the responses' M tokens count."""
     parts, counted = list[tuple[tuple[int, ...], tuple[int, ...]]](), list[bool]()
@@ -112,7 +103,7 @@ def groups_of(batch: Batch) -> tuple[list[Group], Tensor]:
         parts.append((tuple(tokens[:shared]), tuple(tokens[shared:length])))
         counted += mask[shared:length]
     groups = [Group(prompt, [rest for _, rest in them]) for prompt, them in groupby(parts, key=itemgetter(0))]
-    return groups, torch.tensor(counted, device=batch.tokens_BT.device)
+    return groups, torch.tensor(counted, dtype=torch.bool, device=batch.tokens_BT.device)
 
 
 def tokens_per_call(device: torch.device) -> int:
@@ -130,15 +121,36 @@ def row_logps(
 ) -> Tensor:
     """[R] of the responses' tokens that count, or of all, one response after the other. CannotPack if the model turns
     out not to take it. Attention takes several short sequences in one call, padded to at most `tokens_per_call`."""
-    row = Row.of(groups, tokens_per_call, model.device)
-    inputs = {"input_ids": row.tokens_1N, "position_ids": row.positions_1N}
-    predicts_R, targets_R = (it if counted_M is None else it[counted_M] for it in (row.predicts_M, row.targets_M))
+    row, predicts_R, targets_R = _row_of(model, groups, tokens_per_call, counted_M)
     with attending(model, row):
         places = (torch.zeros_like(predicts_R), predicts_R)
-        logp_R = logps_at(model, places, targets_R, temperature=temperature, **inputs)
-    if len(row.attended) != (layers := len(DynamicCache(config=model.config).layers)):
-        raise CannotPack(f"{len(row.attended)} of {layers} layers look at other tokens by the attention given")
+        logp_R = logps_at(
+            model, places, targets_R, temperature=temperature, input_ids=row.tokens_1N, position_ids=row.positions_1N
+        )
+    row.check(model)
     return logp_R
+
+
+def row_hidden(
+    backbone: PreTrainedModel, groups: Sequence[Group], *, tokens_per_call: int, counted_M: Tensor | None = None
+) -> Tensor:
+    """[R, D] of a model without its output layer, the last hidden state where each of these tokens is predicted;
+    otherwise as `row_logps`."""
+    row, predicts_R, _ = _row_of(backbone, groups, tokens_per_call, counted_M)
+    with attending(backbone, row):
+        read = backbone(input_ids=row.tokens_1N, position_ids=row.positions_1N, use_cache=False)
+    row.check(backbone)
+    return read.last_hidden_state[0, predicts_R]
+
+
+def _row_of(
+    model: PreTrainedModel, groups: Sequence[Group], tokens_per_call: int, counted_M: Tensor | None
+) -> "tuple[Row, Tensor, Tensor]":
+    """What it reads; where the tokens that count are predicted, and which they are."""
+    row = Row.of(groups, tokens_per_call, model.device)
+    if counted_M is None:
+        return row, row.predicts_M, row.targets_M
+    return row, row.predicts_M[counted_M], row.targets_M[counted_M]
 
 
 class _Call(NamedTuple):
@@ -193,6 +205,11 @@ class Row:
             torch.tensor(targets, dtype=torch.long, device=device),
             calls,
         )
+
+    def check(self, model: PreTrainedModel) -> None:
+        """That it was read with the attention given."""
+        if len(self.attended) != (layers := len(DynamicCache(config=model.config).layers)):
+            raise CannotPack(f"{len(self.attended)} of {layers} layers look at other tokens by the attention given")
 
 
 def _call(spans: Sequence[tuple[range, range]], row: int, device: torch.device) -> _Call:

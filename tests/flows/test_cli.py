@@ -588,6 +588,18 @@ def test_a_dry_run_says_where_a_bound_on_age_makes_the_trainer_wait(capsys: pyte
     assert "come to be 11 steps old, and sampling.max_age=10 has them dropped before" in said(10)
 
 
+def test_a_dry_run_says_what_a_micro_batch_is(capsys: pytest.CaptureFixture[str]):
+    def said(*changes: str) -> str:
+        return printed(capsys, "run", "quickstart", "--dry-run", "--set", *changes)
+
+    assert "micro-batches  4 of at most 10 groups, never split" in said("training.groups_per_micro_batch=10")
+    tokens = ("training.groups_per_micro_batch=null", "search.max_prompt_tokens=20", "search.max_response_tokens=30")
+    for budget, noted in ((50, False), (49, True)):
+        out = said(*tokens, f"training.tokens_per_micro_batch={budget}")
+        assert f"micro-batches  whole groups of at most {budget} tokens that a model reads; a group of more is" in out
+        assert ("a response of full length is read at once with its prompt, 50 tokens" in out) is noted
+
+
 def test_a_dry_run_says_where_a_step_has_more_slots_than_there_are_prompts(capsys: pytest.CaptureFixture[str]):
     out = printed(capsys, *choosing("tries > 0", "first", "search.prompts_per_round=1"))
     assert "a step has 32 slots for " in out

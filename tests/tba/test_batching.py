@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tba.batching import collate, micro_batches, pad
-from tba.errors import ConfigError, DataError
+from tba.batching import collate, pad
+from tba.errors import DataError
 from tba.objectives import trajectory_balance
+from tba.pieces import micro_batches
 from tests.builders import fetched_of
 from tests.tba.tiny import EOS_ID, PAD_ID, response_logps, tiny_llama, trajectory
 
@@ -140,10 +141,10 @@ def test_a_mask_of_another_length_is_refused_by_trajectory():
 def test_micro_batches_are_whole_groups_that_make_up_the_batch(trajectories, size):
     options = {"responses_per_prompt": 3, "pad_id": PAD_ID, "include_eos": True, "by_token": True}
     batch = collate(fetched_of(trajectories), **options)
-    parts = list(micro_batches(batch, size))
-    assert [first for first, _ in parts] == list(range(0, batch.groups, size))
-    assert sum(part.groups for _, part in parts) == batch.groups
-    for first, part in parts:
+    parts = list(micro_batches(batch, most_groups=size, most_tokens=None, packs=False))
+    assert [first for first, _, _ in parts] == list(range(0, batch.groups, size))
+    assert sum(part.groups for _, part, _ in parts) == batch.groups
+    for first, part, _ in parts:
         some = fetched_of(trajectories[first * 3 : (first + size) * 3])
         expected = collate(some, **options)
         assert part.lengths == expected.lengths
@@ -171,7 +172,7 @@ def gradient_of(trajectories, groups_per_micro_batch: int) -> torch.Tensor:
     """Of the batch's loss, accumulated over micro-batches."""
     model = tiny_llama().double()
     batch = collate(fetched_of(trajectories), responses_per_prompt=3, pad_id=PAD_ID, include_eos=True)
-    for _, part in micro_batches(batch, groups_per_micro_batch):
+    for _, part, _ in micro_batches(batch, most_groups=groups_per_micro_batch, most_tokens=None, packs=False):
         logp_PK = response_logps(model, part, temperature=0.7).view(-1, 3)
         loss = trajectory_balance(logp_PK, part.ref_logp_B.view(-1, 3), part.reward_B.view(-1, 3), beta=0.5)
         (loss.value * part.groups / batch.groups).backward()
@@ -228,12 +229,6 @@ def test_an_empty_batch_is_refused():
 def test_fewer_than_two_responses_per_prompt_are_refused(k):
     with pytest.raises(ValueError, match=f"responses_per_prompt must be >= 2, or nothing is learnt, got {k}"):
         collate(fetched_of([trajectory()]), **{**OPTIONS, "responses_per_prompt": k})
-
-
-def test_micro_batches_without_groups_are_refused():
-    batch = collate(fetched_of([trajectory(), trajectory()]), **OPTIONS)
-    with pytest.raises(ConfigError, match="groups_per_micro_batch must be >= 1, got 0"):
-        next(micro_batches(batch, 0))
 
 
 # --- Malformed trajectories ---

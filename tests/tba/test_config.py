@@ -104,6 +104,12 @@ def test_presets_carry_the_numbers_of_the_paper(name):
             {"sampling.mean_reward_between": [1, 0]},
             "sampling.mean_reward_between must be the lower and the higher one, got [1.0, 0.0]",
         ),
+        (
+            {"training.tokens_per_micro_batch": 8192, "training.groups_per_micro_batch": 2},
+            "training.groups_per_micro_batch must be null where training.tokens_per_micro_batch (8192) says what a "
+            "micro-batch is, got 2",
+        ),
+        ({"training.tokens_per_micro_batch": 0}, "training.tokens_per_micro_batch"),
         ({"search.temperature": 0}, "search.temperature"),
         (
             {"search.explore_share": 0.5, "search.explore_temperature": (2.0, 0.5)},
@@ -340,3 +346,11 @@ def test_recent_ages_are_those_of_the_steps_that_a_run_takes(lag: int, every: in
 def test_in_step_no_initial_fill_is_needed():
     changes = {"sync.lag": 0, "search.prompts_per_round": 128, "search.initial_fill": 1}
     assert preset("quickstart").replace(changes).search.initial_fill == 1
+
+
+def test_a_micro_batch_is_of_eight_groups_at_most_unless_it_is_said_otherwise():
+    unset = Config()
+    assert unset.training.most_groups == 8
+    assert unset.replace({"training.prompts_per_step": 3, "search.initial_fill": 24}).training.most_groups == 3
+    assert unset.replace({"training.groups_per_micro_batch": 2}).training.most_groups == 2
+    assert unset.replace({"training.tokens_per_micro_batch": 9}).training.most_groups is None
