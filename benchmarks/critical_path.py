@@ -41,7 +41,7 @@ from benchmarks.index import PER_PROMPT, RESPONSES, SLOTS, Filled, hardware
 from benchmarks.shards import SEARCHERS, filled, make_round
 from flows import reader
 from flows.charts import Series, picture
-from flows.reader import Reader, serve, take_pipes
+from flows.reader import Reader, serve
 from flows.role import switch_soon
 from storage import layout
 from storage.attempts import claim_attempt
@@ -55,6 +55,7 @@ from tba.batching import Batch
 from tba.config import quickstart
 from tba.interfaces import ReplayBuffer
 from tba.learner import Learner
+from tba.messages import take_pipes
 from tba.policy import Policy
 from tba.tasks.quickstart_policy import make_model, make_tokenizer
 from tba.timing import timed

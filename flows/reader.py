@@ -9,10 +9,7 @@ record. What it writes are the records that the trainer asks for, in the name of
 """
 
 import argparse
-import fcntl
-import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -22,8 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Self
 
-import numpy as np
-
 from storage.events import Events
 from storage.replay_buffer import DuckReplayBuffer
 from storage.run import Run
@@ -32,16 +27,12 @@ from tba.children import end_with_parent, start_child
 from tba.config import Config, parse
 from tba.errors import RunFailed, TBAError
 from tba.fetched import Fetched, Lists
+from tba.messages import Numbers, receive, send, take_pipes, widen
 from tba.types import Draw
 
 COMMAND = [sys.executable, "-P", "-m", "flows.reader"]
 
-_HEAD = 8  # bytes for the length of each of the two parts of a message
-_PIPE = 1 << 20  # bytes: a step's answer in one piece
-_F_SETPIPE_SZ = 1031
 _PATIENCE = 10.0  # seconds for the process to end when it is no longer needed
-
-Numbers = Sequence[np.ndarray]
 
 _LISTS = (
     "prompt_tokens", "response_tokens", "ref_logps", "behaviour_logps", "loss_mask", "step_ends", "step_values",
@@ -85,7 +76,7 @@ class Reader:
         self.process = start_child(command)
         self._lock = threading.Lock()
         for pipe in (self.process.stdin, self.process.stdout):
-            _widen(pipe)
+            widen(pipe)
 
     def __enter__(self) -> Self:
         return self
@@ -135,8 +126,8 @@ class Reader:
         assert self.process.stdin and self.process.stdout
         with self._lock, self._overdue() as overdue:
             try:
-                _send(self.process.stdin, {"do": what, "with": arguments})
-                answer = _receive(self.process.stdout)
+                send(self.process.stdin, {"do": what, "with": arguments})
+                answer = receive(self.process.stdout)
             except BrokenPipeError:
                 answer = None
         if answer is None:
@@ -196,16 +187,9 @@ def main(arguments: Sequence[str] | None = None, open_run: Callable[[str], Run] 
     serve(make, *take_pipes())
 
 
-def take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input and output, for orders and answers alone: whatever prints does so on standard error."""
-    orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return orders, answers
-
-
 def serve(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers: BinaryIO) -> None:
     buffer: DuckReplayBuffer | None = None
-    while (order := _receive(orders)) is not None:
+    while (order := receive(orders)) is not None:
         what, arguments = order[0]["do"], order[0]["with"]
         numbers: Numbers = ()
         try:
@@ -218,7 +202,7 @@ def serve(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers: Binar
             traceback.print_exc()
             answer = {"error": type(error).__name__, "says": str(error)}
         try:
-            _send(answers, answer, numbers)
+            send(answers, answer, numbers)
         except BrokenPipeError:
             return
 
@@ -243,7 +227,7 @@ _ORDERS: Mapping[str, Callable[..., tuple[Any, Numbers]]] = {
 }
 
 
-# --- messages ---------------------------------------------------------------------------------------------------------
+# --- what they say ----------------------------------------------------------------------------------------------------
 
 
 def _values(draw: Draw) -> list[Any]:
@@ -265,37 +249,6 @@ def _fetched(said: Sequence[Sequence[str]], numbers: Numbers) -> Fetched:
         finished_B=finished_B,
         **dict(zip(names, map(Lists, halves[::2], halves[1::2]), strict=True)),
     )
-
-
-def _send(pipe: BinaryIO | Any, said: Any, numbers: Numbers = ()) -> None:
-    shapes = [[array.dtype.str, len(array)] for array in numbers]
-    head = json.dumps([said, shapes]).encode()
-    data = b"".join(array.tobytes() for array in numbers)
-    pipe.write(len(head).to_bytes(_HEAD) + len(data).to_bytes(_HEAD) + head + data)
-    pipe.flush()
-
-
-def _receive(pipe: BinaryIO | Any) -> tuple[Any, Numbers] | None:
-    """What was sent; None at the end of the pipe, also in the middle of a message."""
-    sizes = pipe.read(2 * _HEAD)
-    if len(sizes) < 2 * _HEAD:
-        return None
-    head, data = (int.from_bytes(sizes[at : at + _HEAD]) for at in (0, _HEAD))
-    body = pipe.read(head + data)
-    if len(body) < head + data:
-        return None
-    said, shapes = json.loads(body[:head])
-    numbers, at = [], head
-    for dtype, n in shapes:
-        numbers.append(np.frombuffer(body, dtype, n, at))
-        at += numbers[-1].nbytes
-    return said, numbers
-
-
-def _widen(pipe: Any) -> None:
-    if sys.platform == "linux":
-        with suppress(OSError):  # more than this user may have: answers come in more pieces
-            fcntl.fcntl(pipe, _F_SETPIPE_SZ, _PIPE)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,55 @@
+"""Messages between a role and processes of its own, through pipes: JSON, and numbers as they lie in memory."""
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, BinaryIO
+
+import numpy as np
+
+_HEAD = 8  # bytes for the length of each of the two parts of a message
+_PIPE = 1 << 20  # bytes: most messages in one piece
+_F_SETPIPE_SZ = 1031
+
+Numbers = Sequence[np.ndarray]
+
+
+def send(pipe: BinaryIO | Any, said: Any, numbers: Numbers = ()) -> None:
+    shapes = [[array.dtype.str, array.shape] for array in numbers]
+    head = json.dumps([said, shapes]).encode()
+    data = b"".join(array.tobytes() for array in numbers)
+    pipe.write(len(head).to_bytes(_HEAD) + len(data).to_bytes(_HEAD) + head + data)
+    pipe.flush()
+
+
+def receive(pipe: BinaryIO | Any) -> tuple[Any, Numbers] | None:
+    """What was sent; None at the end of the pipe, also in the middle of a message."""
+    sizes = pipe.read(2 * _HEAD)
+    if len(sizes) < 2 * _HEAD:
+        return None
+    head, data = (int.from_bytes(sizes[at : at + _HEAD]) for at in (0, _HEAD))
+    body = pipe.read(head + data)
+    if len(body) < head + data:
+        return None
+    said, shapes = json.loads(body[:head])
+    numbers, at = [], head
+    for dtype, shape in shapes:
+        numbers.append(np.frombuffer(body, dtype, int(np.prod(shape)), at).reshape(shape))
+        at += numbers[-1].nbytes
+    return said, numbers
+
+
+def widen(pipe: Any) -> None:
+    if sys.platform == "linux":
+        with suppress(OSError):  # more than this user may have: messages come in more pieces
+            fcntl.fcntl(pipe, _F_SETPIPE_SZ, _PIPE)
+
+
+def take_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Standard input and output, for orders and answers alone: whatever prints does so on standard error."""
+    orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return orders, answers
