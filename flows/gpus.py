@@ -37,11 +37,19 @@ class Taken(NamedTuple):
 
 
 class Devices:
-    """The NVIDIA devices of this host, handed out to the roles of one run: one to its trainer, `per_engine` to each
+    """The NVIDIA devices of this host, handed out to the roles of one run: `ranks` to its trainer, `per_engine` to each
     role that generates."""
 
-    def __init__(self, run: str, *, folder: Path | None = None, uuids: list[str] | None = None, per_engine: int = 1):
-        self.run, self.per_engine = run, per_engine
+    def __init__(
+        self,
+        run: str,
+        *,
+        folder: Path | None = None,
+        uuids: list[str] | None = None,
+        ranks: int = 1,
+        per_engine: int = 1,
+    ):
+        self.run, self.ranks, self.per_engine = run, ranks, per_engine
         self.folder = folder or lock_folder()
         self.uuids = nvidia_devices() if uuids is None else uuids
 
@@ -52,13 +60,17 @@ class Devices:
         if not self.uuids:
             return None
         with self._alone():
-            found = self._lock(self.per_engine)
-            wanted = 1 if kind == "trainer" else self.per_engine
-            kept = found[:wanted] if len(found) == self.per_engine else []
+            found = self._lock(needed := self.needed_by(kind))
+            wanted = self.ranks if kind == "trainer" else self.per_engine
+            kept = found[:wanted] if len(found) == needed else []
             for _, lock in found[len(kept) :]:
                 os.close(lock)
             marks = [self._mark(uuid) for uuid, _ in kept] if kind == "trainer" else []
         return Taken(tuple(uuid for uuid, _ in kept), (*(lock for _, lock in kept), *marks)) if kept else None
+
+    def needed_by(self, kind: str) -> int:
+        """How many must be there for a role to take what it wants."""
+        return max(self.ranks, self.per_engine) if kind == "trainer" else self.per_engine
 
     def _lock(self, count: int) -> list[tuple[str, int]]:
         """As many devices as can be had, up to so many."""
@@ -122,10 +134,12 @@ class Devices:
         return self.folder / f"gpu-{uuid}.trainer.lock"
 
 
-def usable(config: Config, per_engine: int) -> list[str]:
-    """The devices that roles with these settings may have on this host; ConfigError if they are too few for an
-    engine."""
+def usable(config: Config, per_engine: int = 1, ranks: int = 1) -> list[str]:
+    """The devices that roles with these settings may have on this host; ConfigError if they are too few for an engine
+    or a trainer."""
     devices = [] if config.model.device == "cpu" else nvidia_devices()
+    if devices and ranks > len(devices):
+        raise ConfigError(f"training.ranks: roles may use {len(devices)} GPUs of {socket.gethostname()}, got {ranks}")
     if per_engine > max(1, len(devices)):
         raise ConfigError(
             f"engine.tensor_parallel: roles may use {len(devices)} GPUs of {socket.gethostname()}, got {per_engine}"

@@ -97,10 +97,13 @@ class Background:
             self._error = error
 
 
-def local_launcher(run: Run, config: Config, *, generates: bool = True) -> LocalLauncher:
-    """For roles some of which generate, or for a trainer alone. ConfigError if the GPUs of this machine are too few."""
+def local_launcher(run: Run, config: Config, *, trains: bool = True, generates: bool = True) -> LocalLauncher:
+    """For all roles, for a trainer alone, or for roles that generate. ConfigError if the GPUs of this machine are too
+    few."""
+    ranks = config.training.ranks if trains else 1
     per_engine = config.engine.tensor_parallel if generates else 1
-    return LocalLauncher(run, devices=Devices(run.url, uuids=usable(config, per_engine), per_engine=per_engine))
+    uuids = usable(config, per_engine, ranks)
+    return LocalLauncher(run, devices=Devices(run.url, uuids=uuids, ranks=ranks, per_engine=per_engine))
 
 
 def run_here(run: Run) -> None:

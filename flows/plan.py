@@ -58,8 +58,8 @@ def resolve(
     config = checked(preset_of(task).replace(changes))
     if runs_here and config.model.path and "://" not in config.model.path:
         check_place("model.path", config.model.path)
-    if runs_here and config.engine.tensor_parallel > 1:
-        usable(config, config.engine.tensor_parallel)
+    if runs_here and max(config.engine.tensor_parallel, config.training.ranks) > 1:
+        usable(config, config.engine.tensor_parallel, config.training.ranks)
     if config.engine.name == "vllm":
         installed = not runs_here or find_spec("vllm") is not None
         for sampling in (search_sampling(config), evaluation_sampling(config, reads_logps=False)):

@@ -131,11 +131,12 @@ class LocalLauncher:
         self.stored: dict[str, int] = {}  # logs, with the size they had
 
     def start(self, role: Role, number: int) -> RoleProcess:
-        taken, wanted = self.devices.take(role.kind), self.devices.per_engine
+        taken, wanted = self.devices.take(role.kind), self.devices.needed_by(role.kind)
         if self.devices.uuids and taken is None:
             of = f"of {socket.gethostname()}"
             if wanted > 1:
-                raise NotNow(f"other runs hold all but fewer than {wanted} GPUs {of} (engine.tensor_parallel)")
+                why = "engine.tensor_parallel" if wanted == self.devices.per_engine else "training.ranks"
+                raise NotNow(f"other runs hold all but fewer than {wanted} GPUs {of} ({why})")
             raise NotNow(f"every GPU {of} is held by another run")
         try:
             return RoleProcess(self.run, role, number, command=self.command, taken=taken)

@@ -43,7 +43,7 @@ def live(kind: Kind, url: str, index: int, life: int) -> State[Any]:
     run, role, logger = Run.open(url), Role(kind, index), get_run_logger()
     config = parse(run.config)
     try:
-        launcher = local_launcher(run, config, generates=kind != "trainer")
+        launcher = local_launcher(run, config, trains=kind == "trainer", generates=kind != "trainer")
     except ConfigError as error:
         return final_state(role, MISUSED, f"error: {error}")
     work = partial(watch_one, run, launcher, config.limits, role, life)

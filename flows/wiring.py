@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flows.engines import evaluation_sampling, open_generator, search_sampling
+from flows.ranks import leading
 from flows.reader import Reader
 from storage.attempts import claim_attempt
 from storage.cache import cache_folder, shared_copy
@@ -85,23 +86,25 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
     attempt = claim_attempt(run)
     with tempfile.TemporaryDirectory(prefix="tba-") as scratch:
-        state = None
+        checkpoint = None
         if attempt.continues is not None:
-            policy, state = load_checkpoint(run, config, attempt.continues)
+            checkpoint = checkpoint_folder(run, config, attempt.continues)
+            policy = _load_policy(config, checkpoint, device=_first_device(config))
         elif config.start.sync:
             raise _no_start(run, config)
         else:
-            policy = load_start(run, config, lease.tell)
+            policy = load_start(run, config, lease.tell, device=_first_device(config))
             if not run.parent:
                 _store_prompts(run, config, task, policy.tokenizer, events)
         with (
+            leading(run, config, policy, checkpoint, scratch=Path(scratch), tell=lease.tell) as (learner, state),
             closing(open_metric_log(run, config.metrics)) as metrics,
             Reader(run, attempt.number, lease.life, deadline=max(config.limits.data_deadline, STARTING)) as buffer,
         ):
             trainer = Trainer(
                 config,
                 attempt=attempt.number,
-                policy=policy,
+                learner=learner,
                 buffer=buffer,
                 ledger=ParquetLedger(run, attempt.number),
                 versions=Versions(run),
@@ -144,10 +147,19 @@ def _no_start(run: Run, config: Config) -> Damaged:
 
 
 def load_checkpoint(run: Run, config: Config, name: Version) -> tuple[Policy, TrainingState]:
+    folder = checkpoint_folder(run, config, name)
+    return _load_policy(config, folder), TrainingState.load(folder)
+
+
+def checkpoint_folder(run: Run, config: Config, name: Version) -> Path:
     if name.number < config.start.sync:
         raise _no_start(run, config)
-    folder = Checkpoints(run).load(name.number, name.attempt)
-    return _load_policy(config, folder), TrainingState.load(folder)
+    return Checkpoints(run).load(name.number, name.attempt)
+
+
+def _first_device(config: Config) -> str:
+    """Where a trainer's policy is loaded: no GPU need have room for what several ranks hold."""
+    return config.model.device if config.training.ranks == 1 else "cpu"
 
 
 def _config_and_task(run: Run) -> tuple[Config, Task]:
@@ -170,21 +182,21 @@ def _scorer(config: Config, folder: Path, version: Version) -> PolicyScorer:
     return PolicyScorer(_load_policy(config, folder), version)
 
 
-def _load_policy(config: Config, path: str | Path) -> Policy:
+def _load_policy(config: Config, path: str | Path, *, device: str = "") -> Policy:
     model = config.model
     return Policy.load(
         path,
         dtype=model.dtype,
-        device=model.device,
+        device=device or model.device,
         revision=model.revision,
         trust_remote_code=model.trust_remote_code,
     )
 
 
-def load_start(run: Run, config: Config, tell: Tell = lambda status, **progress: None) -> Policy:
+def load_start(run: Run, config: Config, tell: Tell = lambda status, **progress: None, *, device: str = "") -> Policy:
     """The policy before training. What cannot be loaded here is a bad setting, unless it may load when tried again."""
     try:
-        policy = _load_policy(config, _start_of(run, config, tell))
+        policy = _load_policy(config, _start_of(run, config, tell), device=device)
     except Damaged as error:
         raise ConfigError(f"model.path: {error}") from error
     longest = config.search.max_prompt_tokens + config.search.max_response_tokens

@@ -6,7 +6,7 @@ are taken from its own mean. Rows are padded on the right.
 # Shapes: B = P x K rows, P prompts (groups), K responses per prompt, T tokens of prompt and response with padding.
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -166,6 +166,16 @@ def groups_in(batch: Batch, groups: slice) -> Batch:
         reference_power=batch.reference_power,
         step_value_BT=None if batch.step_value_BT is None else batch.step_value_BT[rows, :width],
         step_next_BT=None if batch.step_next_BT is None else batch.step_next_BT[rows, :width],
+    )
+
+
+def taken(batch: Batch, groups: Sequence[int]) -> Batch:
+    """Those groups of the batch, in this order."""
+    k = batch.responses_per_prompt
+    rows = [group * k + j for group in groups for j in range(k)]
+    tensors = {it.name: found for it in fields(batch) if isinstance(found := getattr(batch, it.name), Tensor)}
+    return replace(
+        batch, lengths=tuple(batch.lengths[row] for row in rows), **{name: it[rows] for name, it in tensors.items()}
     )
 
 

@@ -425,6 +425,9 @@ class TrainingConfig:
     tokens_per_micro_batch: Positive | None = None
     """Instead: as many whole slots as a model reads in so many tokens. One that takes more is read in several pieces,
     twice, for the same gradients; only a response of more tokens is still read at once."""
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that the trainer is spread over, on one machine, each with a GPU of its own where there are any: of
+    weights, gradients and optimizer each holds its part, and it learns from its part of a batch."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     schedule: Literal["constant", "linear", "warmup-stable-decay"] = "constant"
     warmup_steps: Count = 0
@@ -634,6 +637,12 @@ class Config:
                 f"({training.prompts_per_step}), got {training.groups_per_micro_batch}",
             ),
             (
+                training.ranks <= training.prompts_per_step,
+                f"training.ranks must be <= training.prompts_per_step ({training.prompts_per_step}), or some would "
+                f"have nothing to learn from, got {training.ranks}",
+            ),
+            *self._rules_of_ranks(),
+            (
                 objective.beta_stop <= objective.beta_target,
                 f"objective.beta_stop must be <= objective.beta_target ({objective.beta_target}), "
                 f"got {objective.beta_stop}",
@@ -706,6 +715,23 @@ class Config:
             if not holds:
                 raise ValueError(message)
         return self
+
+    def _rules_of_ranks(self) -> list[tuple[bool, str]]:
+        """Of what only a trainer that is one process has."""
+        objective = self.objective
+        alone = {
+            "objective.name": (objective.name not in ("ppo", "vine-ppo"), objective.name),
+            "objective.log_z": (objective.log_z != "learned", objective.log_z),
+            "objective.reference_reset": (not objective.reference_reset, objective.reference_reset),
+            "objective.reference_decay": (not objective.reference_decay, objective.reference_decay),
+        }
+        return [
+            (
+                self.training.ranks == 1 or holds,
+                f"training.ranks must be 1 where {name} is {found!r}, got {self.training.ranks}",
+            )
+            for name, (holds, found) in alone.items()
+        ]
 
     @property
     def batch(self) -> int:

@@ -18,8 +18,9 @@ from tba.errors import RunFailed
 from tba.fetched import Fetched
 from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make_objective
 from tba.packed import CannotPack, can_pack
-from tba.pieces import MicroBatch, Piece, Reader, Reading, micro_batches, read
-from tba.policy import Policy
+from tba.pieces import MicroBatch, Piece, Reader, Reading, micro_batches, read, side_by_side
+from tba.policy import Policy, Snapshot
+from tba.ranks import ALONE, Ranks
 from tba.reference import MovingReference
 from tba.schedules import beta_at, learning_rate_at, learning_rate_factor, reference_power_at
 from tba.trained import Trained
@@ -36,8 +37,8 @@ class Learned:
 
 
 class Learner:
-    def __init__(self, config: Config, policy: Policy):
-        self.config, self.policy = config, policy
+    def __init__(self, config: Config, policy: Policy, ranks: Ranks = ALONE):
+        self.config, self.policy, self.ranks = config, policy, ranks
         self.objective = make_objective(config.objective, max_tokens=config.search.max_response_tokens)
         self.estimator = make_estimator(config.objective)
         self.reference: MovingReference | None = None  # until it moves, what is stored of it serves
@@ -65,7 +66,11 @@ class Learner:
             random=torch.get_rng_state(),
             reference=self.reference and self.reference.tensors(),
             companion=self.companion and self.companion.tensors(),
+            ranks=self.ranks,
         )
+
+    def snapshot(self) -> Snapshot:
+        return self.policy.snapshot()
 
     def collate(self, fetched: Fetched) -> Batch:
         return collate(
@@ -100,7 +105,8 @@ class Learner:
         return Learned(outcomes=outcomes, metrics=metrics)
 
     def _differentiate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
-        """Leaves the gradients of the batch's mean loss; what was found for its rows, and in all."""
+        """Leaves the gradients of the batch's mean loss; what was found for the rows of this rank's share, and in
+        all."""
         try:
             return self._accumulate(batch, beta)
         except CannotPack:
@@ -108,28 +114,30 @@ class Learner:
             return self._accumulate(batch, beta)
 
     def _accumulate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
-        training = self.config.training
+        training, share = self.config.training, self.ranks.share(batch)
         cut = micro_batches(
-            batch, most_groups=training.most_groups, most_tokens=training.tokens_per_micro_batch, packs=self.packs
+            share.batch, most_groups=training.most_groups, most_tokens=training.tokens_per_micro_batch, packs=self.packs
         )
-        parts, readers = [self._referred(part) for part in cut], self._readers()
+        parts, counted = side_by_side(cut, share, self.ranks)
+        parts, readers = [self._referred(part) for part in parts], self._readers()
         known, estimates = self._look_ahead(parts, batch, beta)
         outcomes: list[Outcome] = []
         metrics: Metrics = {}
         for it in self._all_trained():
             it.optimizer.zero_grad(set_to_none=True)
-        for part, at_hand in zip(parts, known, strict=True):
-            reading = Reading(readers, part.pieces, at_hand)
+        for n, (part, at_hand) in enumerate(zip(parts, known, strict=True)):
+            reading = Reading(readers, part, at_hand)
             groups = self._groups(part.batch, reading.found, whole=batch)
             if estimates:
                 groups = estimates.of(part.first_slot, groups)
-            loss, share = self.objective(groups, beta=beta), part.batch.groups / batch.groups
-            reading.backward(loss.value * share)
-            outcomes += _outcomes(part.first_slot, groups, loss)
+            loss, weight = self.objective(groups, beta=beta), part.batch.groups / batch.groups if n < counted else 0.0
+            reading.backward(loss.value * weight)
+            if n < counted:
+                outcomes += _outcomes(share.slots[part.first_slot :], groups, loss)
             for name, value in {"loss": loss.value.detach(), **loss.metrics}.items():
-                metrics[name] = metrics.get(name, 0.0) + float(value) * share
+                metrics[name] = metrics.get(name, 0.0) + float(value) * weight
         of_batch = estimates.metrics if estimates else {}
-        return outcomes, metrics | {name: float(value) for name, value in of_batch.items()}
+        return outcomes, self.ranks.total(metrics) | {name: float(value) for name, value in of_batch.items()}
 
     def _look_ahead(
         self, parts: Sequence[MicroBatch], batch: Batch, beta: float
@@ -137,7 +145,7 @@ class Learner:
         """A first pass over the whole batch, where the objective asks for one: what it read, and made of that."""
         if self.estimator is None:
             return [None] * len(parts), None
-        known = [read(self._readers(), part.pieces) for part in parts]
+        known = [read(self._readers(), part) for part in parts]
         whole = joined([self._groups(part.batch, found, whole=batch) for part, found in zip(parts, known, strict=True)])
         return known, self.estimator(whole, beta=beta)
 
@@ -183,7 +191,7 @@ class Learner:
         """With log-probabilities under the reference as it is now."""
         if self.reference is None:
             return part
-        found = read({"logp": partial(self._logps, self.reference.model)}, part.pieces)
+        found = read({"logp": partial(self._logps, self.reference.model)}, part)
         ref_logp_BT = _spread(found["logp"], part.batch)
         by_token = None if part.batch.ref_logp_BT is None else ref_logp_BT
         batch = replace(part.batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)
@@ -217,13 +225,13 @@ def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch) -> Groups:
     )
 
 
-def _outcomes(first_slot: int, groups: Groups, loss: Loss) -> list[Outcome]:
+def _outcomes(slots: Sequence[int], groups: Groups, loss: Loss) -> list[Outcome]:
     logp, ref, advantage = (it.tolist() for it in (groups.logp_PK.detach(), groups.ref_logp_PK, loss.advantage_PK))
     residual = loss.residual_PK.tolist() if loss.residual_PK is not None else [[None] * len(row) for row in logp]
     log_z = loss.log_z_P.tolist() if loss.log_z_P is not None else [None] * len(logp)
     return [
         Outcome(
-            slot=first_slot + p,
+            slot=slots[p],
             position=j,
             advantage=advantage[p][j],
             residual=residual[p][j],

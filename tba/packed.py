@@ -73,11 +73,12 @@ def _parts(group: Group, most: int) -> Iterator[Group]:
 
 def can_pack(model: nn.Module) -> bool:
     """Whether every layer of the model is told positions, and looks at other tokens by plain attention alone."""
-    if not isinstance(model, PreTrainedModel) or not type(model).__module__.startswith("transformers."):
+    kind = next(it for it in type(model).__mro__ if not it.__module__.startswith("torch.distributed.fsdp"))
+    if not isinstance(model, PreTrainedModel) or not kind.__module__.startswith("transformers."):
         return False  # nobody knows what it does
     layers = DynamicCache(config=model.config).layers
     return (
-        type(model).is_backend_compatible()
+        kind.is_backend_compatible()
         and bool(layers)
         and all(type(layer) is DynamicLayer for layer in layers)  # no windows, no states
         and "position_ids" in inspect.signature(model.forward).parameters

@@ -13,7 +13,7 @@ for rounding. A response is never cut, so that one of more tokens than the budge
 """
 # Shapes: B rows, T tokens of a row with padding, R those of a piece's responses that count, D hidden.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from tba.batching import Batch, groups_in, stretches
 from tba.logprobs import logps_at
 from tba.packed import Group, groups_of, row_hidden, row_logps, rows, tokens_per_call
+from tba.ranks import Ranks, Share
 
 
 class Packed(NamedTuple):
@@ -72,6 +73,12 @@ class MicroBatch(NamedTuple):
     first_slot: int
     batch: Batch
     pieces: Sequence[Piece]
+    spare: int = 0  # pieces that are read in vain, as other ranks read so many more at the same time
+
+    @property
+    def at_once(self) -> bool:
+        """Whether its gradients are taken in one pass."""
+        return len(self.pieces) + self.spare == 1
 
 
 def micro_batches(
@@ -127,30 +134,45 @@ def _width(batch: Batch, chosen: slice) -> int:
     return max(2, *batch.lengths[chosen])
 
 
+def side_by_side(cut: Iterable[MicroBatch], share: Share, ranks: Ranks) -> tuple[list[MicroBatch], int]:
+    """As many micro-batches as any rank has, and each of as many pieces as any other's: layer by layer ranks compute
+    together, so what one lacks it reads in vain. With how many of them count."""
+    parts = list(cut)
+    counted = len(parts) if share.counts else 0
+    parts += [parts[0]] * (ranks.most([len(parts)])[0] - len(parts))
+    most = ranks.most([len(part.pieces) for part in parts])
+    return [part._replace(spare=n - len(part.pieces)) for part, n in zip(parts, most, strict=True)], counted
+
+
 @torch.no_grad()
-def read(readers: Mapping[str, Reader], pieces: Sequence[Piece]) -> dict[str, Tensor]:
+def read(readers: Mapping[str, Reader], part: MicroBatch) -> dict[str, Tensor]:
     """Under each reader's name its numbers of all pieces, one after the other."""
-    return {name: torch.cat([reader(piece) for piece in pieces]) for name, reader in readers.items()}
+    found = {name: [reader(piece) for piece in (*part.pieces, *_spare(part))] for name, reader in readers.items()}
+    return {name: torch.cat(them[: len(part.pieces)]) for name, them in found.items()}
+
+
+def _spare(part: MicroBatch) -> list[Piece]:
+    return [part.pieces[0]] * part.spare
 
 
 class Reading:
     """What readers make of a micro-batch, for a loss that is to be differentiated."""
 
     def __init__(
-        self, readers: Mapping[str, Reader], pieces: Sequence[Piece], known: Mapping[str, Tensor] | None = None
+        self, readers: Mapping[str, Reader], part: MicroBatch, known: Mapping[str, Tensor] | None = None
     ):
         """`known` is what `read` gives, where that is at hand."""
-        self.readers, self.pieces = readers, pieces
-        if len(pieces) == 1:
-            self.found = {name: reader(pieces[0]) for name, reader in readers.items()}
+        self.readers, self.part = readers, part
+        if part.at_once:
+            self.found = {name: reader(part.pieces[0]) for name, reader in readers.items()}
         else:
-            known = known or read(readers, pieces)
+            known = known or read(readers, part)
             self.found = {name: it.detach().requires_grad_() for name, it in known.items()}
 
     def backward(self, loss: Tensor) -> None:
         """Leaves the gradients of a loss of what was found."""
         loss.backward()
-        if len(self.pieces) > 1:
+        if not self.part.at_once:
             for name, reader in self.readers.items():
                 self._again(reader, self.found[name].grad)
 
@@ -159,7 +181,10 @@ class Reading:
         if grad is None:
             return  # the loss does not ask for it
         first = 0
-        for piece in self.pieces:
+        for piece in self.part.pieces:
             found_R = reader(piece)
             found_R.backward(grad[first : first + len(found_R)])
             first += len(found_R)
+        for piece in _spare(self.part):
+            found_R = reader(piece)
+            found_R.backward(torch.zeros_like(found_R))

@@ -112,7 +112,7 @@ class SyncWriter:
             return Copy(
                 sync=sync,
                 step=step,
-                snapshot=learner.policy.snapshot(),
+                snapshot=learner.snapshot(),
                 state=learner.state(step=step, sync=sync) if checkpoint else None,
                 publish=checkpoint or self.publishes_all or self.publishing.idle(),
             )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tba.config import TrainingConfig
+from tba.ranks import whole
 from tba.training_state import optimizer_tensors, restore_optimizer
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -32,7 +33,8 @@ class Trained(Generic[Model]):
         return f"{self.name}_grad_norm" if self.name else "grad_norm"
 
     def grad_norm(self) -> Tensor:
-        return torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        return whole(norm)
 
     def update(self, norm: Tensor, *, factor: float) -> None:
         """With gradients of this norm, at this factor of the peak learning rate."""

@@ -23,7 +23,6 @@ from tba.config import Config
 from tba.errors import DeadlinePassed, Stopped
 from tba.interfaces import CheckpointStore, Lease, Ledger, MetricLog, ReplayBuffer, VersionStore
 from tba.learner import Learned, Learner
-from tba.policy import Policy
 from tba.syncing import Copy, SyncWriter
 from tba.timing import looks, timed
 from tba.training_state import TrainingState
@@ -47,7 +46,7 @@ class Trainer:
         config: Config,
         *,
         attempt: int,
-        policy: Policy,
+        learner: Learner,
         buffer: ReplayBuffer,
         ledger: Ledger,
         versions: VersionStore,
@@ -57,7 +56,7 @@ class Trainer:
         scratch: Path,
     ):
         self.config, self.attempt, self.buffer = config, attempt, buffer
-        self.learner = Learner(config, policy)
+        self.learner = learner
         self.metrics, self.lease = metrics, lease
         self.syncs = SyncWriter(
             config,
@@ -87,7 +86,7 @@ class Trainer:
         """Consumes recorded trajectories; produces records, ledger, versions and checkpoints. Waits for the initial
         fill, unblocked by any searcher's append, and never again; in step with searchers for each round of theirs, and
         where ages are bounded for what is young enough."""
-        self.syncs.publish(self.learner.policy.snapshot(), max(self.applied, self.config.start.sync))
+        self.syncs.publish(self.learner.snapshot(), max(self.applied, self.config.start.sync))
         if self.first_step > self.config.training.steps:
             return
         if self.config.sync.lag is None:

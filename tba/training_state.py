@@ -1,23 +1,32 @@
 """What a trainer needs to go on exactly where it stopped, as a folder of safetensors and JSON.
 
+Of several ranks each stores the rows that it holds of the optimizer's moments, in a file of its own. Any number of
+ranks reads them: each what it will hold.
+
 The policy in full precision, the optimizer's moments, a reference that has moved, a model that is trained beside the
 policy, the random state, the step, and the prompt queues of the replay buffer. No pickle: optimizers are flattened into
 named tensors.
 """
 
 import json
+import re
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from tba.errors import Damaged
+from tba.errors import Damaged, DeadlinePassed
+from tba.ranks import ALONE, PATIENCE, Ranks, rows_of
+from tba.timing import looks
 
-_STATE, _TENSORS, _OPTIMIZER, _REFERENCE = "state.json", "optimizer.safetensors", "optimizer.", "reference.safetensors"
+_STATE, _FILE, _OPTIMIZER, _REFERENCE = "state.json", "optimizer", "optimizer.", "reference.safetensors"
 _COMPANION = "companion.safetensors"
 
 
@@ -32,22 +41,34 @@ class TrainingState:
     random: Tensor  # torch's CPU generator
     reference: dict[str, Tensor] | None = None  # its weights by name, where it has moved
     companion: dict[str, Tensor] | None = None  # weights and optimizer of what is trained beside the policy
+    ranks: Ranks = ALONE  # of which this is one's state
+    others: Path | None = None  # where the other ranks write theirs
 
     def save(self, folder: Path) -> None:
-        tensors = {f"{_OPTIMIZER}{name}": value.contiguous() for name, value in self.optimizer.items()}
-        save_file({**tensors, "random": self.random}, folder / _TENSORS)
+        self.save_optimizer(folder)
+        if self.others:
+            for rank in range(1, self.ranks.size):
+                name = optimizer_file(Ranks(rank, self.ranks.size))
+                await_file(self.others / name).rename(folder / name)
         for found, name in ((self.reference, _REFERENCE), (self.companion, _COMPANION)):
             if found is not None:
                 save_file({key: value.contiguous() for key, value in found.items()}, folder / name)
         plain = {"step": self.step, "sync": self.sync, "queues": self.queues}
         (folder / _STATE).write_text(json.dumps(plain))
 
+    def save_optimizer(self, folder: Path) -> None:
+        """Under its name only once it is all there."""
+        tensors = {f"{_OPTIMIZER}{name}": value.contiguous() for name, value in self.optimizer.items()}
+        path = folder / optimizer_file(self.ranks)
+        save_file({**tensors, "random": self.random}, path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+
     @classmethod
-    def load(cls, folder: Path) -> "TrainingState":
+    def load(cls, folder: Path, ranks: Ranks = ALONE) -> "TrainingState":
         """Damaged if the folder does not hold this; what a later version has added to it is left out."""
         try:
             plain = json.loads((folder / _STATE).read_text())
-            tensors = load_file(folder / _TENSORS)
+            tensors = read_optimizer(folder, ranks)
             state = cls(
                 **{name: plain[name] for name in ("step", "sync", "queues")},
                 optimizer={
@@ -56,6 +77,7 @@ class TrainingState:
                     if name.startswith(_OPTIMIZER)
                 },
                 random=tensors["random"],
+                ranks=ranks,
                 reference=_load(folder / _REFERENCE),
                 companion=_load(folder / _COMPANION),
             )
@@ -70,15 +92,74 @@ def _load(path: Path) -> dict[str, Tensor] | None:
     return load_file(path) if path.exists() else None
 
 
+def optimizer_file(ranks: Ranks) -> str:
+    return f"{_FILE}.safetensors" if ranks.size == 1 else f"{_FILE}-{ranks.rank:05}-of-{ranks.size:05}.safetensors"
+
+
+def read_optimizer(folder: Path, ranks: Ranks) -> dict[str, Tensor]:
+    """What a rank holds of all that was stored, by however many ranks. Of the rows of a tensor each file has those that
+    follow the file's before; a number is the same in all of them."""
+    names = sorted(path.name for path in folder.glob(f"{_FILE}*.safetensors"))
+    sizes = {int(found[1]) if (found := re.search(r"-of-(\d+)\.", name)) else 1 for name in names}
+    if sizes != {len(names)}:
+        raise KeyError(f"the parts of {_FILE}: there are {', '.join(names) or 'none'}")
+    with ExitStack() as opened:
+        files = [opened.enter_context(safe_open(folder / name, "pt")) for name in names]
+        return {key: _rows(files, key, ranks) for key in files[0].keys()}  # noqa: SIM118
+
+
+def _rows(files: Sequence[Any], key: str, ranks: Ranks) -> Tensor:
+    slices = [file.get_slice(key) for file in files]
+    shapes = [it.get_shape() for it in slices]
+    if not shapes[0] or not key.startswith(_OPTIMIZER):
+        return files[0].get_tensor(key)
+    wanted, first, parts = rows_of(ranks.rank, ranks.size, sum(shape[0] for shape in shapes)), 0, list[Tensor]()
+    for it, (rows, *_) in zip(slices, shapes, strict=True):
+        start, stop = max(wanted.start - first, 0), min(wanted.stop - first, rows)
+        if start < stop or not parts:
+            parts.append(it[start : max(start, stop)])
+        first += rows
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def await_file(path: Path, patience: float = PATIENCE.total_seconds()) -> Path:
+    """What another rank is writing."""
+    for _ in looks(patience):
+        if path.exists():
+            return path
+    raise DeadlinePassed(f"{path.name} has not been written for {patience:g} s")
+
+
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """A copy of the optimizer's state that does not change as training goes on."""
+    """A copy of the optimizer's state, of several ranks this one's, that does not change as training goes on."""
     state = optimizer.state_dict()["state"]
-    return {f"{i}.{name}": value.detach().cpu().clone() for i, part in state.items() for name, value in part.items()}
+    return {
+        f"{i}.{name}": _held(value).detach().cpu().clone() for i, part in state.items() for name, value in part.items()
+    }
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     state: dict[int, dict[str, Tensor]] = {}
+    parameters = [it for group in optimizer.param_groups for it in group["params"]]
     for key, value in tensors.items():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
+        state.setdefault(int(index), {})[name] = _as(parameters[int(index)], value)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _held(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _as(parameter: Tensor, value: Tensor) -> Tensor:
+    """Sharded as the parameter is, if it is."""
+    if not isinstance(parameter, DTensor) or not value.ndim:
+        return value
+    return DTensor.from_local(
+        value.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )

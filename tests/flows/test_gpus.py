@@ -157,6 +157,30 @@ def test_two_runs_never_hold_what_both_of_them_wait_for(tmp_path: Path, hold: Ho
     assert hold(pairs("runs/first", tmp_path, "ab"), "searcher").uuids == "ba"
 
 
+@pytest.mark.parametrize(
+    ("uuids", "expected"), [("abcde", ["abc", "d", "e", "d"]), ("abc", ["abc", "a", "b", "c"]), ("ab", None)]
+)
+def test_a_trainer_takes_one_for_each_rank(tmp_path: Path, hold: Hold, uuids: str, expected: list[str] | None):
+    ours = Devices("runs/ours", folder=tmp_path, uuids=list(uuids), ranks=3)
+    if expected is None:
+        assert ours.take("trainer") is None
+        return
+    assert [hold(ours, kind).uuids for kind in ("trainer", "searcher", "searcher", "evaluator")] == expected
+
+
+def test_more_gpus_for_a_trainer_than_there_are_are_refused_where_it_is_to_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    config = preset("quickstart").replace({"training.ranks": 3})
+    assert usable(config, ranks=3) == []  # without any, ranks share the CPU
+    monkeypatch.setattr("flows.gpus.nvidia_devices", lambda: ["a", "b"])
+    with pytest.raises(ConfigError, match=r"training\.ranks: roles may use 2 GPUs .*, got 3"):
+        plan.resolve("quickstart", {"training.ranks": 3})
+    with pytest.raises(ConfigError, match=r"training\.ranks"):
+        local_launcher(run, config, generates=False)
+    assert local_launcher(run, config, trains=False).devices.uuids == ["a", "b"]  # a machine for searchers alone
+
+
 CONTEND = """
 import sys
 from pathlib import Path

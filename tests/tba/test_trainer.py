@@ -22,6 +22,7 @@ from tba.fetched import Fetched
 from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.interfaces import Lease
+from tba.learner import Learner
 from tba.policy import Policy, PolicyScorer, Snapshot
 from tba.presets import preset
 from tba.schedules import beta_at, learning_rate_at, reference_power_at
@@ -250,7 +251,7 @@ def make(
     trainer = Trainer(
         config,
         attempt=1,
-        policy=policy or tiny_policy(),
+        learner=Learner(config, policy or tiny_policy()),
         buffer=Buffer(journal, rewards or {}),
         ledger=LedgerOf(store),
         versions=VersionsOf(store),

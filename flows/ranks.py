@@ -1,0 +1,122 @@
+"""The other ranks of a trainer: `python -m flows.ranks`, started by the trainer, which is rank 0.
+
+They end with the trainer, however that ends, and leave what asks a trainer to stop to the trainer.
+"""
+
+import argparse
+import logging
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.role import LOG_FORMAT, switch_soon, use_threads
+from storage.run import Run
+from tba.children import end_with_parent
+from tba.config import Config, parse
+from tba.errors import ConfigError
+from tba.messages import take_pipes
+
+if TYPE_CHECKING:
+    from tba.learner import Learner
+    from tba.policy import Policy
+    from tba.training_state import TrainingState
+
+COMMAND = [sys.executable, "-P", "-m", "flows.ranks"]
+
+
+@contextmanager
+def leading(
+    run: Run, config: Config, policy: "Policy", checkpoint: Path | None, *, scratch: Path, tell: Any
+) -> "Iterator[tuple[Learner, TrainingState | None]]":
+    """The trainer's learner, with all its ranks, and what they go on from."""
+    from tba.leading import Followers, LeadingLearner
+    from tba.learner import Learner
+    from tba.ranks import ALONE, join, leave, open_port
+    from tba.sharded import shard
+    from tba.training_state import TrainingState
+
+    size = config.training.ranks
+    if size == 1:
+        yield Learner(config, policy), TrainingState.load(checkpoint, ALONE) if checkpoint else None
+        return
+    tell(f"starting {size} ranks")
+    with Followers([*COMMAND, "--run", run.url, "--rank"], size) as followers, tempfile.TemporaryDirectory() as made_of:
+        policy.model.config.save_pretrained(made_of)
+        policy.tokenizer.save_pretrained(made_of)
+        store = open_port(size)
+        said = [store.port, made_of, str(checkpoint) if checkpoint else None]
+        try:
+
+            def begin() -> Learner:
+                ranks = join(0, size, store)
+                sharded = shard(_bare(config, made_of), ranks, _device(config, 0), policy.model)
+                return LeadingLearner(config, sharded, ranks, followers=followers, scratch=scratch)
+
+            learner, *_ = followers.together("begin", begin, said)
+            yield learner, TrainingState.load(checkpoint, learner.ranks) if checkpoint else None
+        finally:
+            leave()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m flows.ranks", description="One more rank of a trainer.")
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    end_with_parent()
+    orders, answers = take_pipes()
+    config = parse(Run.open(options.run).config)
+    use_threads(config.model.threads)
+    switch_soon()
+    from tba.leading import follow
+    from tba.ranks import leave
+
+    follow(lambda said: begin(config, options.rank, *said), orders, answers)
+    leave()
+
+
+def begin(config: Config, rank: int, port: int, made_of: str, checkpoint: str | None) -> "Learner":
+    import torch.distributed as dist
+
+    from tba.learner import Learner
+    from tba.ranks import PATIENCE, join
+    from tba.sharded import shard
+    from tba.training_state import TrainingState
+
+    size = config.training.ranks
+    ranks = join(rank, size, dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE))
+    learner = Learner(config, shard(_bare(config, made_of), ranks, _device(config, rank)), ranks)
+    if checkpoint:
+        learner.restore(TrainingState.load(Path(checkpoint), ranks))
+    return learner
+
+
+def _bare(config: Config, made_of: str) -> "Policy":
+    from tba.pretrained import resolve_dtype
+    from tba.sharded import without_weights
+
+    return without_weights(
+        made_of, dtype=resolve_dtype(config.model.dtype), trust_remote_code=config.model.trust_remote_code
+    )
+
+
+def _device(config: Config, rank: int) -> Any:
+    """A rank's GPU, of those that the trainer has."""
+    import torch
+
+    from tba.pretrained import resolve_device
+
+    device = resolve_device(config.model.device)
+    if device.type != "cuda":
+        return device
+    if (there := torch.cuda.device_count()) < config.training.ranks:
+        raise ConfigError(f"training.ranks: the trainer may use {there} GPUs, got {config.training.ranks}")
+    return torch.device("cuda", rank)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""A rank of tests/tba/test_ranks.py other than the first: `python -m tests.tba.a_rank SIZE RANK`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import PreTrainedModel
+
+from tba import errors
+from tba.children import end_with_parent
+from tba.config import parse
+from tba.leading import follow
+from tba.learner import Learner
+from tba.messages import take_pipes
+from tba.policy import Policy
+from tba.ranks import PATIENCE, Ranks, join, leave
+from tba.sharded import ShardedPolicy, shard, without_weights
+from tba.training_state import TrainingState
+from tests.tba.tiny import tiny_llama, tiny_tokenizer
+
+CPU = torch.device("cpu")
+
+
+def precise_policy(*, seed: int = 0, tied: bool) -> Policy:
+    return Policy(tiny_llama(seed=seed, tied=tied).double(), tiny_tokenizer(), CPU)  # pyright: ignore
+
+
+def sharded(made_of: str, ranks: Ranks, source: PreTrainedModel | None = None) -> ShardedPolicy:
+    bare = without_weights(made_of, dtype=torch.float64, trust_remote_code=False)
+    return shard(bare, ranks, CPU, source)
+
+
+def begin(size: int, rank: int, port: int, plain: dict[str, Any], made_of: str, checkpoint: str | None) -> Learner:
+    if "error" in plain:
+        raise getattr(errors, plain["error"], RuntimeError)("no room")
+    if not dist.is_initialized():
+        join(rank, size, dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE))
+    ranks, config = Ranks(rank, size), parse(plain)
+    learner = Learner(config, sharded(made_of, ranks), ranks)
+    if checkpoint:
+        learner.restore(TrainingState.load(Path(checkpoint), ranks))
+    return learner
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    end_with_parent()
+    size, rank = map(int, sys.argv[1:])
+    follow(lambda said: begin(size, rank, *said), *take_pipes())
+    leave()

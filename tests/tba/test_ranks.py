@@ -1,0 +1,245 @@
+"""A learner that several processes share, against one that has all to itself. Gradients in double precision, so that
+what differs by more than the order of a sum is seen."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tba.batching import Batch, collate, taken
+from tba.config import Config
+from tba.errors import Damaged, RunFailed
+from tba.leading import Followers, LeadingLearner, batch_of, batch_values
+from tba.learner import Learner
+from tba.policy import Policy
+from tba.ranks import ALONE, Ranks, join, leave, open_port, rows_of, shares
+from tba.training_state import TrainingState
+from tests.builders import fetched_of
+from tests.tba.a_rank import precise_policy, sharded
+from tests.tba.test_trainer import settings
+from tests.tba.tiny import EOS_ID, PAD_ID, trajectory
+
+SIZES = [2, 4]
+P, K = 5, 3
+CLOSE = {"rtol": 1e-9, "atol": 1e-12}
+OBJECTIVES = [
+    {"objective__name": "trajectory-balance", "training__groups_per_micro_batch": 1},
+    {"objective__name": "tba-prime", "training__groups_per_micro_batch": 5, "training__clip_norm": 0.1},
+    {"objective__name": "grpo", "training__groups_per_micro_batch": 2, "objective__normaliser": "tokens"},
+]
+
+
+def config_of(**changes: Any) -> Config:
+    return settings(
+        **{
+            "training__prompts_per_step": P,
+            "training__responses_per_prompt": K,
+            "search__initial_fill": P * K,
+            **changes,
+        }
+    )
+
+
+def batch_at(step: int) -> Batch:
+    """Groups of very different lengths."""
+    chance = Random(step)
+    rows = [
+        trajectory(
+            prompt_id=f"p{group}",
+            prompt_tokens=(5, 6, *range(10, 10 + group)),
+            response_tokens=(*(chance.randrange(10, 60) for _ in range(chance.randrange(1, 4 + 6 * group))), EOS_ID),
+            reward=float(chance.random() < 0.5),
+        )
+        for group in range(P)
+        for _ in range(K)
+    ]
+    same = [replace(row, ref_logps=(-1.5,) * row.length, behaviour_logps=(-1.0,) * row.length) for row in rows]
+    return collate(fetched_of(same), responses_per_prompt=K, pad_id=PAD_ID, include_eos=True, by_token=True)
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """Makes learners spread over so many processes, this one the first of them; the others obey the newest."""
+    size, scratch = request.param, tmp_path_factory.mktemp("ranks")
+    store = open_port(size)
+    ranks: list[Ranks] = []
+
+    with Followers([sys.executable, "-m", "tests.tba.a_rank", str(size)], size) as followers:
+
+        def make(config: Config, policy: Policy, checkpoint: Path | None = None) -> LeadingLearner:
+            policy.model.config.save_pretrained(scratch)
+            policy.tokenizer.save_pretrained(scratch)
+
+            def begin() -> LeadingLearner:
+                if not ranks:
+                    ranks.append(join(0, size, store))
+                of = sharded(str(scratch), ranks[0], policy.model)
+                return LeadingLearner(config, of, ranks[0], followers=followers, scratch=scratch)
+
+            said = [store.port, config.to_dict(), str(scratch), str(checkpoint) if checkpoint else None]
+            learner: LeadingLearner = followers.together("begin", begin, said)[0]
+            if checkpoint:
+                learner.restore(TrainingState.load(checkpoint, ranks[0]))
+            return learner
+
+        yield make
+        leave()
+
+
+def weights_of(learner: Learner) -> dict[str, torch.Tensor]:
+    return dict(learner.snapshot().model.named_parameters())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("changes", OBJECTIVES, ids=lambda it: it["objective__name"])
+def test_steps_do_not_depend_on_the_number_of_ranks(many, changes, tied):
+    config = config_of(**changes)
+    alone, spread = Learner(config, precise_policy(tied=tied)), many(config, precise_policy(tied=tied))
+    for step in range(1, 4):
+        expected, found = alone.learn(step, batch_at(step)), spread.learn(step, batch_at(step))
+        assert found.metrics == pytest.approx(expected.metrics, rel=1e-6, abs=1e-7)
+        assert [(it.slot, it.position) for it in found.outcomes] == [(it.slot, it.position) for it in expected.outcomes]
+        for name in ("advantage", "logp", "ref_logp"):
+            values = [[getattr(it, name) for it in learned.outcomes] for learned in (found, expected)]
+            assert values[0] == pytest.approx(values[1], rel=1e-5, abs=1e-6)
+    torch.testing.assert_close(weights_of(spread), weights_of(alone), **CLOSE)
+
+
+def test_what_is_published_is_a_model_as_it_was(many, tmp_path):
+    spread = many(config_of(), precise_policy(tied=True))
+    snapshot = spread.snapshot()
+    assert snapshot.sha256 == precise_policy(tied=True).snapshot().sha256
+    snapshot.save(tmp_path)
+    loaded = Policy.load(tmp_path, dtype="float32", device="cpu")
+    assert loaded.model.get_input_embeddings().weight is loaded.model.get_output_embeddings().weight
+    tokens = torch.tensor([[4, 5, 6]])
+    expected = precise_policy(tied=True).model(tokens).logits.float()
+    torch.testing.assert_close(loaded.model(tokens).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_each_rank_holds_its_part_alone(many):
+    spread = many(config_of(), precise_policy(tied=False))
+    spread.learn(1, batch_at(1))
+    size, all_of_it = spread.ranks.size, sum(it.numel() for it in weights_of(spread).values())
+    held = sum(it.to_local().numel() for it in spread.policy.model.parameters())
+    moments = sum(it.numel() for key, it in spread.state(step=1, sync=1).optimizer.items() if "exp_avg" in key)
+    assert held <= 1.1 * all_of_it / size and moments == 2 * held
+
+
+def test_a_checkpoint_goes_on_bit_for_bit_with_as_many_ranks_and_alike_with_others(many, tmp_path):
+    config = config_of()
+    spread, alone = many(config, precise_policy(tied=True)), Learner(config, precise_policy(tied=True))
+    for step in (1, 2):
+        spread.learn(step, batch_at(step))
+        alone.learn(step, batch_at(step))
+    for learner, name in ((spread, "spread"), (alone, "alone")):
+        (tmp_path / name).mkdir()
+        learner.state(step=2, sync=1).save(tmp_path / name)
+    middle = copied(spread)
+
+    def third_step(learner: Learner) -> dict[str, torch.Tensor]:
+        learner.learn(3, batch_at(3))
+        return weights_of(learner)
+
+    expected, by_one = third_step(spread), Learner(config, middle())
+    by_one.restore(TrainingState.load(tmp_path / "spread"))
+    again = third_step(many(config, middle(), tmp_path / "spread"))
+    assert all(torch.equal(it, expected[name]) for name, it in again.items())
+    from_one = third_step(many(config, middle(), tmp_path / "alone"))
+    for found in (from_one, third_step(by_one), third_step(alone)):
+        torch.testing.assert_close(found, expected, **CLOSE)
+    for path in list((tmp_path / "spread").glob("optimizer-*"))[1:]:
+        path.unlink()
+    with pytest.raises(Damaged, match="optimizer-0000"):
+        TrainingState.load(tmp_path / "spread")
+
+
+def copied(learner: Learner) -> Callable[[], Policy]:
+    """Its policy as it is now, as often as it is asked for."""
+    weights = {name: it.clone() for name, it in weights_of(learner).items()}
+
+    def make() -> Policy:
+        policy = precise_policy(tied=True)
+        policy.model.load_state_dict(weights, strict=False)
+        return policy
+
+    return make
+
+
+RANK = [sys.executable, "-m", "tests.tba.a_rank", "3"]
+
+
+@pytest.mark.parametrize(
+    ("met", "raised", "says"),
+    [
+        ("RunFailed", RunFailed, "^no room$"),
+        ("ValueError", RunFailed, r"^rank 1 of the trainer \(pid \d+\): .*no room"),
+    ],
+)
+def test_what_goes_wrong_at_another_rank_is_told_by_the_first(met, raised, says):
+    with Followers(RANK, 2) as followers, pytest.raises(raised, match=says):
+        followers.together("begin", lambda: "mine", [0, {"error": met}, "", None])
+
+
+def test_a_rank_that_is_killed_ends_what_the_others_do():
+    with Followers(RANK, 3) as followers:
+        os.kill(followers.all[1].process.pid, signal.SIGKILL)
+        with pytest.raises(RunFailed, match=r"^rank 2 of the trainer \(pid \d+\) has died \(SIGKILL\)$"):
+            followers.together("begin", stuck, [0, {}, "", None])
+
+
+def stuck() -> None:
+    """As in a process group of which somebody has gone."""
+    raise RuntimeError("connection closed by peer")
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.integers(1, 9))
+def test_every_group_is_one_ranks_and_none_has_many_more_than_another(costs, size):
+    found = shares(costs, size)
+    assert len(found) == size and sorted(group for groups in found for group in groups) == list(range(len(costs)))
+    room = -(-len(costs) // size)
+    assert max(map(len, found)) <= room
+    loads = [sum(costs[group] for group in groups) for groups in found]
+    if len(costs) >= size and len(costs) % size == 0:
+        assert max(loads) - min(loads) <= max(costs) * room
+
+
+@given(st.integers(1, 9), st.integers(1, 40))
+def test_rows_are_divided_as_torch_divides_them(size, total):
+    parts = torch.arange(total).chunk(size)
+    expected = [part.tolist() for part in parts] + [[]] * (size - len(parts))
+    assert [list(rows_of(rank, size, total)) for rank in range(size)] == expected
+
+
+@given(st.lists(st.integers(0, P - 1), min_size=1, max_size=P, unique=True))
+def test_a_share_is_the_batchs_own_rows(groups):
+    batch = batch_at(1)
+    part = taken(batch, groups)
+    for n, group in enumerate(groups):
+        for j in range(K):
+            assert part.lengths[n * K + j] == batch.lengths[group * K + j]
+            for name in ("tokens_BT", "response_mask_BT", "ref_logp_B", "reward_B", "behaviour_logp_BT"):
+                assert torch.equal(getattr(part, name)[n * K + j], getattr(batch, name)[group * K + j])
+
+
+def test_a_batch_comes_through_a_pipe_as_it_was():
+    batch = replace(batch_at(1), reference_power=0.3)
+    values, numbers = batch_values(batch)
+    found = batch_of(values, numbers, torch.device("cpu"))
+    for name in Batch.__dataclass_fields__:
+        mine, theirs = getattr(found, name), getattr(batch, name)
+        assert torch.equal(mine, theirs) if isinstance(theirs, torch.Tensor) else mine == theirs
+
+
+def test_alone_there_is_nothing_to_share():
+    batch = batch_at(1)
+    assert ALONE.share(batch).batch is batch and ALONE.most([3]) == [3] and ALONE.total({"loss": 2.0}) == {"loss": 2.0}
