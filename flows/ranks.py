@@ -36,7 +36,6 @@ def leading(
     from tba.learner import Learner
     from tba.ranks import ALONE, join, leave, open_port
     from tba.sharded import shard
-    from tba.training_state import TrainingState
 
     size = config.training.ranks
     if size == 1:
@@ -47,15 +46,16 @@ def leading(
         policy.model.config.save_pretrained(made_of)
         policy.tokenizer.save_pretrained(made_of)
         store = open_port(size)
-        said = [store.port, made_of, str(checkpoint) if checkpoint else None]
         try:
 
             def begin() -> Learner:
                 ranks = join(0, size, store)
                 sharded = shard(_bare(config, made_of), ranks, _device(config, 0), policy.model)
-                return LeadingLearner(config, sharded, ranks, followers=followers, scratch=scratch)
+                return LeadingLearner(
+                    config, sharded, ranks, followers=followers, scratch=scratch, checkpoint=checkpoint
+                )
 
-            learner, *_ = followers.together("begin", begin, said)
+            learner, *_ = followers.together("begin", begin, [store.port, made_of])
             yield learner, TrainingState.load(checkpoint, learner.ranks) if checkpoint else None
         finally:
             leave()
@@ -79,20 +79,16 @@ def main() -> None:
     leave()
 
 
-def begin(config: Config, rank: int, port: int, made_of: str, checkpoint: str | None) -> "Learner":
+def begin(config: Config, rank: int, port: int, made_of: str) -> "Learner":
     import torch.distributed as dist
 
     from tba.learner import Learner
     from tba.ranks import PATIENCE, join
     from tba.sharded import shard
-    from tba.training_state import TrainingState
 
     size = config.training.ranks
     ranks = join(rank, size, dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE))
-    learner = Learner(config, shard(_bare(config, made_of), ranks, _device(config, rank)), ranks)
-    if checkpoint:
-        learner.restore(TrainingState.load(Path(checkpoint), ranks))
-    return learner
+    return Learner(config, shard(_bare(config, made_of), ranks, _device(config, rank)), ranks)
 
 
 def _bare(config: Config, made_of: str) -> "Policy":

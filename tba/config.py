@@ -722,8 +722,6 @@ class Config:
         alone = {
             "objective.name": (objective.name not in ("ppo", "vine-ppo"), objective.name),
             "objective.log_z": (objective.log_z != "learned", objective.log_z),
-            "objective.reference_reset": (not objective.reference_reset, objective.reference_reset),
-            "objective.reference_decay": (not objective.reference_decay, objective.reference_decay),
         }
         return [
             (

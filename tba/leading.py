@@ -160,9 +160,22 @@ class Followers:
 class LeadingLearner(Learner):
     """That of rank 0: what it is asked for, each rank does with its own."""
 
-    def __init__(self, config: Config, policy: Policy, ranks: Ranks, *, followers: Followers, scratch: Path):
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        ranks: Ranks,
+        *,
+        followers: Followers,
+        scratch: Path,
+        checkpoint: Path | None = None,
+    ):
         super().__init__(config, policy, ranks)
-        self.followers, self.scratch = followers, scratch
+        self.followers, self.scratch, self.checkpoint = followers, scratch, checkpoint
+
+    def restore(self, state: TrainingState) -> None:
+        """The other ranks read their own of the same checkpoint."""
+        self.followers.together("restore", partial(super().restore, state), str(self.checkpoint))
 
     def learn(self, step: int, batch: Batch) -> Learned:
         values, numbers = batch_values(batch)
@@ -188,6 +201,9 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
     def start(said: Any, numbers: Numbers) -> None:
         learners.append(begin(said))
 
+    def restore(said: Any, numbers: Numbers) -> None:
+        learners[-1].restore(TrainingState.load(Path(said), learners[-1].ranks))
+
     def learn(said: Any, numbers: Numbers) -> Any:
         step, values = said
         learned = learners[-1].learn(step, batch_of(values, numbers, learners[-1].policy.device))
@@ -202,7 +218,7 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
         found = learners[-1].state(step=step, sync=sync)
         writing.submit(lambda: found.save_optimizer(Path(folder)))
 
-    serve({"begin": start, "learn": learn, "snapshot": snapshot, "state": state}, orders, answers)
+    serve({"begin": start, "restore": restore, "learn": learn, "snapshot": snapshot, "state": state}, orders, answers)
     writing.finish()
 
 

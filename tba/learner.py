@@ -51,7 +51,7 @@ class Learner:
         restore_optimizer(self.trained.optimizer, state.optimizer)
         torch.set_rng_state(state.random)
         if state.reference is not None:
-            self.reference = MovingReference(self.policy.model)
+            self.reference = MovingReference(self.policy.twin())
             self.reference.restore(state.reference)
         if self.companion and state.companion:
             self.companion.restore(state.companion)
@@ -64,7 +64,7 @@ class Learner:
             queues={},
             optimizer=optimizer_tensors(self.trained.optimizer),
             random=torch.get_rng_state(),
-            reference=self.reference and self.reference.tensors(),
+            reference=self.reference and self.reference.tensors(keep=self.ranks.rank == 0),
             companion=self.companion and self.companion.tensors(),
             ranks=self.ranks,
         )
@@ -180,7 +180,7 @@ class Learner:
         follows = objective.reference_decay > 0
         due = objective.reference_reset > 0 and step > 1 and (step - 1) % objective.reference_reset == 0
         if self.reference is None and (follows or due):
-            self.reference = MovingReference(self.policy.model)
+            self.reference = MovingReference(self.policy.twin())
         elif self.reference and due:
             self.reference.follow(self.policy.model, decay=0)
         if due and objective.reset_optimizer:

@@ -80,6 +80,10 @@ class Policy:
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         return next((token for token in candidates if isinstance(token, int)), 0)
 
+    def twin(self) -> PreTrainedModel:
+        """A copy of the model, on the same device."""
+        return copy.deepcopy(self.model)
+
     def snapshot(self) -> Snapshot:
         """A copy in main memory that training does not touch."""
         return Snapshot(_frozen_copy(self.model), self.tokenizer)

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from tba.batching import Batch, taken
@@ -89,6 +90,26 @@ def rows_of(rank: int, size: int, total: int) -> range:
 def whole(tensor: Tensor) -> Tensor:
     """What all ranks hold of it; all of them ask at once."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def held_as(parameter: Tensor, value: Tensor) -> Tensor:
+    """The rows that this rank holds of something with the parameter's shape, as a part of it."""
+    if not isinstance(parameter, DTensor) or not value.ndim:
+        return value
+    return DTensor.from_local(
+        value.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def at_rest(model: nn.Module) -> None:
+    """What is whole for a forward pass is given up, where no backward pass has."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
 
 
 def open_port(size: int) -> dist.TCPStore:

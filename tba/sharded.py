@@ -17,18 +17,27 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tba.policy import Policy, Snapshot
-from tba.ranks import Ranks, whole
+from tba.ranks import Ranks, at_rest, whole
 
 
 @dataclass(frozen=True)
 class ShardedPolicy(Policy):
     skeleton: PreTrainedModel  # without weights
+    ranks: Ranks
+
+    def twin(self) -> PreTrainedModel:
+        """As much sharded; all ranks ask at once."""
+        at_rest(self.model)
+        model = copy.deepcopy(self.skeleton)
+        mine = dict(zip(map(id, _tensors(model)), _tensors(self.model), strict=True))
+        _shard(model, self.ranks, self.device, lambda held: whole(mine[id(held)].detach()).clone())
+        return model
 
     def snapshot(self) -> Snapshot:
         """At rank 0 a copy in main memory; the others, who are asked at the same time, have nothing to show. One
         weight at a time is whole anywhere else."""
-        memo = dict[int, Any]()
-        keeps = dist.get_rank() == 0
+        at_rest(self.model)
+        memo, keeps = dict[int, Any](), self.ranks.rank == 0
         for held, mine in zip(self.skeleton.parameters(), self.model.parameters(), strict=True):
             full = whole(mine.detach())
             if keeps:
@@ -41,13 +50,11 @@ class ShardedPolicy(Policy):
 def shard(bare: Policy, ranks: Ranks, device: torch.device, source: PreTrainedModel | None = None) -> ShardedPolicy:
     """A policy without weights gets those of the `source`, which rank 0 has, in main memory, and does not need
     afterwards."""
-    model = bare.model
-    skeleton = copy.deepcopy(model)
+    model, skeleton = bare.model, copy.deepcopy(bare.model)
     theirs: dict[int, Tensor] = {}
     if source:
         skeleton.generation_config = source.generation_config
-        theirs |= dict(zip(map(id, model.parameters()), source.parameters(), strict=True))
-        theirs |= dict(zip(map(id, model.buffers()), source.buffers(), strict=True))
+        theirs |= dict(zip(map(id, _tensors(model)), _tensors(source), strict=True))
 
     def from_rank_0(held: Tensor) -> Tensor:
         full = torch.empty_like(held, device=device)
@@ -56,13 +63,22 @@ def shard(bare: Policy, ranks: Ranks, device: torch.device, source: PreTrainedMo
         dist.broadcast(full, 0)
         return full
 
+    _shard(model, ranks, device, from_rank_0)
+    return ShardedPolicy(model, bare.tokenizer, device, skeleton, ranks)
+
+
+def _shard(model: PreTrainedModel, ranks: Ranks, device: torch.device, fill: Callable[[Tensor], Tensor]) -> None:
+    """Block by block a model without weights is given what fills it, and keeps this rank's part."""
     mesh = init_device_mesh(device.type, (ranks.size,))
     for module in (*_blocks(model), model):
-        _fill(module, from_rank_0)
+        _fill(module, fill)
         shards = cast(FSDPModule, fully_shard(module, mesh=mesh))
         shards.set_gradient_divide_factor(1.0)
         shards.set_force_sum_reduction_for_comms(True)
-    return ShardedPolicy(model, bare.tokenizer, device, skeleton)
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
 
 
 def without_weights(folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool) -> Policy:

@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from tba.errors import Damaged, DeadlinePassed
-from tba.ranks import ALONE, PATIENCE, Ranks, rows_of
+from tba.ranks import ALONE, PATIENCE, Ranks, held_as, rows_of
 from tba.timing import looks
 
 _STATE, _FILE, _OPTIMIZER, _REFERENCE = "state.json", "optimizer", "optimizer.", "reference.safetensors"
-_COMPANION = "companion.safetensors"
+_COMPANION, _RANDOM = "companion.safetensors", "random"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class TrainingState:
         """Under its name only once it is all there."""
         tensors = {f"{_OPTIMIZER}{name}": value.contiguous() for name, value in self.optimizer.items()}
         path = folder / optimizer_file(self.ranks)
-        save_file({**tensors, "random": self.random}, path.with_suffix(".part"))
+        save_file({**tensors, _RANDOM: self.random}, path.with_suffix(".part"))
         path.with_suffix(".part").rename(path)
 
     @classmethod
@@ -76,9 +76,9 @@ class TrainingState:
                     for name, value in tensors.items()
                     if name.startswith(_OPTIMIZER)
                 },
-                random=tensors["random"],
+                random=tensors[_RANDOM],
                 ranks=ranks,
-                reference=_load(folder / _REFERENCE),
+                reference=_read_reference(folder / _REFERENCE, ranks),
                 companion=_load(folder / _COMPANION),
             )
             if state.step and not state.optimizer:
@@ -90,6 +90,13 @@ class TrainingState:
 
 def _load(path: Path) -> dict[str, Tensor] | None:
     return load_file(path) if path.exists() else None
+
+
+def _read_reference(path: Path, ranks: Ranks) -> dict[str, Tensor] | None:
+    if not path.exists():
+        return None
+    with safe_open(path, "pt") as file:
+        return {key: _rows([file], key, ranks) for key in file.keys()}  # noqa: SIM118
 
 
 def optimizer_file(ranks: Ranks) -> str:
@@ -111,7 +118,7 @@ def read_optimizer(folder: Path, ranks: Ranks) -> dict[str, Tensor]:
 def _rows(files: Sequence[Any], key: str, ranks: Ranks) -> Tensor:
     slices = [file.get_slice(key) for file in files]
     shapes = [it.get_shape() for it in slices]
-    if not shapes[0] or not key.startswith(_OPTIMIZER):
+    if not shapes[0] or key == _RANDOM:
         return files[0].get_tensor(key)
     wanted, first, parts = rows_of(ranks.rank, ranks.size, sum(shape[0] for shape in shapes)), 0, list[Tensor]()
     for it, (rows, *_) in zip(slices, shapes, strict=True):
@@ -143,23 +150,9 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     parameters = [it for group in optimizer.param_groups for it in group["params"]]
     for key, value in tensors.items():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = _as(parameters[int(index)], value)
+        state.setdefault(int(index), {})[name] = held_as(parameters[int(index)], value)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _held(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
-
-
-def _as(parameter: Tensor, value: Tensor) -> Tensor:
-    """Sharded as the parameter is, if it is."""
-    if not isinstance(parameter, DTensor) or not value.ndim:
-        return value
-    return DTensor.from_local(
-        value.to(parameter.device),
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )

@@ -1,7 +1,6 @@
 """A rank of tests/tba/test_ranks.py other than the first: `python -m tests.tba.a_rank SIZE RANK`."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from tba.messages import take_pipes
 from tba.policy import Policy
 from tba.ranks import PATIENCE, Ranks, join, leave
 from tba.sharded import ShardedPolicy, shard, without_weights
-from tba.training_state import TrainingState
 from tests.tba.tiny import tiny_llama, tiny_tokenizer
 
 CPU = torch.device("cpu")
@@ -32,16 +30,13 @@ def sharded(made_of: str, ranks: Ranks, source: PreTrainedModel | None = None) -
     return shard(bare, ranks, CPU, source)
 
 
-def begin(size: int, rank: int, port: int, plain: dict[str, Any], made_of: str, checkpoint: str | None) -> Learner:
+def begin(size: int, rank: int, port: int, plain: dict[str, Any], made_of: str) -> Learner:
     if "error" in plain:
         raise getattr(errors, plain["error"], RuntimeError)("no room")
     if not dist.is_initialized():
         join(rank, size, dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE))
-    ranks, config = Ranks(rank, size), parse(plain)
-    learner = Learner(config, sharded(made_of, ranks), ranks)
-    if checkpoint:
-        learner.restore(TrainingState.load(Path(checkpoint), ranks))
-    return learner
+    ranks = Ranks(rank, size)
+    return Learner(parse(plain), sharded(made_of, ranks), ranks)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 OBJECTIVES = [
     {"objective__name": "trajectory-balance", "training__groups_per_micro_batch": 1},
     {"objective__name": "tba-prime", "training__groups_per_micro_batch": 5, "training__clip_norm": 0.1},
+    {"objective__name": "trajectory-balance", "objective__reference_reset": 2, "objective__reset_optimizer": True},
+    {"objective__name": "kimi", "objective__reference_decay": 0.5},
     {"objective__name": "grpo", "training__groups_per_micro_batch": 2, "objective__normaliser": "tokens"},
 ]
 
@@ -83,9 +85,9 @@ def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 if not ranks:
                     ranks.append(join(0, size, store))
                 of = sharded(str(scratch), ranks[0], policy.model)
-                return LeadingLearner(config, of, ranks[0], followers=followers, scratch=scratch)
+                return LeadingLearner(config, of, ranks[0], followers=followers, scratch=scratch, checkpoint=checkpoint)
 
-            said = [store.port, config.to_dict(), str(scratch), str(checkpoint) if checkpoint else None]
+            said = [store.port, config.to_dict(), str(scratch)]
             learner: LeadingLearner = followers.together("begin", begin, said)[0]
             if checkpoint:
                 learner.restore(TrainingState.load(checkpoint, ranks[0]))
@@ -100,7 +102,7 @@ def weights_of(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("changes", OBJECTIVES, ids=lambda it: it["objective__name"])
+@pytest.mark.parametrize("changes", OBJECTIVES, ids=lambda it: "-".join(map(str, it.values())))
 def test_steps_do_not_depend_on_the_number_of_ranks(many, changes, tied):
     config = config_of(**changes)
     alone, spread = Learner(config, precise_policy(tied=tied)), many(config, precise_policy(tied=tied))
@@ -136,7 +138,7 @@ def test_each_rank_holds_its_part_alone(many):
 
 
 def test_a_checkpoint_goes_on_bit_for_bit_with_as_many_ranks_and_alike_with_others(many, tmp_path):
-    config = config_of()
+    config = config_of(objective__reference_decay=0.5)
     spread, alone = many(config, precise_policy(tied=True)), Learner(config, precise_policy(tied=True))
     for step in (1, 2):
         spread.learn(step, batch_at(step))
@@ -187,14 +189,14 @@ RANK = [sys.executable, "-m", "tests.tba.a_rank", "3"]
 )
 def test_what_goes_wrong_at_another_rank_is_told_by_the_first(met, raised, says):
     with Followers(RANK, 2) as followers, pytest.raises(raised, match=says):
-        followers.together("begin", lambda: "mine", [0, {"error": met}, "", None])
+        followers.together("begin", lambda: "mine", [0, {"error": met}, ""])
 
 
 def test_a_rank_that_is_killed_ends_what_the_others_do():
     with Followers(RANK, 3) as followers:
         os.kill(followers.all[1].process.pid, signal.SIGKILL)
         with pytest.raises(RunFailed, match=r"^rank 2 of the trainer \(pid \d+\) has died \(SIGKILL\)$"):
-            followers.together("begin", stuck, [0, {}, "", None])
+            followers.together("begin", stuck, [0, {}, ""])
 
 
 def stuck() -> None:
