@@ -58,6 +58,7 @@ def leading(
             learner, *_ = followers.together("begin", begin, [store.port, made_of])
             yield learner, TrainingState.load(checkpoint, learner.ranks) if checkpoint else None
         finally:
+            followers.release()
             leave()
 
 

@@ -71,11 +71,14 @@ class Follower:
             raise kind(answer["says"]) if known else RunFailed(f"{self.name}: {answer['error']}: {answer['says']}")
         return answer["is"]
 
-    def close(self) -> None:
+    def release(self) -> None:
         """It ends when its orders do."""
         assert self.process.stdin
         with suppress(BrokenPipeError):
             self.process.stdin.close()
+
+    def close(self) -> None:
+        self.release()
         try:
             self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
@@ -120,6 +123,11 @@ class Followers:
         self.closing.set()
         for follower in self.all:
             follower.close()
+
+    def release(self) -> None:
+        """Whoever leaves the process group may have to wait for the others to leave it too."""
+        for follower in self.all:
+            follower.release()
 
     def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
         for follower in self.all:

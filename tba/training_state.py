@@ -50,6 +50,7 @@ class TrainingState:
             for rank in range(1, self.ranks.size):
                 name = optimizer_file(Ranks(rank, self.ranks.size))
                 await_file(self.others / name).rename(folder / name)
+            self.others.rmdir()
         for found, name in ((self.reference, _REFERENCE), (self.companion, _COMPANION)):
             if found is not None:
                 save_file({key: value.contiguous() for key, value in found.items()}, folder / name)
