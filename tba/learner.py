@@ -17,10 +17,10 @@ from tba.config import Config
 from tba.errors import RunFailed
 from tba.fetched import Fetched
 from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make_objective
-from tba.packed import CannotPack, can_pack
+from tba.packed import CannotPack, why_padded
 from tba.pieces import MicroBatch, Piece, Reader, Reading, micro_batches, read, side_by_side
 from tba.policy import Policy, Snapshot
-from tba.ranks import ALONE, Ranks
+from tba.ranks import ALONE, Ranks, at_rest
 from tba.reference import MovingReference
 from tba.schedules import beta_at, learning_rate_at, learning_rate_factor, reference_power_at
 from tba.trained import Trained
@@ -44,7 +44,9 @@ class Learner:
         self.reference: MovingReference | None = None  # until it moves, what is stored of it serves
         self.trained = Trained(policy.model, config.training, learning_rate=config.training.learning_rate)
         self.companion = make_companion(config, policy.model)
-        self.packs = can_pack(policy.model)
+        self.padded_because = why_padded(policy.model)
+        at_rest(policy.model)
+        self.packs = not self.padded_because
 
     def restore(self, state: TrainingState) -> None:
         """Go on from a checkpoint, from which the policy has been loaded."""

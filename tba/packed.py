@@ -2,7 +2,8 @@
 
 All layers but attention look at each token alone, so they take the tokens of many groups as one row, which holds each
 prompt once. Attention is ours, registered with transformers: it takes that row apart, so that every response sees its
-own prompt and itself. Models that cannot be given another attention, or need more than that, are refused.
+own prompt and itself, or what of them is within a layer's window. Models that cannot be given another attention, or
+need more than that, are refused.
 """
 # Shapes: N tokens of the row, M of its responses, R those of them that count; in a call of attention C sequences, Q
 # queries and K keys of each with padding, H heads, D size of a head.
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from tba.batching import Batch, buckets, prompt_lengths
 from tba.errors import DataError
@@ -72,17 +73,33 @@ def _parts(group: Group, most: int) -> Iterator[Group]:
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether every layer of the model is told positions, and looks at other tokens by plain attention alone."""
+    return not why_padded(model)
+
+
+def why_padded(model: nn.Module) -> str:
+    """What keeps the model's rows from being packed, found out by packing a short one; empty if nothing does. Every
+    layer has to be told positions, and to look at other tokens by plain attention alone."""
     kind = next(it for it in type(model).__mro__ if not it.__module__.startswith("torch.distributed.fsdp"))
     if not isinstance(model, PreTrainedModel) or not kind.__module__.startswith("transformers."):
-        return False  # nobody knows what it does
-    layers = DynamicCache(config=model.config).layers
-    return (
-        kind.is_backend_compatible()
-        and bool(layers)
-        and all(type(layer) is DynamicLayer for layer in layers)  # no windows, no states
-        and "position_ids" in inspect.signature(model.forward).parameters
-    )
+        return f"nobody knows what a {kind.__name__} does"
+    if not kind.is_backend_compatible():
+        return "it cannot be given another attention"
+    kept = {type(layer) for layer in DynamicCache(config=model.config).layers}
+    if not kept or kept - {DynamicLayer, DynamicSlidingWindowLayer}:
+        return f"it keeps {', '.join(sorted(it.__name__ for it in kept)) or 'nothing'} of what it has read"
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return "it is not told positions"
+    try:
+        with torch.no_grad():
+            row_logps(model, [Group((0, 0), [(0, 0)])], temperature=1.0, tokens_per_call=tokens_per_call(model.device))
+    except CannotPack as reason:
+        return str(reason)
+    return ""
+
+
+def _windows(model: PreTrainedModel) -> list[int | None]:
+    """Of each layer, how many tokens up to each it looks at; none: all."""
+    return [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers]
 
 
 @torch.inference_mode()
@@ -154,13 +171,27 @@ def _row_of(
     return row, row.predicts_M[counted_M], row.targets_M[counted_M]
 
 
-class _Call(NamedTuple):
+@dataclass
+class _Call:
     """Sequences that attention takes together. Padding reads token 0 and is written behind the last one."""
 
     queries_CQ: Tensor
     keys_CK: Tensor
     into_CQ: Tensor
-    mask_C1QK: Tensor | None  # none: the queries are of the keys' places, and see them up to their own
+    last_CQ: Tensor  # of the keys that each query sees
+    is_square: bool  # the queries are of the keys' places, and see them up to their own
+    masks: dict[int, Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """[C, 1, Q, K] what each query sees of that many keys up to its last; none where causality says it."""
+        keys = self.keys_CK.shape[1]
+        seen = keys if window is None else min(window, keys)
+        if self.is_square and seen == keys:
+            return None
+        if seen not in self.masks:
+            away_CQK = self.last_CQ[:, :, None] - torch.arange(keys, device=self.last_CQ.device)
+            self.masks[seen] = ((away_CQK >= 0) & (away_CQK < seen))[:, None]
+        return self.masks[seen]
 
 
 @dataclass
@@ -172,7 +203,7 @@ class Row:
     predicts_M: Tensor  # where each token of a response is predicted, response after response
     targets_M: Tensor  # and which it is
     calls: list[_Call]
-    attended: set[nn.Module] = field(default_factory=set)  # layers
+    attended: dict[nn.Module, int | None] = field(default_factory=dict)  # layers in turn, and their windows
 
     @classmethod
     def of(cls, groups: Sequence[Group], tokens_per_call: int, device: torch.device) -> "Row":
@@ -209,8 +240,10 @@ class Row:
 
     def check(self, model: PreTrainedModel) -> None:
         """That it was read with the attention given."""
-        if len(self.attended) != (layers := len(DynamicCache(config=model.config).layers)):
-            raise CannotPack(f"{len(self.attended)} of {layers} layers look at other tokens by the attention given")
+        if len(self.attended) != len(windows := _windows(model)):
+            raise CannotPack(f"{len(self.attended)} of {len(windows)} layers look at other tokens by the attention given")
+        if list(self.attended.values()) != windows:
+            raise CannotPack("it does not tell its attention what each layer looks at")
 
 
 def _call(spans: Sequence[tuple[range, range]], row: int, device: torch.device) -> _Call:
@@ -220,16 +253,17 @@ def _call(spans: Sequence[tuple[range, range]], row: int, device: torch.device) 
     most = max(len(own) for _, own in spans)
     longest = max(len(before) + len(own) for before, own in spans)
     keys = [[*before, *own, *[0] * (longest - len(before) - len(own))] for before, own in spans]
-    if 4 * most >= 3 * longest:
-        queries, mask = keys, None
+    is_square = 4 * most >= 3 * longest
+    if is_square:
+        queries, last_CQ = keys, torch.arange(longest)[None]
         into = [[row] * len(it) + [*own] + [row] * (longest - len(it) - len(own)) for it, own in spans]
     else:
         queries = [[*own, *[0] * (most - len(own))] for _, own in spans]
         into = [[*own, *[row] * (most - len(own))] for _, own in spans]
         last_CQ = torch.tensor([len(before) for before, _ in spans])[:, None] + torch.arange(most)
-        mask = (torch.arange(longest) <= last_CQ[:, :, None])[:, None].to(device)
     queries_CQ, keys_CK, into_CQ = (torch.tensor(places, device=device) for places in (queries, keys, into))
-    return _Call(queries_CQ, keys_CK, into_CQ, mask)
+    last_CQ = last_CQ.clamp(max=longest - 1).to(device)  # padding sees something, too
+    return _Call(queries_CQ, keys_CK, into_CQ, last_CQ, is_square)
 
 
 _row: ContextVar[Row] = ContextVar("row")
@@ -254,11 +288,12 @@ def _attend(
     value_1HND: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
+    sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers asks for it: [1, N, H, D]."""
     row = _row.get()
-    row.attended.add(module)
+    row.attended[module] = sliding_window
     others = {name for name, value in options.items() if not (value is None or value is False or name in _HARMLESS)}
     if others or attention_mask is not None:
         raise CannotPack(f"its attention wants {', '.join(sorted(others)) or 'a mask of its own'}")
@@ -266,12 +301,13 @@ def _attend(
     tokens, heads, _ = query_NHD.shape
     out_NHD = value_NHD.new_empty(tokens + 1, heads, value_NHD.shape[2])
     for call in row.calls:
+        mask_C1QK = call.mask(sliding_window)
         seen_CHQD = nn.functional.scaled_dot_product_attention(
             _taken(query_NHD, call.queries_CQ),
             _taken(key_NHD, call.keys_CK, heads),
             _taken(value_NHD, call.keys_CK, heads),
-            attn_mask=call.mask_C1QK,
-            is_causal=call.mask_C1QK is None,
+            attn_mask=mask_C1QK,
+            is_causal=mask_C1QK is None,
             scale=scaling,
         )
         out_NHD.index_copy_(0, call.into_CQ.flatten(), seen_CHQD.transpose(1, 2).flatten(0, 1))

@@ -16,6 +16,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
@@ -53,6 +55,7 @@ PACKED = [
     Qwen3ForCausalLM(Qwen3Config(**HEADS, **WIDE, **LAYERS, **SMALL)),
     OPTForCausalLM(OPTConfig(ffn_dim=64, word_embed_proj_dim=32, init_std=0.3, **LAYERS, **SMALL)),
     GraniteForCausalLM(GraniteConfig(logits_scaling=3.0, **WIDE, **LAYERS, **SMALL)),
+    MistralForCausalLM(MistralConfig(sliding_window=4, **HEADS, **WIDE, **LAYERS, **SMALL)),
 ]
 
 
@@ -74,7 +77,11 @@ TurnsBack.__module__ = MistralForCausalLM.__module__
 PADDED = [
     Gemma2ForCausalLM(Gemma2Config(sliding_window=4, **HEADS, **WIDE, **LAYERS, **SMALL)),
     Gemma2ForCausalLM(Gemma2Config(layer_types=["full_attention"] * 2, **HEADS, **WIDE, **LAYERS, **SMALL)),
-    MistralForCausalLM(MistralConfig(sliding_window=4, **HEADS, **WIDE, **LAYERS, **SMALL)),
+    Llama4ForCausalLM(  # looks at chunks of 4 tokens, and does not tell its attention
+        Llama4TextConfig(
+            attention_chunk_size=4, num_local_experts=2, intermediate_size_mlp=64, **HEADS, **WIDE, **LAYERS, **SMALL
+        )
+    ),
     BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=2, n_head=4, **WIDE, **SMALL)),
     DogeForCausalLM(DogeConfig(**HEADS, **WIDE, **LAYERS, **SMALL)),
     ZayaForCausalLM(ZayaConfig(num_key_value_heads=2, **LAYERS, **SMALL)),
@@ -191,12 +198,24 @@ def test_a_call_of_attention_has_no_more_keys_with_padding_than_it_may_or_is_of_
     assert shapes and all(shape[0] * shape[2] <= tokens_per_call or shape[0] == 1 for shape in shapes)
 
 
+def test_a_window_as_long_as_the_sequences_needs_no_mask_and_a_shorter_one_has_its_own(monkeypatch):
+    groups = [Group((4, 5, 6), [tuple(range(10, 60))])]
+    for window, masked in ((60, False), (20, True)):
+        model = MistralForCausalLM(MistralConfig(sliding_window=window, **HEADS, **WIDE, **LAYERS, **SMALL)).eval()
+        calls = calls_of_attention(monkeypatch, groups, 8192, model)
+        assert any(mask is not None for _, mask in calls) is masked
+        found = packed_logps(model, groups, temperature=1.0, tokens_per_call=8192)
+        assert found[0] == pytest.approx(alone(model, groups[0].prompt, groups[0].responses[0], 1.0), abs=1e-5)
+
+
 def test_a_long_response_needs_no_mask_of_all_its_tokens_by_all(monkeypatch):
     calls = calls_of_attention(monkeypatch, [Group((4, 5, 6), [tuple(range(10, 60))])], 8192)
     assert calls and all(mask is None for _, mask in calls)
 
 
-def calls_of_attention(monkeypatch, groups: list[Group], tokens_per_call: int) -> list[tuple]:
+def calls_of_attention(
+    monkeypatch, groups: list[Group], tokens_per_call: int, model: PreTrainedModel | None = None
+) -> list[tuple]:
     """Keys and mask of each."""
     attend, calls = nn.functional.scaled_dot_product_attention, []
 
@@ -204,8 +223,9 @@ def calls_of_attention(monkeypatch, groups: list[Group], tokens_per_call: int) -
         calls.append((key, attn_mask))
         return attend(query, key, value, attn_mask=attn_mask, **options)
 
-    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", seen)
-    packed_logps(tiny_llama(), groups, temperature=1.0, tokens_per_call=tokens_per_call)
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.functional, "scaled_dot_product_attention", seen)
+        packed_logps(model or tiny_llama(), groups, temperature=1.0, tokens_per_call=tokens_per_call)
     return calls
 
 
