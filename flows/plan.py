@@ -33,6 +33,7 @@ from storage.store import open_store
 from tba.config import Config, ObjectiveConfig, TrainingConfig, parse
 from tba.errors import AlreadyExists, ConfigError
 from tba.interfaces import TakesTurns
+from tba.model_folder import check_folder
 from tba.places import check_place
 from tba.scoring import check_can_remember
 from tba.tasks import get_task, policy_maker, preset_of
@@ -58,6 +59,8 @@ def resolve(
     config = checked(preset_of(task).replace(changes))
     if runs_here and config.model.path and "://" not in config.model.path:
         check_place("model.path", config.model.path)
+        if (folder := Path(config.model.path)).is_dir():
+            check_folder("model.path", folder, longest=config.longest)
     if runs_here and max(config.engine.tensor_parallel, config.training.ranks) > 1:
         usable(config, config.engine.tensor_parallel, config.training.ranks)
     if config.engine.name == "vllm":

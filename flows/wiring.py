@@ -33,6 +33,7 @@ from tba.asking import asking
 from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, DataError, StorageError
 from tba.evaluator import Evaluator
+from tba.first_policy import check_first_policy
 from tba.generation import TransformersGenerator
 from tba.interfaces import Measures, ReadsFields, Task, UsesModels
 from tba.places import check_place
@@ -113,6 +114,9 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
                 lease=lease,
                 scratch=Path(scratch),
             )
+            if why := trainer.learner.padded_because:
+                told = f"responses are padded, and read with their prompts one by one: {why} (docs/models.md)"
+                events.write("trainer-pads", told, why=why)
             if state is not None:
                 trainer.resume(state)
                 events.write("resumed", f"attempt {attempt.number} goes on after step {state.step}")
@@ -199,13 +203,7 @@ def load_start(run: Run, config: Config, tell: Tell = lambda status, **progress:
         policy = _load_policy(config, _start_of(run, config, tell), device=device)
     except Damaged as error:
         raise ConfigError(f"model.path: {error}") from error
-    longest = config.search.max_prompt_tokens + config.search.max_response_tokens
-    room = getattr(policy.model.config, "max_position_embeddings", longest)
-    if longest > room:
-        raise ConfigError(
-            f"search.max_prompt_tokens + search.max_response_tokens must be <= {room}, the length that the policy "
-            f"can read, got {longest}"
-        )
+    check_first_policy(policy, longest=config.longest)
     _check_start(run, policy)
     return policy
 

@@ -741,6 +741,11 @@ class Config:
         return self.search.prompts_per_round * self.search.responses_per_prompt
 
     @property
+    def longest(self) -> int:
+        """Tokens of a prompt and its response at most."""
+        return self.search.max_prompt_tokens + self.search.max_response_tokens
+
+    @property
     def most_at_first(self) -> int:
         """Trajectories that there can be before the first step, where rounds are bounded."""
         return (self.search.rounds_per_version or 0) * self.search.searchers * self.responses_per_round

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,7 @@ class Policy:
         """From a Hugging Face folder or a hub name, and with the errors of `tba.pretrained.load`."""
         model, tokenizer = load(
             AutoModelForCausalLM, "model.path", path, dtype=dtype, device=device, device_setting="model.device",
-            revision=revision, trust_remote_code=trust_remote_code,
+            revision=revision, trust_remote_code=trust_remote_code, trains=True,
         )  # fmt: skip
         _make_savable(model)
         return cls(model, tokenizer, model.device)
@@ -76,9 +77,10 @@ class Policy:
 
     @property
     def pad_id(self) -> int:
-        """Fills rows on the right; which token does so changes nothing."""
+        """Fills rows on the right; which token does so changes nothing, but it must be one that the model can read."""
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
-        return next((token for token in candidates if isinstance(token, int)), 0)
+        known = cast(Any, self.model.get_input_embeddings()).weight.shape[0]
+        return next((token for token in candidates if isinstance(token, int) and token < known), 0)
 
     def twin(self) -> PreTrainedModel:
         """A copy of the model, on the same device."""

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from tba.errors import ConfigError, Damaged, RunFailed, TBAError
+from tba.model_folder import why_no_policy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -26,10 +27,11 @@ def load(
     revision: str = "main",
     trust_remote_code: bool = False,
     may_lack: tuple[str, ...] = (),
+    trains: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """As this auto class of transformers, from a folder or a hub name (`revision` is for the latter), ready to be
     asked; the tokenizer from another where that is given. All its weights must be there, but for those whose names
-    begin with what it `may_lack`.
+    begin with what it `may_lack`. A model that `trains` must be one that can be a policy.
 
     Damaged if the folder is there and does not load, ConfigError if it is neither a folder nor a repository with
     such a model (`setting` named it), or if there is no such device, RunFailed if the hub could not be asked, so that
@@ -39,12 +41,17 @@ def load(
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     weights = {"dtype": resolve_dtype(dtype), "use_safetensors": True, "output_loading_info": True}
     try:
+        config = AutoConfig.from_pretrained(path, **options)
+        if trains and (why := why_no_policy(config.to_dict())):
+            raise ValueError(why)
+        if _caps_attention(config):
+            weights["attn_implementation"] = "eager"
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or path, **options)
         model, found = kind.from_pretrained(path, **weights, **options)
         missing = sorted(name for name in found["missing_keys"] if not name.startswith(may_lack))
         if missing:  # transformers fills them with random numbers
             raise ValueError(f"for {kind.__name__} it has no {', '.join(missing[:3])}")
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise _cannot_load(setting, path, error) from error
     return model.to(place).eval(), tokenizer
 
@@ -82,9 +89,15 @@ def resolve_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def _caps_attention(config: Any) -> bool:
+    """Only the plain implementation of transformers does so; others leave it out without a word."""
+    return bool(getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None))
+
+
 def _cannot_load(setting: str, path: str | Path, error: Exception) -> TBAError:
     """Damaged, ConfigError or RunFailed, as `load` says."""
-    what = f"cannot load a model from {str(path)!r}: {error}"
+    known, _, _ = str(error).partition("\nModel type should be one of")  # hundreds
+    what = f"cannot load a model from {str(path)!r}: {known}"
     if Path(path).is_dir():
         return Damaged(what)
     if any(_is_transport(cause) for cause in _causes(error)):

@@ -35,8 +35,9 @@ from tba.schedules import beta_at, learning_rate_at
 from tba.tasks import get_task
 from tba.types import Prompt, Version
 from tests import fakes
+from tests.tba.families import FAMILIES, family_folder
 from tests.tba.test_tasks_gsm8k import data_folder
-from tests.tba.tiny import tiny_folder
+from tests.tba.tiny import tiny_folder, tiny_policy
 
 STEPS, EVERY = 12, 2
 
@@ -352,10 +353,13 @@ def test_a_limit_that_leaves_no_prompt_ends_the_run_before_anything_is_searched(
     )
 
 
-def test_more_tokens_than_the_policy_can_read_are_refused(policy, tmp_path):
-    error = ended_at_once(settings(policy, **{"search.max_response_tokens": 1020}), tmp_path)
-    assert isinstance(error, ConfigError)
-    assert "must be <= 1024, the length that the policy can read, got 1036" in str(error)
+def test_more_tokens_than_the_policy_can_read_are_refused_before_anything_starts_and_by_the_trainer(policy, tmp_path):
+    refusal = "must be <= 1024, the length that the policy can read, got 1036"
+    changes = {**SMALL, "model.path": str(policy), "search.max_response_tokens": 1020}
+    with pytest.raises(ConfigError, match=refusal):
+        plan.resolve("quickstart", changes)
+    error = ended_at_once(plan.resolve("quickstart", changes, runs_here=False), tmp_path)
+    assert isinstance(error, ConfigError) and refusal in str(error)
 
 
 # --- Which prompts are asked ---
@@ -552,6 +556,35 @@ def test_a_path_that_leads_nowhere_is_refused(path, says, tmp_path):
     config = plan.resolve("quickstart", {"model.path": path, **SMALL}, runs_here=False)
     error = ended_at_once(config, tmp_path)
     assert isinstance(error, ConfigError) and str(error) == says
+
+
+def test_a_folder_that_can_be_no_policy_is_refused_before_anything_starts_and_by_the_trainer(policy, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(policy / name, tmp_path)
+    with pytest.raises(ConfigError, match=rf"^model\.path: '{tmp_path}' holds no policy .*: no tokenizer$"):
+        settings(tmp_path)
+    elsewhere = plan.resolve("quickstart", {"model.path": str(tmp_path), **SMALL}, runs_here=False)
+    error = ended_at_once(elsewhere, tmp_path / "root")
+    assert isinstance(error, ConfigError) and str(error).startswith("model.path: cannot load a model from")
+
+
+def test_a_policy_that_no_run_can_train_is_refused_by_the_trainer(tmp_path):
+    policy = tiny_policy()
+    policy.tokenizer.add_tokens(["<think>"])
+    policy.snapshot().save(tmp_path / "policy")
+    error = ended_at_once(settings(tmp_path / "policy"), tmp_path / "root")
+    assert isinstance(error, ConfigError) and "token '<think>' of number 78, and its embedding 78 rows" in str(error)
+
+
+@pytest.mark.parametrize(("family", "told"), [("gpt-oss", ["its attention wants s_aux"]), ("gemma3", [])])
+def test_a_trainer_that_pads_says_so_and_why(tmp_path, family, told):
+    folder = family_folder(tmp_path / "policy", FAMILIES[family])
+    run = plan.start(settings(folder, **{"limits.data_deadline": 0.5}), str(tmp_path / "root"), "padded")
+    (error,) = live(run, "trainer", wiring.run_trainer)
+    assert isinstance(error, DeadlinePassed)  # nobody searches
+    found = rows(run, "select message, data ->> 'why' from events where kind = 'trainer-pads'")
+    assert [why for _, why in found] == told
+    assert all(why in message for message, why in found)
 
 
 # --- GSM8K ---

@@ -8,7 +8,7 @@ import pytest
 import torch
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
+from transformers import AutoConfig
 
 from tba.batching import collate
 from tba.errors import ConfigError, Damaged, RunFailed
@@ -136,7 +136,7 @@ def test_trouble_on_the_way_to_the_hub_can_be_tried_again_and_its_refusals_canno
         except Exception as cause:
             raise OSError("transformers says something") from cause
 
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", load)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", load)
     with pytest.raises(kind, match="cannot load a model from 'some/model'"):
         Policy.load("some/model", device="cpu")
 

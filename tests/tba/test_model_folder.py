@@ -1,0 +1,168 @@
+"""What can be no policy is refused from its files, and what passes there and still is none when it is loaded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AddedToken,
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from tba.errors import ConfigError, Damaged
+from tba.first_policy import check_first_policy
+from tba.model_folder import check_folder
+from tba.policy import Policy
+from tests.tba.tiny import tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer
+
+TINY: dict[str, Any] = {"vocab_size": 78, "pad_token_id": 0, "eos_token_id": 1}
+BERT: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+def saved(model: PreTrainedModel, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def t5(folder: Path) -> Path:
+    config = T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0, **TINY)
+    return saved(T5ForConditionalGeneration(config), folder)
+
+
+def bert(folder: Path) -> Path:
+    return saved(BertForMaskedLM(BertConfig(**BERT, **TINY)), folder)
+
+
+def classifier(folder: Path) -> Path:
+    return saved(LlamaForSequenceClassification(tiny_llama().config), folder)
+
+
+def changed(folder: Path, **changes: Any) -> Path:
+    """The tiny policy with other words in its config.json."""
+    path = tiny_folder(folder) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+def quantised(folder: Path) -> Path:
+    return changed(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+
+
+def pickled(folder: Path) -> Path:
+    torch.save(load_file(tiny_folder(folder) / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def without(*names: str) -> Any:
+    def make(folder: Path) -> Path:
+        for name in names:
+            (tiny_folder(folder) / name).unlink()
+        return folder
+
+    return make
+
+
+def without_tokenizer(folder: Path) -> Path:
+    tiny_llama().save_pretrained(folder)
+    return folder
+
+
+REFUSED = {
+    "t5": (t5, "t5 has an encoder and a decoder, and does not continue its prompt"),
+    "bert": (bert, "a BertForMaskedLM is no causal language model"),
+    "classifier": (classifier, "a LlamaForSequenceClassification is no causal language model"),
+    "quantised": (quantised, r"its weights are quantised \(gptq\); save them as float32 or bfloat16"),
+    "pickled": (pickled, r"no weights \(\*\.safetensors\), only pytorch_model\.bin, which is pickled"),
+    "no weights": (without("model.safetensors"), r"no weights \(\*\.safetensors\)$"),
+    "no tokenizer": (without_tokenizer, "no tokenizer"),
+    "no config": (without("config.json"), r"no config\.json that can be read"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_folder_that_holds_no_policy_is_refused_by_what_is_found_and_does_not_load(tmp_path, name):
+    make, fault = REFUSED[name]
+    folder = make(tmp_path / "model")
+    with pytest.raises(ConfigError, match=rf"^model\.path: '{folder}' holds no policy that can be trained: {fault}"):
+        check_folder("model.path", folder, longest=8)
+    with pytest.raises((Damaged, ConfigError)) as error:
+        check_first_policy(Policy.load(folder, device="cpu"), longest=8)
+    assert str(folder) in str(error.value) and len(str(error.value)) < 600
+
+
+def test_a_policy_that_can_be_trained_is_not_refused(tmp_path):
+    folder = tiny_folder(tmp_path)
+    check_folder("model.path", folder, longest=1024)
+    check_first_policy(Policy.load(folder, device="cpu"), longest=1024)
+
+
+LENGTH = r"search\.max_prompt_tokens \+ search\.max_response_tokens must be <= {}, the length .* got {}$"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_prompts_and_responses_longer_than_the_positions_of_a_model_are_refused(tmp_path, nested):
+    folder = changed(tmp_path, text_config={"max_position_embeddings": 100}) if nested else tiny_folder(tmp_path)
+    room = 100 if nested else 1024
+    check_folder("model.path", folder, longest=room)
+    with pytest.raises(ConfigError, match=LENGTH.format(room, room + 1)):
+        check_folder("model.path", folder, longest=room + 1)
+
+
+def test_learned_positions_count_too(tmp_path):
+    """GPT-2 has another name for how many there are."""
+    folder = saved(GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, n_positions=64, **TINY)), tmp_path)
+    for check in (
+        lambda longest: check_folder("model.path", folder, longest=longest),
+        lambda longest: check_first_policy(Policy.load(folder, device="cpu"), longest=longest),
+    ):
+        check(64)
+        with pytest.raises(ConfigError, match=LENGTH.format(64, 65)):
+            check(65)
+
+
+# --- What only shows once it is loaded ---
+
+
+def test_a_model_that_looks_ahead_is_refused_whatever_it_calls_itself(tmp_path):
+    folder = bert(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertLMHeadModel"]}))
+    policy = Policy.load(folder, device="cpu")
+    with pytest.raises(ConfigError, match=r"a BertLMHeadModel is no causal language model: .* depends on later tokens"):
+        check_first_policy(policy, longest=8)
+    (folder / "config.json").write_text(
+        json.dumps({**config, "architectures": ["BertLMHeadModel"], "is_decoder": True})
+    )
+    check_first_policy(Policy.load(folder, device="cpu"), longest=8)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_reads_is_refused_but_for_padding():
+    policy = tiny_policy()
+    policy.tokenizer.add_special_tokens({"pad_token": "<more>"})
+    check_first_policy(policy, longest=8)
+    assert policy.tokenizer.pad_token_id == 78 != policy.pad_id == policy.tokenizer.eos_token_id
+    policy.tokenizer.add_tokens([AddedToken("<think>")])
+    fault = "its tokenizer has a token '<think>' of number 79, and its embedding 78 rows"
+    with pytest.raises(ConfigError, match=f"^model.path: .* cannot be trained: {fault}"):
+        check_first_policy(policy, longest=8)
+
+
+def test_a_policy_whose_responses_nothing_ends_is_refused():
+    policy = tiny_policy()
+    policy.tokenizer.eos_token = None
+    check_first_policy(policy, longest=8)  # generation_config.json has one
+    policy.model.generation_config.eos_token_id = None
+    with pytest.raises(ConfigError, match=r"neither its tokenizer nor generation_config\.json has an end token"):
+        check_first_policy(policy, longest=8)
