@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -60,7 +60,7 @@ class TransformersGenerator:
         folder is removed meanwhile, Damaged if it cannot be read. The weights before it then stay."""
         try:
             description = describe(folder)
-            if self._policy is None or description != self._description or not _refill(self._policy.model, folder):
+            if not self._refill(folder, description):
                 if self._flight or self._waiting:
                     raise Busy(f"version {version} is another model than that of the responses in flight")
                 self._policy = self._load(folder, description)
@@ -78,6 +78,15 @@ class TransformersGenerator:
         self._policy, self._description, self.version = policy, b"", version
 
     def close(self) -> None: ...
+
+    def _refill(self, folder: Path, description: bytes) -> bool:
+        """Copy a folder's weights into the model that is there. False if it is another model."""
+        if self._policy is None or description != self._description:
+            return False
+        stored = {name: it for file in sorted(folder.glob("*.safetensors")) for name, it in load_file(file).items()}
+        if _refill(self._policy.model, stored):
+            return True  # else transformers may store them under other names than the model has, as of Pythia
+        return _refill(self._policy.model, self._load(folder, description).model.state_dict())
 
     def _load(self, folder: Path, description: bytes) -> Policy:
         policy = Policy.load(folder, dtype=self.dtype, device=self.device, trust_remote_code=self.trust_remote_code)
@@ -368,13 +377,11 @@ def describe(folder: Path) -> bytes:
     return digest.digest()
 
 
-def _refill(model: PreTrainedModel, folder: Path) -> bool:
-    """Copy a folder's weights into a model of the same architecture. False if they are not the model's, by name."""
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    stored = {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
-    held = model.state_dict()
-    if set(held) - tied != set(stored) - tied or any(held[name].shape != stored[name].shape for name in stored):
+def _refill(model: PreTrainedModel, found: Mapping[str, Tensor]) -> bool:
+    """Copy weights into a model. False if they are not the model's, by name."""
+    tied, held = set(getattr(model, "all_tied_weights_keys", None) or ()), model.state_dict()
+    if set(held) - tied != set(found) - tied or any(held[name].shape != found[name].shape for name in found):
         return False
-    for name, tensor in stored.items():
+    for name, tensor in found.items():
         held[name].copy_(tensor)
     return True

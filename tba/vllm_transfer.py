@@ -12,6 +12,9 @@ from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMis
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.fused_moe.routed_experts import (  # pyright: ignore[reportMissingImports]
+    RoutedExperts,
+)
 from vllm.model_executor.layers.vocab_parallel_embedding import (  # pyright: ignore[reportMissingImports]
     ParallelLMHead,
 )
@@ -57,6 +60,7 @@ class FolderTransfer(WeightTransferEngine):
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             _pack_tied_heads(self.model)
+            _pack_experts(self.model)
 
     def finish_weight_update(self) -> None: ...
 
@@ -69,3 +73,11 @@ def _pack_tied_heads(model: torch.nn.Module) -> None:
     heads: list[Any] = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
     for layer in heads:
         layer.quant_method.process_weights_after_loading(layer)
+
+
+def _pack_experts(model: torch.nn.Module) -> None:
+    """Likewise those of experts, which it packs only when it makes their kernel: what is loaded later would lie there
+    as it came, and be read as packed."""
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, RoutedExperts)]
+    for layer in layers:
+        layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
