@@ -1,6 +1,6 @@
 """A trainer's step without its update: tokens per second and memory, against a plain one and the bare model.
 
-    python -m benchmarks.training [--repeats 5] [--out FOLDER]
+    python -m benchmarks.training [--repeats 5] [--out FOLDER] [--trl FOLDER]
 
 Random weights and tokens, trajectory balance, a batch in the micro-batches that its preset has. All forms differentiate
 the same batch in turn, in one process, a few times; the median of the ratios is the result, by the processor's time,
@@ -13,6 +13,8 @@ ours           what a trainer does
 two passes     what it does where `training.tokens_per_micro_batch` is a quarter of what it reads of the group
 bare           the model's forward and backward of what ours reads and predicts, without log-probabilities and a loss
 bare, padded   the same of padded rows
+TRL            the loss and backward of TRL's GRPO on the same rows, given their advantages: with --trl, the folder that
+               `make science` installs it into
 
 What a form takes above the memory of its bare one without the output layer is its loss's: the most that all tensors
 have at once. Tokens are those of prompts and responses, each prompt counted once per response: the same number for all
@@ -25,6 +27,7 @@ import json
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -36,11 +39,12 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from torch.nn.utils.rnn import pad_sequence
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import generation
 from benchmarks.generation import hardware, named, write_model
-from tba.batching import Batch
+from tba.batching import Batch, prompt_lengths
 from tba.fetched import Fetched, Lists
 from tba.learner import Learner
 from tba.objectives import trajectory_balance
@@ -82,20 +86,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--trl", type=os.path.abspath)
     options = parser.parse_args()
+    if options.trl and options.trl not in sys.path:  # transformers looks once, when it is imported, what there is
+        paths = [*filter(None, [os.environ.get("PYTHONPATH")]), options.trl]
+        again = [sys.executable, "-m", "benchmarks.training", *sys.argv[1:]]
+        os.execve(sys.executable, again, {**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     options.out.mkdir(parents=True, exist_ok=True)
     path, results = named(options.out, "training"), []
     for workload in WORKLOADS:  # written after each
-        results.append(measure(workload, options.repeats))
+        results.append(measure(workload, options.repeats, with_trl=bool(options.trl)))
         record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
         path.write_text(json.dumps(record, indent=1) + "\n")
     print(f"written to {path}")
 
 
-def measure(workload: Workload, repeats: int) -> dict[str, Any]:
+def measure(workload: Workload, repeats: int, *, with_trl: bool) -> dict[str, Any]:
     learner = make_learner(workload)
     batch = learner.collate(make_rows(workload, learner.config.training.responses_per_prompt))
     forms: dict[str, Callable[[], object]] = {
@@ -106,6 +115,8 @@ def measure(workload: Workload, repeats: int) -> dict[str, Any]:
         "bare": lambda: bare(learner, batch, packs=True),
         "bare, padded": lambda: bare(learner, batch, packs=False),
     }
+    if with_trl:
+        forms["TRL"] = trl_step(learner, batch)
     memory = {name: peak_bytes(learner, form) for name, form in forms.items()}  # this also warms up
     body = {
         packs: peak_bytes(learner, lambda packs=packs: bare(learner, batch, packs=packs, output_layer=False))
@@ -175,6 +186,57 @@ def bare(learner: Learner, batch: Batch, *, packs: bool, output_layer: bool = Tr
         if output_layer:
             out = model.get_output_embeddings()(out)
         out.backward(out.detach())
+
+
+def trl_step(learner: Learner, batch: Batch) -> Callable[[], object]:
+    """Of a copy of the model, which TRL changes. Generation, rewards and advantages lie behind it."""
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+
+    policy, k = learner.policy, batch.responses_per_prompt
+    counted = batch.response_mask_BT.sum()
+    parts = [trl_inputs(part, policy.pad_id, counted=counted) for part in parts_of(learner, batch)]
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = GRPOTrainer(
+            model=copy.deepcopy(policy.model),
+            reward_funcs=lambda prompts, **kwargs: [0.0 for _ in prompts],
+            args=GRPOConfig(
+                output_dir=folder, per_device_train_batch_size=len(parts[0]["advantages"]), num_generations=k,
+                gradient_accumulation_steps=len(parts), bf16=False, report_to="none",
+                gradient_checkpointing=False, use_cpu=policy.device.type == "cpu",
+                temperature=learner.config.search.temperature, save_strategy="no",
+            ),
+            train_dataset=Dataset.from_list([{"prompt": "0"}]),
+            processing_class=policy.tokenizer,
+        )  # fmt: skip
+    trainer.current_gradient_accumulation_steps = len(parts)
+    trainer.model.train()
+
+    def step() -> None:
+        trainer.model.zero_grad(set_to_none=True)
+        for inputs in parts:
+            trainer._compute_loss(trainer.model, inputs).backward()
+
+    return step
+
+
+def trl_inputs(part: Batch, pad_id: int, *, counted: torch.Tensor) -> dict[str, torch.Tensor]:
+    """As TRL pads: prompts on the left, responses on the right."""
+    lengths_B = prompt_lengths(part).repeat_interleave(part.responses_per_prompt).tolist()
+    rows = list(zip(part.tokens_BT, lengths_B, part.lengths, strict=True))
+    prompts = [tokens[:begins] for tokens, begins, _ in rows]
+    responses = [tokens[begins:ends] for tokens, begins, ends in rows]
+    reward_PK = part.reward_B.unflatten(0, (-1, part.responses_per_prompt))
+    advantage_PK = (reward_PK - reward_PK.mean(dim=1, keepdim=True)) / (reward_PK.std(dim=1, keepdim=True) + 1e-4)
+    padded = {"batch_first": True, "padding_value": pad_id}
+    return {
+        "prompt_ids": pad_sequence(prompts, **padded, padding_side="left"),
+        "prompt_mask": pad_sequence([torch.ones_like(it) for it in prompts], batch_first=True, padding_side="left"),
+        "completion_ids": pad_sequence(responses, **padded),
+        "completion_mask": pad_sequence([torch.ones_like(it) for it in responses], batch_first=True),
+        "advantages": advantage_PK.flatten(),
+        "num_items_in_batch": counted,
+    }
 
 
 def parts_of(learner: Learner, batch: Batch) -> Iterator[Batch]:
