@@ -2,7 +2,7 @@
 
 Two locks keep the processes out of each other's way; the kernel gives back those of a process that dies. The *guard*
 of a name is held, shared or alone, while a copy is looked at, made or removed. A copy that is *in use* is not removed:
-each process uses the copy of each kind that it was given last.
+each process uses those of each kind that it was given last.
 """
 
 import fcntl
@@ -16,7 +16,9 @@ from pathlib import Path
 
 from tba.errors import DeadlinePassed, StorageError, TBAError
 
-_in_use: dict[Path, int] = {}  # by kind, the open file whose lock says so
+_USED = 3  # of each kind: one that waits for its use, one that is being fetched meanwhile, and what that is made from
+
+_in_use: dict[Path, dict[Path, int]] = {}  # by kind, the open files whose locks say so, the one given last at the end
 _changing = threading.Lock()  # of what is in use
 
 
@@ -41,9 +43,9 @@ def shared_copy(
     deadline: float = 600.0,
 ) -> Path:
     """A folder of the cache that is `whole`, by `make` if it is not there or not whole: of several processes that ask,
-    one makes it. Nobody removes it before this process asks for another of its kind or ends. The cache keeps the
-    `keep` of a kind that were asked for last, and what is in use. `prepare` comes before `make`, and may ask for
-    another copy, as this process holds no guard then. `deadline` bounds the wait for another process."""
+    one makes it. Nobody removes it before this process has been given three others of its kind, or ends. The cache
+    keeps the `keep` of a kind that were asked for last, and what is in use. `prepare` comes before `make`, and may ask
+    for another copy, as this process holds no guard then. `deadline` bounds the wait for another process."""
     copy = cache_folder(kind) / name
     try:
         with _guard(copy, fcntl.LOCK_SH, deadline):
@@ -80,14 +82,17 @@ def _beside(copy: Path, kind: str) -> Path:
 
 
 def _use(copy: Path) -> None:
-    """In place of what this process used before. The caller has the guard."""
+    """In place of what this process was given long ago. The caller has the guard."""
     os.utime(copy)
     descriptor = os.open(_beside(copy, "used"), os.O_RDWR | os.O_CREAT, 0o644)
     fcntl.flock(descriptor, fcntl.LOCK_SH)  # at once: who removes copies has a guard too
     with _changing:
-        before, _in_use[copy.parent] = _in_use.get(copy.parent), descriptor
-    if before is not None:
-        os.close(before)
+        used = _in_use.setdefault(copy.parent, {})
+        given_up = [used.pop(it) for it in list(used) if it == copy]
+        used[copy] = descriptor
+        given_up += [used.pop(it) for it in list(used)[:-_USED]]
+    for it in given_up:
+        os.close(it)
 
 
 def _forget_old(folder: Path, keep: int) -> None:

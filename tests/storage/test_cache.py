@@ -96,12 +96,29 @@ def test_what_another_process_uses_is_kept_until_it_ends(own_cache: Path):
         os.utime(own_cache / "things" / "aa1", (0, 0))
         for name in ("bb1", "cc1", "dd1", "ee1"):
             ask(name)
-        assert sorted(path.name for path in (own_cache / "things").glob("[!.]*")) == ["aa1", "dd1", "ee1"]
+        assert sorted(path.name for path in (own_cache / "things").glob("[!.]*")) == ["aa1", "cc1", "dd1", "ee1"]
         process.stdin.close()
         process.wait()
     ask("ff1")
-    assert sorted(path.name for path in (own_cache / "things").glob("[!.]*")) == ["ee1", "ff1"]
-    assert sorted(path.name for path in (own_cache / "things").glob(".*.used")) == [".ee1.used", ".ff1.used"]
+    assert sorted(path.name for path in (own_cache / "things").glob("[!.]*")) == ["dd1", "ee1", "ff1"]
+    assert sorted(path.name for path in (own_cache / "things").glob(".*.used")) == [
+        ".dd1.used",
+        ".ee1.used",
+        ".ff1.used",
+    ]
+
+
+def test_the_three_copies_that_were_given_last_are_kept_whatever_others_are_asked_for(own_cache: Path):
+    """One that waits is still there while another is made from a third; asked for again, it is among the last ones."""
+
+    def given() -> list[str]:
+        return sorted(path.name for path in (own_cache / "things").glob("[!.]*"))
+
+    for name in ("aa1", "bb1", "cc1", "aa1", "dd1"):
+        shared_copy("things", name, whole=whole, make=make, keep=1)
+    assert given() == ["aa1", "cc1", "dd1"]
+    shared_copy("things", "ee1", whole=whole, make=make, keep=1)
+    assert given() == ["aa1", "dd1", "ee1"]
 
 
 def test_a_wait_for_another_process_has_a_deadline_and_says_for_what():
