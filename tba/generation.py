@@ -11,6 +11,7 @@ import inspect
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -50,6 +51,7 @@ class TransformersGenerator:
         self.version: Version | None = None
         self._policy: Policy | None = None
         self._description = b""
+        self._ahead: _Folder | None = None
         self._waiting: deque[Request] = deque()
         self._flight: _Flight | None = None
         self._share = 0.0  # seconds that a response has had which was in flight all along: each has an equal part
@@ -58,19 +60,24 @@ class TransformersGenerator:
         """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
         into the model that is there, with which what is in flight goes on; else Busy if anything is. Missing if the
         folder is removed meanwhile, Damaged if it cannot be read. The weights before it then stay."""
+        ahead, self._ahead = self._ahead, None
         try:
-            description = describe(folder)
-            if not self._refill(folder, description):
+            read = ahead if ahead and ahead.path == folder else _Folder.read(folder)
+            if not self._refill(read):
                 if self._flight or self._waiting:
                     raise Busy(f"version {version} is another model than that of the responses in flight")
-                self._policy = self._load(folder, description)
+                self._policy = self._load(folder, read.description)
         except (ConfigError, Damaged, OSError, SafetensorError) as error:
             if not (folder / "config.json").exists():  # the first file to go, and at last the folder
                 raise Missing(f"version {version} was removed from {folder} while it was read") from error
             if isinstance(error, ConfigError):
                 raise
             raise Damaged(f"version {version} in {folder} cannot be read: {error}") from error
-        self._description, self.version = description, version
+        self._description, self.version = read.description, version
+
+    def read_ahead(self, folder: Path) -> None:
+        with suppress(OSError, SafetensorError):
+            self._ahead = _Folder.read(folder)
 
     def use(self, setting: str, policy: Policy, version: Version) -> None:
         """Generate with a model that is loaded already; ConfigError, naming the setting, if that is not possible."""
@@ -79,14 +86,13 @@ class TransformersGenerator:
 
     def close(self) -> None: ...
 
-    def _refill(self, folder: Path, description: bytes) -> bool:
+    def _refill(self, folder: "_Folder") -> bool:
         """Copy a folder's weights into the model that is there. False if it is another model."""
-        if self._policy is None or description != self._description:
+        if self._policy is None or folder.description != self._description:
             return False
-        stored = {name: it for file in sorted(folder.glob("*.safetensors")) for name, it in load_file(file).items()}
-        if _refill(self._policy.model, stored):
+        if _refill(self._policy.model, folder.weights):
             return True  # else transformers may store them under other names than the model has, as of Pythia
-        return _refill(self._policy.model, self._load(folder, description).model.state_dict())
+        return _refill(self._policy.model, self._load(folder.path, folder.description).model.state_dict())
 
     def _load(self, folder: Path, description: bytes) -> Policy:
         policy = Policy.load(folder, dtype=self.dtype, device=self.device, trust_remote_code=self.trust_remote_code)
@@ -375,6 +381,21 @@ def describe(folder: Path) -> bytes:
         digest.update(path.read_bytes() if path.exists() else b"")
         digest.update(b"\0")
     return digest.digest()
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """What a version is made of. Its weights are mapped, not read: they take no memory of their own, and stay when the
+    folder is removed."""
+
+    path: Path
+    description: bytes
+    weights: dict[str, Tensor]
+
+    @staticmethod
+    def read(path: Path) -> "_Folder":
+        files = sorted(path.glob("*.safetensors"))
+        return _Folder(path, describe(path), {name: it for file in files for name, it in load_file(file).items()})
 
 
 def _refill(model: PreTrainedModel, found: Mapping[str, Tensor]) -> bool:

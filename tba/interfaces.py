@@ -168,6 +168,16 @@ class Generator(InFlight, Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A generator that takes a version sooner when it has been told of it."""
+
+    def read_ahead(self, folder: Path) -> None:
+        """Of a version that may be adopted next. In any thread, whatever the generator does meanwhile; it may go on
+        with files that are removed. Never raises for a folder that cannot be read: `adopt` says so."""
+        ...
+
+
 class ReferenceScorer(Protocol):
     """Log-probabilities under the reference policy."""
 

@@ -240,8 +240,9 @@ class Row:
 
     def check(self, model: PreTrainedModel) -> None:
         """That it was read with the attention given."""
-        if len(self.attended) != len(windows := _windows(model)):
-            raise CannotPack(f"{len(self.attended)} of {len(windows)} layers look at other tokens by the attention given")
+        windows = _windows(model)
+        if len(self.attended) != len(windows):
+            raise CannotPack(f"only {len(self.attended)} of {len(windows)} layers use the attention given")
         if list(self.attended.values()) != windows:
             raise CannotPack("it does not tell its attention what each layer looks at")
 

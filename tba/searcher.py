@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -10,7 +10,8 @@ from random import Random
 from tba import turns, values
 from tba.config import SearchConfig
 from tba.errors import Busy, Damaged, DeadlinePassed
-from tba.interfaces import EventLog, Generator, Lease, ReferenceScorer, Task, TrajectoryLog, VersionStore
+from tba.interfaces import EventLog, Generator, Lease, ReadsAhead, ReferenceScorer, Task, TrajectoryLog, VersionStore
+from tba.lookout import Lookout
 from tba.prompts import PromptStream, request_seed
 from tba.rounds import Group, Rounds
 from tba.scoring import Scoring
@@ -18,7 +19,7 @@ from tba.timing import looks, timed
 from tba.types import Asked, Prompt, Request, Response, Reward, Trajectory, Version
 from tba.values import Steps
 
-LOOK_EVERY = 1.0  # seconds between looks for a version to adopt while responses are in flight
+LOOK_EVERY = 1.0  # seconds between looks for a version while responses are in flight
 SHARDS_PER_ROUND = 4
 """How many of the newest shards are looked through for each round that may be open. While the newest of them were asked
 no more than twice as many were stored, in full shards and at most as many that were cut short."""
@@ -26,7 +27,8 @@ no more than twice as many were stored, in full shards and at most as many that 
 
 class Searcher:
     """Rounds are begun as long as there is room for another (`search.open_rounds`), with the newest version. Where
-    responses are finished by the version that began them, no round is begun while a newer version waits for them."""
+    responses are finished by the version that began them, no round is begun while a newer version waits for them.
+    Versions are looked for and fetched beside all that: only to take one it stands still."""
 
     def __init__(
         self,
@@ -57,7 +59,8 @@ class Searcher:
         self.lag = lag  # in syncs, where it goes in step with the trainer
         self.first_version = first_version  # that rounds can be by: where a fork begins
         self.updates_in_flight = updates_in_flight  # adopts while it generates
-        self.looked = 0.0  # for a version, while it generated
+        self.lookout = Lookout(versions, generator.read_ahead if isinstance(generator, ReadsAhead) else None)
+        self.looked = 0.0  # when a look was begun last
         self.version: Version | None = None
         self.fetched: tuple[Version, Path] | None = None  # waits for what is in flight to end
         self.refused: Version | None = None  # the newest one found damaged: it is not fetched again
@@ -75,16 +78,18 @@ class Searcher:
         """Consumes versions; produces shards. Waits for a first version that can be loaded, and never again unless it
         goes in step with the trainer or the rounds of a version are bounded: prompts do not run out. Ends when the
         lease says so."""
-        if self.lag is None:
-            self.adopt_first()
-        self.resume()
-        while True:
-            self.lease.check()
-            while self.rounds.have_room and self.may_begin():
-                self.ask(self.rounds.take())
-            self.step()
-            while groups := self.next_shard():
-                self.append(groups, self.score(groups))
+        with closing(self.lookout):
+            if self.lag is None:
+                self.adopt_first()
+            self.resume()
+            while True:
+                self.lease.check()
+                while self.rounds.have_room and self.may_begin():
+                    self.ask(self.rounds.take())
+                self.step()
+                while groups := self.next_shard():
+                    self.look()
+                    self.append(groups, self.score(groups))
 
     def resume(self) -> None:
         """Go on after what is stored. In step with the trainer a shard is a round and has its number."""
@@ -108,12 +113,9 @@ class Searcher:
         if self.lag is not None:
             self.adopt_exactly(max(self.first_version, self.rounds.next - self.lag))
             return True
+        self.take_found()
         if self.in_flight and (self.fetched or self.is_spent):
             return False
-        if self.in_flight and not self.updates_in_flight:
-            self.fetch_newest()
-        else:
-            self.adopt_newest()
         if self.is_spent:
             self.await_newer()
         return not (self.in_flight and self.fetched)
@@ -176,59 +178,59 @@ class Searcher:
             self.adopt(max(found, key=lambda version: version.order))
         return self.version is not None and self.version.number == number
 
-    def adopt_newest(self) -> None:
-        """Take the newest version if it is newer."""
-        with timed(self.seconds, "adopt"):
-            if newest := self.newer():
-                self.adopt(newest)
-
-    def fetch_newest(self) -> None:
-        """While what is in flight goes on, so that the newest version can be taken as soon as that has ended."""
-        with timed(self.seconds, "adopt"):
-            if newest := self.newer():
-                self.fetch(newest)
-
-    def newer(self) -> Version | None:
-        """The newest version, unless it is known: a listing that is behind may not show the one in use."""
-        newest = self.versions.newest()
-        is_known = newest is None or newest == self.refused or (self.version and newest.order <= self.version.order)
-        return None if is_known else newest
-
     def adopt(self, version: Version) -> None:
-        """Take a version, unless it is in use. One that cannot be loaded is reported, once, and passed over; one that
-        cannot be taken before what is in flight has ended is kept until then."""
-        if version in (self.version, self.refused):
-            return
-        if self.fetched is None or self.fetched[0] != version:
-            self.fetch(version)
-        if self.fetched is None:
-            return
-        with self._reporting(version):
-            self.generator.adopt(self.fetched[1], version)
+        """Fetch and take a version, unless it is in use."""
+        if version not in (self.version, self.refused):
+            with self._reporting(version):
+                self.take(version, self.versions.load(version))
+
+    def adopt_newest(self) -> None:
+        """Take the newest version if it is newer, for which there is nothing to do meanwhile."""
+        self.look()
+        self.take_found(wait=True)
+
+    def look(self) -> None:
+        """Have the newest version looked for and fetched, beside everything else."""
+        if self.lag is None:
+            with timed(self.seconds, "adopt"):
+                self.lookout.look(after=self.fetched[0] if self.fetched else self.version, refused=self.refused)
+            self.looked = time.monotonic()
+
+    def take_found(self, *, wait: bool = False) -> None:
+        """Take what the last look has found, at once or as soon as what is in flight has ended."""
+        with timed(self.seconds, "adopt"):
+            if found := self.lookout.take(wait=wait):
+                with self._reporting(found.version):
+                    if isinstance(found.folder, Exception):
+                        raise found.folder
+                    self.fetched = found.version, found.folder
+            if self.fetched and (not self.in_flight or (found and self.updates_in_flight)):
+                self.take(*self.fetched)
+
+    def take(self, version: Version, folder: Path) -> None:
+        """One that cannot be taken before what is in flight has ended is kept until then."""
+        with self._reporting(version), suppress(Busy):
+            self.generator.adopt(folder, version)
             self.version, self.begun, self.fetched = version, 0, None
             self.events.write("version-adopted", f"searcher {self.index} adopts {version}", version=str(version))
+
+    @contextmanager
+    def _reporting(self, version: Version) -> Iterator[None]:
+        """One that cannot be loaded is reported, once, and passed over."""
+        try:
+            yield
+            return
+        except FileNotFoundError as error:  # pruned while it was being read: a newer one is there
+            self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
+        except Damaged as error:
+            self.refused = version
+            self.events.write("version-refused", str(error), severity="error", version=str(version))
+        if self.fetched and self.fetched[0] == version:
+            self.fetched = None
 
     @property
     def what_is_damaged(self) -> str:
         return f"; {self.refused} is damaged" if self.refused else ""
-
-    def fetch(self, version: Version) -> None:
-        self.fetched = None
-        with self._reporting(version):
-            self.fetched = version, self.versions.load(version)
-
-    @contextmanager
-    def _reporting(self, version: Version) -> Iterator[None]:
-        try:
-            yield
-        except Busy:
-            return
-        except FileNotFoundError as error:  # pruned while it was being read: a newer one is there
-            self.fetched = None
-            self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
-        except Damaged as error:
-            self.refused, self.fetched = version, None
-            self.events.write("version-refused", str(error), severity="error", version=str(version))
 
     def ask(self, groups: Sequence[Group]) -> None:
         """Of one round."""
@@ -256,10 +258,10 @@ class Searcher:
                 group.ended[slot] = response
                 if group.is_whole:
                     self.ended.append(group)
-        may_look = self.updates_in_flight and self.in_flight and not self.fetched
-        if may_look and time.monotonic() - self.looked >= LOOK_EVERY:
-            self.adopt_newest()
-            self.looked = time.monotonic()
+        if self.in_flight and self.lag is None:
+            if time.monotonic() - self.looked >= LOOK_EVERY:
+                self.look()
+            self.take_found()
 
     def next_shard(self) -> list[Group]:
         """The groups that ended first, as many as a round has; fewer where nothing is in flight any more."""

@@ -48,6 +48,24 @@ class Events:
         self.kinds.append(kind)
 
 
+class AtOnce:
+    """A `Background` whose jobs take no time: looks for versions end before anything else is done."""
+
+    def __init__(self, name: str): ...
+
+    def idle(self) -> bool:
+        return True
+
+    def check(self) -> None: ...
+
+    def submit(self, job: Callable[[], None]) -> None:
+        job()
+
+    def finish(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Versions:
     """Newest versions one after the other; `broken` ones raise when they are loaded."""
 

@@ -1,3 +1,4 @@
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -404,6 +405,33 @@ def test_weights_are_copied_into_the_model_that_is_there(tmp_path):
     finally:
         handle.remove()
     assert seen == modules
+
+
+def test_what_was_read_ahead_is_adopted_also_where_the_folder_has_gone(tmp_path):
+    first, second, third = (tiny_folder(tmp_path / str(seed), seed=seed) for seed in range(3))
+    prompts, seeds = make_prompts(PROMPTS), [[1, 2, 3]] * 4
+    expected = generate(make_generator(second), prompts, seeds, temperature=1.0)
+    generator = make_generator(first)
+    generator.read_ahead(third)
+    generator.read_ahead(second)
+    shutil.rmtree(second)
+    generator.adopt(second, V1)
+    assert tokens_of(generate(generator, prompts, seeds, temperature=1.0)) == tokens_of(expected)
+    with pytest.raises(Missing, match="removed"):
+        generator.adopt(second, V1)  # once
+
+
+@pytest.mark.parametrize("told", ["first", "bad", "gone"])
+def test_reading_ahead_in_vain_changes_nothing(tmp_path, told: str):
+    first, second = (tiny_folder(tmp_path / name, seed=seed) for seed, name in enumerate(("first", "second")))
+    (tiny_folder(tmp_path / "bad") / "model.safetensors").write_bytes(b"nothing")
+    prompts, seeds = make_prompts(PROMPTS), [[1, 2, 3]] * 4
+    expected = generate(make_generator(second), prompts, seeds, temperature=1.0)
+    generator = make_generator(first)
+    generator.read_ahead(tmp_path / told)
+    assert generator.version == V0
+    generator.adopt(second, V1)
+    assert tokens_of(generate(generator, prompts, seeds, temperature=1.0)) == tokens_of(expected)
 
 
 def test_weights_in_several_files_are_adopted_too(tmp_path):

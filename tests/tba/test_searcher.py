@@ -8,11 +8,17 @@ import pytest
 from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed, Missing, Stopped
 from tba.prompts import PromptStream
-from tba.searcher import Searcher, await_reference
+from tba.searcher import LOOK_EVERY, Searcher, await_reference
 from tba.types import Prompt, Reward, Version
 from tests import fakes
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
+
+
+@pytest.fixture(autouse=True)
+def looks_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they find beside everything else is in tests/tba/test_lookout.py."""
+    monkeypatch.setattr("tba.lookout.Background", fakes.AtOnce)
 
 
 def searcher(
@@ -61,7 +67,7 @@ def test_a_round_becomes_one_shard_of_scored_trajectories():
 
 
 def test_the_newest_version_is_adopted_once_at_the_next_round():
-    role, generator, _ = searcher(fakes.Versions(V0, V0, V0, V2), log := fakes.Log(), rounds=4)
+    role, generator, _ = searcher(fakes.Versions(V0, V0, V2), log := fakes.Log(), rounds=4)
     with pytest.raises(Stopped):
         role.run()
     assert generator.adopted == [V0, V2]
@@ -69,9 +75,12 @@ def test_the_newest_version_is_adopted_once_at_the_next_round():
 
 
 @pytest.mark.parametrize("updates_in_flight", [True, False])
-def test_a_version_that_appears_while_a_round_is_in_the_making_is_adopted_then_if_that_is_wanted(updates_in_flight):
+def test_a_version_that_appears_while_a_round_is_in_the_making_is_adopted_then_if_that_is_wanted(
+    updates_in_flight: bool, monkeypatch: pytest.MonkeyPatch
+):
     """The generator here asks once before it answers; what it answers is then the new version's."""
-    versions = fakes.Versions(V0, V0, V2)
+    monkeypatch.setattr("tba.searcher.LOOK_EVERY", 0.0)
+    versions = fakes.Versions(V0, V2)
     role, generator, _ = searcher(versions, log := fakes.Log(), rounds=2, updates_in_flight=updates_in_flight)
     with pytest.raises(Stopped):
         role.run()
@@ -80,25 +89,26 @@ def test_a_version_that_appears_while_a_round_is_in_the_making_is_adopted_then_i
 
 
 def test_a_version_is_looked_for_once_a_second_while_responses_are_in_the_making():
-    versions = fakes.Versions(V0, V0, V1, V2)
-    role, generator, _ = searcher(versions, fakes.Log(), rounds=1, updates_in_flight=True)
+    role, generator, _ = searcher(fakes.Versions(V0, V1, V2), fakes.Log(), rounds=1, updates_in_flight=True)
     role.adopt_first()
     role.ask(role.rounds.take())
     generator.step = list
-    for _ in range(100):
-        role.step()
-    assert generator.adopted == [V0], "the second look found nothing new, and a third one was too soon"
+    for adopted in ([V0], [V0, V1], [V0, V1, V2]):
+        for _ in range(100):
+            role.step()
+        assert generator.adopted == adopted, "another look was too soon"
+        role.looked -= LOOK_EVERY
 
 
 def test_no_version_older_than_the_one_in_use_is_adopted_when_a_listing_is_behind():
     """Versions are ordered by attempt first: what a new trainer publishes is newer, whatever its number."""
     resumed = Version(1, 2)
     versions = fakes.Versions(V0, V2, V1, resumed, V2)
-    role, generator, events = searcher(versions, log := fakes.Log(), rounds=4)
+    role, generator, events = searcher(versions, log := fakes.Log(), rounds=5)
     with pytest.raises(Stopped):
         role.run()
     assert generator.adopted == versions.loaded == [V0, V2, resumed]
-    assert [log.shards[r][0].version_start for r in range(4)] == [V2, V2, resumed, resumed]
+    assert [log.shards[r][0].version_start for r in range(5)] == [V0, V2, V2, resumed, resumed]
     assert events.kinds == ["version-adopted"] * 3
 
 

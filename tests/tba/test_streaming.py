@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tba.config import SearchConfig
-from tba.errors import Busy, Damaged, DeadlinePassed, Stopped
+from tba.errors import Busy, Damaged, DeadlinePassed, Missing, Stopped
 from tba.generation import TransformersGenerator
 from tba.interfaces import Generator, ReferenceScorer
 from tba.policy import Policy, PolicyScorer
@@ -21,6 +21,12 @@ from tests.tba.tiny import tiny_folder
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 SIZE = 3
+
+
+@pytest.fixture(autouse=True)
+def looks_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they find beside everything else is in tests/tba/test_lookout.py."""
+    monkeypatch.setattr("tba.lookout.Background", fakes.AtOnce)
 
 
 class Slow(fakes.Generator):
@@ -135,10 +141,11 @@ def test_groups_have_their_name_rows_and_seeds_whichever_shard_they_are_in():
     assert all(told[name] == expected[name] for name in told.keys() & expected.keys())
 
 
-def test_what_is_in_the_making_is_finished_by_its_version_and_a_newer_one_taken_then():
+def test_what_is_in_the_making_is_finished_by_its_version_and_a_newer_one_taken_then(monkeypatch: pytest.MonkeyPatch):
     """V1 appears while three rounds are in the making."""
+    monkeypatch.setattr("tba.searcher.LOOK_EVERY", 0.0)
     generator = Slow({"p4": 30})
-    role, log = search(fakes.Versions(V0, V0, V0, V0, V1), shards=6, generator=generator, open_rounds=3)
+    role, log = search(fakes.Versions(V0, V0, V0, V1), shards=6, generator=generator, open_rounds=3)
     rows = [it for shard in log.shards.values() for it in shard]
     assert {(it.version_start, it.version_end) for it in rows} == {(V0, V0), (V1, V1)}
     assert generator.adopted == [V0, V1]
@@ -149,9 +156,26 @@ def test_what_is_in_the_making_is_finished_by_its_version_and_a_newer_one_taken_
     assert isinstance(role.versions, fakes.Versions) and role.versions.loaded == [V0, V1]
 
 
-@pytest.mark.parametrize("looks", [4, 5])
-def test_in_flight_a_newer_version_is_taken_at_once_and_named(looks: int):
-    """It is found while everything goes on, or when the next round begins."""
+@pytest.mark.parametrize("trouble", [None, Missing("pruned"), Damaged("model.safetensors")])
+def test_of_versions_that_come_while_one_waits_the_newest_that_can_be_fetched_is_taken(
+    trouble: Exception | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("tba.searcher.LOOK_EVERY", 0.0)
+    broken = {V2: trouble} if trouble else {}
+    versions, generator = fakes.Versions(V0, V0, V0, V1, V2, V0, broken=broken), Slow({"p4": 30})
+    role, log = search(versions, shards=6, generator=generator, open_rounds=3)
+    assert versions.loaded == [V0, V1, V2]
+    assert generator.adopted == [V0, V1 if trouble else V2]
+    assert {it.version_end for shard in log.shards.values() for it in shard} == {*generator.adopted}
+    assert isinstance(role.events, fakes.Events) and len(role.events.kinds) == (3 if trouble else 2)
+
+
+@pytest.mark.parametrize(("looks", "every"), [(1, 0.0), (4, 0.0), (1, 60.0)])
+def test_in_flight_a_newer_version_is_taken_at_once_and_named(
+    looks: int, every: float, monkeypatch: pytest.MonkeyPatch
+):
+    """It is found while everything goes on, or when the first shard is whole."""
+    monkeypatch.setattr("tba.searcher.LOOK_EVERY", every)
     generator = Slow({"p1": 8})
     versions = fakes.Versions(*[V0] * looks, V1)
     _, log = search(versions, shards=4, generator=generator, open_rounds=3, updates_in_flight=True)
@@ -238,7 +262,7 @@ def test_a_version_that_was_fetched_and_cannot_be_taken_holds_up_nothing_from_th
                 raise Damaged("model.safetensors")
             super().adopt(folder, version)
 
-    role, log = search(fakes.Versions(*[V0] * 4, V1), shards=6, generator=Refusing({}), open_rounds=3)
+    role, log = search(fakes.Versions(*[V0] * 3, V1), shards=6, generator=Refusing({}), open_rounds=3)
     assert isinstance(role.events, fakes.Events) and role.events.kinds == ["version-adopted", "version-refused"]
     assert {it.version_end for shard in log.shards.values() for it in shard} == {V0}
     assert len({group.round for group, _ in role.in_flight.values()}) > 1, "rounds are in the making at once again"

@@ -1,0 +1,190 @@
+"""Looks for versions beside everything else: in a real thread, at whose end or failure somebody else decides."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tba.config import SearchConfig
+from tba.errors import Damaged, Missing, Stopped, StorageError
+from tba.lookout import Found, Lookout
+from tba.prompts import PromptStream
+from tba.searcher import Searcher
+from tba.types import Version
+from tests import fakes
+
+V0, V1, V2, V3 = (Version(number, 1) for number in range(4))
+
+
+class Gated(fakes.Versions):
+    """Loads nothing but version 0 while `gate` is shut."""
+
+    def __init__(self, *newest: Version, broken: dict[Version, Exception] | None = None):
+        super().__init__(*newest, broken=broken)
+        self.gate, self.asked = threading.Event(), threading.Event()
+
+    def load(self, version: Version) -> Path:
+        if version != V0:
+            self.asked.set()
+            assert self.gate.wait(20.0)
+        return super().load(version)
+
+
+def threads() -> list[str]:
+    return [it.name for it in threading.enumerate() if it.name.startswith("lookout")]
+
+
+@pytest.fixture
+def lookouts() -> Iterator[Callable[..., Lookout]]:
+    made: list[Lookout] = []
+
+    def make(*arguments: Any) -> Lookout:
+        made.append(Lookout(*arguments))
+        return made[-1]
+
+    yield make
+    for lookout in made:
+        lookout.close()
+    assert not threads()
+
+
+def test_one_look_is_made_at_a_time_and_finds_the_newest(lookouts: Callable[..., Lookout]):
+    versions = Gated(V0, V1)
+    lookout = lookouts(versions)
+    lookout.look(after=None)
+    assert lookout.take(wait=True) == Found(V0, Path(str(V0)))
+    lookout.look(after=V0)
+    assert versions.asked.wait(20.0) and lookout.take() is None
+    versions.queue += [V2, V3]
+    for _ in range(9):
+        lookout.look(after=V0)
+    assert versions.seen == [V0, V1] and lookout.take() is None
+    versions.queue = [V3]
+    versions.gate.set()
+    lookout._line.finish()
+    lookout.look(after=V0)
+    assert lookout.take(wait=True) == Found(V1, Path(str(V1))) and lookout.take() is None
+    lookout.look(after=V1)
+    assert lookout.take(wait=True) == Found(V3, Path(str(V3))) and versions.loaded == [V0, V1, V3]
+
+
+@pytest.mark.parametrize(("after", "refused"), [(V1, None), (V2, None), (V0, V1), (Version(0, 2), None)])
+def test_what_is_known_or_refused_is_not_fetched(
+    after: Version, refused: Version | None, lookouts: Callable[..., Lookout]
+):
+    lookout = lookouts(versions := fakes.Versions(V1))
+    lookout.look(after=after, refused=refused)
+    assert lookout.take(wait=True) is None and versions.seen == [V1] and not versions.loaded
+
+
+def test_a_folder_is_read_ahead_in_the_same_thread_once_it_is_there(lookouts: Callable[..., Lookout]):
+    read: list[tuple[Path, str]] = []
+    versions = fakes.Versions(V0, V1, broken={V1: Damaged("model.safetensors")})
+    lookout = lookouts(versions, lambda folder: read.append((folder, threading.current_thread().name)))
+    for after in (None, V0):
+        lookout.look(after=after)
+        lookout.take(wait=True)
+    assert [folder for folder, _ in read] == [Path(str(V0))] and read[0][1].startswith("lookout")
+
+
+def test_a_version_that_is_gone_or_damaged_is_told_and_every_other_error_raised(lookouts: Callable[..., Lookout]):
+    errors = {V0: Missing("pruned"), V1: Damaged("model.safetensors"), V2: StorageError("no store")}
+    lookout = lookouts(fakes.Versions(*errors, broken=errors))
+    for version in (V0, V1):
+        lookout.look(after=None)
+        assert lookout.take(wait=True) == Found(version, errors[version])
+    lookout.look(after=None)
+    with pytest.raises(StorageError, match="no store"):
+        lookout.take(wait=True)
+    for call in (lookout.take, lambda: lookout.look(after=None)):
+        with pytest.raises(StorageError, match="no store"):
+            call()
+
+
+def test_who_closes_waits_for_the_look_and_may_look_again(lookouts: Callable[..., Lookout]):
+    lookout = lookouts(versions := Gated(V1))
+    lookout.look(after=None)
+    assert versions.asked.wait(20.0)
+    threading.Timer(0.05, versions.gate.set).start()
+    lookout.close()
+    assert versions.loaded == [V1] and not threads() and lookout.take() is None
+    lookout.look(after=None)
+    assert lookout.take(wait=True) == Found(V1, Path(str(V1)))
+
+
+def searcher(
+    versions: fakes.Versions, stop_when: Callable[[Searcher, fakes.Log], bool], **options: Any
+) -> tuple[Searcher, fakes.Generator, fakes.Log]:
+    generator, log = fakes.Generator(), fakes.Log()
+    role = Searcher(
+        0,
+        seed=7,
+        config=SearchConfig(prompts_per_round=3, responses_per_prompt=2),
+        stream=PromptStream(fakes.make_prompts(30), seed=7, searcher=0, searchers=1, shuffle=False),
+        task=fakes.Task(),
+        generator=generator,
+        scorer=fakes.Scorer(),
+        log=log,
+        versions=versions,
+        lease=fakes.Lease(stop_when=lambda: stop_when(role, log)),
+        events=fakes.Events(),
+        deadline=60.0,
+        **options,
+    )
+    return role, generator, log
+
+
+@pytest.mark.parametrize("updates_in_flight", [False, True])
+def test_a_searcher_goes_on_while_a_version_is_fetched_and_takes_it_once_it_is_there(updates_in_flight: bool):
+    versions = Gated(V0, V1)
+
+    def enough(role: Searcher, log: fakes.Log) -> bool:
+        if len(log.shards) >= 5 and versions.asked.is_set():
+            versions.gate.set()
+        return bool(log.shards) and log.shards[len(log.shards) - 1][-1].version_start == V1
+
+    role, generator, log = searcher(versions, enough, updates_in_flight=updates_in_flight)
+    with pytest.raises(Stopped):
+        role.run()
+    assert generator.adopted == [V0, V1] == versions.loaded and not threads()
+    assert all(it.version_end == V0 for seq in range(5) for it in log.shards[seq])
+    assert isinstance(role.events, fakes.Events) and role.events.kinds == ["version-adopted"] * 2
+
+
+def test_what_goes_wrong_beside_a_searcher_ends_it():
+    versions = fakes.Versions(V0, V1, broken={V1: StorageError("no store")})
+    role, generator, _ = searcher(versions, lambda role, log: False)
+    with pytest.raises(StorageError, match="no store"):
+        role.run()
+    assert generator.adopted == [V0] and not threads()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kind"), [(Damaged("model.safetensors"), "version-refused"), (Missing("gone"), "version-passed-over")]
+)
+def test_a_version_that_cannot_be_fetched_is_reported_by_the_searcher_which_goes_on(trouble: Exception, kind: str):
+    versions, after = Gated(V0, V1, broken={V1: trouble}), list[int]()
+    versions.gate.set()
+
+    def enough(role: Searcher, log: fakes.Log) -> bool:
+        assert isinstance(role.events, fakes.Events)
+        if kind in role.events.kinds:
+            versions.queue = [V0]
+            after.append(len(log.shards))
+        return bool(after) and len(log.shards) > after[0] + 20
+
+    role, generator, _ = searcher(versions, enough)
+    with pytest.raises(Stopped):
+        role.run()
+    assert generator.adopted == [V0] and versions.loaded[:2] == [V0, V1] and not threads()
+    assert isinstance(role.events, fakes.Events) and set(role.events.kinds[1:]) == {kind}
+
+
+def test_a_searcher_that_goes_in_step_looks_for_nothing_beside():
+    role, generator, _ = searcher(versions := fakes.Versions(V0), lambda role, log: len(log.shards) > 2, lag=9)
+    versions.seen = [V0]
+    with pytest.raises(Stopped):
+        role.run()
+    assert generator.adopted == versions.seen == [V0] and not threads()
