@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tba", description=_ABOUT, formatter_class=_Help)
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Command)
     _add_run(commands)
     _add_resume(commands)
     _add_runs(commands)
@@ -78,6 +78,23 @@ def build_parser() -> argparse.ArgumentParser:
     _add_audit(commands)
     _add_fork(commands)
     return parser
+
+
+class _Command(argparse.ArgumentParser):
+    """Takes what has no name of its own before, between and after options."""
+
+    _is_inside = False
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # overloaded there
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
+        if self._is_inside:  # of the call below, which comes back twice: for options, then for the rest
+            return super().parse_known_args(args, namespace)
+        self._is_inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_inside = False
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -184,9 +201,8 @@ def _add_sql(commands: Any) -> None:
         "  tba sql first -f question.sql --parquet answer.parquet",
     )
     parser.add_argument("run", metavar="RUN", help=_RUN)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("query", metavar="QUERY", nargs="?", help="one or more statements; the last one is shown")
-    source.add_argument("-f", "--file", metavar="FILE", help="read the query from a file; - is standard input")
+    parser.add_argument("query", metavar="QUERY", nargs="?", help="one or more statements; the last one is shown")
+    parser.add_argument("-f", "--file", metavar="FILE", help="read the query from a file, instead; - is standard input")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print comma-separated values with a header")
     form.add_argument("--json", action="store_true", help="print a list of rows")
@@ -410,6 +426,8 @@ def watch_command(options: argparse.Namespace) -> int:
 def sql_command(options: argparse.Namespace) -> int:
     from flows import sql
 
+    if options.query and options.file:
+        raise ConfigError("-f: there is a QUERY already; only one of them can be answered")
     return sql.answer(
         open_run(options.run), options.query, options.file, csv=options.csv, json=options.json, parquet=options.parquet
     )

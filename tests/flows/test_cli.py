@@ -299,6 +299,16 @@ def test_sql_answers_as_a_table(capsys: pytest.CaptureFixture[str]):
     assert "│ count_star() │" in printed(capsys, "sql", "first", "select count(*) from steps")
 
 
+def test_sql_takes_its_options_before_and_after_the_query(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    query, path = "select 7 as seven", tmp_path / "question.sql"
+    path.write_text(query)
+    for words in (["--csv", "first", query], ["first", "--csv", query], ["first", query, "--csv"]):
+        assert printed(capsys, "sql", *words) == "seven\n7\n"
+    assert printed(capsys, "sql", "-f", str(path), "first", "--csv") == "seven\n7\n"
+    for words in (["-f", str(path), "first", query], ["first", query, "-f", str(path)]):
+        assert "-f: there is a QUERY already" in refused(capsys, "sql", *words)
+
+
 def test_sql_refuses_two_columns_of_one_name_where_one_would_be_lost(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
