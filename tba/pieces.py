@@ -158,9 +158,7 @@ def _spare(part: MicroBatch) -> list[Piece]:
 class Reading:
     """What readers make of a micro-batch, for a loss that is to be differentiated."""
 
-    def __init__(
-        self, readers: Mapping[str, Reader], part: MicroBatch, known: Mapping[str, Tensor] | None = None
-    ):
+    def __init__(self, readers: Mapping[str, Reader], part: MicroBatch, known: Mapping[str, Tensor] | None = None):
         """`known` is what `read` gives, where that is at hand."""
         self.readers, self.part = readers, part
         if part.at_once:
