@@ -16,13 +16,13 @@ from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.learner import Learner
 from tba.logprobs import token_logps
-from tba.packed import batch_logps, why_padded
+from tba.packed import why_padded
 from tba.policy import Policy, PolicyScorer
 from tba.presets import preset
 from tba.types import Prompt, Response, Version
 from tests.builders import fetched_of
 from tests.tba.families import FAMILIES, WINDOW, Family, family_folder
-from tests.tba.tiny import EOS_ID, PAD_ID, trajectory
+from tests.tba.tiny import EOS_ID, PAD_ID, batch_logps, trajectory
 
 V0, V1 = Version(0, 1), Version(1, 1)
 PROMPTS = [Prompt(prompt_id=str(it), text="", tokens=it) for it in [(4, 5, 6), (7,), tuple(range(8, 8 + 2 * WINDOW))]]

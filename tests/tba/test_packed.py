@@ -30,18 +30,17 @@ from transformers import (
     ZayaForCausalLM,
 )
 
-from tba.batching import Batch, collate
+from tba.batching import collate
 from tba.errors import DataError
 from tba.fetched import Fetched
 from tba.learner import Learner
 from tba.logprobs import token_logps
-from tba.packed import Group, can_pack, groups_of, packed_logps, rows
-from tba.pieces import Packed
+from tba.packed import Group, can_pack, packed_logps, rows
 from tba.policy import Policy, PolicyScorer
 from tba.presets import preset
 from tba.types import Prompt, Response, Version
 from tests.builders import fetched_of
-from tests.tba.tiny import EOS_ID, PAD_ID, tiny_llama, tiny_tokenizer, trajectory
+from tests.tba.tiny import EOS_ID, PAD_ID, batch_logps, tiny_llama, tiny_tokenizer, trajectory
 
 SMALL = {"vocab_size": 78, "bos_token_id": None, "eos_token_id": 1}
 LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -304,11 +303,6 @@ def test_a_packed_batch_has_the_values_and_gradients_of_a_padded_one(model, incl
     expected, found = (gradients_of(model, (logp_BT * weights_BT).sum()) for logp_BT in (padded, packed))
     assert found.keys() == expected.keys()
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def batch_logps(model: PreTrainedModel, batch: Batch, *, temperature: float) -> torch.Tensor:
-    logp_R = Packed(*groups_of(batch)).logps(model, temperature=temperature)
-    return logp_R.new_zeros(batch.tokens_BT.shape).masked_scatter(batch.response_mask_BT, logp_R)
 
 
 def gradients_of(model: PreTrainedModel, value: torch.Tensor) -> dict[str, torch.Tensor]:

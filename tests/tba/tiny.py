@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from tba.batching import Batch
 from tba.logprobs import token_logps
+from tba.packed import groups_of
+from tba.pieces import Packed
 from tba.policy import Policy
 from tba.types import Trajectory, Version
 
@@ -100,3 +102,9 @@ def trajectory(**changes: Any) -> Trajectory:
 def response_logps(model: nn.Module, batch: Batch, *, temperature: float) -> Tensor:
     """[B] log-probability of each response: the sum over its counted tokens; 0 for one without any."""
     return token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=temperature).sum(dim=1)
+
+
+def batch_logps(model: PreTrainedModel, batch: Batch, *, temperature: float) -> Tensor:
+    """[B, T] read as one packed row."""
+    logp_R = Packed(*groups_of(batch)).logps(model, temperature=temperature)
+    return logp_R.new_zeros(batch.tokens_BT.shape).masked_scatter(batch.response_mask_BT, logp_R)
