@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from flows import memory
 from flows.engines import choose, evaluation_sampling, search_sampling
 from flows.gpus import usable
 from flows.processes import is_gone
@@ -200,6 +201,7 @@ def describe(config: Config) -> str:
         ("learning rate", _learning_rate(config)),
         ("batch", f"{training.prompts_per_step} prompts x {training.responses_per_prompt} responses = {config.batch}"),
         ("micro-batches", _micro_batches(training)),
+        ("memory", memory.describe(config)),
         ("steps", f"{training.steps}, {config.batch * training.steps:,} responses drawn in all"),
         ("syncs", f"every {sync.every} steps, {config.last_sync} in all; a checkpoint every {sync.checkpoint_every}"),
         ("ages", _ages(config)),

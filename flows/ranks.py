@@ -36,6 +36,7 @@ def leading(
     from tba.learner import Learner
     from tba.ranks import ALONE, join, leave, open_port
     from tba.sharded import shard
+    from tba.training_state import TrainingState
 
     size = config.training.ranks
     if size == 1:

@@ -201,6 +201,7 @@ def _searcher(config: Config, task: Task, policy: Policy, start: Path, weights: 
         lease=fakes.Lease(),
         events=fakes.Events(),
         deadline=1.0,
+        lag=0,  # it is told what to adopt, and looks for nothing itself
     )
 
 

@@ -1,0 +1,141 @@
+"""What a trainer holds in memory: arithmetic on settings and, where the model's files are at hand, their heads."""
+
+import json
+import re
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from tba.config import Config
+
+KEPT_LOGITS = 2**29  # bytes; tba.logprobs computes the others again
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_HEAD = 8  # bytes for the length of a file's head
+_PER_TOKEN = 14, 4
+"""Numbers that a layer keeps of a token for the backward pass, in hidden and in intermediate sizes: as counted on Llama
+and Qwen2 with rows of several lengths, where it was 13.4 to 14.4 of the first."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """How large a policy is."""
+
+    parameters: int
+    block: int  # parameters of the largest layer
+    outside: int  # of none
+    layers: int
+    hidden: int
+    intermediate: int
+
+    @property
+    def activations(self) -> int:
+        """Numbers that are kept of a token."""
+        return self.layers * self.of_layer
+
+    @property
+    def of_layer(self) -> int:
+        return _PER_TOKEN[0] * self.hidden + _PER_TOKEN[1] * self.intermediate
+
+
+def describe(config: Config) -> str:
+    """On each GPU of the trainer, or all together where it is one process."""
+    ranks, parts = config.training.ranks, held(config)
+    each, on = sum(parts.values()), f" on each of {ranks} ranks" if ranks > 1 else ""
+    said = f"{' + '.join(f'{name} {size}' for name, size in parts.items())} = {each} bytes a parameter"
+    model = find_model(config)
+    if model is None:
+        return f"{said}: {_amount(each * 1e9 / ranks)} for each billion of them{on}, and activations"
+    tokens, which = most_tokens(config)
+    return "; ".join(
+        [
+            f"{said}: {_amount(each * model.parameters / ranks)} for {model.parameters:,}{on}",
+            *([f"{_amount(whole_at_once(config, model))} whole at a time"] if ranks > 1 else []),
+            f"activations {_amount(activations(config, model, 1))} a token, "
+            f"{_amount(activations(config, model, tokens))} for {which}",
+            f"logits at most {_amount(KEPT_LOGITS)}",
+        ]
+    )
+
+
+def whole_at_once(config: Config, model: Model) -> int:
+    """Bytes of what several ranks gather while they compute: weights and gradients of a block and of what is in none;
+    of one more block the weights are on their way."""
+    return (2 * model.outside + 3 * model.block) * _BYTES[config.model.dtype]
+
+
+def activations(config: Config, model: Model, tokens: int) -> int:
+    return model.activations * tokens * _BYTES[config.model.dtype]
+
+
+def held(config: Config) -> dict[str, int]:
+    """Bytes for each parameter of the policy, by what they are for."""
+    size, objective = _BYTES[config.model.dtype], config.objective
+    parts = {"weights": size, "gradients": size, "AdamW": 2 * size}
+    if objective.reference_reset or objective.reference_decay:
+        parts["moving reference"] = size
+    if objective.name == "ppo":
+        parts["value model"] = 4 * size
+    return parts
+
+
+def most_tokens(config: Config) -> tuple[int, str]:
+    """That are read at once, and what they are."""
+    training, search = config.training, config.search
+    group = search.max_prompt_tokens + training.responses_per_prompt * search.max_response_tokens
+    if budget := training.tokens_per_micro_batch:
+        return budget, f"{budget:,} tokens at once"
+    groups = training.most_groups or 1
+    return groups * group, f"{groups} groups of {group:,} tokens at full length"
+
+
+def _amount(size: float) -> str:
+    unit, scale = ("GB", 1e9) if size >= 1e8 else ("MB", 1e6) if size >= 1e5 else ("kB", 1e3)
+    return f"{size / scale:,.3g} {unit}"
+
+
+def find_model(config: Config) -> Model | None:
+    """From what lies on this machine, as a folder or in the hub's cache."""
+    path = config.model.path
+    if not path or "://" in path:
+        return None
+    folder = Path(path)
+    if not folder.is_dir():
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(path, "config.json", revision=config.model.revision)
+        folder = Path(found).parent if isinstance(found, str) else folder
+    try:
+        return read_model(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_model(folder: Path) -> Model | None:
+    """None if its weights are not there."""
+    plain: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    plain = plain.get("text_config") or plain
+    sizes = {name: size for path in folder.glob("*.safetensors") for name, size in _sizes(path).items()}
+    if not sizes:
+        return None
+    blocks: dict[str, int] = {}
+    for name, size in sizes.items():
+        if block := re.match(r".*?\.\d+\.", name):
+            blocks[block[0]] = blocks.get(block[0], 0) + size
+    hidden = plain.get("hidden_size") or plain["n_embd"]
+    return Model(
+        parameters=sum(sizes.values()),
+        block=max(blocks.values(), default=0),
+        outside=sum(sizes.values()) - sum(blocks.values()),
+        layers=len(blocks),
+        hidden=hidden,
+        intermediate=plain.get("intermediate_size") or plain.get("n_inner") or 4 * hidden,
+    )
+
+
+def _sizes(path: Path) -> dict[str, int]:
+    """Of the tensors in a file of safetensors, from its head alone."""
+    with path.open("rb") as file:
+        head = json.loads(file.read(int.from_bytes(file.read(_HEAD), "little")))
+    return {name: prod(it["shape"]) for name, it in head.items() if name != "__metadata__"}
