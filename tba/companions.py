@@ -30,7 +30,8 @@ class Head(nn.Module):
         self.bias = nn.Parameter(torch.zeros((), **options))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return hidden.to(self.weight_D.dtype) @ self.weight_D + self.bias
+        with torch.autocast(hidden.device.type, enabled=False):
+            return hidden.to(self.weight_D.dtype) @ self.weight_D + self.bias
 
 
 class ValueModel(nn.Module):

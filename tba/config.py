@@ -428,6 +428,11 @@ class TrainingConfig:
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
     """Processes that the trainer is spread over, on one machine, each with a GPU of its own where there are any: of
     weights, gradients and optimizer each holds its part, and it learns from its part of a batch."""
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "float32"
+    """Of the trainer's products of matrices where `model.dtype` is float32: with bfloat16 the weights, their gradients,
+    the optimizer, log-softmax and sums stay in float32. `auto`, which all presets have, is bfloat16 on a GPU, float32
+    on a CPU. A run that was stored without this setting has float32. Weights in bfloat16 are computed with as they are.
+    """
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     schedule: Literal["constant", "linear", "warmup-stable-decay"] = "constant"
     warmup_steps: Count = 0

@@ -20,6 +20,7 @@ from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make
 from tba.packed import CannotPack, why_padded
 from tba.pieces import MicroBatch, Piece, Reader, Reading, micro_batches, read, side_by_side
 from tba.policy import Policy, Snapshot
+from tba.pretrained import computing
 from tba.ranks import ALONE, Ranks, at_rest
 from tba.reference import MovingReference
 from tba.schedules import beta_at, learning_rate_at, learning_rate_factor, reference_power_at
@@ -160,18 +161,27 @@ class Learner:
             return replace(groups, value_PKT=value_PKT)
         if self.companion and isinstance(self.companion.model, LogZ):
             most = self.config.training.tokens_per_micro_batch
-            return replace(groups, log_z_P=self.companion.model(self.policy.model, part, most))
+            with self._computing():
+                return replace(groups, log_z_P=self.companion.model(self.policy.model, part, most))
         return groups
 
     def _readers(self) -> dict[str, Reader]:
         """What is read of each token that counts: its log-probability, and its value where values are learned."""
         readers: dict[str, Reader] = {"logp": partial(self._logps, self.policy.model)}
         if self.companion and isinstance(self.companion.model, ValueModel):
-            readers["value"] = self.companion.model
+            readers["value"] = partial(self._values, self.companion.model)
         return readers
 
     def _logps(self, model: nn.Module, piece: Piece) -> Tensor:
-        return piece.logps(model, temperature=self.config.search.temperature)
+        with self._computing():
+            return piece.logps(model, temperature=self.config.search.temperature)
+
+    def _values(self, model: ValueModel, piece: Piece) -> Tensor:
+        with self._computing():
+            return model(piece)
+
+    def _computing(self) -> torch.autocast:
+        return computing(self.policy.model, self.config.training.compute_dtype)
 
     def _all_trained(self) -> list[Trained[Any]]:
         return [self.trained, *([self.companion] if self.companion else [])]

@@ -60,7 +60,9 @@ def logps_at(
             kept_bytes = KEPT_BYTES if torch.is_grad_enabled() else 0
             return cast(
                 Tensor,
-                _ProjectedLogps.apply(hidden_ND, head.weight, head.bias, tokens_N, _checked(temperature), kept_bytes),
+                _ProjectedLogps.apply(
+                    hidden_ND, head.weight, head.bias, tokens_N, _checked(temperature), kept_bytes, _computed_in(head)
+                ),
             )
         _changing.add(model)
     return chosen_logps(_logits_at(model, head, places, **inputs), tokens_N, temperature=temperature)
@@ -120,8 +122,15 @@ def _logits_at(model: Any, head: nn.Module | None, places: Tensor | tuple[Tensor
     return logits.squeeze(0) if kept else logits[places]  # a model without such a layer, or one that does not call it
 
 
+def _computed_in(head: nn.Linear) -> torch.dtype:
+    """What products of its weights are computed in: under autocast in less than they are stored in."""
+    kind = head.weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
+
+
 class _ProjectedLogps(torch.autograd.Function):
-    """Projected, normalised and differentiated some rows at a time, so that logits of all are never there."""
+    """Projected, normalised and differentiated some rows at a time, so that logits of all are never there. Products are
+    of numbers of type `computed`, in both directions; gradients are of the types of what they are taken by."""
 
     @staticmethod
     def forward(
@@ -132,11 +141,14 @@ class _ProjectedLogps(torch.autograd.Function):
         tokens_N: Tensor,
         temperature: float,
         kept_bytes: int,
+        computed: torch.dtype,
     ) -> Tensor:
+        ctx.of_hidden, ctx.computed = hidden_ND.dtype, computed
+        hidden_ND, weight, bias = hidden_ND.to(computed), weight_VD.to(computed), _as(computed, bias_V)
         logp_N = hidden_ND.new_empty(len(tokens_N), dtype=_precise(hidden_ND.dtype))
         kept: list[Tensor] = []
         for hidden, tokens, logp in _in_pieces(PROJECTED, len(weight_VD), hidden_ND, tokens_N, logp_N):
-            logits = nn.functional.linear(hidden, weight_VD, bias_V)
+            logits = nn.functional.linear(hidden, weight, bias)
             _write_logps(logp, logits, tokens, temperature)
             kept_bytes -= logits.nbytes
             if kept_bytes >= 0:
@@ -150,6 +162,7 @@ class _ProjectedLogps(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         (grad_N,) = grad_outputs
         hidden_ND, weight_VD, bias_V, tokens_N, *kept = ctx.saved_tensors
+        weight, bias = weight_VD.to(ctx.computed), _as(ctx.computed, bias_V)
         by_hidden_ND, by_weight_VD = torch.empty_like(hidden_ND), _zeros(weight_VD)
         by_bias_V = None if bias_V is None else _zeros(bias_V)
         still = iter(kept)
@@ -158,15 +171,19 @@ class _ProjectedLogps(torch.autograd.Function):
         ):
             logits = next(still, None)
             if logits is None:
-                logits = nn.functional.linear(hidden, weight_VD, bias_V)
+                logits = nn.functional.linear(hidden, weight, bias)
             by_logits = torch.empty_like(logits)
             _write_gradient(by_logits, grad, logits, tokens, ctx.temperature)
-            torch.mm(by_logits, weight_VD, out=by_hidden)
+            torch.mm(by_logits, weight, out=by_hidden)
             _add_product(by_weight_VD, by_logits.T, hidden)
             if by_bias_V is not None:
                 by_bias_V += by_logits.sum(dim=0, dtype=by_bias_V.dtype)
-        by_bias = None if by_bias_V is None else by_bias_V.to(hidden_ND.dtype)
-        return by_hidden_ND, by_weight_VD.to(hidden_ND.dtype), by_bias, None, None, None
+        by_bias = None if bias_V is None else _as(bias_V.dtype, by_bias_V)
+        return by_hidden_ND.to(ctx.of_hidden), by_weight_VD.to(weight_VD.dtype), by_bias, None, None, None, None
+
+
+def _as(dtype: torch.dtype, found: Tensor | None) -> Tensor | None:
+    return None if found is None else found.to(dtype)
 
 
 def _zeros(like: Tensor) -> Tensor:

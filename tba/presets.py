@@ -128,4 +128,4 @@ def preset(name: str) -> Config:
     """A named run."""
     if name not in PRESETS:
         raise ConfigError(f"unknown task {name!r}; known: {', '.join(PRESETS)}")
-    return PRESETS[name]()
+    return PRESETS[name]().replace({"training.compute_dtype": "auto"})

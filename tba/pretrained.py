@@ -83,6 +83,15 @@ def resolve_device(device: str, *, setting: str = "model.device") -> torch.devic
     return place
 
 
+def computing(model: Any, dtype: str) -> torch.autocast:
+    """In here a model with weights in float32 multiplies matrices in this type, or in that which `auto` stands for.
+    Only for forward passes: backward takes of each step the type that forward took."""
+    kind = model.device.type
+    name = dtype if dtype != "auto" else "float32" if kind == "cpu" else "bfloat16"
+    lowers = name == "bfloat16" and model.dtype == torch.float32
+    return torch.autocast(kind, torch.bfloat16, enabled=lowers)
+
+
 def resolve_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {name!r}")
