@@ -433,6 +433,9 @@ class TrainingConfig:
     the optimizer, log-softmax and sums stay in float32. `auto`, which all presets have, is bfloat16 on a GPU, float32
     on a CPU. A run that was stored without this setting has float32. Weights in bfloat16 are computed with as they are.
     """
+    checkpoint_activations: bool = False
+    """Of each layer the trainer keeps only what it was given, and computes the rest again when gradients ask for it:
+    a third more time, for the same gradients."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     schedule: Literal["constant", "linear", "warmup-stable-decay"] = "constant"
     warmup_steps: Count = 0

@@ -4,6 +4,7 @@ blind to storage, so that a step can be taken again."""
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tba.batching import Batch, collate
+from tba.checkpointing import keeping_little, layers_of
 from tba.companions import LogZ, ValueModel, make_companion
 from tba.config import Config
 from tba.errors import RunFailed
@@ -45,6 +47,8 @@ class Learner:
         self.reference: MovingReference | None = None  # until it moves, what is stored of it serves
         self.trained = Trained(policy.model, config.training, learning_rate=config.training.learning_rate)
         self.companion = make_companion(config, policy.model)
+        if config.training.checkpoint_activations:
+            layers_of(policy.model)
         self.padded_because = why_padded(policy.model)
         at_rest(policy.model)
         self.packs = not self.padded_because
@@ -173,15 +177,18 @@ class Learner:
         return readers
 
     def _logps(self, model: nn.Module, piece: Piece) -> Tensor:
-        with self._computing():
+        with self._computing(), self._keeping(model):
             return piece.logps(model, temperature=self.config.search.temperature)
 
     def _values(self, model: ValueModel, piece: Piece) -> Tensor:
-        with self._computing():
+        with self._computing(), self._keeping(model):
             return model(piece)
 
     def _computing(self) -> torch.autocast:
         return computing(self.policy.model, self.config.training.compute_dtype)
+
+    def _keeping(self, model: nn.Module) -> AbstractContextManager[None]:
+        return keeping_little(model) if self.config.training.checkpoint_activations else nullcontext()
 
     def _all_trained(self) -> list[Trained[Any]]:
         return [self.trained, *([self.companion] if self.companion else [])]

@@ -23,6 +23,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from tba.batching import Batch, buckets, prompt_lengths
+from tba.checkpointing import again_in
 from tba.errors import DataError
 from tba.logprobs import logps_at
 
@@ -276,7 +277,8 @@ def attending(model: PreTrainedModel, row: Row) -> Iterator[None]:
     before, token = model.config._attn_implementation or "eager", _row.set(row)
     model.set_attn_implementation(ATTENTION)
     try:
-        yield
+        with again_in(lambda: attending(model, row)):
+            yield
     finally:
         model.set_attn_implementation(before)
         _row.reset(token)

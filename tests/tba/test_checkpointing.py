@@ -1,0 +1,92 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from tba.checkpointing import keeping_little, layers_of
+from tba.errors import ConfigError
+from tba.learner import Learner
+from tba.pieces import micro_batches
+from tests.builders import fetched_of
+from tests.tba.test_pieces import ROWS, make
+from tests.tba.tiny import tiny_llama
+
+
+def learner(little: bool, **changes: Any) -> Learner:
+    model: Any = tiny_llama()
+    return make(model=model, training__checkpoint_activations=little, **changes)
+
+
+@contextmanager
+def attention_calls(model: nn.Module) -> Iterator[list[str]]:
+    """What is called in layers, where a layer that is computed again calls it again."""
+    calls: list[str] = []
+    hooks = [
+        it.register_forward_hook(lambda *_, name=name: calls.append(name))
+        for name, it in model.named_modules()
+        if name.endswith("self_attn")
+    ]
+    yield calls
+    for hook in hooks:
+        hook.remove()
+
+
+def taken(it: Learner) -> tuple[list[Tensor], int]:
+    """Gradients of a batch, and how often the policy's attention was called."""
+    with attention_calls(it.policy.model) as calls:
+        it._differentiate(it.collate(fetched_of(ROWS)), 0.5)
+    parameters = [p for trained in it._all_trained() for p in trained.model.parameters()]
+    return [p.grad for p in parameters if p.grad is not None], len(calls)
+
+
+@pytest.mark.parametrize("name", ["trajectory-balance", "ppo"])
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("changes", [{}, {"tokens_per_micro_batch": 12}, {"compute_dtype": "bfloat16"}])
+def test_gradients_are_the_same_to_the_bit_though_layers_are_computed_again(name, packs, changes):
+    given = {"packs": packs, "objective__name": name, **{f"training__{it}": to for it, to in changes.items()}}
+    (usual, once), (little, more) = taken(learner(False, **given)), taken(learner(True, **given))
+    assert len(usual) == len(little) and all(a.equal(b) for a, b in zip(usual, little, strict=True))
+    assert more > once
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_less_is_held_between_forward_and_backward(packs):
+    held = {little: _held_bytes(learner(little, packs=packs)) for little in (False, True)}
+    assert held[True] < held[False] / 2
+
+
+def _held_bytes(it: Learner) -> int:
+    """Beside weights, of the first micro-batch's forward pass."""
+    weights = {p.untyped_storage().data_ptr() for p in it.policy.model.parameters()}
+    held: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if (place := tensor.untyped_storage().data_ptr()) not in weights:
+            held[place] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    batch = it.collate(fetched_of(ROWS))
+    part = next(iter(micro_batches(batch, most_groups=None, most_tokens=10**6, packs=it.packs)))
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        it._logps(it.policy.model, part.pieces[0])
+    return sum(held.values())
+
+
+def test_the_model_is_afterwards_as_it_was():
+    model = tiny_llama()
+    with pytest.raises(ZeroDivisionError), keeping_little(model):
+        assert all("forward" in vars(it) for it in layers_of(model))
+        _ = 1 / 0
+    assert not any("forward" in vars(it) for it in model.modules() if isinstance(it, GradientCheckpointingLayer))
+    with torch.no_grad(), keeping_little(model):
+        assert not any("forward" in vars(it) for it in layers_of(model))
+
+
+def test_a_model_without_such_layers_is_refused():
+    with pytest.raises(ConfigError, match=r"training\.checkpoint_activations: a Linear has no layers that allow it"):
+        layers_of(nn.Linear(1, 1))
