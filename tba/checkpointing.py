@@ -4,7 +4,7 @@ That of transformers asks for a model in training mode, with its dropout. Here o
 another way: a model, its names and its copies stay as they are, and evaluation mode too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
@@ -20,7 +20,7 @@ from tba.errors import ConfigError
 Around = Callable[[], AbstractContextManager[None]]
 
 
-def layers_of(model: nn.Module) -> list[nn.Module]:
+def layers_of(model: nn.Module) -> Sequence[nn.Module]:
     """ConfigError if transformers says of no layer that it can be computed again."""
     found = [it for it in model.modules() if isinstance(it, GradientCheckpointingLayer)]
     if not found:
