@@ -268,6 +268,7 @@ def _add_export(commands: Any) -> None:
     parser.add_argument("run", metavar="RUN", help=_RUN)
     parser.add_argument("--version", type=int, required=True, metavar="N", help="number of the version; 0 is the start")
     parser.add_argument("--attempt", type=int, metavar="A", help="of which attempt (default: the newest that has it)")
+    parser.add_argument("--adapter", action="store_true", help="of adapters: as it is, not merged into its base")
     parser.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
 
 
@@ -455,7 +456,8 @@ def compact_command(options: argparse.Namespace) -> int:
 def export_command(options: argparse.Namespace) -> int:
     from flows import export
 
-    print(export.export(open_run(options.run), options.version, options.attempt, options.folder))
+    run, wanted = open_run(options.run), options.adapter
+    print(export.export(run, options.version, options.attempt, options.folder, adapter=wanted))
     return DONE
 
 

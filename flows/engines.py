@@ -5,13 +5,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flows.gpus import engine_start
 from storage.events import Events
 from tba.config import Config, EngineConfig
 from tba.errors import ConfigError
 from tba.interfaces import Generator
+
+if TYPE_CHECKING:
+    from tba.adapters import Adapter
 
 LEAST_TEMPERATURE = 0.01  # vLLM takes this for any that is lower, but for 0
 MOST_TEMPERATURE = 2  # it refuses any that is higher
@@ -32,8 +35,8 @@ class Sampling(NamedTuple):
     reads_logps: bool = True  # of what it samples
 
 
-def open_generator(config: Config, events: Events, sampling: Sampling) -> Generator:
-    """The one to use, before it has adopted anything."""
+def open_generator(config: Config, events: Events, sampling: Sampling, adapter: "Adapter | None" = None) -> Generator:
+    """The one to use, before it has adopted anything; of adapters, where it is told of one."""
     from tba.pretrained import resolve_device
 
     device = resolve_device(config.model.device).type
@@ -44,6 +47,7 @@ def open_generator(config: Config, events: Events, sampling: Sampling) -> Genera
         "batch_responses": config.search.batch_responses,
         "max_response_tokens": config.search.max_response_tokens,
         "trust_remote_code": config.model.trust_remote_code,
+        "adapter": adapter,
     }
     if engine.name == "vllm":
         from tba.vllm_generation import VLLMGenerator

@@ -4,15 +4,21 @@ import secrets
 import shutil
 from pathlib import Path
 
+from flows.role import use_threads
 from storage import folders, layout
 from storage.run import Run
 from storage.versions import Versions
+from tba.config import Config, parse
 from tba.errors import ConfigError
 from tba.types import Version
 
 
-def export(run: Run, number: int, attempt: int | None, folder: str) -> Path:
-    """Copy a version and verify it; the folder appears only when all of it is there."""
+def export(run: Run, number: int, attempt: int | None, folder: str, *, adapter: bool = False) -> Path:
+    """Copy a version and verify it; the folder appears only when all of it is there. Where versions are adapters, merge
+    it into its base first, unless `adapter` is wanted by itself."""
+    config = parse(run.config)
+    if adapter and not config.model.lora_rank:
+        raise ConfigError(f"--adapter: {run.name} has no adapters, its model.lora_rank is 0")
     target = Path(folder).absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{folder} exists already and is not an empty folder")
@@ -23,7 +29,10 @@ def export(run: Run, number: int, attempt: int | None, folder: str) -> Path:
     except OSError as error:
         raise ConfigError(f"DIR: {folder} cannot be written: {error.strerror}") from None
     try:
-        _fetch(run, version, unfinished)
+        if config.model.lora_rank and not adapter:
+            _merge(run, config, version, unfinished)
+        else:
+            _fetch(run, version, unfinished)
         if target.exists():
             target.rmdir()
         unfinished.rename(target)
@@ -50,3 +59,10 @@ def _fetch(run: Run, version: Version, into: Path) -> None:
     size = sum(file["bytes"] for file in manifest["files"]) if manifest else 0
     with Console(stderr=True).status(f"copying version {version} ({size / 1e6:,.1f} MB)"):
         folders.fetch(run.store, prefix, into)
+
+
+def _merge(run: Run, config: Config, version: Version, into: Path) -> None:
+    from flows import wiring
+
+    use_threads(config.model.threads)
+    wiring.load_merged(run, config, version).snapshot().save(into)

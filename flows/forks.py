@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FIXED = (
-    "task", "model.path", "model.revision", "search.temperature", "search.prompts_from", "search.prompts_where",
+    "task", "model.path", "model.revision", "model.lora_rank", "model.lora_alpha", "model.lora_targets",
+    "search.temperature", "search.prompts_from", "search.prompts_where",
 )  # fmt: skip
 """Settings that a fork shares with its parent: by them the trajectories it inherits were asked for, generated and
-scored."""
+scored, and its checkpoint written."""
 
 
 def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str | None = None, replay: bool = False) -> Run:

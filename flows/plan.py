@@ -196,6 +196,7 @@ def describe(config: Config) -> str:
         ("task", config.task.name),
         *([("prompts", _prompts(known))] if known else []),
         ("policy", config.model.path or "made by the task"),
+        *([("adapters", _adapters(config))] if config.model.lora_rank else []),
         *([("options", _given(config.task.options))] if config.task.options else []),
         ("objective", _objective(config)),
         ("learning rate", _learning_rate(config)),
@@ -296,6 +297,11 @@ def _bounds(low: float, high: float) -> str:
     return (
         f"only prompts whose responses in the buffer earn between {low:g} and {high:g} on average, where there are any"
     )
+
+
+def _adapters(config: Config) -> str:
+    model = config.model
+    return f"of rank {model.lora_rank}, alpha {model.peft_alpha:g}, in {model.lora_targets}; the policy stays as it is"
 
 
 def _objective(config: Config) -> str:

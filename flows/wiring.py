@@ -5,6 +5,7 @@ import json
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from numbers import Integral
@@ -29,6 +30,7 @@ from storage.run import Run
 from storage.store import Store, open_store
 from storage.trajectories import Trajectories
 from storage.versions import Versions
+from tba.adapters import Adapter, files_sha256, merge
 from tba.asking import asking
 from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, DataError, StorageError
@@ -38,6 +40,7 @@ from tba.generation import TransformersGenerator
 from tba.interfaces import Measures, ReadsFields, Task, UsesModels
 from tba.places import check_place
 from tba.policy import Policy, PolicyScorer
+from tba.pretrained import local_folder
 from tba.prompts import PromptStream
 from tba.searcher import Searcher, await_reference
 from tba.tasks import get_task, policy_maker
@@ -62,7 +65,8 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
     _load_models(task, run, config, lease.tell)
     versions = Versions(run)
     reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
-    with closing(open_generator(config, events, search_sampling(config))) as generator:
+    adapter = find_adapter(run, config, lease.tell)
+    with closing(open_generator(config, events, search_sampling(config), adapter)) as generator:
         searcher = Searcher(
             index,
             seed=config.seed,
@@ -70,7 +74,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
             stream=_stream(config, read_prompts(run, "train"), index),
             task=task,
             generator=generator,
-            scorer=_reference_scorer(config, versions, reference),
+            scorer=_scorer(config, adapter, versions.load(reference), reference),
             log=Trajectories(run),
             versions=versions,
             lease=lease,
@@ -90,7 +94,8 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
         checkpoint = None
         if attempt.continues is not None:
             checkpoint = checkpoint_folder(run, config, attempt.continues)
-            policy = _load_policy(config, checkpoint, device=_first_device(config))
+            adapter = find_adapter(run, config, lease.tell)
+            policy = load_policy(config, adapter, checkpoint, device=_first_device(config))
         elif config.start.sync:
             raise _no_start(run, config)
         else:
@@ -128,16 +133,18 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
     _load_models(task, run, config, lease.tell)
     versions = Versions(run)
     reference = await_reference(versions, lease, deadline=config.limits.data_deadline)
+    adapter = find_adapter(run, config, lease.tell)
     needs_reference = isinstance(task, Measures) and task.needs_reference
     sampling = evaluation_sampling(config, reads_logps=needs_reference)
-    with closing(open_generator(config, events, sampling)) as generator:
+    scorer = partial(_scorer, config, adapter)
+    with closing(open_generator(config, events, sampling, adapter)) as generator:
         evaluator = Evaluator(
             config,
             prompts=read_prompts(run, "test")[: config.evaluation.prompts],
             task=task,
             generator=generator,
-            reference=_reference_scorer(config, versions, reference) if needs_reference else None,
-            trainers_scorer=None if isinstance(generator, TransformersGenerator) else partial(_scorer, config),
+            reference=scorer(versions.load(reference), reference) if needs_reference else None,
+            trainers_scorer=None if isinstance(generator, TransformersGenerator) else scorer,
             versions=versions,
             evaluations=Evaluations(run),
             lease=lease,
@@ -152,7 +159,7 @@ def _no_start(run: Run, config: Config) -> Damaged:
 
 def load_checkpoint(run: Run, config: Config, name: Version) -> tuple[Policy, TrainingState]:
     folder = checkpoint_folder(run, config, name)
-    return _load_policy(config, folder), TrainingState.load(folder)
+    return load_policy(config, find_adapter(run, config), folder), TrainingState.load(folder)
 
 
 def checkpoint_folder(run: Run, config: Config, name: Version) -> Path:
@@ -178,29 +185,53 @@ def _load_models(task: Task, run: Run, config: Config, tell: Tell) -> None:
             task.load(lambda setting, place: _model_at(setting, place, run, config, tell))
 
 
-def _reference_scorer(config: Config, versions: Versions, reference: Version) -> PolicyScorer:
-    return _scorer(config, versions.load(reference), reference)
+def _scorer(config: Config, adapter: Adapter | None, folder: Path, version: Version) -> PolicyScorer:
+    return PolicyScorer(load_policy(config, adapter, folder), version)
 
 
-def _scorer(config: Config, folder: Path, version: Version) -> PolicyScorer:
-    return PolicyScorer(_load_policy(config, folder), version)
-
-
-def _load_policy(config: Config, path: str | Path, *, device: str = "") -> Policy:
+def load_policy(config: Config, adapter: Adapter | None, path: str | Path | None, *, device: str = "") -> Policy:
+    """A model, or the base with the adapter that lies there; without a path with a fresh one."""
     model = config.model
-    return Policy.load(
-        path,
-        dtype=model.dtype,
-        device=device or model.device,
-        revision=model.revision,
-        trust_remote_code=model.trust_remote_code,
+    options: dict[str, Any] = {
+        "dtype": model.dtype, "device": device or model.device, "trust_remote_code": model.trust_remote_code
+    }  # fmt: skip
+    if adapter:
+        return Policy.load_adapted(adapter, Path(path) if path else None, seed=config.seed, **options)
+    assert path is not None
+    return Policy.load(path, revision=model.revision, **options)
+
+
+def load_merged(run: Run, config: Config, version: Version) -> Policy:
+    """A version that is an adapter, as a plain model in main memory."""
+    config = config.replace({"model.device": "cpu"})
+    policy = load_policy(config, find_adapter(run, config), Versions(run).load(version))
+    merge(policy.model)
+    return replace(policy, adapter=None)
+
+
+def find_adapter(run: Run, config: Config, tell: Tell = lambda status, **progress: None) -> Adapter | None:
+    """What the run's adapters are, with their base on this machine; None where the weights themselves are trained."""
+    model = config.model
+    if not model.lora_rank:
+        return None
+    base = local_folder("model.path", _base_of(run, config, tell), revision=model.revision)
+    tell("reading the base of the adapters")
+    return Adapter(
+        rank=model.lora_rank,
+        alpha=model.peft_alpha,
+        targets=model.lora_targets,
+        base=base,
+        base_name=model.path,
+        base_sha256=files_sha256(base),
     )
 
 
 def load_start(run: Run, config: Config, tell: Tell = lambda status, **progress: None, *, device: str = "") -> Policy:
     """The policy before training. What cannot be loaded here is a bad setting, unless it may load when tried again."""
     try:
-        policy = _load_policy(config, _start_of(run, config, tell), device=device)
+        adapter = find_adapter(run, config, tell)
+        start = _start_of(run, config, tell, adapted=adapter is not None)
+        policy = load_policy(config, adapter, start, device=device)
     except Damaged as error:
         raise ConfigError(f"model.path: {error}") from error
     check_first_policy(policy, longest=config.longest)
@@ -220,12 +251,17 @@ def _check_start(run: Run, policy: Policy) -> None:
         )
 
 
-def _start_of(run: Run, config: Config, tell: Tell) -> str | Path:
-    """Where the policy before training lies: stored already, as configured, or made by the task and cached by its
-    recipe."""
+def _start_of(run: Run, config: Config, tell: Tell, *, adapted: bool) -> str | Path | None:
+    """Where the policy before training lies, where that is stored already; else its base, or None for a fresh
+    adapter."""
     versions = Versions(run)
     if (reference := versions.reference()) and config.model.publish_dtype == config.model.dtype:
         return versions.load(reference)
+    return None if adapted else _base_of(run, config, tell)
+
+
+def _base_of(run: Run, config: Config, tell: Tell) -> str | Path:
+    """Where what the run begins with lies: as configured, or made by the task and cached by its recipe."""
     path = config.model.path
     if path:
         return _model_at("model.path", path, run, config, tell)

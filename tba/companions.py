@@ -5,13 +5,13 @@ model on a copy of the policy as it is then.
 """
 # Shapes: B = P x K rows, P prompts (groups), K responses per prompt, T tokens of a row with padding, D hidden.
 
-import copy
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from tba.adapters import copy_of
 from tba.batching import Batch, prompt_lengths, stretches
 from tba.config import Config
 from tba.errors import ConfigError
@@ -39,7 +39,7 @@ class ValueModel(nn.Module):
 
     def __init__(self, policy: PreTrainedModel):
         super().__init__()
-        self.backbone, self.head = copy.deepcopy(_backbone(policy)), Head(policy)
+        self.backbone, self.head = copy_of(_backbone(policy)), Head(policy)
 
     def forward(self, piece: Piece) -> Tensor:
         """[R] of each token that counts: that of all before it."""

@@ -74,6 +74,31 @@ class ModelConfig:
     """`auto` takes a GPU where there is one."""
     threads: Count = 1
     """CPU threads of each role; 0 leaves them to torch."""
+    lora_rank: Annotated[int, Field(ge=0, le=512)] = 0
+    """Of adapters that are trained, and published, in place of the weights, which stay as they are; 0 trains those."""
+    lora_alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """What an adapter adds is multiplied by lora_alpha / lora_rank; unset, by 2."""
+    lora_targets: Annotated[str, Field(min_length=1)] = "all-linear"
+    """Layers that have an adapter: `all-linear` is all inside the model; else names with commas between them, such as
+    `q_proj,v_proj`."""
+
+    @model_validator(mode="after")
+    def _settings_of_lora_apply(self) -> Self:
+        for name in ("lora_alpha", "lora_targets"):
+            found = getattr(self, name)
+            if not self.lora_rank and found != getattr(type(self), name):
+                raise ValueError(f"model.{name} does not apply where model.lora_rank is 0, got {found!r}")
+        if self.lora_rank and self.publish_dtype != self.dtype:
+            raise ValueError(
+                f"model.publish_dtype must be model.dtype ({self.dtype!r}) where model.lora_rank is set: adapters are "
+                f"published as they are trained, and their base is one for all roles, got {self.publish_dtype!r}"
+            )
+        return self
+
+    @property
+    def peft_alpha(self) -> float:
+        """As peft takes it."""
+        return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
 
 
 @settings
@@ -684,6 +709,16 @@ class Config:
                 "moves of the reference round to none",
             ),
             (
+                not (self.model.lora_rank and objective.reference_decay),
+                f"objective.reference_decay must be 0 where model.lora_rank is set: what adapters add is a product, of "
+                f"which no mean of theirs is the mean, got {objective.reference_decay:g}",
+            ),
+            (
+                not self.model.lora_rank or sync.whole_every == 1,
+                f"sync.whole_every must be 1 where model.lora_rank is set: adapters are small, and differ in most "
+                f"bits, got {sync.whole_every}",
+            ),
+            (
                 self.sampling.capacity >= training.responses_per_prompt,
                 f"sampling.capacity must be >= training.responses_per_prompt (K = "
                 f"{training.responses_per_prompt}), got {self.sampling.capacity}",
@@ -730,6 +765,7 @@ class Config:
         alone = {
             "objective.name": (objective.name not in ("ppo", "vine-ppo"), objective.name),
             "objective.log_z": (objective.log_z != "learned", objective.log_z),
+            "model.lora_rank": (not self.model.lora_rank, self.model.lora_rank),
         }
         return [
             (

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,13 +25,14 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
+from tba.adapters import CONFIG, Adapter
 from tba.errors import Busy, ConfigError, Damaged, Missing
 from tba.generating import check_request
 from tba.logprobs import chosen_logps
 from tba.policy import Policy
 from tba.types import Request, Response, Version
 
-_DESCRIPTION = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+_DESCRIPTION = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", CONFIG)
 _REFILL = 8  # ended rows leave, and waiting ones come in, an eighth of the batch at a time: both copy the whole cache
 
 
@@ -45,7 +47,9 @@ class TransformersGenerator:
         batch_responses: int = 512,
         max_response_tokens: int = 512,
         trust_remote_code: bool = False,
+        adapter: Adapter | None = None,
     ):
+        self.adapter = adapter  # where versions are adapters
         self.device, self.dtype, self.trust_remote_code = device, dtype, trust_remote_code
         self.batch_responses, self.max_response_tokens = batch_responses, max_response_tokens
         self.version: Version | None = None
@@ -68,7 +72,7 @@ class TransformersGenerator:
                     raise Busy(f"version {version} is another model than that of the responses in flight")
                 self._policy = self._load(folder, read.description)
         except (ConfigError, Damaged, OSError, SafetensorError) as error:
-            if not (folder / "config.json").exists():  # the first file to go, and at last the folder
+            if is_gone(folder):
                 raise Missing(f"version {version} was removed from {folder} while it was read") from error
             if isinstance(error, ConfigError):
                 raise
@@ -90,12 +94,17 @@ class TransformersGenerator:
         """Copy a folder's weights into the model that is there. False if it is another model."""
         if self._policy is None or folder.description != self._description:
             return False
+        if self.adapter:
+            self.adapter.read_into(self._policy.model, folder.path)
+            return True
         if _refill(self._policy.model, folder.weights):
             return True  # else transformers may store them under other names than the model has, as of Pythia
         return _refill(self._policy.model, self._load(folder.path, folder.description).model.state_dict())
 
     def _load(self, folder: Path, description: bytes) -> Policy:
-        policy = Policy.load(folder, dtype=self.dtype, device=self.device, trust_remote_code=self.trust_remote_code)
+        options = {"dtype": self.dtype, "device": self.device, "trust_remote_code": self.trust_remote_code}
+        load = partial(Policy.load_adapted, self.adapter) if self.adapter else Policy.load
+        policy = load(folder, **options)
         if describe(folder) != description:  # transformers makes do with what is left
             raise FileNotFoundError(folder)
         _check_cache(policy.model, "model.path")
@@ -381,6 +390,11 @@ def describe(folder: Path) -> bytes:
         digest.update(path.read_bytes() if path.exists() else b"")
         digest.update(b"\0")
     return digest.digest()
+
+
+def is_gone(folder: Path) -> bool:
+    """The description of a model, or of an adapter, is the first file to go, and at last the folder."""
+    return not any((folder / name).exists() for name in ("config.json", CONFIG))
 
 
 @dataclass(frozen=True)

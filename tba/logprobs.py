@@ -163,8 +163,9 @@ class _ProjectedLogps(torch.autograd.Function):
         (grad_N,) = grad_outputs
         hidden_ND, weight_VD, bias_V, tokens_N, *kept = ctx.saved_tensors
         weight, bias = weight_VD.to(ctx.computed), _as(ctx.computed, bias_V)
-        by_hidden_ND, by_weight_VD = torch.empty_like(hidden_ND), _zeros(weight_VD)
-        by_bias_V = None if bias_V is None else _zeros(bias_V)
+        by_hidden_ND = torch.empty_like(hidden_ND)
+        by_weight_VD = _zeros(weight_VD) if ctx.needs_input_grad[1] else None
+        by_bias_V = _zeros(bias_V) if ctx.needs_input_grad[2] else None
         still = iter(kept)
         for hidden, tokens, grad, by_hidden in _in_pieces(
             PROJECTED, len(weight_VD), hidden_ND, tokens_N, grad_N, by_hidden_ND
@@ -175,11 +176,12 @@ class _ProjectedLogps(torch.autograd.Function):
             by_logits = torch.empty_like(logits)
             _write_gradient(by_logits, grad, logits, tokens, ctx.temperature)
             torch.mm(by_logits, weight, out=by_hidden)
-            _add_product(by_weight_VD, by_logits.T, hidden)
+            if by_weight_VD is not None:
+                _add_product(by_weight_VD, by_logits.T, hidden)
             if by_bias_V is not None:
                 by_bias_V += by_logits.sum(dim=0, dtype=by_bias_V.dtype)
-        by_bias = None if bias_V is None else _as(bias_V.dtype, by_bias_V)
-        return by_hidden_ND.to(ctx.of_hidden), by_weight_VD.to(weight_VD.dtype), by_bias, None, None, None, None
+        by_weight, by_bias = _as(weight_VD.dtype, by_weight_VD), _as(weight_VD.dtype, by_bias_V)
+        return by_hidden_ND.to(ctx.of_hidden), by_weight, by_bias, None, None, None, None
 
 
 def _as(dtype: torch.dtype, found: Tensor | None) -> Tensor | None:

@@ -1,9 +1,8 @@
 """The policy: a causal language model and its tokenizer, loaded, copied, hashed and saved as a Hugging Face folder."""
 
 import copy
-import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from tba import adapters
+from tba.adapters import Adapter, AdapterSnapshot, tensors_sha256
 from tba.batching import buckets, pad
 from tba.logprobs import token_logps
 from tba.packed import CannotPack, Group, can_pack, packed_logps, rows, tokens_per_call
@@ -36,11 +37,7 @@ class Snapshot:
     @cached_property
     def sha256(self) -> str:
         """Of the weights: their names in order, types, shapes and bytes."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-            digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()
+        return tensors_sha256(self.model.state_dict())
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,7 @@ class Policy:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
+    adapter: Adapter | None = field(default=None, kw_only=True)  # where that is what is trained
 
     @classmethod
     def load(
@@ -70,6 +68,16 @@ class Policy:
         return cls(model, tokenizer, model.device)
 
     @classmethod
+    def load_adapted(cls, adapter: Adapter, folder: Path | None, *, seed: int = 0, **options: Any) -> "Policy":
+        """The base with the adapter in a folder, else with a fresh one by this seed; options and errors of `load`, and
+        those of `Adapter.read_into`."""
+        base = cls.load(adapter.base, **options)
+        adapter.put_into(base.model, seed=seed)
+        if folder is not None:
+            adapter.read_into(base.model, folder)
+        return replace(base, adapter=adapter)
+
+    @classmethod
     def load_frozen(cls, setting: str, path: str | Path, *, dtype: str = "float32", device: str = "auto") -> "Policy":
         """A model that a task asks, which is never trained here."""
         model, tokenizer = load_frozen(AutoModelForCausalLM, setting, path, dtype=dtype, device=device)
@@ -83,11 +91,13 @@ class Policy:
         return next((token for token in candidates if isinstance(token, int) and token < known), 0)
 
     def twin(self) -> PreTrainedModel:
-        """A copy of the model, on the same device."""
-        return copy.deepcopy(self.model)
+        """A copy of the model, on the same device, which shares what is never trained."""
+        return cast(PreTrainedModel, adapters.copy_of(self.model))
 
-    def snapshot(self) -> Snapshot:
-        """A copy in main memory that training does not touch."""
+    def snapshot(self) -> Snapshot | AdapterSnapshot:
+        """A copy in main memory that training does not touch, of all that is trained."""
+        if self.adapter:
+            return adapters.snapshot(self.model, self.adapter)
         return Snapshot(_frozen_copy(self.model), self.tokenizer)
 
 

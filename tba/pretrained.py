@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -51,6 +52,8 @@ def load(
         missing = sorted(name for name in found["missing_keys"] if not name.startswith(may_lack))
         if missing:  # transformers fills them with random numbers
             raise ValueError(f"for {kind.__name__} it has no {', '.join(missing[:3])}")
+        if getattr(model, "_hf_peft_config_loaded", False):
+            raise ValueError("it is an adapter of another model: merge the two first")
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
         raise _cannot_load(setting, path, error) from error
     return model.to(place).eval(), tokenizer
@@ -68,6 +71,17 @@ def load_frozen(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return model, tokenizer
+
+
+def local_folder(setting: str, path: str | Path, *, revision: str = "main") -> Path:
+    """Itself, or what a name of the hub stands for, as `load` would read it; with its errors."""
+    if Path(path).is_dir():
+        return Path(path)
+    try:
+        wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
+        return Path(snapshot_download(str(path), revision=revision, allow_patterns=wanted))
+    except (OSError, ValueError) as error:
+        raise _cannot_load(setting, path, error) from error
 
 
 def resolve_device(device: str, *, setting: str = "model.device") -> torch.device:

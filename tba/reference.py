@@ -9,30 +9,37 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from tba.adapters import trainable
 from tba.ranks import at_rest, held_as, whole
 
 
 class MovingReference:
     def __init__(self, twin: nn.Module):
         """Begins as what is a copy of the policy's model."""
+        self.moving = [name for name, _ in trainable(twin)]  # beside the base of adapters, which never differs
         self.model = twin.requires_grad_(False)
 
     @torch.no_grad()
     def follow(self, policy: nn.Module, *, decay: float) -> None:
         """decay x itself + (1 - decay) x the policy, weight by weight; at 0 it is the policy."""
         at_rest(self.model)
-        for mine, theirs in zip(self.model.parameters(), policy.parameters(), strict=True):
-            mine.lerp_(theirs, 1 - decay)
+        theirs = dict(policy.named_parameters())
+        for name, mine in self._moving():
+            mine.lerp_(theirs[name], 1 - decay)
 
     def tensors(self, *, keep: bool = True) -> dict[str, Tensor]:
         """A copy of its weights that does not change as it moves on; of several ranks one keeps it."""
         at_rest(self.model)
-        found = ((name, whole(it.detach())) for name, it in self.model.named_parameters())
+        found = ((name, whole(it.detach())) for name, it in self._moving())
         return {name: it.to("cpu", copy=True) for name, it in found if keep}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Of several ranks each has the rows that it holds."""
         at_rest(self.model)
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self._moving():
             parameter.copy_(held_as(parameter, tensors[name]))
+
+    def _moving(self) -> list[tuple[str, nn.Parameter]]:
+        found = dict(self.model.named_parameters())
+        return [(name, found[name]) for name in self.moving]

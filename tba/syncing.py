@@ -31,7 +31,7 @@ from tba.config import Config
 from tba.errors import Stopped, Superseded
 from tba.interfaces import CheckpointStore, Lease, Ledger, VersionStore
 from tba.learner import Learner
-from tba.policy import Snapshot
+from tba.policy import AdapterSnapshot, Snapshot
 from tba.timing import timed
 from tba.training_state import TrainingState
 from tba.types import Base, StepRecord, Version
@@ -43,7 +43,7 @@ class Copy:
 
     sync: int
     step: int
-    snapshot: Snapshot
+    snapshot: Snapshot | AdapterSnapshot
     state: TrainingState | None  # but for the prompt queues; None where no checkpoint is due
     publish: bool
 
@@ -134,7 +134,7 @@ class SyncWriter:
             line.finish()
         self._prune_versions()
 
-    def publish(self, snapshot: Snapshot, sync: int) -> None:
+    def publish(self, snapshot: Snapshot | AdapterSnapshot, sync: int) -> None:
         folder, before, base = Path(mkdtemp(dir=self.scratch)), self.before, self.base
         self._save(snapshot, folder, dtype=self.config.model.publish_dtype)
         version, every = Version(sync, self.attempt), self.config.sync.whole_every
@@ -185,7 +185,7 @@ class SyncWriter:
         self._check_owner()
         self.versions.prune(keep=self.config.sync.keep_versions, every=self.config.evaluation.every)
 
-    def _save(self, snapshot: Snapshot, folder: Path, *, dtype: str | None = None) -> None:
+    def _save(self, snapshot: Snapshot | AdapterSnapshot, folder: Path, *, dtype: str | None = None) -> None:
         with self.saving:
             snapshot.save(folder, dtype=dtype)
 

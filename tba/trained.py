@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from tba.adapters import trainable
 from tba.config import TrainingConfig
 from tba.ranks import whole
 from tba.training_state import optimizer_tensors, restore_optimizer
@@ -20,8 +21,9 @@ class Trained(Generic[Model]):
     def __init__(self, model: Model, training: TrainingConfig, *, learning_rate: float, name: str = ""):
         self.model, self.name, self.learning_rate = model, name, learning_rate
         self.clip_norm = training.clip_norm
+        self.parameters = [it for _, it in trainable(model)]  # of adapters, where the policy has them
         self.optimizer = torch.optim.AdamW(
-            model.parameters(),
+            self.parameters,
             lr=learning_rate,
             betas=(training.adam_beta1, training.adam_beta2),
             eps=training.adam_eps,
@@ -33,20 +35,19 @@ class Trained(Generic[Model]):
         return f"{self.name}_grad_norm" if self.name else "grad_norm"
 
     def grad_norm(self) -> Tensor:
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        return whole(norm)
+        return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
 
     def update(self, norm: Tensor, *, factor: float) -> None:
         """With gradients of this norm, at this factor of the peak learning rate."""
         if self.clip_norm:
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self.clip_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * factor
         self.optimizer.step()
 
     def tensors(self) -> dict[str, Tensor]:
         """A copy of weights and optimizer that does not change as training goes on."""
-        weights = {name: it.detach().to("cpu", copy=True) for name, it in self.model.named_parameters()}
+        weights = {name: it.detach().to("cpu", copy=True) for name, it in trainable(self.model)}
         parts = {"weights": weights, "optimizer": optimizer_tensors(self.optimizer)}
         return {f"{self.name}.{part}.{key}": it for part, found in parts.items() for key, it in found.items()}
 
@@ -57,7 +58,7 @@ class Trained(Generic[Model]):
         found = {key.removeprefix(prefix): it for key, it in tensors.items() if key.startswith(prefix)}
         if not found:
             return
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in trainable(self.model):
             parameter.copy_(found[f"weights.{name}"])
         moments = {key.removeprefix("optimizer."): it for key, it in found.items() if key.startswith("optimizer.")}
         restore_optimizer(self.optimizer, moments)

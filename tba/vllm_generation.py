@@ -16,24 +16,28 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from vllm import EngineArgs, SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
 from vllm.config import WeightTransferConfig  # pyright: ignore[reportMissingImports]
+from vllm.config.lora import MaxLoRARanks  # pyright: ignore[reportMissingImports]
+from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportMissingImports]
 from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
 
+from tba.adapters import Adapter
 from tba.config import EngineConfig
 from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed, TBAError
 from tba.generating import check_request
-from tba.generation import describe, end_tokens
+from tba.generation import describe, end_tokens, is_gone
 from tba.types import Prompt, Request, Response, Version
 from tba.vllm_plugin import FROM_FOLDER, OURS
 
 LogpsMode = Literal["at-one", "uncut", "any"]
+ADAPTERS = 2  # that an engine holds: what responses in flight began with, and the next
 CPU_CACHE = 1.0  # gigabytes of keys and values on a CPU, whose memory others use too
 
 
@@ -60,7 +64,11 @@ class VLLMGenerator:
         engine: EngineConfig | None = None,
         trust_remote_code: bool = False,
         starting: Callable[[], AbstractContextManager[int]] = lambda: nullcontext(1),
+        adapter: Adapter | None = None,
     ):
+        self.adapter = adapter  # where versions are adapters
+        self._adapters: dict[Version, LoRARequest] = {}  # that the engine has
+        self._made_by: dict[str, Version] = {}  # what is in flight, by the adapter that it began with
         self.on_cpu, self.dtype, self.trust_remote_code = on_cpu, dtype, trust_remote_code
         self.batch_responses, self.max_response_tokens = batch_responses, max_response_tokens
         self.max_tokens = max_prompt_tokens + max_response_tokens
@@ -71,7 +79,7 @@ class VLLMGenerator:
         self._description, self._shapes = b"", {}
         self._tokenizer: Any = None
         self._ends: frozenset[int] = frozenset()
-        self._names = count()
+        self._names, self._numbers = count(), count(1)
         self._share = 0.0  # seconds that a response has had which was in flight all along: each has an equal part
         self._counted = 0.0  # until when that is told
         self._in_flight: dict[str, tuple[Request, float]] = {}  # with the share when it was asked
@@ -80,7 +88,11 @@ class VLLMGenerator:
         """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
         into the engine that runs; else Busy if anything is in flight. Missing if the folder is removed meanwhile,
         Damaged if it cannot be read; the weights before it then stay, unless an engine had to be started. RunFailed
-        where an engine may have got a part of them, or has died."""
+        where an engine may have got a part of them, or has died. Adapters are added to an engine that has their base;
+        each response is made by one of them from its beginning to its end."""
+        if self.adapter:
+            self._adopt_adapter(self.adapter, folder, version)
+            return
         try:
             description, shapes = describe(folder), _shapes(folder)
             runs_on = self._engine is not None and (description, shapes) == (self._description, self._shapes)
@@ -93,7 +105,7 @@ class VLLMGenerator:
         except EngineDeadError as error:
             raise RunFailed(f"the engine of vLLM died while it took version {version}") from error
         except Exception as error:  # what a worker raises reaches us as no more than that
-            if not (folder / "config.json").exists():  # the first file to go, and at last the folder
+            if is_gone(folder):
                 raise Missing(f"version {version} was removed from {folder} while it was read") from error
             if isinstance(error, TBAError):
                 raise
@@ -107,6 +119,30 @@ class VLLMGenerator:
             self._ask_anew()
         except Exception as error:  # its weights may be of two versions
             raise RunFailed(f"the engine of vLLM failed while it took version {version}: {error}") from error
+
+    def _adopt_adapter(self, adapter: Adapter, folder: Path, version: Version) -> None:
+        try:
+            adapter.read(folder)
+            if self._engine is None:
+                self._start(adapter.base)
+            used = set(self._made_by.values())
+            for old in [it for it in self._adapters if it not in used and it != version]:
+                self._running().remove_lora(self._adapters.pop(old).lora_int_id)
+            if version not in self._adapters:
+                if len(self._adapters) == ADAPTERS:
+                    raise Busy(f"version {version} waits for responses by the {ADAPTERS} adapters before it")
+                request = LoRARequest(str(version), next(self._numbers), str(folder))
+                self._running().add_lora(request)
+                self._adapters[version] = request
+        except EngineDeadError as error:
+            raise RunFailed(f"the engine of vLLM died while it took version {version}") from error
+        except Exception as error:  # what a worker raises reaches us as no more than that
+            if is_gone(folder):
+                raise Missing(f"version {version} was removed from {folder} while it was read") from error
+            if isinstance(error, TBAError):
+                raise
+            raise Damaged(f"version {version} in {folder} cannot be read: {error}") from error
+        self.version = version
 
     def _start(self, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=self.trust_remote_code)
@@ -133,9 +169,10 @@ class VLLMGenerator:
             kv_cache_memory_bytes=int(cache * 2**30) if cache else None,
             tensor_parallel_size=self.config.tensor_parallel,
             logprobs_mode="raw_logprobs" if self.logps == "at-one" else "processed_logprobs",
-            weight_transfer_config=WeightTransferConfig(backend=FROM_FOLDER),
+            weight_transfer_config=None if self.adapter else WeightTransferConfig(backend=FROM_FOLDER),
             generation_config="vllm",  # every setting of sampling is given with each request
             disable_log_stats=True,
+            **(_for_adapters(self.adapter) if self.adapter else {}),
         )
 
     def _open(self, folder: Path) -> None:
@@ -180,8 +217,13 @@ class VLLMGenerator:
 
     def _ask(self, request: Request, began: float) -> None:
         name = str(next(self._names))
-        self._running().add_request(name, self._asked(request.prompt), self._sampling(request))
+        asked, sampling = self._asked(request.prompt), self._sampling(request)
+        version = self.version
+        lora = self._adapters.get(version) if version else None
+        self._running().add_request(name, asked, sampling, lora_request=lora)
         self._in_flight[name] = request, began
+        if version and lora:
+            self._made_by[name] = version
 
     def _ask_anew(self) -> None:
         """What has no token yet, in its order: under the name of the weights before it would share the keys and values
@@ -219,7 +261,8 @@ class VLLMGenerator:
         request, began = self._in_flight.pop(name)
         if output.finish_reason not in ("stop", "length"):
             raise RunFailed(f"the engine of vLLM broke a response off: {output.finish_reason}")
-        tokens, spans = tuple(output.token_ids), output.weight_versions
+        tokens, by = tuple(output.token_ids), self._made_by.pop(name, None)
+        first, last = (by, by) if by else _versions(output.weight_versions)
         response = Response(
             tokens=tokens,
             logps=tuple(known[token].logprob for token, known in zip(tokens, output.logprobs, strict=True)),
@@ -228,8 +271,8 @@ class VLLMGenerator:
             temperature=request.temperature,
             top_p=request.top_p,
             seed=request.seed,
-            version_start=Version.parse(spans[0].version),
-            version_end=Version.parse(spans[-1].version),
+            version_start=first,
+            version_end=last,
             generate_seconds=self._share - began,
         )
         return request, response
@@ -243,7 +286,8 @@ class VLLMGenerator:
         """End the engine at once; it has nothing to lose."""
         if self._engine is not None:
             self._engine, self.version, core = None, None, self._engine.engine_core
-            self._in_flight.clear()
+            for held in (self._in_flight, self._adapters, self._made_by):
+                held.clear()
             for process in core.resources.engine_manager.processes:
                 process.kill()
                 process.join(10)  # vLLM's own shutdown trips over one that ends while it looks
@@ -281,6 +325,16 @@ def _tell_of_death(core: Any) -> None:
     for answer in list(core.utility_results.values()):
         with suppress(InvalidStateError):  # it came just before
             answer.set_exception(EngineDeadError())
+
+
+def _versions(spans: Any) -> tuple[Version, Version]:
+    """Of the weights that made the first token, and the last."""
+    return Version.parse(spans[0].version), Version.parse(spans[-1].version)
+
+
+def _for_adapters(adapter: Adapter) -> dict[str, Any]:
+    most = next(rank for rank in get_args(MaxLoRARanks) if rank >= adapter.rank)
+    return {"enable_lora": True, "max_lora_rank": most, "max_loras": ADAPTERS, "max_cpu_loras": ADAPTERS}
 
 
 def _check_logps(temperature: float, top_p: float, mode: LogpsMode) -> None:
