@@ -116,7 +116,8 @@ class EngineConfig:
     """GPUs that one engine of vLLM is spread over."""
     in_flight: Literal["finish", "update"] = "finish"
     """What becomes of responses in the making when a version appears: a round is finished by the version that began
-    it, or the version is adopted at once and they go on with its weights."""
+    it, or the version is adopted at once and they go on with its weights. Of adapters vLLM serves several at once: each
+    response ends with the one that it began with, and others begin with the newest."""
     compile: bool = True
     """Whether vLLM, on a GPU, compiles the model and records CUDA graphs: faster steps, and a slower start."""
 

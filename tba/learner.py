@@ -21,7 +21,7 @@ from tba.fetched import Fetched
 from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make_objective
 from tba.packed import CannotPack, why_padded
 from tba.pieces import MicroBatch, Piece, Reader, Reading, micro_batches, read, side_by_side
-from tba.policy import Policy, Snapshot
+from tba.policy import AdapterSnapshot, Policy, Snapshot
 from tba.pretrained import computing
 from tba.ranks import ALONE, Ranks, at_rest
 from tba.reference import MovingReference
@@ -76,7 +76,7 @@ class Learner:
             ranks=self.ranks,
         )
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> Snapshot | AdapterSnapshot:
         return self.policy.snapshot()
 
     def collate(self, fetched: Fetched) -> Batch:
