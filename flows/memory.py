@@ -13,9 +13,10 @@ KEPT_LOGITS = 2**29  # bytes; tba.logprobs computes the others again
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _HEAD = 8  # bytes for the length of a file's head
-_PER_TOKEN = 14, 4
-"""Numbers that a layer keeps of a token for the backward pass, in hidden and in intermediate sizes: as counted on Llama
-and Qwen2 with rows of several lengths, where it was 13.4 to 14.4 of the first."""
+_KEPT = {"whole": (14, 4), "lowered": (10.6, 2)}
+"""Numbers that a layer keeps of a token for the backward pass, in hidden and in intermediate sizes, where it computes
+in the type of its weights, and where it does in bfloat16: as counted on Llama and Qwen2."""
+_GIVEN = 2  # hidden sizes of what a layer keeps that computes the rest again
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,6 @@ class Model:
     layers: int
     hidden: int
     intermediate: int
-
-    @property
-    def activations(self) -> int:
-        """Numbers that are kept of a token."""
-        return self.layers * self.of_layer
-
-    @property
-    def of_layer(self) -> int:
-        return _PER_TOKEN[0] * self.hidden + _PER_TOKEN[1] * self.intermediate
 
 
 def describe(config: Config) -> str:
@@ -62,32 +54,48 @@ def describe(config: Config) -> str:
 def whole_at_once(config: Config, model: Model) -> int:
     """Bytes of what several ranks gather while they compute: weights and gradients of a block and of what is in none;
     of one more block the weights are on their way."""
-    return (2 * model.outside + 3 * model.block) * _BYTES[config.model.dtype]
+    return (2 * model.outside + 3 * model.block) * (2 if lowers(config) else _BYTES[config.model.dtype])
 
 
 def activations(config: Config, model: Model, tokens: int) -> int:
-    return model.activations * tokens * _BYTES[config.model.dtype]
+    """Bytes that are kept for the backward pass."""
+    size, (hidden, intermediate) = _BYTES[config.model.dtype], _KEPT["lowered" if lowers(config) else "whole"]
+    layer = int(size * (hidden * model.hidden + intermediate * model.intermediate))
+    if config.training.checkpoint_activations:
+        return tokens * (model.layers * _GIVEN * size * model.hidden + layer)
+    return tokens * model.layers * layer
 
 
 def held(config: Config) -> dict[str, int]:
     """Bytes for each parameter of the policy, by what they are for."""
     size, objective = _BYTES[config.model.dtype], config.objective
-    parts = {"weights": size, "gradients": size, "AdamW": 2 * size}
-    if objective.reference_reset or objective.reference_decay:
-        parts["moving reference"] = size
-    if objective.name == "ppo":
-        parts["value model"] = 4 * size
+    if config.model.lora_rank:  # what is trained beside the base is little
+        parts = {"weights": size}
+    else:
+        parts = {"weights": size, "gradients": size, "AdamW": 2 * size}
+        if objective.reference_reset or objective.reference_decay:
+            parts["moving reference"] = size
+        if objective.name == "ppo":
+            parts["value model"] = 4 * size
+    if lowers(config) and config.training.ranks == 1:
+        parts["in bfloat16"] = 2
     return parts
 
 
 def most_tokens(config: Config) -> tuple[int, str]:
     """That are read at once, and what they are."""
     training, search = config.training, config.search
-    group = search.max_prompt_tokens + training.responses_per_prompt * search.max_response_tokens
     if budget := training.tokens_per_micro_batch:
         return budget, f"{budget:,} tokens at once"
-    groups = training.most_groups or 1
+    groups, group = training.most_groups or 1, config.search.max_prompt_tokens
+    group += training.responses_per_prompt * search.max_response_tokens
     return groups * group, f"{groups} groups of {group:,} tokens at full length"
+
+
+def lowers(config: Config) -> bool:
+    """Whether matrices are multiplied in bfloat16 though weights are in float32; `auto` does so on GPUs."""
+    chosen, device = config.training.compute_dtype, config.model.device
+    return config.model.dtype == "float32" and (chosen == "bfloat16" or (chosen == "auto" and device != "cpu"))
 
 
 def _amount(size: float) -> str:

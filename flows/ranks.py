@@ -22,6 +22,7 @@ from tba.messages import take_pipes
 if TYPE_CHECKING:
     from tba.learner import Learner
     from tba.policy import Policy
+    from tba.ranks import Ranks
     from tba.training_state import TrainingState
 
 COMMAND = [sys.executable, "-P", "-m", "flows.ranks"]
@@ -35,7 +36,6 @@ def leading(
     from tba.leading import Followers, LeadingLearner
     from tba.learner import Learner
     from tba.ranks import ALONE, join, leave, open_port
-    from tba.sharded import shard
     from tba.training_state import TrainingState
 
     size = config.training.ranks
@@ -51,7 +51,7 @@ def leading(
 
             def begin() -> Learner:
                 ranks = join(0, size, store)
-                sharded = shard(_bare(config, made_of), ranks, _device(config, 0), policy.model)
+                sharded = _shard(config, ranks, made_of, policy.model)
                 return LeadingLearner(
                     config, sharded, ranks, followers=followers, scratch=scratch, checkpoint=checkpoint
                 )
@@ -86,20 +86,19 @@ def begin(config: Config, rank: int, port: int, made_of: str) -> "Learner":
 
     from tba.learner import Learner
     from tba.ranks import PATIENCE, join
-    from tba.sharded import shard
 
     size = config.training.ranks
     ranks = join(rank, size, dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE))
-    return Learner(config, shard(_bare(config, made_of), ranks, _device(config, rank)), ranks)
+    return Learner(config, _shard(config, ranks, made_of), ranks)
 
 
-def _bare(config: Config, made_of: str) -> "Policy":
+def _shard(config: Config, ranks: "Ranks", made_of: str, source: Any = None) -> "Policy":
     from tba.pretrained import resolve_dtype
-    from tba.sharded import without_weights
+    from tba.sharded import shard, without_weights
 
-    return without_weights(
-        made_of, dtype=resolve_dtype(config.model.dtype), trust_remote_code=config.model.trust_remote_code
-    )
+    model, device = config.model, _device(config, ranks.rank)
+    bare = without_weights(made_of, dtype=resolve_dtype(model.dtype), trust_remote_code=model.trust_remote_code)
+    return shard(bare, ranks, device, source, compute_dtype=config.training.compute_dtype)
 
 
 def _device(config: Config, rank: int) -> Any:

@@ -100,10 +100,13 @@ def resolve_device(device: str, *, setting: str = "model.device") -> torch.devic
 def computing(model: Any, dtype: str) -> torch.autocast:
     """In here a model with weights in float32 multiplies matrices in this type, or in that which `auto` stands for.
     Only for forward passes: backward takes of each step the type that forward took."""
-    kind = model.device.type
-    name = dtype if dtype != "auto" else "float32" if kind == "cpu" else "bfloat16"
-    lowers = name == "bfloat16" and model.dtype == torch.float32
-    return torch.autocast(kind, torch.bfloat16, enabled=lowers)
+    lowers = model.dtype == torch.float32 and is_lowered(dtype, model.device)
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=lowers)
+
+
+def is_lowered(dtype: str, device: torch.device) -> bool:
+    """Whether that stands for less than float32."""
+    return dtype == "bfloat16" or (dtype == "auto" and device.type != "cpu")
 
 
 def resolve_dtype(name: str) -> torch.dtype:

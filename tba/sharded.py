@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tba.policy import Policy, Snapshot
+from tba.pretrained import is_lowered
 from tba.ranks import Ranks, at_rest, whole
 
 
@@ -24,13 +25,14 @@ from tba.ranks import Ranks, at_rest, whole
 class ShardedPolicy(Policy):
     skeleton: PreTrainedModel  # without weights
     ranks: Ranks
+    lowers: bool  # whether ranks send each other weights in bfloat16, of which they keep what is in float32
 
     def twin(self) -> PreTrainedModel:
         """As much sharded; all ranks ask at once."""
         at_rest(self.model)
         model = copy.deepcopy(self.skeleton)
         mine = dict(zip(map(id, _tensors(model)), _tensors(self.model), strict=True))
-        _shard(model, self.ranks, self.device, lambda held: whole(mine[id(held)].detach()).clone())
+        _shard(model, self.ranks, self.device, lambda held: whole(mine[id(held)].detach()).clone(), self.lowers)
         return model
 
     def snapshot(self) -> Snapshot:
@@ -47,9 +49,12 @@ class ShardedPolicy(Policy):
         return Snapshot(copy.deepcopy(self.skeleton, memo), self.tokenizer)
 
 
-def shard(bare: Policy, ranks: Ranks, device: torch.device, source: PreTrainedModel | None = None) -> ShardedPolicy:
+def shard(
+    bare: Policy, ranks: Ranks, device: torch.device, source: PreTrainedModel | None = None, *, compute_dtype: str
+) -> ShardedPolicy:
     """A policy without weights gets those of the `source`, which rank 0 has, in main memory, and does not need
     afterwards."""
+    lowers = bare.model.dtype == torch.float32 and is_lowered(compute_dtype, device)
     model, skeleton = bare.model, copy.deepcopy(bare.model)
     theirs: dict[int, Tensor] = {}
     if source:
@@ -63,16 +68,19 @@ def shard(bare: Policy, ranks: Ranks, device: torch.device, source: PreTrainedMo
         dist.broadcast(full, 0)
         return full
 
-    _shard(model, ranks, device, from_rank_0)
-    return ShardedPolicy(model, bare.tokenizer, device, skeleton, ranks)
+    _shard(model, ranks, device, from_rank_0, lowers)
+    return ShardedPolicy(model, bare.tokenizer, device, skeleton=skeleton, ranks=ranks, lowers=lowers)
 
 
-def _shard(model: PreTrainedModel, ranks: Ranks, device: torch.device, fill: Callable[[Tensor], Tensor]) -> None:
+def _shard(
+    model: PreTrainedModel, ranks: Ranks, device: torch.device, fill: Callable[[Tensor], Tensor], lowers: bool
+) -> None:
     """Block by block a model without weights is given what fills it, and keeps this rank's part."""
     mesh = init_device_mesh(device.type, (ranks.size,))
+    sent = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32) if lowers else MixedPrecisionPolicy()
     for module in (*_blocks(model), model):
         _fill(module, fill)
-        shards = cast(FSDPModule, fully_shard(module, mesh=mesh))
+        shards = cast(FSDPModule, fully_shard(module, mesh=mesh, mp_policy=sent))
         shards.set_gradient_divide_factor(1.0)
         shards.set_force_sum_reduction_for_comms(True)
 

@@ -1,15 +1,21 @@
 """What --dry-run says of memory, against what is really there."""
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from flows import memory
 from flows.memory import Model
-from tba.config import Config
+from tba.checkpointing import keeping_little
+from tba.config import Config, TrainingConfig
 from tba.packed import Group, row_logps
 from tba.presets import preset
+from tba.pretrained import computing
 from tests.tba.tiny import tiny_folder, tiny_llama
 
 LARGE = Model(7_615_616_512, block=233_057_792, outside=1_089_998_336, layers=28, hidden=3584, intermediate=18944)
@@ -29,34 +35,59 @@ def test_the_sizes_add_up():
     assert LARGE.parameters == LARGE.outside + LARGE.layers * LARGE.block
 
 
-@pytest.mark.parametrize("width", [32, 64])
-def test_activations_are_those_that_autograd_keeps(width: int):
-    model, kept = tiny_llama(width=width), dict[int, int]()
-    mine = {it.untyped_storage().data_ptr() for it in model.parameters()}
+@pytest.mark.parametrize(
+    ("changes", "within"),
+    [({}, 0.1), ({"training.compute_dtype": "bfloat16"}, 0.15), ({"training.checkpoint_activations": True}, 0.25)],
+)
+def test_activations_are_those_that_autograd_keeps(changes: dict[str, Any], within: float):
+    config = Config().replace(changes)
+    training, layers = config.training, 4
+    model = tiny_llama(width=128, layers=layers)
+    found = [kept_for(model, training, responses) for responses in (4, 8)]
+    tokens, kept = (
+        after - before for before, after in zip(*found, strict=True)
+    )  # without what a row has whatever it is
+    size = Model(0, 0, 0, layers=layers, hidden=128, intermediate=256)
+    if training.checkpoint_activations:  # what a layer has while it is computed again is not kept
+        config = config.replace({"training.checkpoint_activations": False})
+        kept += memory.activations(config, replace(size, layers=1), tokens)
+        config = config.replace(changes)
+    assert memory.activations(config, size, tokens) == pytest.approx(kept, rel=within)
+
+
+def kept_for(model: PreTrainedModel, training: TrainingConfig, responses: int) -> tuple[int, int]:
+    """Tokens of a row, and bytes of all that is kept for the backward pass but for weights."""
+    mine, held = {it.untyped_storage().data_ptr() for it in model.parameters()}, list[torch.Tensor]()
+    sizes: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if tensor.is_floating_point() and storage.data_ptr() not in mine:
-            kept[storage.data_ptr()] = storage.nbytes()
+            sizes[storage.data_ptr()] = storage.nbytes()
         held.append(tensor)  # or its place is taken by another
         return tensor
 
-    held: list[torch.Tensor] = []
-    group = Group(tuple(range(30)), [tuple(range(60))] * 8)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda it: it):
+    group = Group(tuple(range(30)), [tuple(range(60))] * responses)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda it: it),
+        computing(model, training.compute_dtype),
+        keeping_little(model) if training.checkpoint_activations else nullcontext(),
+    ):
         row_logps(model, [group], temperature=1.0, tokens_per_call=512)
-    size = Model(0, 0, 0, layers=2, hidden=width, intermediate=2 * width)
-    found = memory.activations(Config(), size, group.read)
-    assert found == pytest.approx(sum(kept.values()), rel=0.25)
+    return group.read, sum(sizes.values())
 
 
 @pytest.mark.parametrize(
     ("changes", "bytes_each"),
     [
-        ({}, 16),
+        ({}, 18),  # on a GPU, where it computes in bfloat16
+        ({"training.ranks": 2}, 16),
+        ({"model.device": "cpu"}, 16),
+        ({"training.compute_dtype": "float32"}, 16),
         ({"model.dtype": "bfloat16"}, 8),
-        ({"objective.reference_reset": 50}, 20),
-        ({"objective.name": "ppo", "objective.beta_start": 0.05}, 32),
+        ({"model.device": "cpu", "model.lora_rank": 8}, 4),
+        ({"model.device": "cpu", "objective.reference_reset": 50}, 20),
+        ({"model.device": "cpu", "objective.name": "ppo"}, 32),
     ],
 )
 def test_of_each_parameter_all_is_counted_that_training_holds(changes: dict[str, object], bytes_each: int):
@@ -66,18 +97,20 @@ def test_of_each_parameter_all_is_counted_that_training_holds(changes: dict[str,
 
 def test_what_the_page_says_of_seven_billion_parameters():
     text = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
-    config = preset("math").replace(
+    plain = preset("math").replace(
         {
             "training.ranks": 4,
             "training.groups_per_micro_batch": None,
             "training.tokens_per_micro_batch": 16384,
         }
     )
-    each = sum(memory.held(config).values())
-    for size in (
-        each * LARGE.parameters / 4,
+    config = plain.replace({"training.checkpoint_activations": True})
+    parts = [
+        sum(memory.held(config).values()) * LARGE.parameters / 4,
         memory.whole_at_once(config, LARGE),
-        memory.activations(config, LARGE, 1),
         memory.activations(config, LARGE, 16384),
-    ):
+        memory.KEPT_LOGITS,
+    ]
+    beside = [memory.activations(config, LARGE, 1), memory.activations(plain, LARGE, 16384), 2 * parts[0]]
+    for size in (*parts, sum(parts), *beside):
         assert memory._amount(size) in text, memory._amount(size)

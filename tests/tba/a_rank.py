@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from tba import errors
 from tba.children import end_with_parent
-from tba.config import parse
+from tba.config import Config, parse
 from tba.leading import follow
 from tba.learner import Learner
 from tba.messages import take_pipes
@@ -25,9 +25,12 @@ def precise_policy(*, seed: int = 0, tied: bool) -> Policy:
     return Policy(tiny_llama(seed=seed, tied=tied).double(), tiny_tokenizer(), CPU)  # pyright: ignore
 
 
-def sharded(made_of: str, ranks: Ranks, source: PreTrainedModel | None = None) -> ShardedPolicy:
-    bare = without_weights(made_of, dtype=torch.float64, trust_remote_code=False)
-    return shard(bare, ranks, CPU, source)
+def sharded(made_of: str, ranks: Ranks, config: Config, source: PreTrainedModel | None = None) -> ShardedPolicy:
+    """In double precision, but where bfloat16 is asked for, which goes with weights in float32."""
+    compute_dtype = config.training.compute_dtype
+    dtype = torch.float32 if compute_dtype == "bfloat16" else torch.float64
+    bare = without_weights(made_of, dtype=dtype, trust_remote_code=False)
+    return shard(bare, ranks, CPU, source, compute_dtype=compute_dtype)
 
 
 def begin(size: int, rank: int, port: int, plain: dict[str, Any], made_of: str) -> Learner:
@@ -35,8 +38,8 @@ def begin(size: int, rank: int, port: int, plain: dict[str, Any], made_of: str) 
         raise getattr(errors, plain["error"], RuntimeError)("no room")
     if not dist.is_initialized():
         join(rank, size, dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE))
-    ranks = Ranks(rank, size)
-    return Learner(parse(plain), sharded(made_of, ranks), ranks)
+    ranks, config = Ranks(rank, size), parse(plain)
+    return Learner(config, sharded(made_of, ranks, config), ranks)
 
 
 if __name__ == "__main__":

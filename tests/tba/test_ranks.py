@@ -26,13 +26,17 @@ from tba.training_state import TrainingState
 from tests.builders import fetched_of
 from tests.tba.a_rank import precise_policy, sharded
 from tests.tba.test_trainer import settings
-from tests.tba.tiny import EOS_ID, PAD_ID, trajectory
+from tests.tba.tiny import EOS_ID, PAD_ID, tiny_policy, trajectory
 
 SIZES = [2, 4]
 P, K = 5, 3
 CLOSE = {"rtol": 1e-9, "atol": 1e-12}
 OBJECTIVES = [
-    {"objective__name": "trajectory-balance", "training__groups_per_micro_batch": 1},
+    {
+        "objective__name": "trajectory-balance",
+        "training__groups_per_micro_batch": 1,
+        "training__checkpoint_activations": True,
+    },
     {"objective__name": "tba-prime", "training__groups_per_micro_batch": 5, "training__clip_norm": 0.1},
     {"objective__name": "trajectory-balance", "objective__reference_reset": 2, "objective__reset_optimizer": True},
     {"objective__name": "kimi", "objective__reference_decay": 0.5},
@@ -84,7 +88,7 @@ def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             def begin() -> LeadingLearner:
                 if not ranks:
                     ranks.append(join(0, size, store))
-                of = sharded(str(scratch), ranks[0], policy.model)
+                of = sharded(str(scratch), ranks[0], config, policy.model)
                 return LeadingLearner(config, of, ranks[0], followers=followers, scratch=scratch, checkpoint=checkpoint)
 
             said = [store.port, config.to_dict(), str(scratch)]
@@ -102,7 +106,7 @@ def weights_of(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("changes", OBJECTIVES, ids=lambda it: "-".join(map(str, it.values())))
+@pytest.mark.parametrize("changes", OBJECTIVES, ids=lambda it: "-".join(map(str, it.values()))[:40])
 def test_steps_do_not_depend_on_the_number_of_ranks(many, changes, tied):
     config = config_of(**changes)
     alone, spread = Learner(config, precise_policy(tied=tied)), many(config, precise_policy(tied=tied))
@@ -114,6 +118,18 @@ def test_steps_do_not_depend_on_the_number_of_ranks(many, changes, tied):
             values = [[getattr(it, name) for it in learned.outcomes] for learned in (found, expected)]
             assert values[0] == pytest.approx(values[1], rel=1e-5, abs=1e-6)
     torch.testing.assert_close(weights_of(spread), weights_of(alone), **CLOSE)
+
+
+def test_ranks_that_compute_in_bfloat16_keep_their_weights_in_float32(many):
+    config, policy = config_of(training__compute_dtype="bfloat16", training__learning_rate=1e-6), tiny_policy()
+    alone, spread, whole = Learner(config, tiny_policy()), many(config, tiny_policy()), Learner(config_of(), policy)
+    found, expected, precise = (it.learn(1, batch_at(1)).metrics["grad_norm"] for it in (spread, alone, whole))
+    assert found == pytest.approx(expected, rel=0.05) and found != pytest.approx(precise, rel=1e-6)
+    weights = weights_of(spread)
+    assert all(it.dtype == torch.float32 for it in weights.values())
+    before = dict(tiny_policy().model.named_parameters())
+    moved = [float((it - before[name]).abs().mean()) for name, it in weights.items()]
+    assert all(0 < it < 2e-6 for it in moved)  # too little for bfloat16
 
 
 def test_what_is_published_is_a_model_as_it_was(many, tmp_path):
