@@ -127,7 +127,7 @@ def test_ranks_that_compute_in_bfloat16_keep_their_weights_in_float32(many):
     assert found == pytest.approx(expected, rel=0.05) and found != pytest.approx(precise, rel=1e-6)
     weights = weights_of(spread)
     assert all(it.dtype == torch.float32 for it in weights.values())
-    before = dict(tiny_policy().model.named_parameters())
+    before = {name: it.detach() for name, it in tiny_policy().model.named_parameters()}
     moved = [float((it - before[name]).abs().mean()) for name, it in weights.items()]
     assert all(0 < it < 2e-6 for it in moved)  # too little for bfloat16
 
