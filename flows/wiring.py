@@ -117,6 +117,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
                 checkpoints=Checkpoints(run),
                 metrics=metrics,
                 lease=lease,
+                events=events,
                 scratch=Path(scratch),
             )
             if why := trainer.learner.padded_because:

@@ -5,6 +5,7 @@ are taken from its own mean. Rows are padded on the right.
 """
 # Shapes: B = P x K rows, P prompts (groups), K responses per prompt, T tokens of prompt and response with padding.
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
@@ -42,13 +43,20 @@ class Batch:
 def batch_metrics(draws: Sequence[Draw], batch: Batch) -> Metrics:
     """What a batch is, whatever is learned from it."""
     n = len(draws)
-    return {
-        "reward_mean": float(batch.reward_B.mean()),
-        "age_mean": sum(d.age for d in draws) / n,
-        "age_max": float(max(d.age for d in draws)),
-        "recent_share": sum(d.branch == "recent" for d in draws) / n,
-        "tokens": float(batch.response_mask_BT.sum()),
-    }
+    return known(
+        {
+            "reward_mean": float(batch.reward_B.mean()),
+            "age_mean": sum(d.age for d in draws) / n,
+            "age_max": float(max(d.age for d in draws)),
+            "recent_share": sum(d.branch == "recent" for d in draws) / n,
+            "tokens": float(batch.response_mask_BT.sum()),
+        }
+    )
+
+
+def known(metrics: Metrics) -> Metrics:
+    """Those that are finite: nobody can add up the others."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 class Padded(NamedTuple):

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tba.batching import Batch, collate
+from tba.batching import Batch, collate, known
 from tba.checkpointing import keeping_little, layers_of
 from tba.companions import LogZ, ValueModel, make_companion
 from tba.config import Config
-from tba.errors import RunFailed
 from tba.fetched import Fetched
 from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make_objective
 from tba.packed import CannotPack, why_padded
@@ -37,6 +36,7 @@ class Learned:
 
     outcomes: Sequence[Outcome]
     metrics: Metrics
+    skipped: str = ""  # why nothing was updated
 
 
 class Learner:
@@ -99,12 +99,15 @@ class Learner:
         outcomes, metrics = self._differentiate(batch, beta)
         norms = [it.grad_norm() for it in self._all_trained()]
         metrics |= {it.norm_name: float(norm) for it, norm in zip(self._all_trained(), norms, strict=True)}
-        if not all(map(math.isfinite, (metrics["loss"], *map(float, norms)))):
-            found = " and ".join(str(float(norm)) for norm in norms)
-            raise RunFailed(f"step {step}: loss {metrics['loss']} with gradient norm {found}; nothing was updated")
         metrics |= {"lr": learning_rate_at(step, training), "beta": beta}
         if self.config.objective.tempers:
             metrics["reference_power"] = batch.reference_power
+        if not all(map(math.isfinite, (metrics["loss"], *map(float, norms)))):
+            found = " and ".join(str(float(norm)) for norm in norms)
+            why = f"step {step}: loss {metrics['loss']} with gradient norm {found}; nothing was updated"
+            return Learned(
+                outcomes=[_known(it) for it in outcomes], metrics={**known(metrics), "skipped": 1.0}, skipped=why
+            )
         for it, norm in zip(self._all_trained(), norms, strict=True):
             it.update(norm, factor=factor)
         if self.reference and (decay := self.config.objective.reference_decay):
@@ -215,6 +218,12 @@ class Learner:
         by_token = None if part.batch.ref_logp_BT is None else ref_logp_BT
         batch = replace(part.batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)
         return part._replace(batch=batch)
+
+
+def _known(outcome: Outcome) -> Outcome:
+    """Without what is not finite."""
+    found = {name: getattr(outcome, name) for name in ("advantage", "residual", "log_z", "logp", "ref_logp")}
+    return replace(outcome, **{name: None for name, it in found.items() if it is not None and not math.isfinite(it)})
 
 
 def _spread(found_R: Tensor, part: Batch) -> Tensor:

@@ -20,8 +20,8 @@ from typing import Any
 
 from tba.batching import Batch, batch_metrics
 from tba.config import Config
-from tba.errors import DeadlinePassed, Stopped
-from tba.interfaces import CheckpointStore, Lease, Ledger, MetricLog, ReplayBuffer, VersionStore
+from tba.errors import DeadlinePassed, RunFailed, Stopped
+from tba.interfaces import CheckpointStore, EventLog, Lease, Ledger, MetricLog, ReplayBuffer, VersionStore
 from tba.learner import Learned, Learner
 from tba.syncing import Copy, SyncWriter
 from tba.timing import looks, timed
@@ -53,11 +53,12 @@ class Trainer:
         checkpoints: CheckpointStore,
         metrics: MetricLog,
         lease: Lease,
+        events: EventLog,
         scratch: Path,
     ):
         self.config, self.attempt, self.buffer = config, attempt, buffer
         self.learner = learner
-        self.metrics, self.lease = metrics, lease
+        self.metrics, self.lease, self.events = metrics, lease, events
         self.syncs = SyncWriter(
             config,
             attempt=attempt,
@@ -68,6 +69,7 @@ class Trainer:
             scratch=scratch,
         )
         self.first_step = 1
+        self.skipped = 0  # steps in a row
         self.applied = -1  # newest sync whose record the buffer holds
         self.reading: dict[str, float] = {}  # seconds the thread ahead has spent since the last batch
         self.stopping: Stopped | None = None
@@ -136,6 +138,7 @@ class Trainer:
                 upcoming = ahead.submit(self.prepare, step + 1, admitted)
             with timed(seconds, "forward_backward"):
                 learned = self.learner.learn(step, prepared.batch)
+            self.count_skipped(step, learned)
             copy = self.copy(step, seconds) if closes else None
             seconds["step"] = time.monotonic() - began
             records.append(self.record(step, prepared, learned, seconds))
@@ -147,6 +150,16 @@ class Trainer:
         self.syncs.finish()
         if self.stopping:
             raise self.stopping
+
+    def count_skipped(self, step: int, learned: Learned) -> None:
+        """One that follows from its batch alone passes with the next batch; many in a row do not."""
+        self.skipped = self.skipped + 1 if learned.skipped else 0
+        if learned.skipped:
+            self.events.write("step-skipped", learned.skipped, severity="warning", step=step)
+        if self.skipped > (most := self.config.limits.skipped_steps):
+            raise RunFailed(
+                f"{learned.skipped}, and more than {most} steps in a row (limits.skipped_steps) were not finite"
+            )
 
     def copy(self, step: int, seconds: dict[str, float]) -> Copy:
         """All that the sync after this step stores, as it is now."""

@@ -172,11 +172,11 @@ class Outcome:
 
     slot: int
     position: int
-    advantage: float
+    advantage: float | None  # what is not finite is not known, in a step that is skipped; so are the next
     residual: float | None  # of objectives that balance something; so is log_z
     log_z: float | None
-    logp: float
-    ref_logp: float
+    logp: float | None
+    ref_logp: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

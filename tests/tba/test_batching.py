@@ -142,9 +142,9 @@ def test_micro_batches_are_whole_groups_that_make_up_the_batch(trajectories, siz
     options = {"responses_per_prompt": 3, "pad_id": PAD_ID, "include_eos": True, "by_token": True}
     batch = collate(fetched_of(trajectories), **options)
     parts = list(micro_batches(batch, most_groups=size, most_tokens=None, packs=False))
-    assert [first for first, _, _ in parts] == list(range(0, batch.groups, size))
-    assert sum(part.groups for _, part, _ in parts) == batch.groups
-    for first, part, _ in parts:
+    assert [part.first_slot for part in parts] == list(range(0, batch.groups, size))
+    assert sum(part.batch.groups for part in parts) == batch.groups
+    for first, part, *_ in parts:
         some = fetched_of(trajectories[first * 3 : (first + size) * 3])
         expected = collate(some, **options)
         assert part.lengths == expected.lengths
@@ -172,7 +172,7 @@ def gradient_of(trajectories, groups_per_micro_batch: int) -> torch.Tensor:
     """Of the batch's loss, accumulated over micro-batches."""
     model = tiny_llama().double()
     batch = collate(fetched_of(trajectories), responses_per_prompt=3, pad_id=PAD_ID, include_eos=True)
-    for _, part, _ in micro_batches(batch, most_groups=groups_per_micro_batch, most_tokens=None, packs=False):
+    for _, part, *_ in micro_batches(batch, most_groups=groups_per_micro_batch, most_tokens=None, packs=False):
         logp_PK = response_logps(model, part, temperature=0.7).view(-1, 3)
         loss = trajectory_balance(logp_PK, part.ref_logp_B.view(-1, 3), part.reward_B.view(-1, 3), beta=0.5)
         (loss.value * part.groups / batch.groups).backward()

@@ -258,6 +258,7 @@ def make(
         checkpoints=CheckpointsOf(store),
         metrics=MetricsOf(store, pause),
         lease=lease or fakes.Lease(),
+        events=fakes.Events(),
         scratch=folder,
     )
     return trainer, store
@@ -355,9 +356,32 @@ def test_steps_are_adamw_on_trajectory_balance_however_the_batch_is_cut(tmp_path
         assert {name: record.metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-5)
 
 
-def test_a_step_that_is_not_finite_ends_the_run_and_updates_nothing(tmp_path):
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_step_that_is_not_finite_is_skipped_as_if_it_had_not_been(tmp_path, bad):
+    """The optimizer, too, is where it was: at a constant learning rate the others are what they are without it."""
+    trainer, store = make(tmp_path, settings(), rewards={2: bad})
+    trainer.run()
+    without, buffer = Learner(settings(), tiny_policy()), Buffer(Journal())
+    for step in (1, *range(3, STEPS + 1)):
+        without.learn(step, without.collate(buffer.fetch(buffer.draw(step))))
+    assert trainer.learner.snapshot().sha256 == without.snapshot().sha256
+    first, second, third, *_ = store.records
+    assert second.metrics["skipped"] == 1 and not {"loss", "grad_norm", "reward_mean"} & set(second.metrics)
+    assert "skipped" not in first.metrics and "skipped" not in third.metrics
+    assert all(math.isfinite(value) for record in store.records for value in record.metrics.values())
+    for outcome in second.outcomes[:RESPONSES]:
+        assert outcome.advantage is None and outcome.logp is not None
+    assert trainer.events.kinds == ["step-skipped"]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_update_nothing(tmp_path):
     policy = tiny_policy()
-    trainer, _ = make(tmp_path, settings(), policy=policy, rewards={1: math.nan})
+    rewards = {1: math.nan, 3: math.nan, 4: math.nan}
+    trainer, _ = make(tmp_path, settings(limits__skipped_steps=1), policy=policy, rewards=rewards)
+    with pytest.raises(RunFailed, match=r"step 4: .* than 1 steps in a row \(limits.skipped_steps\)"):
+        trainer.run()
+    (tmp_path / "other").mkdir()
+    trainer, _ = make(tmp_path / "other", settings(limits__skipped_steps=0), policy=policy, rewards={1: math.nan})
     before = policy.snapshot().sha256
     with pytest.raises(RunFailed, match="step 1: loss nan with gradient norm nan; nothing was updated"):
         trainer.run()
@@ -535,7 +559,7 @@ def test_synchronous_training_publishes_a_version_before_the_record_that_waits_f
 
 
 def test_a_step_that_fails_while_a_round_is_awaited_ends_the_trainer(tmp_path):
-    config = settings(sync__lag=0, sync__every=1, search__prompts_per_round=PROMPTS)
+    config = settings(sync__lag=0, sync__every=1, search__prompts_per_round=PROMPTS, limits__skipped_steps=0)
     trainer, store = make(tmp_path, config, rewards={1: math.nan})
     trainer.buffer.missing = {1}  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(RunFailed, match="step 1: loss nan"):
@@ -633,7 +657,7 @@ def test_a_record_that_cannot_be_written_is_crossed_by_no_step(tmp_path):
 
 
 def test_syncs_that_were_closed_are_stored_though_a_later_step_fails(tmp_path):
-    trainer, store = make(tmp_path, settings(), slow={"ledger": 0.1}, rewards={5: math.nan})
+    trainer, store = make(tmp_path, settings(limits__skipped_steps=0), slow={"ledger": 0.1}, rewards={5: math.nan})
     with pytest.raises(RunFailed, match="step 5"):
         trainer.run()
     assert {"ledger 1", "ledger 2"} <= set(store.journal) and "ledger 3" not in store.journal
