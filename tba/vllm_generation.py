@@ -5,6 +5,7 @@ temperature alone, up to rounding. Requests for the same prompt share its keys a
 another version's weights.
 """
 
+import json
 import os
 import signal
 import time
@@ -145,6 +146,7 @@ class VLLMGenerator:
         self.version = version
 
     def _start(self, folder: Path) -> None:
+        _check_served(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=self.trust_remote_code)
         ends = end_tokens(_generation_config(folder, self.trust_remote_code), tokenizer)
         self.close()
@@ -342,6 +344,17 @@ def _check_logps(temperature: float, top_p: float, mode: LogpsMode) -> None:
     tells = {"at-one": temperature in (0, 1), "uncut": temperature == 0 or top_p == 1, "any": True}
     if not tells[mode]:
         raise ValueError(f"this engine tells log-probabilities {mode}, got temperature {temperature}, top_p {top_p}")
+
+
+def _check_served(folder: Path) -> None:
+    """Refuse what vLLM would serve as another model, without a word."""
+    config, fault = json.loads((folder / "config.json").read_bytes()), ""
+    if str(config.get("model_type")).startswith("qwen3") and config.get("attention_bias"):
+        fault = "it leaves out a bias of Qwen3's attention (attention_bias)"
+    if config.get("model_type") == "gpt_oss":
+        fault = "new weights do not get into the experts of gpt-oss once an engine runs"
+    if fault:
+        raise ConfigError(f"engine.name: vLLM cannot serve this model so: {fault}; transformers may")
 
 
 def _generation_config(folder: Path, trust_remote_code: bool) -> GenerationConfig:

@@ -17,12 +17,13 @@ import pytest
 import torch
 
 from tba.config import EngineConfig
-from tba.errors import Busy, Damaged, Missing, RunFailed
+from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed
 from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.logprobs import chosen_logps
 from tba.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
+from tests.tba.families import FAMILIES, family_folder
 from tests.tba.tiny import EOS_ID, tiny_tokenizer
 from tests.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
 
@@ -63,6 +64,15 @@ def generator(engine: Any, folders: dict[Version, Path]) -> Any:
     """At version 0, whatever the test before has done."""
     engine.adopt(folders[V0], V0)
     return engine
+
+
+@pytest.mark.parametrize(
+    ("family", "fault"), [("qwen3, biases", r"\(attention_bias\)"), ("gpt-oss", "experts of gpt-oss")]
+)
+def test_what_vllm_would_serve_as_another_model_is_refused_before_an_engine_starts(tmp_path, family, fault):
+    family_folder(tmp_path, FAMILIES[family])
+    with pytest.raises(ConfigError, match=rf"^engine\.name: vLLM cannot serve this model so: .* {fault}.*; "):
+        make_generator().adopt(tmp_path, V0)
 
 
 def prompts_of(texts: list[str]) -> list[Prompt]:
