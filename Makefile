@@ -29,7 +29,7 @@ run: install
 	$(BIN)/python -m flows.stack quickstart
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile  # most tests wait for processes, or use one core
 
 test-vllm: $(VLLM)/.installed
 	PYTHONPATH=$(VLLM) TBA_TESTS_NEED_VLLM=1 $(BIN)/python -m pytest -m vllm -W "ignore:Unclosed:ResourceWarning"
