@@ -58,6 +58,13 @@ RESPONSE_TOKENS = (32, 68, 81, 93, 104, 117, 132, 149, 170, 205, 465)
 """Deciles over GSM8K's training set: its questions in the task's template and its answers with their calculations, an
 end token each, by a SentencePiece tokenizer of 32,000 tokens. Lengths here are drawn from them, each by itself."""
 BETA = 0.01
+KINDS = {
+    "products": ("aten::mm", "aten::addmm", "aten::bmm"),
+    "attention": ("scaled_dot_product",),
+    "softmax": ("softmax",),
+    "places": ("index", "gather", "scatter", "embedding"),
+}
+"""Operations by what is in their names: products of matrices, attention, what logits go through, and taking rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +141,7 @@ def measure(workload: Workload, repeats: int, *, with_trl: bool) -> dict[str, An
             for name, them in seconds.items()
             if name != "ours"
         },
+        "seconds_by_kind": {name: by_kind(forms[name]) for name in ("naive", "ours")},
         "peak_MB": {name: round(peak / 1e6, 1) for name, peak in memory.items()},
         "loss_MB": {
             name: round((memory[name] - body[name == "ours"]) / 1e6, 1) for name in ("naive", "padded", "ours")
@@ -278,6 +286,17 @@ def peak_bytes(learner: Learner, form: Callable[[], object]) -> int:
     events = [it for it in profiled.profiler.kineto_results.events() if it.name() == "[memory]"]
     held = np.cumsum([it.nbytes() for it in sorted(events, key=lambda it: it.start_ns())])
     return int(held.max())
+
+
+def by_kind(form: Callable[[], object]) -> dict[str, float]:
+    """Seconds of the processor in each kind of operation; copying, norms, activations and Python are the rest."""
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        form()
+    found = dict.fromkeys([*KINDS, "the rest"], 0.0)
+    for event in profiled.key_averages():
+        kind = next((kind for kind, names in KINDS.items() if any(it in event.key for it in names)), "the rest")
+        found[kind] += event.self_cpu_time_total / 1e6
+    return {kind: round(seconds, 3) for kind, seconds in found.items()}
 
 
 def spread(ratios: list[float]) -> dict[str, float]:
