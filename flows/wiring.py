@@ -187,7 +187,8 @@ def _load_models(task: Task, run: Run, config: Config, tell: Tell) -> None:
 
 
 def _scorer(config: Config, adapter: Adapter | None, folder: Path, version: Version) -> PolicyScorer:
-    return PolicyScorer(load_policy(config, adapter, folder), version)
+    policy = load_policy(config, adapter, folder)
+    return PolicyScorer(policy, version, compute_dtype=config.training.compute_dtype)
 
 
 def load_policy(config: Config, adapter: Adapter | None, path: str | Path | None, *, device: str = "") -> Policy:

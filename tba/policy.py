@@ -16,7 +16,7 @@ from tba.adapters import Adapter, AdapterSnapshot, tensors_sha256
 from tba.batching import buckets, pad
 from tba.logprobs import token_logps
 from tba.packed import CannotPack, Group, can_pack, packed_logps, rows, tokens_per_call
-from tba.pretrained import load, load_frozen, resolve_dtype
+from tba.pretrained import computing, load, load_frozen, resolve_dtype
 from tba.types import Prompt, Response, Version
 
 
@@ -108,9 +108,12 @@ class PolicyScorer:
     that reads every response with its prompt, in batches of as many tokens with padding.
     """
 
-    def __init__(self, policy: Policy, version: Version, *, tokens_per_batch: int | None = None):
+    def __init__(
+        self, policy: Policy, version: Version, *, tokens_per_batch: int | None = None, compute_dtype: str = "float32"
+    ):
+        """Computes as a trainer with this `compute_dtype`: what it rounds away shall not look like a log-ratio."""
         on_cpu = policy.device.type == "cpu"  # where a batch should stay in its cache, and a call costs little
-        self.policy, self.version = policy, version
+        self.policy, self.version, self.compute_dtype = policy, version, compute_dtype
         self.tokens_per_batch = tokens_per_batch or (2048 if on_cpu else 8192)
         self.tokens_per_call = tokens_per_call(policy.device)
         self.packs = can_pack(policy.model)
@@ -120,7 +123,8 @@ class PolicyScorer:
     ) -> list[list[tuple[float, ...]]]:
         """For each prompt its responses', for each response its tokens', EOS included."""
         groups = [Group(p.tokens, [r.tokens for r in group]) for p, group in zip(prompts, responses, strict=True)]
-        found = iter(self._logps(groups, temperature))
+        with computing(self.policy.model, self.compute_dtype):
+            found = iter(self._logps(groups, temperature))
         return [[next(found) for _ in group] for group in responses]
 
     def _logps(self, groups: Sequence[Group], temperature: float) -> list[tuple[float, ...]]:

@@ -9,9 +9,12 @@ from torch import Tensor, nn
 from tba import logprobs
 from tba.config import Config, parse
 from tba.learner import Learner
+from tba.policy import PolicyScorer
 from tba.presets import PRESETS, preset
+from tba.types import Version
 from tests.builders import fetched_of
 from tests.tba.test_pieces import ROWS, make
+from tests.tba.test_policy import prompt, response
 from tests.tba.tiny import tiny_llama
 
 BITS = 2**-8
@@ -89,3 +92,19 @@ def test_new_runs_have_auto_and_those_stored_without_the_setting_float32():
     stored: dict[str, Any] = Config().to_dict()
     del stored["training"]["compute_dtype"]
     assert parse(stored).training.compute_dtype == "float32"
+
+
+def test_a_reference_computes_as_the_trainer_does_so_that_rounding_is_no_log_ratio():
+    """Of the policy that it is itself."""
+    it, rows = learner("bfloat16"), [*ROWS[:6], *ROWS[9:]]  # of which every token counts
+    outcomes, _ = it._differentiate(it.collate(fetched_of(rows)), 0.5)
+    prompts = [prompt(*row.prompt_tokens) for row in rows]
+    responses = [[response(*row.response_tokens)] for row in rows]
+    temperature = it.config.search.temperature
+
+    def apart(compute_dtype: str) -> float:
+        scorer = PolicyScorer(it.policy, Version(0, 1), compute_dtype=compute_dtype)
+        found = [sum(own) for (own,) in scorer.token_logps(prompts, responses, temperature=temperature)]
+        return sum(abs(logp - (of.logp or 0.0)) for logp, of in zip(found, outcomes, strict=True))
+
+    assert apart("bfloat16") < 0.2 * apart("float32")
