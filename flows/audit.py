@@ -136,8 +136,10 @@ def _compare_step(found: Audit, entry: Entry, taken: "Retaken") -> None:
         names = [name for name in _OF_A_ROW if said[name] is not None or name not in LATER]
         values = [_compare(found, f"{place}: {name}", said[name], now[name], scales[name]) for name in names]
         found.rows += [it for it in values if not it.agrees]
+    stored, retaken = (float(of.get("skipped") or 0) for of in (entry.step, taken.metrics))
+    found.compared.append(Compared("skipped", stored, retaken, stored == retaken))
     for name, value in sorted(taken.metrics.items()):
-        if name in entry.step:  # one that was not measured then says nothing
+        if name in entry.step and name != "skipped":  # one that was not measured then says nothing
             said = entry.step[name]
             found.compared.append(_compare(found, name, said, value, _scale([said])))
 

@@ -577,7 +577,8 @@ class LimitsConfig:
     """Of one role within `restart_window`; one more fails the run."""
     restart_window: Seconds = 600.0
     skipped_steps: Count = 10
-    """Steps in a row that may update nothing because their loss or gradient is not finite; one more fails the run."""
+    """Steps in a row, of one life of the trainer, that may update nothing because their loss or gradient is not finite;
+    one more fails the run."""
     memory_gb: Annotated[float, Field(gt=0, le=1e6)] = 2.0
     """Of trajectories that the trainer keeps in memory, beside the index of its replay buffer; others are read again
     when they are drawn."""

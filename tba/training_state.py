@@ -54,7 +54,7 @@ class TrainingState:
         for found, name in ((self.reference, _REFERENCE), (self.companion, _COMPANION)):
             if found is not None:
                 save_file({key: value.contiguous() for key, value in found.items()}, folder / name)
-        plain = {"step": self.step, "sync": self.sync, "queues": self.queues}
+        plain = {"step": self.step, "sync": self.sync, "queues": self.queues, "moments": len(self.optimizer)}
         (folder / _STATE).write_text(json.dumps(plain))
 
     def save_optimizer(self, folder: Path) -> None:
@@ -82,8 +82,9 @@ class TrainingState:
                 reference=_read_reference(folder / _REFERENCE, ranks),
                 companion=_load(folder / _COMPANION),
             )
-            if state.step and not state.optimizer:
-                raise KeyError(f"no {_OPTIMIZER}* after {state.step} steps")
+            expected = plain.get("moments", min(state.step, 1))  # where every step was skipped there are none
+            if len(state.optimizer) < expected:
+                raise KeyError(f"{len(state.optimizer)} {_OPTIMIZER}* after {state.step} steps")
             return state
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise Damaged(f"checkpoint {folder} is not readable: {type(error).__name__}: {error}") from error

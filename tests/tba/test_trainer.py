@@ -388,6 +388,29 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_update_noth
     assert policy.snapshot().sha256 == before
 
 
+@pytest.mark.parametrize(
+    ("changes", "first"),
+    [({}, 1), ({"objective__reference_reset": EVERY, "objective__reset_optimizer": True}, EVERY + 1)],
+)
+def test_a_checkpoint_after_nothing_but_skipped_steps_goes_on_bit_for_bit(tmp_path, changes, first):
+    """Its optimizer knows of no step."""
+    config = settings(sync__checkpoint_every=1, **changes)
+    rewards, last = dict.fromkeys(range(first, first + EVERY), math.nan), (first + EVERY - 1) // EVERY
+    whole, expected = make(tmp_path, config, rewards=rewards)
+    whole.run()
+    for name in ("half", "rest"):
+        (tmp_path / name).mkdir()
+    lease = LeaseAt(Stopped("enough"), last * EVERY - 1)
+    half, store = make(tmp_path / "half", config, rewards=rewards, lease=lease)
+    with pytest.raises(Stopped):
+        half.run()
+    assert max(store.states) == last and not store.states[last].optimizer
+    rest, found = make(tmp_path / "rest", config, policy=half.learner.policy, rewards=rewards)
+    rest.resume(store.states[last])
+    rest.run()
+    assert found.digests[STEPS // EVERY] == expected.digests[STEPS // EVERY]
+
+
 def test_what_a_step_found_is_in_its_record(tmp_path):
     trainer, store = make(tmp_path, settings(), rewards={1: 1.0, 2: 0.0})
     trainer.run()
