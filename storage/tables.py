@@ -28,7 +28,7 @@ METRICS = (
     "loss", "grad_norm", "lr", "beta", "log_z", "residual_abs", "log_ratio_mean", "reward_mean", "age_mean", "age_max",
     "recent_share", "equal_rewards", "tokens", "seconds_step", "seconds_wait", "seconds_forward_backward",
     "seconds_snapshot", "seconds_backlog", "seconds_draw", "seconds_fetch", "seconds_sync", "seconds_collate",
-    "skipped",
+    "skipped", "clipped",
 )  # fmt: skip
 """Metrics that `steps` always has; others show once a run has measured them."""
 

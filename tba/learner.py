@@ -109,7 +109,7 @@ class Learner:
                 outcomes=[_known(it) for it in outcomes], metrics={**known(metrics), "skipped": 1.0}, skipped=why
             )
         for it, norm in zip(self._all_trained(), norms, strict=True):
-            it.update(norm, factor=factor)
+            metrics |= it.update(norm, factor=factor)
         if self.reference and (decay := self.config.objective.reference_decay):
             self.reference.follow(self.policy.model, decay=decay)
         return Learned(outcomes=outcomes, metrics=metrics)

@@ -10,6 +10,7 @@ from tba.adapters import trainable
 from tba.config import TrainingConfig
 from tba.ranks import whole
 from tba.training_state import optimizer_tensors, restore_optimizer
+from tba.types import Metrics
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -34,16 +35,23 @@ class Trained(Generic[Model]):
     def norm_name(self) -> str:
         return f"{self.name}_grad_norm" if self.name else "grad_norm"
 
+    @property
+    def clipped_name(self) -> str:
+        return f"{self.name}_clipped" if self.name else "clipped"
+
     def grad_norm(self) -> Tensor:
         return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
 
-    def update(self, norm: Tensor, *, factor: float) -> None:
-        """With gradients of this norm, at this factor of the peak learning rate."""
+    def update(self, norm: Tensor, *, factor: float) -> Metrics:
+        """With gradients of this norm, at this factor of the peak learning rate; says whether they were clipped."""
+        metrics: Metrics = {}
         if self.clip_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
+            metrics = {self.clipped_name: float(norm > self.clip_norm)}
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * factor
         self.optimizer.step()
+        return metrics
 
     def tensors(self) -> dict[str, Tensor]:
         """A copy of weights and optimizer that does not change as training goes on."""

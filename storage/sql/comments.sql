@@ -126,6 +126,7 @@ comment on column steps.version_attempt is 'the attempt that published that vers
 comment on column steps.loss is 'of the objective: for trajectory balance the mean squared residual';
 comment on column steps.grad_norm is 'of the gradient, before it is clipped';
 comment on column steps.skipped is '1 where loss or gradient was not finite, so that nothing was updated; what was not finite is null';
+comment on column steps.clipped is '1 where the gradient was scaled down to training.clip_norm, 0 where it was not; null where that is 0, or nothing was updated';
 comment on column steps.lr is 'learning rate';
 comment on column steps.beta is 'temperature of the target';
 comment on column steps.log_z is 'mean over the batch';

@@ -374,6 +374,23 @@ def test_a_step_that_is_not_finite_is_skipped_as_if_it_had_not_been(tmp_path, ba
     assert trainer.events.kinds == ["step-skipped"]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.parametrize("objective", ["trajectory-balance", "ppo"])
+def test_a_record_says_whether_a_gradient_was_clipped(tmp_path, objective):
+    """That of the value model, too; of a step that is skipped nothing."""
+    steps = {}
+    for name, norm in (("free", 0.0), ("plain", 1e9), ("clipped", 1e-6)):
+        (tmp_path / name).mkdir()
+        config = settings(objective__name=objective, training__clip_norm=norm, training__steps=4)
+        trainer, store = make(tmp_path / name, config, rewards={1: 0.5, 3: math.nan})
+        trainer.run()
+        steps[name] = [{key: it for key, it in step.metrics.items() if "clipped" in key} for step in store.records]
+    names = ["clipped", *(["value_clipped"] if objective == "ppo" else [])]
+    assert steps["free"] == [{}] * 4
+    for kind, value in (("plain", 0.0), ("clipped", 1.0)):
+        of_it = dict.fromkeys(names, value)
+        assert steps[kind] == [of_it, of_it, {}, of_it]
+
+
 def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_update_nothing(tmp_path):
     policy = tiny_policy()
     rewards = {1: math.nan, 3: math.nan, 4: math.nan}
