@@ -20,7 +20,7 @@ from storage.retention import given_up_payloads, in_the_way
 from storage.run import Run
 from storage.store import open_store
 from storage.syncs import read_chain
-from tba.config import Config, parse
+from tba.config import Config, parse, same_moments
 from tba.errors import AlreadyExists, ConfigError, Damaged
 from tba.types import Version
 
@@ -146,6 +146,11 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
     for name in FIXED:
         if attrgetter(name)(config) != attrgetter(name)(before):  # a whole section may have been given
             raise _shared(name)
+    if origin.step and not same_moments(before.training.optimizer, config.training.optimizer):
+        raise ConfigError(
+            f"--set: training.optimizer is {before.training.optimizer!r} in the parent, and moments are not turned "
+            f"into 8 bits or out of them, got {config.training.optimizer!r}"
+        )
     if config.objective.needs_values and not before.search.value_samples:
         raise ConfigError(
             f"--set: objective.name {config.objective.name!r} needs values of steps, and {parent.name} stored none: "

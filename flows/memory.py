@@ -33,12 +33,13 @@ class Model:
 
 def describe(config: Config) -> str:
     """On each GPU of the trainer, or all together where it is one process."""
-    ranks, parts = config.training.ranks, held(config)
+    ranks, parts, beside = config.training.ranks, held(config), on_host(config)
     each, on = sum(parts.values()), f" on each of {ranks} ranks" if ranks > 1 else ""
-    said = f"{' + '.join(f'{name} {size}' for name, size in parts.items())} = {each} bytes a parameter"
+    said = f"{' + '.join(f'{name} {size:.3g}' for name, size in parts.items())} = {each:.4g} bytes a parameter"
     model = find_model(config)
     if model is None:
-        return f"{said}: {_amount(each * 1e9 / ranks)} for each billion of them{on}, and activations"
+        there = f"; in main memory AdamW {beside} bytes a parameter" if beside else ""
+        return f"{said}: {_amount(each * 1e9 / ranks)} for each billion of them{on}, and activations{there}"
     tokens, which = most_tokens(config)
     return "; ".join(
         [
@@ -48,7 +49,7 @@ def describe(config: Config) -> str:
             f"{_amount(activations(config, model, tokens))} for {which}",
             f"logits at most {_amount(KEPT_LOGITS)}",
         ]
-    )
+    ) + (f"; in main memory AdamW {beside} bytes a parameter: {_amount(beside * model.parameters)}" if beside else "")
 
 
 def whole_at_once(config: Config, model: Model) -> int:
@@ -66,20 +67,35 @@ def activations(config: Config, model: Model, tokens: int) -> int:
     return tokens * model.layers * layer
 
 
-def held(config: Config) -> dict[str, int]:
+def held(config: Config) -> dict[str, float]:
     """Bytes for each parameter of the policy, by what they are for."""
     size, objective = _BYTES[config.model.dtype], config.objective
     if config.model.lora_rank:  # what is trained beside the base is little
-        parts = {"weights": size}
+        parts: dict[str, float] = {"weights": size}
     else:
-        parts = {"weights": size, "gradients": size, "AdamW": 2 * size}
+        moments = moments_of(config) if not on_host(config) else 0
+        parts = {"weights": size, "gradients": size, **({"AdamW": moments} if moments else {})}
         if objective.reference_reset or objective.reference_decay:
             parts["moving reference"] = size
         if objective.name == "ppo":
-            parts["value model"] = 4 * size
+            parts["value model"] = 2 * size + moments
     if lowers(config) and config.training.ranks == 1:
         parts["in bfloat16"] = 2
     return parts
+
+
+def moments_of(config: Config) -> float:
+    """Bytes for each parameter. In 8 bits rows are taken to be whole blocks; what is small is not counted."""
+    if config.training.optimizer == "adamw-8bit":
+        return 2 * (1 + 4 / 256)
+    return 2 * _BYTES[config.model.dtype]
+
+
+def on_host(config: Config) -> float:
+    """Bytes for each parameter that lie in main memory alone, of all ranks together."""
+    if config.training.optimizer != "adamw-on-host" or config.model.device == "cpu" or config.model.lora_rank:
+        return 0
+    return moments_of(config) * (2 if config.objective.name == "ppo" else 1)
 
 
 def most_tokens(config: Config) -> tuple[int, str]:

@@ -31,7 +31,7 @@ from storage.leases import SUPERVISOR, read_lease
 from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
 from storage.store import open_store
-from tba.config import Config, ObjectiveConfig, TrainingConfig, parse
+from tba.config import Config, ObjectiveConfig, OptimizerName, TrainingConfig, parse
 from tba.errors import AlreadyExists, ConfigError
 from tba.interfaces import TakesTurns
 from tba.model_folder import check_folder
@@ -320,10 +320,19 @@ def _given(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
+_OPTIMIZERS: dict[OptimizerName, str] = {
+    "adamw": "AdamW",
+    "adamw-fused": "AdamW, fused",
+    "adamw-8bit": "AdamW in 8 bits",
+    "adamw-on-host": "AdamW in main memory",
+}
+
+
 def _learning_rate(config: Config) -> str:
     training = config.training
     clipped = f", gradients clipped to a norm of {training.clip_norm:g}" if training.clip_norm else ""
-    return f"{training.learning_rate:g}, {training.schedule}; AdamW, moments {training.adam_beta1:g} and " + (
+    optimizer = _OPTIMIZERS[training.optimizer]
+    return f"{training.learning_rate:g}, {training.schedule}; {optimizer}, moments {training.adam_beta1:g} and " + (
         f"{training.adam_beta2:g}{clipped}"
     )
 

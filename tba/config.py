@@ -140,6 +140,7 @@ ObjectiveName = Literal[
     "trajectory-balance", "tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo", "online-dpo", "kimi",
     "oapl", "ppo", "vine-ppo",
 ]  # fmt: skip
+OptimizerName = Literal["adamw", "adamw-fused", "adamw-8bit", "adamw-on-host"]
 _GRADIENTS = ("tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo")
 _APPLIES: Mapping[str, Sequence[ObjectiveName]] = {
     "log_z": ("trajectory-balance",),
@@ -462,6 +463,9 @@ class TrainingConfig:
     checkpoint_activations: bool = False
     """Of each layer the trainer keeps only what it was given, and computes the rest again when gradients ask for it:
     a third more time, for the same gradients."""
+    optimizer: OptimizerName = "adamw"
+    """AdamW: torch's own, whose kernels are fused on a GPU, and with `adamw-fused` on a CPU too, for other last digits;
+    `adamw-8bit` keeps the moments in 8 bits a number, `adamw-on-host` keeps them in main memory and computes there."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     schedule: Literal["constant", "linear", "warmup-stable-decay"] = "constant"
     warmup_steps: Count = 0
@@ -499,6 +503,11 @@ class TrainingConfig:
         if self.stable_steps is not None:
             return self.stable_steps
         return max(0, self.steps - self.warmup_steps - self.decay_steps)
+
+
+def same_moments(one: OptimizerName, other: OptimizerName) -> bool:
+    """Whether one optimizer goes on with what the other has stored."""
+    return (one == "adamw-8bit") == (other == "adamw-8bit")
 
 
 @settings

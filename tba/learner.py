@@ -18,6 +18,7 @@ from tba.companions import LogZ, ValueModel, make_companion
 from tba.config import Config
 from tba.fetched import Fetched
 from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make_objective
+from tba.optimizers import check_fits
 from tba.packed import CannotPack, why_padded
 from tba.pieces import MicroBatch, Piece, Reader, Reading, micro_batches, read, side_by_side
 from tba.policy import AdapterSnapshot, Policy, Snapshot
@@ -55,6 +56,7 @@ class Learner:
 
     def restore(self, state: TrainingState) -> None:
         """Go on from a checkpoint, from which the policy has been loaded."""
+        check_fits(state.optimizer_name, self.config.training.optimizer)
         restore_optimizer(self.trained.optimizer, state.optimizer)
         torch.set_rng_state(state.random)
         if state.reference is not None:
@@ -70,6 +72,7 @@ class Learner:
             sync=sync,
             queues={},
             optimizer=optimizer_tensors(self.trained.optimizer),
+            optimizer_name=self.config.training.optimizer,
             random=torch.get_rng_state(),
             reference=self.reference and self.reference.tensors(keep=self.ranks.rank == 0),
             companion=self.companion and self.companion.tensors(),

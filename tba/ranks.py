@@ -92,6 +92,11 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def held(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def held_as(parameter: Tensor, value: Tensor) -> Tensor:
     """The rows that this rank holds of something with the parameter's shape, as a part of it."""
     if not isinstance(parameter, DTensor) or not value.ndim:

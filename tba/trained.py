@@ -1,4 +1,4 @@
-"""A model in training: its weights, and the AdamW that moves them."""
+"""A model in training: its weights, and the optimizer that moves them."""
 
 from collections.abc import Mapping
 from typing import Generic, TypeVar
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tba.adapters import trainable
 from tba.config import TrainingConfig
+from tba.optimizers import make_optimizer
 from tba.ranks import whole
 from tba.training_state import optimizer_tensors, restore_optimizer
 from tba.types import Metrics
@@ -23,13 +24,7 @@ class Trained(Generic[Model]):
         self.model, self.name, self.learning_rate = model, name, learning_rate
         self.clip_norm = training.clip_norm
         self.parameters = [it for _, it in trainable(model)]  # of adapters, where the policy has them
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=learning_rate,
-            betas=(training.adam_beta1, training.adam_beta2),
-            eps=training.adam_eps,
-            weight_decay=training.weight_decay,
-        )
+        self.optimizer = make_optimizer(self.parameters, training, learning_rate=learning_rate)
 
     @property
     def norm_name(self) -> str:

@@ -20,10 +20,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from tba.config import OptimizerName
 from tba.errors import Damaged, DeadlinePassed
-from tba.ranks import ALONE, PATIENCE, Ranks, held_as, rows_of
+from tba.optimizers import HeldAdamW
+from tba.ranks import ALONE, PATIENCE, Ranks, held, held_as, rows_of
 from tba.timing import looks
 
 _STATE, _FILE, _OPTIMIZER, _REFERENCE = "state.json", "optimizer", "optimizer.", "reference.safetensors"
@@ -39,6 +40,7 @@ class TrainingState:
     queues: dict[str, Any]
     optimizer: dict[str, Tensor]  # `index.name` -> tensor, index as in the optimizer's own state
     random: Tensor  # torch's CPU generator
+    optimizer_name: OptimizerName = "adamw"
     reference: dict[str, Tensor] | None = None  # its weights by name, where it has moved
     companion: dict[str, Tensor] | None = None  # weights and optimizer of what is trained beside the policy
     ranks: Ranks = ALONE  # of which this is one's state
@@ -55,6 +57,7 @@ class TrainingState:
             if found is not None:
                 save_file({key: value.contiguous() for key, value in found.items()}, folder / name)
         plain = {"step": self.step, "sync": self.sync, "queues": self.queues, "moments": len(self.optimizer)}
+        plain["optimizer"] = self.optimizer_name
         (folder / _STATE).write_text(json.dumps(plain))
 
     def save_optimizer(self, folder: Path) -> None:
@@ -78,6 +81,7 @@ class TrainingState:
                     if name.startswith(_OPTIMIZER)
                 },
                 random=tensors[_RANDOM],
+                optimizer_name=plain.get("optimizer", "adamw"),
                 ranks=ranks,
                 reference=_read_reference(folder / _REFERENCE, ranks),
                 companion=_load(folder / _COMPANION),
@@ -143,7 +147,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """A copy of the optimizer's state, of several ranks this one's, that does not change as training goes on."""
     state = optimizer.state_dict()["state"]
     return {
-        f"{i}.{name}": _held(value).detach().cpu().clone() for i, part in state.items() for name, value in part.items()
+        f"{i}.{name}": held(value).detach().cpu().clone() for i, part in state.items() for name, value in part.items()
     }
 
 
@@ -152,9 +156,10 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     parameters = [it for group in optimizer.param_groups for it in group["params"]]
     for key, value in tensors.items():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = held_as(parameters[int(index)], value)
+        state.setdefault(int(index), {})[name] = value
+    if isinstance(optimizer, HeldAdamW):
+        optimizer.restore(state)
+        return
+    for i, found in state.items():
+        found |= {name: held_as(parameters[i], value) for name, value in found.items()}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def _held(value: Tensor) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value

@@ -1,6 +1,7 @@
 """What roles compute and store is the same on a GPU. `make gpu-check` runs these on one."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -8,11 +9,13 @@ import torch
 import storage
 from storage.check import check
 from storage.versions import Versions
-from tba.config import Config
+from tba.config import Config, OptimizerName, TrainingConfig
 from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.learner import Learner
+from tba.optimizers import make_optimizer
 from tba.policy import Policy, PolicyScorer
+from tba.training_state import optimizer_tensors, restore_optimizer
 from tba.types import Version
 from tests.builders import fetched_of
 from tests.devices import DEVICES
@@ -65,6 +68,29 @@ def test_a_step_is_that_of_the_cpu(tmp_path: Path, device: str):
     assert norm > 0.1 and norm_there == pytest.approx(norm, rel=1e-3)
     assert loss_there == pytest.approx(loss, rel=1e-3)
     assert float((gradient_there - gradient).norm()) < 1e-3 * norm
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", get_args(OptimizerName))
+def test_an_optimizer_moves_weights_as_on_the_cpu_and_keeps_its_state_where_it_says(name: OptimizerName, device: str):
+    """And goes on from what it stored."""
+    chance, training, found = torch.Generator().manual_seed(0), TrainingConfig(optimizer=name), []
+    start_NC, gradients = torch.randn(50, 300, generator=chance), torch.randn(4, 50, 300, generator=chance)
+    for where in ("cpu", device):
+        weight = torch.nn.Parameter(start_NC.to(where))
+        optimizer = make_optimizer([weight], training, learning_rate=1e-2)
+        for step, gradient in enumerate(gradients):
+            if step == 2:
+                stored = optimizer_tensors(optimizer)
+                optimizer = make_optimizer([weight], training, learning_rate=1e-2)
+                restore_optimizer(optimizer, stored)
+            weight.grad = gradient.to(where)
+            optimizer.step()
+        held = {it.device.type for key, it in optimizer.state[weight].items() if key != "step"}
+        assert held == {"cpu" if name == "adamw-on-host" else where}
+        found.append(weight.detach().cpu())
+    differs = (found[0] - found[1]).abs()
+    assert differs.mean() < 1e-6 and differs.max() < 2e-3  # a number between two levels may come to be either
 
 
 STEPS = 8

@@ -340,6 +340,7 @@ def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_a
             "x",
             r"objective.name 'vine-ppo' needs values of steps, and whole stored none: its search.value_samples is 0",
         ),
+        (6, {"training.optimizer": "adamw-8bit"}, "x", r"training.optimizer is 'adamw' in the parent, .* 'adamw-8bit'"),
         (6, {"training.stepz": "6"}, "x", r"unknown setting 'training.stepz'"),
         (6, {}, "whole", r"run 'whole' exists already"),
         (STEPS, {}, "x", r"training.steps must be > 24, the step after which the fork goes on"),

@@ -3,19 +3,21 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from flows import memory
+from flows import memory, plan
 from flows.memory import Model
 from tba.checkpointing import keeping_little
-from tba.config import Config, TrainingConfig
+from tba.config import Config, OptimizerName, TrainingConfig
 from tba.packed import Group, row_logps
 from tba.presets import preset
 from tba.pretrained import computing
+from tba.trained import Trained
+from tba.training_state import optimizer_tensors
 from tests.tba.tiny import tiny_folder, tiny_llama
 
 LARGE = Model(7_615_616_512, block=233_057_792, outside=1_089_998_336, layers=28, hidden=3584, intermediate=18944)
@@ -88,11 +90,51 @@ def kept_for(model: PreTrainedModel, training: TrainingConfig, responses: int) -
         ({"model.device": "cpu", "model.lora_rank": 8}, 4),
         ({"model.device": "cpu", "objective.reference_reset": 50}, 20),
         ({"model.device": "cpu", "objective.name": "ppo"}, 32),
+        ({"model.device": "cpu", "training.optimizer": "adamw-fused"}, 16),
+        ({"model.device": "cpu", "training.optimizer": "adamw-8bit"}, 8 + 2 * 260 / 256),
+        ({"model.device": "cpu", "training.optimizer": "adamw-8bit", "objective.name": "ppo"}, 16 + 4 * 260 / 256),
+        ({"model.device": "cpu", "training.optimizer": "adamw-on-host"}, 16),
+        ({"training.ranks": 2, "training.optimizer": "adamw-on-host"}, 8),
+        ({"training.ranks": 2, "training.optimizer": "adamw-8bit"}, 8 + 2 * 260 / 256),
     ],
 )
-def test_of_each_parameter_all_is_counted_that_training_holds(changes: dict[str, object], bytes_each: int):
+def test_of_each_parameter_all_is_counted_that_training_holds(changes: dict[str, object], bytes_each: float):
     config = preset("quickstart").replace(changes)
     assert sum(memory.held(config).values()) == bytes_each
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", get_args(OptimizerName))
+def test_moments_take_what_is_said(name: OptimizerName, dtype: Literal["float32", "bfloat16"]):
+    config = Config().replace({"training.optimizer": name, "model.dtype": dtype})
+    model = tiny_llama(width=256).to(getattr(torch, dtype))
+    trained = Trained(model, config.training, learning_rate=1e-3)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    trained.optimizer.step()
+    moments = sum(it.nbytes for key, it in optimizer_tensors(trained.optimizer).items() if "exp_avg" in key)
+    assert moments / sum(it.numel() for it in model.parameters()) == pytest.approx(memory.moments_of(config), rel=0.01)
+
+
+def test_the_page_and_the_plan_say_what_each_optimizer_holds():
+    text = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    said = set[str]()
+    for name in get_args(OptimizerName):
+        config = preset("quickstart").replace({"training.optimizer": name})
+        assert f"| `{name}` | {memory.moments_of(config):.3g} |" in text
+        said.add(plan._learning_rate(config))
+    assert len(said) == 4 and all("AdamW" in it for it in said)
+
+
+@pytest.mark.parametrize(("objective", "each"), [("trajectory-balance", 8), ("ppo", 16)])
+def test_what_lies_in_main_memory_is_said_apart(tmp_path: Path, objective: str, each: int):
+    changes = {"training.optimizer": "adamw-on-host", "objective.name": objective, "model.device": "cuda"}
+    config = preset("quickstart").replace({**changes, "model.path": str(tiny_folder(tmp_path))})
+    size = sum(it.numel() for it in tiny_llama().parameters())
+    said = memory.describe(config)
+    assert "AdamW" not in said.partition(";")[0]
+    assert said.endswith(f"; in main memory AdamW {each} bytes a parameter: {memory._amount(each * size)}")
+    assert "main memory" not in memory.describe(config.replace({"model.device": "cpu"}))
 
 
 def test_what_the_page_says_of_seven_billion_parameters():

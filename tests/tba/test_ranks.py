@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tba.batching import Batch, collate, taken
-from tba.config import Config
+from tba.config import Config, OptimizerName
 from tba.errors import Damaged, RunFailed
 from tba.leading import Followers, LeadingLearner, batch_of, batch_values
 from tba.learner import Learner
@@ -26,7 +26,7 @@ from tba.training_state import TrainingState
 from tests.builders import fetched_of
 from tests.tba.a_rank import precise_policy, sharded
 from tests.tba.test_trainer import settings
-from tests.tba.tiny import EOS_ID, PAD_ID, tiny_policy, trajectory
+from tests.tba.tiny import EOS_ID, PAD_ID, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 
 SIZES = [2, 4]
 P, K = 5, 3
@@ -179,6 +179,37 @@ def test_a_checkpoint_goes_on_bit_for_bit_with_as_many_ranks_and_alike_with_othe
         path.unlink()
     with pytest.raises(Damaged, match="optimizer-0000"):
         TrainingState.load(tmp_path / "spread")
+
+
+@pytest.mark.parametrize("name", get_args(OptimizerName)[1:])
+def test_each_optimizer_steps_with_ranks_as_without_and_goes_on_from_what_any_number_stored(many, tmp_path, name):
+    """As no block of 8 bits is of two rows, any number of ranks has the same."""
+    config = config_of(training__optimizer=name, training__learning_rate=1e-2)
+    spread, alone = many(config, wide_policy()), Learner(config, wide_policy())
+    for step in (1, 2):
+        for learner in (spread, alone):
+            learner.learn(step, batch_at(step))
+    (tmp_path / "spread").mkdir()
+    spread.state(step=2, sync=1).save(tmp_path / "spread")
+    middle = {key: it.clone() for key, it in weights_of(spread).items()}
+    found, expected = TrainingState.load(tmp_path / "spread").optimizer, alone.state(step=2, sync=1).optimizer
+    assert found.keys() == expected.keys() and any(key.endswith("_codes") for key in found) == (name == "adamw-8bit")
+    for key, it in expected.items():
+        differs = (found[key] != it).double().mean() if it.dtype == torch.uint8 else 0  # by the last digits of a sum
+        assert found[key].shape == it.shape and differs < 1e-3
+    spread.learn(3, batch_at(3))
+    policy = wide_policy()
+    policy.model.load_state_dict(middle, strict=False)
+    again = many(config, policy, tmp_path / "spread")
+    again.learn(3, batch_at(3))
+    assert all(torch.equal(it, weights_of(spread)[key]) for key, it in weights_of(again).items())
+    alone.learn(3, batch_at(3))
+    torch.testing.assert_close(weights_of(spread), weights_of(alone), rtol=1e-6, atol=1e-9)
+
+
+def wide_policy() -> Policy:
+    """With weights of more numbers than keep their moments whole."""
+    return Policy(tiny_llama(width=64).double(), tiny_tokenizer(), torch.device("cpu"))  # pyright: ignore
 
 
 def copied(learner: Learner) -> Callable[[], Policy]:
