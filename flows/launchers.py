@@ -111,7 +111,7 @@ def run_here(run: Run) -> None:
     order; once more, and they are left to notice by themselves."""
     config = parse(run.config)
     with ending_on_sigterm(), Display(run, config) as display:
-        work = partial(supervise, run, local_launcher(run, config), config.limits, on_look=display.look)
+        work = partial(supervise, run, local_launcher(run, config), config, on_look=display.look)
         with Background(work, last=display.tell) as background:
             try:
                 for event in background.news():

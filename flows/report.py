@@ -66,6 +66,8 @@ from versions where state = 'kept' order by attempt, version
 
 ATTEMPTS = "select attempt, continues_sync, continues_attempt, created_at from attempts order by attempt"
 
+ALARMS = "select began_at, ended_at, role, kind, about, severity, message from alarms order by began_at"
+
 EVENTS = f"""
 select created_at, role, life, severity, kind, message from events where kind not in {*ROUTINE, ""} order by created_at
 """
@@ -98,6 +100,7 @@ def render(run: Run) -> str:
         section("Evaluations", ask(con, EVALUATIONS)),
         section("Versions that are kept", ask(con, VERSIONS)),
         section("Attempts", ask(con, ATTEMPTS)),
+        section("Alarms", ask(con, ALARMS)),
         _events(ask(con, EVENTS)),
         _settings(run.config),
     ]

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from flows.alarms import OperatingAlarms, how_far
 from flows.processes import (
     FINISHED,
     GAVE_UP,
@@ -26,14 +27,17 @@ from flows.processes import (
     last_life,
     signal_role,
 )
+from flows.webhook import open_webhook
 from storage.control import State, change_state, read_state
-from storage.events import Events
+from storage.events import EventReader, Events
 from storage.leases import SUPERVISOR, HeldLease, Lease, LeaseWatch, Seen
 from storage.run import Run
-from tba.config import LimitsConfig
+from tba.alarms import Alarms
+from tba.config import Config, LimitsConfig
 from tba.errors import RunFailed, Stopped, StorageError
 
 POLL = 0.2  # seconds between looks at processes; leases are read every `limits.lease_every`
+HEAR_EVERY = 5.0  # seconds between two looks at what roles have written
 LONGEST_DELAY = 60.0  # seconds between two restarts of a role
 INSIST_EVERY = 5.0  # seconds between two attempts at ending a life that hangs
 PATIENCE = 30.0  # seconds after which a life that has not begun is spoken of
@@ -108,7 +112,7 @@ class StopRequest(NamedTuple):
 def supervise(
     run: Run,
     launcher: Launcher,
-    limits: LimitsConfig,
+    config: Config,
     *,
     should_stop: Callable[[], StopRequest | None] = lambda: None,
     on_event: Callable[[Event], None] = lambda event: None,
@@ -121,8 +125,13 @@ def supervise(
 
     `on_event` and `on_look` are told what happens; they return quickly and do not raise.
     """
-    with HeldLease(run, SUPERVISOR, every=limits.lease_every) as lease:
-        supervisor = Supervisor(run, launcher, limits, lease, should_stop, on_event, on_look, first_delay)
+    with open_webhook(run) as webhook, HeldLease(run, SUPERVISOR, every=config.limits.lease_every) as lease:
+
+        def hear(event: Event) -> None:
+            on_event(event)
+            webhook.hear(event.kind, event.message, event.severity, event.data)
+
+        supervisor = Supervisor(run, launcher, config, lease, should_stop, hear, on_look, first_delay)
         try:
             supervisor.run_until_finished()
         finally:
@@ -155,11 +164,6 @@ def say_silent(seen: Seen) -> str:
     return f"has been silent for {seen.silent_for:.0f} s (pid {lease.pid} on {lease.host}, last said {lease.status!r})"
 
 
-def how_far(lease: Lease) -> float:
-    """What a role has got done, growing with its work in whichever life: steps, shards, scored versions."""
-    return max((lease.progress.get(name, 0.0) for name in ("step", "shards", "scored")), default=0.0)
-
-
 @dataclass
 class Watched:
     """What the supervisor knows of one role."""
@@ -190,21 +194,24 @@ class Supervisor:
         self,
         run: Run,
         launcher: Launcher,
-        limits: LimitsConfig,
+        config: Config,
         lease: HeldLease,
         should_stop: Callable[[], StopRequest | None],
         on_event: Callable[[Event], None],
         on_look: Callable[[Mapping[str, Seen]], None],
         first_delay: float,
     ):
-        self.run, self.launcher, self.limits, self.lease = run, launcher, limits, lease
+        self.run, self.launcher, self.limits, self.lease = run, launcher, config.limits, lease
         self.should_stop, self.on_event, self.on_look, self.first_delay = should_stop, on_event, on_look, first_delay
         self.events = Events(run, SUPERVISOR, lease.life, logs=False)  # `on_event` tells them
+        self.others = EventReader(run)
+        self.operating = OperatingAlarms(config.alarms, lag=config.sync.lag or 0)
+        self.alarms = Alarms(self.tell)
         self.watched: dict[Role, Watched] = {}
         self.watch = LeaseWatch()
         self.seen: dict[str, Seen] = {}
         self.state = State()
-        self.next_look = 0.0
+        self.next_look = self.next_hearing = 0.0
         self.last_look = time.monotonic()
 
     def run_until_finished(self) -> None:
@@ -253,7 +260,21 @@ class Supervisor:
                 if far > w.furthest:
                     w.furthest, w.in_vain = far, 0
         self.lease.tell("supervising", roles=len(self.alive()))
+        self.alarms.look(self.operating.find(self.seen_open()))
+        self.hear_roles()
         self.on_look(self.seen)
+
+    def hear_roles(self) -> None:
+        """Tell on what roles write that is more than news, but for what they had written before."""
+        if time.monotonic() < self.next_hearing:
+            return
+        tells, self.next_hearing = self.next_hearing > 0, time.monotonic() + HEAR_EVERY
+        with suppress(StorageError):  # one that cannot be read is no reason not to look after the others
+            for event in self.others.new():
+                data = event.get("data") or {}
+                if tells and event["role"] != SUPERVISOR and (event["severity"] != "info" or "alarm" in data):
+                    message = f"{event['role']}: {event['message']}"
+                    self.on_event(Event(event["kind"], message, event["severity"], {**data, "role": event["role"]}))
 
     def wanted(self) -> list[Role]:
         """In the order in which they are started, and so find a device: the evaluator can best do without its own.
@@ -267,7 +288,10 @@ class Supervisor:
     def is_open(self, w: Watched) -> bool:
         """Whether somebody may be behind the lease of a role."""
         seen = self.seen.get(w.role.name)
-        return seen is not None and seen.lease.status not in CLOSED and not is_gone(seen.lease)
+        return seen is not None and _is_open(seen.lease)
+
+    def seen_open(self) -> dict[str, Seen]:
+        return {name: seen for name, seen in self.seen.items() if _is_open(seen.lease)}
 
     def is_silent(self, w: Watched) -> bool:
         return self.seen[w.role.name].silent_for > self.limits.silent_after
@@ -518,6 +542,10 @@ class Supervisor:
         about = {"of": w.role.name, "life": w.number, **data} if w else data
         self.events.write(kind, message, severity=severity, **about)
         self.on_event(Event(kind, message, severity, about))
+
+
+def _is_open(lease: Lease) -> bool:
+    return lease.status not in CLOSED and not is_gone(lease)
 
 
 def _say(code: int) -> str:

@@ -78,7 +78,7 @@ def look_after(run: Run, config: Config, launcher: str) -> None:
     """Launch the roles, watch them to the end of the run, and report."""
     launch: Launcher = DeploymentLauncher(run, config) if launcher == "deployments" else local_launcher(run, config)
     with Reports(run, config) as reports:
-        work = partial(supervise, run, launch, config.limits, on_look=reports.look)
+        work = partial(supervise, run, launch, config, on_look=reports.look)
         with Background(work, within=SECONDS_LEFT, last=reports.log) as background:
             try:
                 for event in background.news():

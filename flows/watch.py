@@ -25,6 +25,7 @@ from tba.config import Config, parse_known
 
 WIDTH = 80
 ENDED = ("finished", "stopped", "failed")
+_COLOURS = {"warning": "yellow", "error": "red"}
 
 LAST_STEP = "select * from steps order by step desc limit 1"
 
@@ -59,6 +60,8 @@ SCORES = """
 select metric, version, value from evaluations where not abandoned
 order by length(metric), metric, attempt, version
 """
+
+ALARMS = "select kind, message, severity from alarms where ended_at is null order by began_at"
 
 LAST_EVENTS = f"""
 select created_at, role, kind, message, severity from events where kind not in {*ROUTINE, ""}
@@ -149,7 +152,7 @@ def picture(view: View) -> RenderableType:
     ):
         if content:
             lines.add_row(name, content)
-    return Group(_head(view), _progress(view), Text(), lines, Text(), *_events(view))
+    return Group(_head(view), _progress(view), *_alarms(view), Text(), lines, Text(), *_events(view))
 
 
 def line(view: View) -> str:
@@ -263,12 +266,20 @@ def _ends(values: Sequence[str]) -> list[str]:
     return list(values) if len(values) <= 6 else [values[0], "…", *values[-4:]]
 
 
+def _alarms(view: View) -> list[Text]:
+    """Those that last; nothing lasts in a run that has ended."""
+    rows = [] if view.summary.state in ENDED else view.con.execute(ALARMS).fetchall()
+    return [Text(f"! {kind}: {message}", f"bold {_COLOURS[severity]}") for kind, message, severity in rows]
+
+
 def _events(view: View) -> list[Text]:
     rows = view.con.execute(LAST_EVENTS).fetchall()
-    colours = {"warning": "yellow", "error": "red"}
     return [
         Text(
-            f"{at:%H:%M:%S}  {role}  {kind}: {message}", colours.get(severity, "dim"), no_wrap=True, overflow="ellipsis"
+            f"{at:%H:%M:%S}  {role}  {kind}: {message}",
+            _COLOURS.get(severity, "dim"),
+            no_wrap=True,
+            overflow="ellipsis",
         )
         for at, role, kind, message, severity in reversed(rows)
     ]

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from storage import control, layout, records
+from storage.disks import fullest_disk
 from storage.run import Run
 from tba.errors import Conflict, Damaged, Stopped, StorageError, Superseded
 
@@ -36,6 +37,8 @@ class Lease:
     renewed_at: str
     supervised: bool  # stops by itself when no supervisor is left
     quiet: float = 0.0  # seconds since the role itself, not only the thread that renews, gave a sign of life
+    disk_gb: float | None = None  # left on the fullest of the disks that it writes to
+    disk: str = ""  # which: a folder on it
 
 
 def read_lease(run: Run, role: str) -> Lease | None:
@@ -149,6 +152,7 @@ class HeldLease:
                 progress=progress,
                 renewed_at=records.now(),
                 quiet=round(time.monotonic() - self._heard, 1),
+                **fullest_disk(self.run),
             )
             try:
                 self._tag = self.run.store.replace(self._key, _encode(lease), tag=self._tag)

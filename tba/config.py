@@ -30,6 +30,7 @@ def settings(cls: type[T]) -> type[T]:
 Positive = Annotated[int, Field(ge=1, le=10**9)]
 Count = Annotated[int, Field(ge=0, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Patience = Annotated[float, Field(ge=0, le=1e9)]  # in seconds; 0 is without end
 Share = Annotated[float, Field(ge=0, le=1)]
 Beta = Annotated[float, Field(ge=1e-9, le=1e9)]  # rewards are divided by it, and the quotients squared in float32
 Reward = Annotated[float, Field(ge=-1e300, le=1e300)]
@@ -598,6 +599,31 @@ class LimitsConfig:
 
 
 @settings
+class AlarmsConfig:
+    """What is told as soon as it goes wrong, in events when it begins and when it is over; 0 leaves an alarm out."""
+
+    late_after: Patience = 8.0
+    """For the lease of a role that lives: seconds without a sign of it."""
+    stalled_after: Patience = 300.0
+    """For the trainer to take a step, and for a searcher to append a shard."""
+    adopted_within: Patience = 300.0
+    """For a searcher to take a version once a newer one than its own is published."""
+    disk_gb: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    """Left on any disk that a role writes to."""
+    window: Positive = 20
+    """Steps that the next two look back on."""
+    reward_lost: Share = 0.5
+    """Of what the mean reward of batches had gained at its best; less than its steps differ among each other, or than a
+    tenth of it, is no loss."""
+    equal_rewards: Share = 0.95
+    """Of groups whose responses all have the same reward."""
+    log_ratio: Annotated[float, Field(ge=0, le=1e6)] = 5.0
+    """log π − log π_ref of a step's responses, in nats a token and without its sign."""
+    mismatch: Annotated[float, Field(ge=0, le=1e6)] = 1.0
+    """How far an engine's log-probabilities are from the trainer's, in nats a response."""
+
+
+@settings
 class StartConfig:
     """Where a run begins. `tba fork` sets it; a run that is no fork begins at the start."""
 
@@ -628,6 +654,7 @@ class Config:
     sync: SyncConfig = Field(default_factory=SyncConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    alarms: AlarmsConfig = Field(default_factory=AlarmsConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     start: StartConfig = Field(default_factory=StartConfig)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tba import turns
+from tba.alarms import Alarm, Alarms
 from tba.asking import asking
 from tba.config import Config
 from tba.errors import Damaged
@@ -40,6 +41,7 @@ class Evaluator:
         self.trainers_scorer = trainers_scorer  # of a version, where responses come from another implementation
         self.scorer: ReferenceScorer | None = None  # of the version in use
         self.lease, self.events = lease, events
+        self.alarms = Alarms(events.write)
         self.passed_over: set[Version] = set()  # had their turn: scored, gone or damaged
         self.scored = 0
 
@@ -54,7 +56,9 @@ class Evaluator:
             version = self.due(done)
             step = self.adopt(version) if version else None
             if version and step is not None:
-                self.evaluations.write(self.scores(version, step))
+                scores = self.scores(version, step)
+                self.evaluations.write(scores)
+                self.alarms.look(self.mismatched(scores))
                 self.passed_over.add(version)  # once is enough, also where a fork inherits the name of its scores
                 continue
             self.lease.tell("waiting for a version to score", scored=self.scored)
@@ -97,6 +101,18 @@ class Evaluator:
             return step
         self.passed_over.add(version)
         return None
+
+    def mismatched(self, scores: Sequence[Score]) -> list[Alarm]:
+        most = self.config.alarms.mismatch
+        return [
+            Alarm(
+                "mismatch-large",
+                f"{score.metric} of version {score.version} is {score.value:.3g} nats, more than {most:g} "
+                "(alarms.mismatch): the engine is far from the trainer",
+            )
+            for score in scores
+            if most and score.metric == "greedy_mismatch_response" and score.value > most
+        ]
 
     def scores(self, version: Version, step: int) -> list[Score]:
         """Of one greedy response to each prompt; then of `samples` of them."""

@@ -330,6 +330,7 @@ class Searcher:
             "shards": self.seq,
             "trajectories": self.trajectories,
             "tokens": self.tokens,
+            **({"version": self.version.number} if self.version else {}),
             **{f"seconds_{part}": seconds for part, seconds in self.seconds.items()},
         }
 

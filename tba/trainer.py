@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tba.alarms import Alarms, LearningAlarms
 from tba.batching import Batch, batch_metrics
 from tba.config import Config
 from tba.errors import DeadlinePassed, RunFailed, Stopped
@@ -59,6 +60,8 @@ class Trainer:
         self.config, self.attempt, self.buffer = config, attempt, buffer
         self.learner = learner
         self.metrics, self.lease, self.events = metrics, lease, events
+        self.learning = LearningAlarms(config.alarms)
+        self.alarms = Alarms(events.write, patience=config.alarms.window)
         self.syncs = SyncWriter(
             config,
             attempt=attempt,
@@ -234,6 +237,7 @@ class Trainer:
             **{f"seconds_{part}": spent for part, spent in {**prepared.seconds, **seconds}.items()},
         }
         self.metrics.write(dict(metrics), step=step)
+        self.alarms.look(self.learning.find(step, metrics, learned.outcomes))
         state = "stopping at the next sync" if self.stopping else f"step {step} of {config.training.steps}"
         self.lease.tell(state, step=step, version=version.number, **metrics)
         return StepRecord(

@@ -42,10 +42,14 @@ class Lease:
 
 class Events:
     def __init__(self) -> None:
-        self.kinds: list[str] = []
+        self.written: list[tuple[str, str]] = []  # kinds and severities
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.written]
 
     def write(self, kind: str, message: str, *, severity: str = "info", **data: Any) -> None:
-        self.kinds.append(kind)
+        self.written.append((kind, severity))
 
 
 class AtOnce:

@@ -225,6 +225,16 @@ comment on column events.severity is 'info, warning or error';
 comment on column events.message is 'what happened, in words';
 comment on column events.data is 'what belongs to its kind';
 
+comment on view alarms is 'One row per alarm: something that went wrong quietly, from when to when.';
+comment on column alarms.began_at is 'when it was noticed';
+comment on column alarms.ended_at is 'when it was over, or the role that noticed it began another life; null while it lasts, or if it did at the end';
+comment on column alarms.role is 'who noticed it';
+comment on column alarms.life is 'which life of that role';
+comment on column alarms.kind is 'what goes wrong';
+comment on column alarms.about is 'the role or the machine it is about, where there can be several';
+comment on column alarms.severity is 'warning or error';
+comment on column alarms.message is 'what goes wrong, in words';
+
 comment on view settings is 'One row per setting of the run.';
 comment on column settings.name is 'dotted, as --set takes it';
 comment on column settings.value is 'as JSON';

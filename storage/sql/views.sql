@@ -75,6 +75,27 @@ create view evaluations as from stored.evaluations;
 
 create view events as select * replace (data::json as data) from stored.events;
 
+-- An alarm ends with the word that it is over, or with the life of the role that told it.
+create view alarms as
+with told as (
+    select *, data ->> '$.alarm' as word, data ->> '$.of' as about from stored.events
+)
+select
+    created_at as began_at,
+    (
+        select min(later.created_at) from told as later
+        where later.role = told.role and (
+            later.life > told.life
+            or (
+                later.life = told.life and later.seq > told.seq and later.word = 'over' and later.kind = told.kind
+                and later.about is not distinct from told.about
+            )
+        )
+    ) as ended_at,
+    role, life, kind, about, severity, message
+from told where word = 'began'
+order by began_at;
+
 create view attempts as from stored.attempts;
 
 create view checkpoints as from stored.checkpoints;

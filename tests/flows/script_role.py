@@ -5,8 +5,8 @@
 What it does stands in the folder `behaviour` beside the run's records: a file named after the role, or after its kind,
 with one word. `fail`, `misuse` and `in-vain` exit at once, `hang` stops renewing, `stuck` renews and does nothing,
 `stubborn` hears nothing, `leave` exits as if it had been asked to and `superseded` as if another life had taken over,
-`turn` fails at its tenth turn, `finish` finishes. Otherwise it works until it is asked to stop; trainer and evaluator
-finish once there is a file `finish`.
+`turn` fails at its tenth turn, `warn` writes a warning then, `finish` finishes. Otherwise it works until it is asked to
+stop; trainer and evaluator finish once there is a file `finish`.
 
 A run that names a policy gets the real role.
 """
@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 from storage.evaluations import Evaluations
+from storage.events import Events
 from storage.leases import HeldLease
 from storage.run import Run
 from storage.versions import Versions
@@ -58,6 +59,8 @@ def live(run: Run, name: str, kind: str, lease: HeldLease) -> int:
         behaviour = read_behaviour(run, name, kind)
         if behaviour == "turn" and turn == 10:
             return 1
+        if behaviour == "warn" and turn == 10:
+            Events(run, name, lease.life).write("step-skipped", "step 3 is not finite", severity="warning")
         if behaviour == "stuck":
             time.sleep(600)
         if behaviour == "hang":

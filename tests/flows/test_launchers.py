@@ -147,7 +147,7 @@ def test_logs_of_a_remote_run_are_brought_to_it_also_those_of_adopted_roles(
 
     def supervised(should_stop):
         launcher = LocalLauncher(remote, devices=Devices(run.url, uuids=[]))
-        supervise(remote, launcher, config.limits, should_stop=should_stop)
+        supervise(remote, launcher, config, should_stop=should_stop)
 
     def first():
         with pytest.raises(Superseded):

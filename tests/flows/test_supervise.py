@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
+from flows.alarms import how_far
 from flows.gpus import Devices
 from flows.processes import LocalLauncher, NotNow, Role, process_of
-from flows.supervise import Event, StopRequest, how_far, supervise
+from flows.supervise import Event, StopRequest, supervise
 from storage import layout
 from storage.control import change_state, read_state
 from storage.events import read_events
 from storage.leases import Lease, read_leases
 from storage.records import encode, now
 from storage.run import Run
-from tba.config import LimitsConfig, parse
+from tba.config import parse
 from tba.errors import RunFailed, Stopped, Superseded
 from tba.presets import preset
 from tests.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
@@ -41,7 +42,7 @@ class Supervised(threading.Thread):
             supervise(
                 self.run_,
                 self.options["launcher"],
-                limits_of(self.run_),
+                parse(self.run_.config),
                 should_stop=lambda: self.request,
                 on_event=self.events.append,
                 first_delay=0.1,
@@ -56,10 +57,6 @@ class Supervised(threading.Thread):
 
     def said(self, kind: str, of: str = "") -> list[Event]:
         return [e for e in self.events if e.kind == kind and (not of or e.data.get("of") == of)]
-
-
-def limits_of(run: Run) -> LimitsConfig:
-    return parse(run.config).limits
 
 
 def make_run(root: Path, changes: dict[str, Any] | None = None) -> Run:

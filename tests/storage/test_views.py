@@ -49,8 +49,8 @@ from tests.storage.synthetic import (
 )
 
 VIEWS = (
-    "attempts", "checkpoints", "difficulty", "draws", "draws_all", "evaluations", "events", "groups", "prompts",
-    "selection", "settings", "shards", "steps", "steps_all", "syncs", "trajectories", "versions",
+    "alarms", "attempts", "checkpoints", "difficulty", "draws", "draws_all", "evaluations", "events", "groups",
+    "prompts", "selection", "settings", "shards", "steps", "steps_all", "syncs", "trajectories", "versions",
 )  # fmt: skip
 
 MACROS = (

@@ -75,6 +75,16 @@ def test_the_mismatch_is_how_far_a_generators_log_probabilities_are_from_the_tra
     assert asked[1][0] == role.versions.load(Version(20, 1))
 
 
+@pytest.mark.parametrize(("most", "told"), [(1.3, ["mismatch-large"]), (1.5, []), (0.0, [])])
+def test_a_mismatch_that_is_large_is_told_of_once(most: float, told: list[str]):
+    """1.4 nats a response, as above, of both versions."""
+    role, _ = evaluator(Version(20, 1))
+    role.config = role.config.replace({"alarms.mismatch": most})
+    role.trainers_scorer = lambda folder, version: fakes.Scorer()
+    role.run(poll=0)
+    assert kinds(role) == told
+
+
 def test_tokens_that_the_policy_did_not_write_do_not_make_the_mismatch_smaller():
     """Each response has three tokens of the environment between two turns of two."""
 

@@ -46,6 +46,7 @@ def settings(**changes: Any) -> Config:
             "sync.every": EVERY,
             "sync.checkpoint_every": 3,
             "search.initial_fill": 6,
+            "alarms.log_ratio": 0.0,  # what is stored of the reference here is made up
             **({"search.value_samples": 9} if changes.get("objective__name") == "vine-ppo" else {}),
             **{key.replace("__", "."): value for key, value in changes.items()},
         }
@@ -426,6 +427,14 @@ def test_a_checkpoint_after_nothing_but_skipped_steps_goes_on_bit_for_bit(tmp_pa
     rest.resume(store.states[last])
     rest.run()
     assert found.digests[STEPS // EVERY] == expected.digests[STEPS // EVERY]
+
+
+def test_a_trainer_tells_once_that_rewards_have_collapsed_and_once_that_they_came_back(tmp_path):
+    config = settings(alarms__window=2, alarms__equal_rewards=0.0)
+    trainer, _ = make(tmp_path, config, rewards=dict.fromkeys(range(4, 7), -8.0))
+    trainer.run()
+    assert isinstance(trainer.events, fakes.Events)
+    assert trainer.events.written == [("reward-collapsed", "warning"), ("reward-collapsed", "info")]
 
 
 def test_what_a_step_found_is_in_its_record(tmp_path):

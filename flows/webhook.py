@@ -1,0 +1,114 @@
+"""Tells whoever listens at $TBA_WEBHOOK what is more than news: one POST of JSON for each event.
+
+`text` is a sentence, which Slack, Mattermost and their like show as it is. The address may hold a secret, so it comes
+from the environment, is never stored, and is never told.
+"""
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from storage.run import Run
+from tba.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+VARIABLE = "TBA_WEBHOOK"
+ENDINGS = {"run-finished"}  # told though they are good news
+
+_TRIES, _TIMEOUT, _FIRST_DELAY = 3, 10.0, 1.0  # seconds
+_WAITING = 1000  # events that may wait before further ones are dropped
+_PATIENCE = 15.0  # seconds for the last ones to be told
+
+
+class NoWebhook:
+    """Nobody listens."""
+
+    def hear(self, kind: str, message: str, severity: str, data: Mapping[str, Any]) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
+class Webhook:
+    """`hear` never waits, and nothing that happens here reaches the run."""
+
+    def __init__(self, run: Run, address: str):
+        self.run, self.address = run, address
+        self._queue: queue.Queue[bytes | None] = queue.Queue(_WAITING)
+        self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
+        self._told_trouble = False
+
+    def hear(self, kind: str, message: str, severity: str, data: Mapping[str, Any]) -> None:
+        if severity == "info" and kind not in ENDINGS and "alarm" not in data:
+            return
+        body = {"text": f"{self.run.name}: {message}", "run": self.run.name, "url": self.run.url, "kind": kind}
+        body |= {"severity": severity, "message": message, "data": dict(data)}
+        try:
+            self._queue.put_nowait(json.dumps(body, default=str).encode())
+        except queue.Full:
+            self._complain("so many events wait for it that some are left out")
+
+    def _work(self) -> None:
+        while (body := self._queue.get()) is not None:
+            self._post(body)
+
+    def _post(self, body: bytes) -> None:
+        request = urllib.request.Request(self.address, body, {"Content-Type": "application/json"})
+        why = ""
+        for number in range(_TRIES):
+            try:
+                with urllib.request.urlopen(request, timeout=_TIMEOUT):
+                    return
+            except urllib.error.HTTPError as error:
+                why = f"answers {error.code}"
+                error.close()
+            except (OSError, ValueError, HTTPException) as error:
+                why = f"cannot be reached: {type(error).__name__}"
+            if number < _TRIES - 1:
+                time.sleep(_FIRST_DELAY * 2**number)
+        self._complain(why)
+
+    def _complain(self, why: str) -> None:
+        """Once; the address is not for a log."""
+        if not self._told_trouble:
+            log.warning("$%s: %s", VARIABLE, why)
+        self._told_trouble = True
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:
+            return
+        self._thread.join(_PATIENCE)
+
+
+def open_webhook(run: Run) -> Webhook | NoWebhook:
+    """ConfigError if what stands in the environment is no address."""
+    address = os.environ.get(VARIABLE)
+    if not address:
+        return NoWebhook()
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"${VARIABLE}: an address that begins with http:// or https:// is needed")
+    return Webhook(run, address)
