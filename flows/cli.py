@@ -69,6 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_resume(commands)
     _add_runs(commands)
     _add_watch(commands)
+    _add_scale(commands)
+    _add_stop(commands)
     _add_sql(commands)
     _add_report(commands)
     _add_check(commands)
@@ -184,6 +186,34 @@ def _add_watch(commands: Any) -> None:
     parser.add_argument(
         "--every", type=_seconds, default=3.0, metavar="SECONDS", help="between two looks (default: %(default)s)"
     )
+
+
+def _add_scale(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "scale",
+        scale_command,
+        "Change how many searchers a run has, while it runs.",
+        "From any machine that reaches its storage: whoever looks after the run starts those that are missing, and\n"
+        "the last ones stop after the round they are at. An interrupted run has so many when it is resumed.",
+        "example:\n  tba scale first --searchers 4",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("--searchers", type=int, required=True, metavar="N", help="how many there should be")
+
+
+def _add_stop(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "stop",
+        stop_command,
+        "Stop a run in order, wherever it runs.",
+        "The trainer makes a checkpoint at the next sync, so that nothing is taken again; `tba resume` goes on.",
+        "example:\n  tba stop first",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("--why", default="tba stop", metavar="TEXT", help="what the run says about it")
+    parser.add_argument("--no-wait", action="store_true", help="ask, and do not wait until all roles have stopped")
 
 
 def _add_sql(commands: Any) -> None:
@@ -415,6 +445,20 @@ def runs_command(options: argparse.Namespace) -> int:
     from flows import runs
 
     return runs.show(options.root, as_json=options.json)
+
+
+def scale_command(options: argparse.Namespace) -> int:
+    from flows import wanted
+
+    print(wanted.scale(open_run(options.run), options.searchers))
+    return DONE
+
+
+def stop_command(options: argparse.Namespace) -> int:
+    from flows import wanted
+
+    print(wanted.stop(open_run(options.run), options.why, wait=not options.no_wait))
+    return DONE
 
 
 def watch_command(options: argparse.Namespace) -> int:

@@ -26,7 +26,10 @@ from tests.conftest import s3_root
 from tests.servers import Server
 from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
 
-COMMANDS = ("run", "resume", "runs", "watch", "sql", "report", "check", "export", "grade", "audit", "fork", "compact")
+COMMANDS = (
+    "run", "resume", "runs", "watch", "scale", "stop", "sql", "report", "check", "export", "grade", "audit", "fork",
+    "compact",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,101 @@
+"""`tba scale` and `tba stop`, of real roles and of runs that nobody is at work on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli import main
+from storage.control import change_state, read_state
+from storage.leases import read_leases
+from storage.run import Run
+from tba.errors import Stopped
+from tests.flows.roles import at_work, behave, end_roles, is_running, until
+from tests.flows.test_supervise import ROLES, Supervised, make_run
+from tests.storage.synthetic import make_live_run
+from tests.storage.synthetic import make_run as make_finished_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = make_run(tmp_path)
+    yield run
+    end_roles(run)
+
+
+def test_searchers_come_and_go_while_the_run_goes_on_and_all_stop_when_asked(
+    run: Run, capsys: pytest.CaptureFixture[str]
+):
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    assert main(["scale", run.url, "--searchers", "4"]) == 0
+    assert "4 searcher(s) wanted, 2 at work" in capsys.readouterr().out
+    leases |= at_work(run, "searcher-002", "searcher-003")
+    assert main(["scale", run.url, "--searchers", "1"]) == 0
+    gone = [leases[f"searcher-00{i}"].pid for i in (1, 2, 3)]
+    until(lambda: not any(map(is_running, gone)))
+    assert main(["scale", run.url, "--searchers", "2"]) == 0
+    at_work(run, "searcher-001", life=2)
+    assert all(is_running(leases[role].pid) for role in ("trainer", "evaluator", "searcher-000"))
+    assert not supervised.said("role-restarting")
+    capsys.readouterr()
+    assert main(["stop", run.url, "--why", "enough"]) == 0
+    assert f"r has stopped; `tba resume {run.url}`" in capsys.readouterr().out
+    assert isinstance(supervised.ended(), Stopped)
+    assert not any(is_running(lease.pid) for lease in read_leases(run) if lease.role != "supervisor")
+    state = read_state(run)
+    assert (state.desired, state.why, state.searchers) == ("stop", "enough", 2)
+    assert main(["stop", run.url]) == 0
+    assert "r is stopped: there is nothing to stop" in capsys.readouterr().out
+    assert read_state(run) == state
+    assert main(["scale", run.url, "--searchers", "3"]) == 0
+    assert "goes on with 3 searcher(s)" in capsys.readouterr().out
+    assert read_state(run).searchers == 3
+
+
+def test_whoever_does_not_stop_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = make_run(tmp_path, {"limits.stop_grace": 0.2, "limits.silent_after": 1.0})
+    behave(run, "trainer", "stubborn")
+    supervised = Supervised(run)
+    try:
+        at_work(run, *ROLES)
+        supervised.options["launcher"].end_grace = 60.0
+        assert main(["stop", run.url]) == 1
+        assert f"trainer of {run.url} still at work" in capsys.readouterr().err.replace("supervisor, ", "")
+        supervised.options["launcher"].end_grace = 0.0
+    finally:
+        end_roles(run)
+    supervised.ended()
+
+
+@pytest.mark.parametrize(
+    ("changes", "searchers", "said"),
+    [
+        ({}, "0", "--searchers: between 1 and 1000, got 0"),
+        ({"sync.lag": 1, "search.prompts_per_round": 64}, "3", "waits for each of 2 where sync.lag is set, got 3"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, Any], searchers: str, said: str
+):
+    run = make_run(tmp_path, changes)
+    assert main(["scale", run.url, "--searchers", searchers]) == 2
+    assert said in capsys.readouterr().err
+    assert read_state(run).searchers == 2
+
+
+def test_a_run_that_has_finished_is_neither_scaled_nor_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = make_finished_run(str(tmp_path))
+    assert main(["scale", run.url, "--searchers", "2"]) == 2
+    assert "is finished" in capsys.readouterr().err
+    assert main(["stop", run.url]) == 0
+    assert "there is nothing to stop" in capsys.readouterr().out
+
+
+def test_an_interrupted_run_has_nobody_to_stop(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    run = make_live_run(str(tmp_path))
+    change_state(run, desired="run")
+    assert main(["stop", run.url]) == 0
+    assert "is interrupted: there is nothing to stop" in capsys.readouterr().out
+    assert read_state(run).desired == "run"
