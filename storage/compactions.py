@@ -57,8 +57,8 @@ class Part:
 
     @classmethod
     def decode(cls, record: Mapping[str, Any]) -> "Part":
-        shard = Shard(**{name: record[name] for name in Shard.__dataclass_fields__})
-        return cls(shard=shard, **{name: record[name] for name in _PART})
+        shard = records.known(Shard, record)
+        return records.known(cls, {name: record[name] for name in _PART}, shard=shard)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def understood(fields: Mapping[str, Any], name: str) -> Compaction:
     with records.reading(name):
         parts = tuple(Part.decode(part) for part in fields["parts"])
         lists = {"parts": parts, "retention": tuple(fields["retention"])}
-        found = Compaction(**{field: fields[field] for field in _FIELDS} | lists)
+        found = records.known(Compaction, {field: fields[field] for field in _FIELDS}, **lists)
         ends = [0, *(part.end_group for part in parts)]
         if [part.first_group for part in parts] != ends[:-1] or not all(part.groups for part in parts):
             raise Damaged(f"{name}: its shards have row groups with gaps, or none")

@@ -43,9 +43,9 @@ class Evaluations:
         """Every score, oldest version first, those of a version in the order in which they were written."""
         found: list[Score] = []
         for record in records.read_all(self.run.store, layout.EVALUATIONS, "version", "attempt", "step", "scores"):
-            version = Version(record["version"], record["attempt"])
-            with records.reading(f"{self.run.url}/{layout.EVALUATIONS}: of version {version[0]}, attempt {version[1]}"):
-                found += [
-                    records.known(Score, score, version=version, step=record["step"]) for score in record["scores"]
-                ]
+            of = f"version {record['version']}, attempt {record['attempt']}"
+            with records.reading(f"{self.run.url}/{layout.EVALUATIONS}: of {of}"):
+                number, attempt, step = records.integers(record, "version", "attempt", "step")
+                version = Version(number, attempt)
+                found += [records.known(Score, score, version=version, step=step) for score in record["scores"]]
         return sorted(found, key=lambda score: score.version.order)

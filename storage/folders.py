@@ -77,6 +77,8 @@ def read_manifest(store: Store, prefix: str) -> dict[str, Any] | None:
     try:
         for file in [*manifest["files"], *stored_files(manifest)]:
             check_key(prefix + file["name"])  # a name decides where `fetch` writes
+            if type(file["bytes"]) is not int or not isinstance(file["sha256"], str):
+                raise TypeError(f"of {file['name']}")
         if "difference" in manifest:
             Version.parse(manifest["difference"]["base"])  # likewise where it reads
         if manifest["sha256"] != _digest(manifest["files"]):  # it decides which copy in the cache is this one

@@ -13,6 +13,9 @@ from tba.errors import Damaged
 
 T = TypeVar("T")
 
+_PLAIN: dict[Any, tuple[type, ...]] = {int: (int,), float: (float, int, type(None)), str: (str,), bool: (bool,)}
+"""What a field of a plain type may be in JSON: true and false are no numbers, and one that is not finite is null."""
+
 
 def now() -> str:
     """The time as every record writes it."""
@@ -33,7 +36,7 @@ def decode(data: bytes, name: str, *fields: str) -> dict[str, Any]:
     """The record in `data`; Damaged, naming the object and what it lacks, unless it is one with these fields."""
     try:
         record = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"{name} is not JSON: {error}") from None
     if not isinstance(record, dict):
         raise Damaged(f"{name} is not a record but a {type(record).__name__}")
@@ -44,9 +47,26 @@ def decode(data: bytes, name: str, *fields: str) -> dict[str, Any]:
 
 
 def known(kind: type[T], record: Mapping[str, Any], **others: Any) -> T:
-    """A dataclass of what a record says, and `others`. What a later version has added to such records is left out."""
-    names = {field.name for field in fields(kind)}  # pyright: ignore[reportArgumentType]
-    return kind(**{**{name: value for name, value in record.items() if name in names}, **others})
+    """A dataclass of what a record says, and `others`. What a later version has added to such records is left out.
+    TypeError if a number or a text is something else."""
+    types = {field.name: field.type for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    said = {name: value for name, value in record.items() if name in types and name not in others}
+    for name, value in said.items():
+        check_kind(name, value, types[name])
+    return kind(**said, **others)
+
+
+def check_kind(name: str, value: Any, kind: Any) -> None:
+    """TypeError, naming the field, unless a value is of a plain type; of others nothing is said."""
+    if kind in _PLAIN and type(value) not in _PLAIN[kind]:
+        raise TypeError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
+
+
+def integers(record: Mapping[str, Any], *names: str) -> list[int]:
+    """Those fields; TypeError, naming the one, if any is something else."""
+    for name in names:
+        check_kind(name, record[name], int)
+    return [record[name] for name in names]
 
 
 @contextmanager

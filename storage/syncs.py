@@ -62,7 +62,7 @@ def decode(data: bytes, name: str) -> SyncRecord:
         shards = [records.known(Shard, shard) for shard in fields["shards"]]
         refused = [records.known(Refusal, refusal) for refusal in fields["refused"]]
         rows = sum(shard.rows for shard in shards)
-    record = SyncRecord(**{field: fields[field] for field in _FIELDS} | {"shards": shards, "refused": refused})
+        record = records.known(SyncRecord, {field: fields[field] for field in _FIELDS}, shards=shards, refused=refused)
     if rows != record.rows:
         raise Damaged(f"{name} says {record.rows} rows, but its shards have {rows}")
     return record

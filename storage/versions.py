@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from storage import folders, layout, retention
+from storage import folders, layout, records, retention
 from storage.run import Run
 from tba.errors import Damaged, Missing
 from tba.types import Base, Version
@@ -58,7 +58,8 @@ class Versions:
             manifest = folders.read_manifest(self.run.store, layout.version(version))
             if manifest is None:
                 raise Missing(f"{self.run.url} has no version {version}")
-            self._steps[version] = manifest["step"]
+            with records.reading(f"{self.run.url}/{layout.version(version)}{layout.MANIFEST}"):
+                [self._steps[version]] = records.integers(manifest, "step")
         return self._steps[version]
 
     def weights_sha256(self, version: Version) -> str | None:

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ STEPS = 120
 T = TypeVar("T")
 ROLES = ("searcher-000", "evaluator", "trainer")
 DEADLINE = 120.0
+PLANTED = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "PREFECT_API_KEY", "TBA_PLANTED")
 
 
 def tba(*arguments: str, log: Path) -> "subprocess.Popen[bytes]":
@@ -51,7 +52,10 @@ def lease_at(run: Run, role: str, *, step: int = 0, life: int = 1) -> Lease | No
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("root", ["local", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
-def test_a_run_survives_the_kill_of_each_role_and_of_its_supervisor(root, tmp_path):
+def test_a_run_survives_the_kill_of_each_role_and_of_its_supervisor(root, tmp_path, monkeypatch):
+    """And keeps no secret of its environment, in no object, row or log."""
+    for name in PLANTED:
+        monkeypatch.setenv(name, os.environ.get(name) or f"planted-{name.lower()}")
     log, policy = tmp_path / "tba.log", tiny_folder(tmp_path / "policy")
     first = tba("run", "quickstart", "--root", root, "--name", "r", "--steps", str(STEPS), *settings(policy), log=log)
     url = f"{root}/runs/r"
@@ -73,6 +77,18 @@ def test_a_run_survives_the_kill_of_each_role_and_of_its_supervisor(root, tmp_pa
     leases = {lease.role: lease for lease in read_leases(run)}
     assert all(leases[role].life >= 2 for role in ROLES), leases
     assert leases["trainer"].pid != trainer.pid
+    secrets = [os.environ[name] for name in PLANTED]
+    assert not [(place, it) for place, text in texts(run, log) for it in secrets if it.encode() in text]
+
+
+def texts(run: Run, log: Path) -> Iterator[tuple[str, bytes]]:
+    """All that is stored of a run: every object as it lies there, every view in words, and what was printed."""
+    yield "log", log.read_bytes()
+    for entry in run.store.list():
+        yield entry.key, run.store.read(entry.key)
+    with storage.connect(run) as con:
+        for (view,) in con.execute("show tables").fetchall():
+            yield view, str(con.execute(f"from {view}").fetchall()).encode()
 
 
 def opened(url: str) -> Run | None:
