@@ -1,0 +1,174 @@
+"""Whatever lies in a store, its readers answer or name what is damaged: nothing else is raised, and nothing hangs."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flows.runs import summarise
+from storage.attempts import chain
+from storage.check import check
+from storage.checkpoints import Checkpoints
+from storage.compacting import compact
+from storage.compactions import Compactions
+from storage.control import read_state
+from storage.evaluations import Evaluations
+from storage.events import read_events
+from storage.leases import HeldLease, read_leases
+from storage.ledger import read_entries
+from storage.prompts import read_prompts
+from storage.run import Run
+from storage.syncs import read_chain
+from storage.versions import Versions
+from storage.views import connect
+from tba.errors import TBAError
+from tests.storage.synthetic import SyntheticRun, copy_run, make_run
+
+DAMAGED: list[Any] = [
+    None,
+    True,
+    -1,
+    0,
+    2**70,
+    1.5,
+    1e308,
+    "",
+    "x" * 1000,
+    "../../../../etc/passwd",
+    "\x00",
+    [],
+    {},
+    [[]],
+]
+NO_RECORDS = [b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"PAR1" * 3, b"1e999"]
+
+
+def load_versions(run: Run) -> None:
+    versions = Versions(run)
+    for version in versions.complete():
+        for ask in (versions.step, versions.weights_sha256, versions.base, versions.load):
+            ask(version)
+
+
+def load_checkpoints(run: Run) -> None:
+    for sync, attempt in (checkpoints := Checkpoints(run)).complete():
+        checkpoints.load(sync, attempt)
+
+
+def read_views(run: Run) -> None:
+    con = connect(run)
+    for (view,) in con.execute("show tables").fetchall():
+        con.execute(f"from {view}").fetchall()
+
+
+def replay(run: Run) -> None:
+    buffer = SyntheticRun.of(run).buffer(2)
+    for sync in range(5):
+        buffer.sync(sync, step=2 * sync)
+    buffer.fetch(buffer.draw(9))
+
+
+def read_ledger(run: Run) -> None:
+    for sync, attempt in ((1, 1), (2, 1), (3, 2), (4, 2)):
+        read_entries(run, sync, attempt)
+
+
+READERS: Mapping[str, Callable[[Run], Any]] = {
+    "run.json": lambda run: Run.open(run.url),
+    "control": read_state,
+    "roles": read_leases,
+    "events": read_events,
+    "versions": load_versions,
+    "checkpoints": load_checkpoints,
+    "syncs": read_chain,
+    "attempts": chain,
+    "prompts": lambda run: [read_prompts(run, split) for split in ("train", "test")],
+    "steps": read_ledger,
+    "draws": read_ledger,
+    "compactions": lambda run: Compactions(run).look(),
+    "evaluations": lambda run: Evaluations(run).scores(),
+    "trajectories": replay,
+}
+"""Who reads a kind of object; of the others `check`, the views and the list of runs do."""
+ALL = (check, read_views, summarise)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """With an object of every kind."""
+    made = make_run(str(tmp_path_factory.mktemp("root")))
+    with HeldLease(made, "trainer", every=60) as lease:
+        lease.tell("step 8 of 8", step=8.0)
+    kept = copy_run(made, tmp_path_factory.mktemp("copy"))
+    compact(kept, keep_checkpoints=1)
+    return kept
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TBA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a record, by the keys that lead there."""
+    yield above
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*above, key))
+
+
+def changed_record(data: bytes, draw: st.DataObject) -> bytes:
+    """With another value somewhere, or under another name."""
+    record = json.loads(data)
+    *above, last = draw.draw(st.sampled_from([it for it in places(record) if it]))
+    inside = record
+    for key in above:
+        inside = inside[key]
+    if isinstance(last, str) and draw.draw(st.booleans()):
+        inside[f"{last}x"] = inside.pop(last)
+    else:
+        inside[last] = draw.draw(st.sampled_from(DAMAGED))
+    return json.dumps(record).encode()
+
+
+def changed_bytes(data: bytes, draw: st.DataObject) -> bytes:
+    """Cut off, replaced, or with other bytes here and there."""
+    kind = draw.draw(st.sampled_from(["cut", "other", "bytes"]))
+    if kind == "cut" or not data:
+        return data[: draw.draw(st.integers(0, max(0, len(data) - 1)))]
+    if kind == "other":
+        return draw.draw(st.sampled_from(NO_RECORDS))
+    found = bytearray(data)
+    for place in draw.draw(st.lists(st.integers(0, len(data) - 1), min_size=1, max_size=8)):
+        found[place] = draw.draw(st.integers(0, 255))
+    return bytes(found)
+
+
+@pytest.mark.parametrize("kind", sorted(READERS))
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(draw=st.data())
+def test_an_object_with_other_bytes_is_read_or_named(run: Run, kind: str, draw: st.DataObject):
+    files = sorted(path for path in Path(run.url).rglob("*") if path.is_file() and f"/{kind}" in str(path))
+    path = draw.draw(st.sampled_from(files))
+    whole = path.read_bytes()
+    is_record = path.suffix == ".json" and path.name != "config.json" and draw.draw(st.booleans())
+    path.write_bytes(changed_record(whole, draw) if is_record else changed_bytes(whole, draw))
+    try:
+        for read in [READERS[kind], draw.draw(st.sampled_from(ALL))]:
+            try:
+                read(run)
+            except TBAError as error:
+                assert str(error)
+            except duckdb.Error:
+                assert read is read_views, "only a query says it in DuckDB's words"
+    finally:
+        path.write_bytes(whole)
