@@ -4,6 +4,7 @@ What they do together, every rank does in the same order, or they wait for each 
 """
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -118,8 +119,16 @@ def at_rest(model: nn.Module) -> None:
 
 
 def open_port(size: int) -> dist.TCPStore:
-    """Where ranks of this machine meet; rank 0 holds it, and its `port` is told to the others."""
-    return dist.TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+    """Where ranks of this machine meet; rank 0 holds it, and its `port` is told to the others. It asks nobody who they
+    are, and by itself it would listen to every network."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        host, port = listener.getsockname()
+        return dist.TCPStore(
+            host, port, size, is_master=True, wait_for_workers=False, timeout=PATIENCE,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
 
 
 def join(rank: int, size: int, store: dist.TCPStore) -> Ranks:

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -103,6 +104,14 @@ def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def weights_of(learner: Learner) -> dict[str, torch.Tensor]:
     return dict(learner.snapshot().model.named_parameters())
+
+
+def test_no_rank_listens_to_a_network(many):
+    """What goes between them is neither encrypted nor asks who is there."""
+    many(config_of(), precise_policy(tied=True))
+    ours = [psutil.Process(), *psutil.Process().children()]
+    heard = {it.laddr.ip for process in ours for it in process.net_connections("inet") if it.status == "LISTEN"}
+    assert heard == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("tied", [True, False])
