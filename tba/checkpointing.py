@@ -43,15 +43,18 @@ def again_in(around: Around) -> Iterator[None]:
 
 @contextmanager
 def keeping_little(model: nn.Module) -> Iterator[None]:
-    """For a forward pass."""
+    """For a forward pass. A layer that has a `forward` of its own, beside its class's, gets it back."""
     layers = layers_of(model) if torch.is_grad_enabled() else []
+    own = [vars(layer).get("forward") for layer in layers]
     try:
         for layer in layers:
             layer.forward = partial(_checkpointed, layer.forward)
         yield
     finally:
-        for layer in layers:
+        for layer, forward in zip(layers, own, strict=True):
             vars(layer).pop("forward", None)
+            if forward is not None:
+                layer.forward = forward
 
 
 def _checkpointed(forward: Callable[..., Any], *given: Any, **options: Any) -> Any:
