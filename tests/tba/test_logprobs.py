@@ -50,6 +50,29 @@ def test_token_logps_are_those_of_each_sequence_alone_at_the_temperature(tempera
         torch.testing.assert_close(logps_BT[row][ROWS.response_mask_BT[row]], expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("pieces", [1, 4])
+def test_under_autocast_they_are_those_of_the_plain_expression(
+    monkeypatch: pytest.MonkeyPatch, tied: bool, pieces: int
+):
+    """To the bit where all is projected at once. Sums over pieces are made in float32, that of the plain expression is
+    rounded to bfloat16 once: by less than one part in 2^8."""
+    model = tiny_llama(tied=tied)
+    mask_N = ROWS.response_mask_BT[:, 1:]
+    monkeypatch.setattr(logprobs, "PROJECTED", -(-int(mask_N.sum()) // pieces) * model.config.vocab_size)
+    given: dict[str, Any] = {"input_ids": ROWS.tokens_BT[:, :-1], "use_cache": False}
+    tokens_N = ROWS.tokens_BT[:, 1:][mask_N]
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(**given).logits[mask_N]
+        found_N = logprobs.logps_at(model, mask_N, tokens_N, temperature=0.7, input_ids=given["input_ids"])
+    expected_N = torch.log_softmax(logits.float() / 0.7, dim=-1).gather(-1, tokens_N[:, None])[:, 0]
+    assert found_N.dtype == torch.float32 and found_N.equal(expected_N)
+    weights_N = torch.linspace(-1, 2, len(tokens_N))
+    gradients = [torch.autograd.grad((it * weights_N).sum(), list(model.parameters())) for it in (found_N, expected_N)]
+    for found, expected in zip(*gradients, strict=True):
+        assert (found - expected).norm() <= (0.0 if pieces == 1 else 2.0**-8) * expected.norm()
+
+
 SMALL = {"vocab_size": 78, "bos_token_id": None, "eos_token_id": 1}
 LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
