@@ -290,13 +290,20 @@ def _add_export(commands: Any) -> None:
         commands,
         "export",
         export_command,
-        "Copy a version out of a run, as a Hugging Face folder.",
-        "The files are verified against their checksums. Which versions are kept is in the view `versions`:\n"
-        "  tba sql RUN \"select * from versions where state = 'kept'\"",
-        "example:\n  tba export first --version 60 ./policy",
+        "Copy a version out of a run, as a Hugging Face folder; or rows, as a dataset.",
+        "A version's files are verified against their checksums. Which versions are kept is in the view `versions`:\n"
+        "  tba sql RUN \"select * from versions where state = 'kept'\"\n"
+        "With --query it is Parquet with a card, which `datasets.load_dataset` reads: any rows that SQL can say, such\n"
+        "as responses to imitate, or pairs to prefer by.",
+        "examples:\n"
+        "  tba export first --version 60 ./policy\n"
+        '  tba export first --query "from demonstrations(least_reward := 1)" ./imitate\n'
+        '  tba export first --query "from preferences()" ./pairs',
     )
     parser.add_argument("run", metavar="RUN", help=_RUN)
-    parser.add_argument("--version", type=int, required=True, metavar="N", help="number of the version; 0 is the start")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--version", type=int, metavar="N", help="number of the version; 0 is the start")
+    what.add_argument("--query", metavar="SQL", help="the rows of a dataset; all of it is `from trajectories`")
     parser.add_argument("--attempt", type=int, metavar="A", help="of which attempt (default: the newest that has it)")
     parser.add_argument("--adapter", action="store_true", help="of adapters: as it is, not merged into its base")
     parser.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
@@ -498,10 +505,15 @@ def compact_command(options: argparse.Namespace) -> int:
 
 
 def export_command(options: argparse.Namespace) -> int:
-    from flows import export
+    from flows import dataset, export
 
-    run, wanted = open_run(options.run), options.adapter
-    print(export.export(run, options.version, options.attempt, options.folder, adapter=wanted))
+    run, adapter = open_run(options.run), options.adapter
+    if options.query is None:
+        print(export.export(run, options.version, options.attempt, options.folder, adapter=adapter))
+    elif adapter or options.attempt is not None:
+        raise ConfigError(f"{'--adapter' if adapter else '--attempt'} does not apply to --query")
+    else:
+        print(dataset.export(run, options.query, options.folder))
     return DONE
 
 

@@ -2,6 +2,8 @@
 
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from flows.role import use_threads
@@ -19,26 +21,34 @@ def export(run: Run, number: int, attempt: int | None, folder: str, *, adapter: 
     config = parse(run.config)
     if adapter and not config.model.lora_rank:
         raise ConfigError(f"--adapter: {run.name} has no adapters, its model.lora_rank is 0")
+    version = _find(run, number, attempt)
+    with appearing(folder) as (target, unfinished):
+        if config.model.lora_rank and not adapter:
+            _merge(run, config, version, unfinished)
+        else:
+            _fetch(run, version, unfinished)
+    return target
+
+
+@contextmanager
+def appearing(folder: str) -> Iterator[tuple[Path, Path]]:
+    """Where a folder is to be, and one to fill that becomes it once all has been written. ConfigError if something is
+    there already, or nothing can be."""
     target = Path(folder).absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{folder} exists already and is not an empty folder")
-    version = _find(run, number, attempt)
     unfinished = target.parent / f".{target.name}.{secrets.token_hex(4)}"
     try:
         unfinished.mkdir(parents=True)
     except OSError as error:
         raise ConfigError(f"DIR: {folder} cannot be written: {error.strerror}") from None
     try:
-        if config.model.lora_rank and not adapter:
-            _merge(run, config, version, unfinished)
-        else:
-            _fetch(run, version, unfinished)
+        yield target, unfinished
         if target.exists():
             target.rmdir()
         unfinished.rename(target)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return target
 
 
 def _find(run: Run, number: int, attempt: int | None) -> Version:

@@ -49,7 +49,7 @@ def answer(
         if rows is None:
             raise ConfigError("the last statement has no rows to show")
         if json or target:
-            _check_names("--json" if json else "--parquet", rows.columns)
+            check_names("--json" if json else "--parquet", rows.columns)
         if csv:
             _print_csv(rows)
         elif json:
@@ -130,7 +130,7 @@ def print_table(rows: duckdb.DuckDBPyRelation) -> None:
         rows.show(max_rows=_ROWS, max_width=shutil.get_terminal_size((160, 40)).columns)
 
 
-def _check_names(option: str, names: Sequence[str]) -> None:
+def check_names(option: str, names: Sequence[str]) -> None:
     twice = [name for name, n in Counter(names).items() if n > 1]
     if twice:
         raise ConfigError(f"{option}: {twice[0]!r} names more than one column; give each a name with AS")

@@ -319,6 +319,20 @@ copies: how often
 first_version: the first version that generated it
 last_version: the last version that generated it';
 
+comment on macro table demonstrations is 'Responses to imitate: those that ended by themselves and were rewarded enough, each once for its prompt.
+least_reward: the least reward
+copies: how often it was generated
+version_start: the first version that generated it
+reward: the greatest that it had';
+
+comment on macro table preferences is 'Pairs to prefer by: of each group the best and the worst response, where their rewards are far enough apart. Of equals any may be taken, always the same.
+least_gap: the least difference of their rewards
+chosen: the response with the greatest reward of its group
+rejected: the one with the least
+chosen_reward: its reward
+rejected_reward: likewise
+version_start: the version that began the group';
+
 comment on macro table compare_versions is 'Scores by version, of the attempts that the current weights descend from.
 metric: which (''greedy'')
 version: which version

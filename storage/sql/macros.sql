@@ -204,6 +204,26 @@ with
   )
 from contents where copies >= min_copies order by copies desc, content_hash;
 
+-- --- data for other training -----------------------------------------------------------------------------------------
+
+create macro demonstrations(least_reward := 1) as table
+select
+  prompt_id, prompt, response, max(reward) as reward, min(version_start) as version_start, count(*) as copies
+from trajectories where finished and reward >= least_reward
+group by prompt_id, prompt, response
+order by prompt_id, reward desc, response;
+
+create macro preferences(least_gap := 1) as table
+with pairs as (
+  select
+    any_value(prompt_id) as prompt_id, group_id, any_value(prompt) as prompt,
+    max_by(response, {'reward': reward, 'id': trajectory_id}) as chosen,
+    min_by(response, {'reward': reward, 'id': trajectory_id}) as rejected,
+    max(reward) as chosen_reward, min(reward) as rejected_reward, any_value(version_start) as version_start
+  from trajectories group by group_id
+)
+from pairs where chosen_reward > rejected_reward and chosen_reward - rejected_reward >= least_gap order by group_id;
+
 -- --- progress -------------------------------------------------------------------------------------------------------
 
 -- Standard errors are those of shares of independent answers, so only of values between 0 and 1.

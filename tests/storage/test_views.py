@@ -54,9 +54,10 @@ VIEWS = (
 )  # fmt: skip
 
 MACROS = (
-    "compare_selection()", "compare_versions()", "cost_per_solved()", "drift()", "duplicates()", "eligible_at(2)",
-    "from_reference()", "group_of('0/0/0')", "help()", "learned_from(1)", "outdated()", "pass_at(2)",
-    "prompts_by_set()", "reward_by_age()", "selection_by('length')", "stale(2)", "trajectory('0/0/0')", "unsolved()",
+    "compare_selection()", "compare_versions()", "cost_per_solved()", "demonstrations()", "drift()", "duplicates()",
+    "eligible_at(2)", "from_reference()", "group_of('0/0/0')", "help()", "learned_from(1)", "outdated()", "pass_at(2)",
+    "preferences()", "prompts_by_set()", "reward_by_age()", "selection_by('length')", "stale(2)",
+    "trajectory('0/0/0')", "unsolved()",
 )  # fmt: skip
 
 

@@ -1,0 +1,91 @@
+"""`tba export --query`: rows as a dataset, and the pairs and demonstrations that macros make."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+import storage
+from flows.cli import main
+from storage.run import Run
+from tests.storage.synthetic import make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(str(tmp_path_factory.mktemp("root")))
+
+
+def rows_of(run: Run) -> list[dict[str, object]]:
+    with storage.connect(run) as con:
+        return con.sql("from trajectories order by trajectory_id").to_arrow_table().to_pylist()
+
+
+def exported(run: Run, query: str, folder: Path) -> list[dict[str, object]]:
+    """The rows as a reader finds them who follows the card."""
+    assert main(["export", run.url, "--query", query, str(folder)]) == 0
+    _, front, _ = (folder / "README.md").read_text().split("---\n", 2)
+    [only] = yaml.safe_load(front)["configs"]
+    [split] = only["data_files"]
+    assert split["split"] == "train"
+    return pq.read_table(folder / split["path"]).to_pylist()
+
+
+def test_a_dataset_has_the_rows_of_its_query_and_a_card_that_names_it(run: Run, tmp_path: Path):
+    query = "select prompt, response, reward from trajectories order by trajectory_id"
+    found = exported(run, query, tmp_path / "all")
+    assert found == [{name: row[name] for name in ("prompt", "response", "reward")} for row in rows_of(run)]
+    card = (tmp_path / "all" / "README.md").read_text()
+    assert f"{len(found)} rows of the run `first`: task quickstart" in card and query in card
+    assert "| reward | double |" in card
+    assert str(tmp_path) not in card and run.url not in card
+
+
+def test_pairs_are_the_best_and_the_worst_of_each_group_that_are_far_enough_apart(run: Run, tmp_path: Path):
+    groups: dict[object, list[dict[str, object]]] = {}
+    for row in rows_of(run):
+        groups.setdefault(row["group_id"], []).append(row)
+    rewards = {name: [float(str(row["reward"])) for row in rows] for name, rows in groups.items()}
+    found = exported(run, "from preferences(1)", tmp_path / "pairs")
+    assert [pair["group_id"] for pair in found] == sorted(
+        str(name) for name, it in rewards.items() if set(it) == {0, 1}
+    )
+    for pair in found:
+        said = {(row["response"], row["reward"]) for row in groups[pair["group_id"]]}
+        assert (pair["chosen"], pair["chosen_reward"]) in said and (pair["rejected"], pair["rejected_reward"]) in said
+        assert (pair["chosen_reward"], pair["rejected_reward"]) == (1.0, 0.0)
+        assert {row["prompt"] for row in groups[pair["group_id"]]} == {pair["prompt"]}
+    with storage.connect(run) as con:
+        assert con.sql("from preferences(0)").fetchall() == con.sql("from preferences(1)").fetchall(), "equals are none"
+        assert not con.sql("from preferences(1.5)").fetchall()
+
+
+def test_demonstrations_are_what_was_rewarded_enough_each_once(run: Run):
+    good = [row for row in rows_of(run) if row["reward"] == 1.0 and row["finished"]]
+    with storage.connect(run) as con:
+        found = con.sql("select prompt_id, response, copies, version_start from demonstrations(1)").fetchall()
+    assert {(prompt, response) for prompt, response, *_ in found} == {(it["prompt_id"], it["response"]) for it in good}
+    assert len({it[:2] for it in found}) == len(found) and sum(copies for *_, copies, _ in found) == len(good)
+    for prompt, response, _, first in found:
+        same = [it["version_start"] for it in good if (it["prompt_id"], it["response"]) == (prompt, response)]
+        assert first == min(map(int, map(str, same)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--query", "select * from nothing"], "nothing"),
+        (["--query", "from trajectories where false"], "--query: there are no such rows"),
+        (["--query", "select 1 as a, 2 as a"], "names more than one column"),
+        (["--query", "create table t (i int)"], "--query: the last statement has no rows"),
+        (["--query", "from steps", "--adapter"], "--adapter does not apply to --query"),
+        (["--query", "from steps", "--attempt", "1"], "--attempt does not apply to --query"),
+    ],
+)
+def test_what_is_no_dataset_is_refused_and_leaves_nothing(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+):
+    assert main(["export", run.url, *arguments, str(tmp_path / "out")]) == 2
+    assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
