@@ -191,8 +191,19 @@ def _progress(view: View) -> RenderableType:
     line.add_column(no_wrap=True)
     line.add_column(ratio=1)
     line.add_column(no_wrap=True)
-    line.add_row(f"step {step} of {steps}", Bar(steps, 0, step, color="green"), f"{step / steps:.0%}")
+    line.add_row(f"step {step} of {steps}", Bar(steps, 0, step, color="green"), f"{step / steps:.0%}{_to_go(view)}")
     return line
+
+
+def _to_go(view: View) -> str:
+    """If steps go on to take as long as the last ones did."""
+    *_, seconds = view.values(RECENT_TIME)
+    left = view.config.training.steps - (view.summary.step or 0)
+    if view.summary.state != "running" or seconds is None or left <= 0:
+        return ""
+    minutes = round(left * seconds / 60)
+    hours = f"{minutes // 60} h " if minutes >= 60 else ""
+    return f", {hours}{minutes % 60} min to go" if minutes else f", {left * seconds:.0f} s to go"
 
 
 def _learning(view: View) -> str:

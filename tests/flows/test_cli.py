@@ -402,6 +402,23 @@ def test_watch_shows_one_picture_of_80_columns(capsys: pytest.CaptureFixture[str
         assert text in out
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"), [(8, "50%, 2 s to go"), (604, "1%, 5 min to go"), (10_004, "1 h 23 min to go")]
+)
+def test_watch_tells_how_long_it_will_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str, steps: int, said: str
+):
+    """Steps of half a second, of which four have been taken."""
+    run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
+    record = json.loads((Path(run.url) / layout.RUN).read_text())
+    record["config"]["training"]["steps"] = steps
+    (Path(run.url) / layout.RUN).write_text(json.dumps(record))
+    assert "to go" not in printed(capsys, "watch", run.url, "--once")
+    with HeldLease(run, "trainer", every=60):
+        out = printed(capsys, "watch", run.url, "--once")
+    assert said in out and max(map(len, out.splitlines())) <= 80
+
+
 def test_watch_of_a_run_without_anything_shows_what_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str
 ):
