@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -20,6 +21,7 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
 from flows.summary import Publications, markdown
@@ -81,6 +83,8 @@ class Reports:
             self.log(event)
             if event.kind in ("role-started", "role-adopted"):
                 self.begin(event.data["of"], event.data["life"])
+            if event.is_more_than_news:
+                self.attempt(partial(self.emit, event))
         if time.monotonic() >= self.next_versions:
             self.attempt(self.show_versions)
             self.next_versions = time.monotonic() + VERSIONS_EVERY
@@ -130,6 +134,11 @@ class Reports:
         create_markdown_artifact(
             markdown(self.run), key=artifact_key("report", self.run.name), description=self.run.url
         )
+
+    def emit(self, event: Event) -> None:
+        """For automations of Prefect."""
+        resource = {"prefect.resource.id": f"tba.run.{self.run.name}", "prefect.resource.name": self.run.url}
+        emit_event(f"tba.{event.kind}", resource, payload={**event.data, "message": event.message})
 
     def attempt(self, show: Callable[[], Any]) -> None:
         try:

@@ -44,6 +44,7 @@ PATIENCE = 30.0  # seconds after which a life that has not begun is spoken of
 FAILED_WHY = "failed: "  # how the state of a run that has failed begins to say why it is to stop
 ERROR_LINE = re.compile(r"^(?:\S+ \S+ \S+ ERROR|ERROR:?|error:) (.+)$", re.MULTILINE)  # of a role's log, or another's
 DONE_LEARNING = "the trainer has finished"  # why searchers are asked to stop while the last version is scored
+ENDINGS = {"run-finished"}  # told to everybody though they are good news
 CLOSED = {"finished", "stopped", "failed"}  # last words of a lease: its role has ended and said so
 
 
@@ -103,6 +104,11 @@ class Event(NamedTuple):
     severity: str = "info"
     data: Mapping[str, Any] = {}
 
+    @property
+    def is_more_than_news(self) -> bool:
+        """Whether to tell somebody who is not looking."""
+        return self.severity != "info" or "alarm" in self.data or self.kind in ENDINGS
+
 
 class StopRequest(NamedTuple):
     why: str
@@ -129,7 +135,8 @@ def supervise(
 
         def hear(event: Event) -> None:
             on_event(event)
-            webhook.hear(event.kind, event.message, event.severity, event.data)
+            if event.is_more_than_news:
+                webhook.tell(event.kind, event.message, event.severity, event.data)
 
         supervisor = Supervisor(run, launcher, config, lease, should_stop, hear, on_look, first_delay)
         try:
@@ -271,10 +278,10 @@ class Supervisor:
         tells, self.next_hearing = self.next_hearing > 0, time.monotonic() + HEAR_EVERY
         with suppress(StorageError):  # one that cannot be read is no reason not to look after the others
             for event in self.others.new():
-                data = event.get("data") or {}
-                if tells and event["role"] != SUPERVISOR and (event["severity"] != "info" or "alarm" in data):
-                    message = f"{event['role']}: {event['message']}"
-                    self.on_event(Event(event["kind"], message, event["severity"], {**data, "role": event["role"]}))
+                data = {**(event.get("data") or {}), "role": event["role"]}
+                told = Event(event["kind"], f"{event['role']}: {event['message']}", event["severity"], data)
+                if tells and event["role"] != SUPERVISOR and told.is_more_than_news:
+                    self.on_event(told)
 
     def wanted(self) -> list[Role]:
         """In the order in which they are started, and so find a device: the evaluator can best do without its own.

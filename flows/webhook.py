@@ -24,7 +24,6 @@ from tba.errors import ConfigError
 log = logging.getLogger(__name__)
 
 VARIABLE = "TBA_WEBHOOK"
-ENDINGS = {"run-finished"}  # told though they are good news
 
 _TRIES, _TIMEOUT, _FIRST_DELAY = 3, 10.0, 1.0  # seconds
 _WAITING = 1000  # events that may wait before further ones are dropped
@@ -34,7 +33,7 @@ _PATIENCE = 15.0  # seconds for the last ones to be told
 class NoWebhook:
     """Nobody listens."""
 
-    def hear(self, kind: str, message: str, severity: str, data: Mapping[str, Any]) -> None: ...
+    def tell(self, kind: str, message: str, severity: str, data: Mapping[str, Any]) -> None: ...
 
     def __enter__(self) -> Self:
         return self
@@ -45,7 +44,7 @@ class NoWebhook:
 
 
 class Webhook:
-    """`hear` never waits, and nothing that happens here reaches the run."""
+    """`tell` never waits, and nothing that happens here reaches the run."""
 
     def __init__(self, run: Run, address: str):
         self.run, self.address = run, address
@@ -53,9 +52,7 @@ class Webhook:
         self._thread = threading.Thread(target=self._work, name="webhook", daemon=True)
         self._told_trouble = False
 
-    def hear(self, kind: str, message: str, severity: str, data: Mapping[str, Any]) -> None:
-        if severity == "info" and kind not in ENDINGS and "alarm" not in data:
-            return
+    def tell(self, kind: str, message: str, severity: str, data: Mapping[str, Any]) -> None:
         body = {"text": f"{self.run.name}: {message}", "run": self.run.name, "url": self.run.url, "kind": kind}
         body |= {"severity": severity, "message": message, "data": dict(data)}
         try:

@@ -160,7 +160,7 @@ def test_a_webhook_that_nobody_answers_is_spoken_of_once_and_without_its_address
     monkeypatch.setattr("flows.webhook._FIRST_DELAY", 0.01)
     with open_webhook(run) as webhook:
         for _ in range(3):
-            webhook.hear("run-failed", "…", "error", {})
+            webhook.tell("run-failed", "…", "error", {})
     assert len(caplog.records) == 1 and "secret" not in caplog.text and VARIABLE in caplog.text
 
 

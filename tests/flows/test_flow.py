@@ -186,6 +186,9 @@ def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, roo
     leases = at_work(run, *ROLES)
     os.kill(leases["searcher-000"].pid, signal.SIGKILL)
     at_work(run, "searcher-000", life=2)
+    asked = {"filter": {"event": {"name": ["tba.role-ended"]}}}
+    [told, *_] = until(lambda: stack.call("POST", "/events/filter", asked)["events"], "an automation can hear of that")
+    assert told["resource"]["prefect.resource.id"] == "tba.run.r" and "searcher-000" in told["payload"]["message"]
     flow.cancel()
     assert flow.ended()["type"] == "CANCELLED"
     assert not any(is_running(lease.pid) for lease in read_leases(run) if lease.role != "supervisor")
