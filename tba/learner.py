@@ -107,7 +107,7 @@ class Learner:
             metrics["reference_power"] = batch.reference_power
         if not all(map(math.isfinite, (metrics["loss"], *map(float, norms)))):
             found = " and ".join(str(float(norm)) for norm in norms)
-            why = f"step {step}: loss {metrics['loss']} with gradient norm {found}; nothing was updated"
+            why = f"step {step}: loss {metrics['loss']} with gradient norm {found}; no weight was updated"
             return Learned(
                 outcomes=[_known(it) for it in outcomes], metrics={**known(metrics), "skipped": 1.0}, skipped=why
             )

@@ -275,8 +275,8 @@ _row: ContextVar[Row] = ContextVar("row")
 def attending(model: PreTrainedModel, row: Row) -> Iterator[None]:
     """The model attends to this row, and afterwards as it did before."""
     before, token = model.config._attn_implementation or "eager", _row.set(row)
-    model.set_attn_implementation(ATTENTION)
     try:
+        model.set_attn_implementation(ATTENTION)
         with again_in(lambda: attending(model, row)):
             yield
     finally:

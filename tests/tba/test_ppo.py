@@ -373,7 +373,7 @@ def test_a_step_that_is_not_finite_updates_neither():
     before = {name: p.detach().clone() for name, p in value_model(learner).named_parameters()}
     policy = learner.policy.snapshot().sha256
     learned = learner.learn(1, learner.collate(buffer.fetch(buffer.draw(1))))
-    assert learned.skipped == "step 1: loss nan with gradient norm nan and nan; nothing was updated"
+    assert learned.skipped == "step 1: loss nan with gradient norm nan and nan; no weight was updated"
     assert learner.policy.snapshot().sha256 == policy
     assert all(torch.equal(p, before[name]) for name, p in value_model(learner).named_parameters())
 

@@ -401,7 +401,7 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_update_noth
     (tmp_path / "other").mkdir()
     trainer, _ = make(tmp_path / "other", settings(limits__skipped_steps=0), policy=policy, rewards={1: math.nan})
     before = policy.snapshot().sha256
-    with pytest.raises(RunFailed, match="step 1: loss nan with gradient norm nan; nothing was updated"):
+    with pytest.raises(RunFailed, match="step 1: loss nan with gradient norm nan; no weight was updated"):
         trainer.run()
     assert policy.snapshot().sha256 == before
 
