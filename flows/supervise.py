@@ -394,8 +394,9 @@ class Supervisor:
 
     def ended(self, w: Watched, life: Life, code: int) -> None:
         self.look()  # at its last word, and at what is wanted now: it may have heard of that before us
+        was_asked = w.draining is not None
         self.bury(w, life, code)
-        if w.role not in self.wanted():
+        if w.role not in self.wanted() or was_asked:  # and is wanted again, perhaps
             return
         seen = self.seen.get(w.role.name)
         if code == FINISHED or (seen and seen.lease.life > w.life_before and seen.lease.status == "finished"):
