@@ -42,10 +42,14 @@ def leading(
     if size == 1:
         yield Learner(config, policy), TrainingState.load(checkpoint, ALONE) if checkpoint else None
         return
+    from tba.sharded import save_without_weights
+
     tell(f"starting {size} ranks")
-    with Followers([*COMMAND, "--run", run.url, "--rank"], size) as followers, tempfile.TemporaryDirectory() as made_of:
-        policy.model.config.save_pretrained(made_of)
-        policy.tokenizer.save_pretrained(made_of)
+    with (
+        Followers([*COMMAND, "--run", run.url, "--rank"], size) as followers,
+        tempfile.TemporaryDirectory(dir=scratch) as made_of,
+    ):
+        save_without_weights(policy, made_of)
         store = open_port(size)
         try:
 

@@ -45,8 +45,7 @@ def load(
         config = AutoConfig.from_pretrained(path, **options)
         if trains and (why := why_no_policy(config.to_dict())):
             raise ValueError(why)
-        if _caps_attention(config):
-            weights["attn_implementation"] = "eager"
+        weights |= attention_of(config)
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or path, **options)
         model, found = kind.from_pretrained(path, **weights, **options)
         missing = sorted(name for name in found["missing_keys"] if not name.startswith(may_lack))
@@ -115,9 +114,11 @@ def resolve_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def _caps_attention(config: Any) -> bool:
-    """Only the plain implementation of transformers does so; others leave it out without a word."""
-    return bool(getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None))
+def attention_of(config: Any) -> dict[str, str]:
+    """What transformers is told to make the model with: where attention is capped the plain implementation, as others
+    leave that out without a word."""
+    caps = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None)
+    return {"attn_implementation": "eager"} if caps else {}
 
 
 def _cannot_load(setting: str, path: str | Path, error: Exception) -> TBAError:

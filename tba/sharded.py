@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
 
 from tba.policy import Policy, Snapshot
-from tba.pretrained import is_lowered
+from tba.pretrained import attention_of, is_lowered
 from tba.ranks import Ranks, at_rest, whole
 
 
@@ -52,8 +53,8 @@ class ShardedPolicy(Policy):
 def shard(
     bare: Policy, ranks: Ranks, device: torch.device, source: PreTrainedModel | None = None, *, compute_dtype: str
 ) -> ShardedPolicy:
-    """A policy without weights gets those of the `source`, which rank 0 has, in main memory, and does not need
-    afterwards."""
+    """A policy without weights gets those of the `source`, which rank 0 has, in main memory, and which is left without
+    them."""
     lowers = bare.model.dtype == torch.float32 and is_lowered(compute_dtype, device)
     model, skeleton = bare.model, copy.deepcopy(bare.model)
     theirs: dict[int, Tensor] = {}
@@ -69,6 +70,9 @@ def shard(
         return full
 
     _shard(model, ranks, device, from_rank_0, lowers)
+    if source:
+        theirs.clear()
+        source.to("meta")  # pyright: ignore[reportArgumentType]
     return ShardedPolicy(model, bare.tokenizer, device, skeleton=skeleton, ranks=ranks, lowers=lowers)
 
 
@@ -89,12 +93,23 @@ def _tensors(model: nn.Module) -> list[Tensor]:
     return [*model.parameters(), *model.buffers()]
 
 
+def save_without_weights(policy: Policy, folder: str | Path) -> None:
+    """Config and tokenizer, and the code of a model that transformers does not have."""
+    model = policy.model
+    if model._auto_class is not None:
+        custom_object_save(model, folder, config=model.config)  # pyright: ignore[reportArgumentType]
+    model.config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
 def without_weights(folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool) -> Policy:
-    """What every rank knows of a policy, from its config and tokenizer."""
+    """What every rank knows of a policy, from what was saved so."""
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=trust_remote_code, **attention_of(config)
+        )
     return Policy(model.eval(), tokenizer, torch.device("meta"))
 
 

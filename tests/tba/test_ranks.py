@@ -1,6 +1,7 @@
 """A learner that several processes share, against one that has all to itself. Gradients in double precision, so that
 what differs by more than the order of a sum is seen."""
 
+import json
 import os
 import signal
 import sys
@@ -23,11 +24,13 @@ from tba.leading import Followers, LeadingLearner, batch_of, batch_values
 from tba.learner import Learner
 from tba.policy import Policy
 from tba.ranks import ALONE, Ranks, join, leave, open_port, rows_of, shares
+from tba.sharded import save_without_weights, without_weights
 from tba.training_state import TrainingState
 from tests.builders import fetched_of
 from tests.tba.a_rank import precise_policy, sharded
+from tests.tba.families import FAMILIES, family_folder
 from tests.tba.test_trainer import settings
-from tests.tba.tiny import EOS_ID, PAD_ID, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
+from tests.tba.tiny import EOS_ID, PAD_ID, tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 
 SIZES = [2, 4]
 P, K = 5, 3
@@ -83,8 +86,7 @@ def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with Followers([sys.executable, "-m", "tests.tba.a_rank", str(size)], size) as followers:
 
         def make(config: Config, policy: Policy, checkpoint: Path | None = None) -> LeadingLearner:
-            policy.model.config.save_pretrained(scratch)
-            policy.tokenizer.save_pretrained(scratch)
+            save_without_weights(policy, scratch)
 
             def begin() -> LeadingLearner:
                 if not ranks:
@@ -129,6 +131,57 @@ def test_steps_do_not_depend_on_the_number_of_ranks(many, changes, tied):
     torch.testing.assert_close(weights_of(spread), weights_of(alone), **CLOSE)
 
 
+def test_ranks_skip_a_step_alike_that_one_of_them_finds_not_finite(many):
+    config = config_of(objective__reference_decay=0.5)
+    alone, spread = Learner(config, precise_policy(tied=True)), many(config, precise_policy(tied=True))
+    damaged = replace(batch_at(1), reward_B=batch_at(1).reward_B.clone())
+    damaged.reward_B[-1] = torch.inf  # of one rank's group
+    for step, batch in enumerate([batch_at(1), damaged, batch_at(2)], start=1):
+        expected, found = alone.learn(step, batch), spread.learn(step, batch)
+        assert bool(expected.skipped) == bool(found.skipped) == (step == 2)
+        assert len(found.outcomes) == P * K
+    torch.testing.assert_close(weights_of(spread), weights_of(alone), **CLOSE)
+
+
+def test_ranks_compute_what_a_loaded_policy_does_where_attention_is_capped(many, tmp_path):
+    folder = family_folder(tmp_path, FAMILIES["gemma2"])
+
+    def loaded() -> Policy:
+        policy = Policy.load(folder, device="cpu")
+        return replace(policy, model=policy.model.double())  # pyright: ignore
+
+    alone, spread = Learner(config_of(), loaded()), many(config_of(), loaded())
+    expected, found = (it.learn(1, batch_at(1)).metrics["grad_norm"] for it in (alone, spread))
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_every_rank_has_the_code_of_a_model_that_brings_its_own(tmp_path):
+    folder = tiny_folder(tmp_path / "policy")
+    (folder / "modeling_own.py").write_text(OWN)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": OWN_MODEL},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (tmp_path / "told").mkdir()
+    save_without_weights(Policy.load(folder, device="cpu", trust_remote_code=True), tmp_path / "told")
+    found = without_weights(tmp_path / "told", dtype=torch.float32, trust_remote_code=True)
+    assert type(found.model).__name__ == "OwnForCausalLM" and all(it.is_meta for it in found.model.parameters())
+
+
+OWN_MODEL = "modeling_own.OwnForCausalLM"
+OWN = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
 def test_ranks_that_compute_in_bfloat16_keep_their_weights_in_float32(many):
     config, policy = config_of(training__compute_dtype="bfloat16", training__learning_rate=1e-6), tiny_policy()
     alone, spread, whole = Learner(config, tiny_policy()), many(config, tiny_policy()), Learner(config_of(), policy)
@@ -154,7 +207,9 @@ def test_what_is_published_is_a_model_as_it_was(many, tmp_path):
 
 
 def test_each_rank_holds_its_part_alone(many):
-    spread = many(config_of(), precise_policy(tied=False))
+    policy = precise_policy(tied=False)
+    spread = many(config_of(), policy)
+    assert all(it.is_meta for it in policy.model.parameters())
     spread.learn(1, batch_at(1))
     size, all_of_it = spread.ranks.size, sum(it.numel() for it in weights_of(spread).values())
     held = sum(it.to_local().numel() for it in spread.policy.model.parameters())
