@@ -53,8 +53,16 @@ class Follower:
         threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True).start()
 
     def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
-        with suppress(BrokenPipeError):  # its end is found where its answer is waited for
+        """Waits until most of it has been read, for a rank that does not read until that is killed."""
+        late = threading.Timer(START, self.process.kill)
+        late.daemon = True
+        late.start()
+        try:
             send(self.process.stdin, {"do": what, "with": said}, numbers)
+        except BrokenPipeError:
+            pass  # its end is found where its answer is waited for
+        finally:
+            late.cancel()
 
     def answer(self, patience: float) -> Any:
         """RunFailed where there is none, or the error that it met."""
@@ -70,6 +78,13 @@ class Follower:
             known = isinstance(kind, type) and issubclass(kind, TBAError)
             raise kind(answer["says"]) if known else RunFailed(f"{self.name}: {answer['error']}: {answer['says']}")
         return answer["is"]
+
+    def why_ended(self) -> str:
+        while True:
+            try:
+                self.answer(_PATIENCE)
+            except Exception as error:
+                return str(error)
 
     def release(self) -> None:
         """It ends when its orders do."""
@@ -160,7 +175,7 @@ class Followers:
         while not self.closing.wait(1.0):
             if dead := [it for it in self.all if it.ended.is_set()]:
                 if not self.closing.wait(self.grace):
-                    log.error("%s has died, and nothing has come of it for %g s", dead[0].name, self.grace)
+                    log.error("%s, and nothing has come of it for %g s", dead[0].why_ended(), self.grace)
                     os._exit(1)
                 return
 
@@ -224,7 +239,16 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
         step, sync, folder = said
         writing.make_room()
         found = learners[-1].state(step=step, sync=sync)
-        writing.submit(lambda: found.save_optimizer(Path(folder)))
+        writing.submit(lambda: write(found, Path(folder)))
+
+    def write(found: TrainingState, folder: Path) -> None:
+        """Rank 0 waits for the file, and may not ask again."""
+        try:
+            found.save_optimizer(folder)
+        except Exception as error:
+            log.exception("what is stored of the optimizer cannot be written")
+            tell_error(answers, error)
+            os._exit(1)
 
     serve({"begin": start, "restore": restore, "learn": learn, "snapshot": snapshot, "state": state}, orders, answers)
     writing.finish()
@@ -236,11 +260,15 @@ def serve(orders_of: dict[str, Callable[[Any, Numbers], Any]], orders: BinaryIO,
         try:
             answer = {"is": orders_of[order[0]["do"]](order[0]["with"], order[1])}
         except Exception as error:
-            with suppress(BrokenPipeError):
-                send(answers, {"error": type(error).__name__, "says": str(error)})
+            tell_error(answers, error)
             raise
         with suppress(BrokenPipeError):
             send(answers, answer)
+
+
+def tell_error(answers: BinaryIO, error: Exception) -> None:
+    with suppress(BrokenPipeError):
+        send(answers, {"error": type(error).__name__, "says": str(error)})
 
 
 def batch_values(batch: Batch) -> tuple[Any, list[np.ndarray]]:

@@ -136,7 +136,7 @@ def join(rank: int, size: int, store: dist.TCPStore) -> Ranks:
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name need not lead to itself
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a host's name need not lead to itself, another interface is a network's
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     return Ranks(rank, size)
 

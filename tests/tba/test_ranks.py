@@ -3,7 +3,9 @@ what differs by more than the order of a sum is seen."""
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -80,6 +83,7 @@ def batch_at(step: int) -> Batch:
 def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Makes learners spread over so many processes, this one the first of them; the others obey the newest."""
     size, scratch = request.param, tmp_path_factory.mktemp("ranks")
+    os.environ["GLOO_SOCKET_IFNAME"] = "of-a-cluster"
     store = open_port(size)
     ranks: list[Ranks] = []
 
@@ -308,6 +312,52 @@ def test_a_rank_that_is_killed_ends_what_the_others_do():
         os.kill(followers.all[1].process.pid, signal.SIGKILL)
         with pytest.raises(RunFailed, match=r"^rank 2 of the trainer \(pid \d+\) has died \(SIGKILL\)$"):
             followers.together("begin", stuck, [0, {}, ""])
+
+
+def test_a_rank_that_does_not_read_is_killed(monkeypatch):
+    monkeypatch.setattr("tba.leading.START", 0.5)
+    deaf = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    with Followers(deaf, 2) as followers, pytest.raises(RunFailed, match=r"has died \(SIGKILL\)$"):
+        followers.together("learn", lambda: "mine", numbers=[np.zeros(2**20)])
+
+
+BREAKS = """
+from tba.leading import follow
+from tba.messages import take_pipes
+
+class Learner:
+    def state(self, **of):
+        return self
+    def save_optimizer(self, folder):
+        raise OSError("no space")
+
+follow(lambda said: Learner(), *take_pipes())
+"""
+
+
+def test_a_rank_that_cannot_store_its_part_says_so_and_ends():
+    with Followers([sys.executable, "-c", BREAKS], 2) as followers:
+        followers.together("begin", lambda: None)
+        with pytest.raises(RunFailed, match=r"^rank 1 of the trainer \(pid \d+\): OSError: no space$"):
+            followers.together("state", lambda: None, [1, 1, ""])
+            assert followers.all[0].ended.wait(60)
+            followers.order("learn")
+
+
+HANGS = """
+import logging, sys, time
+from tba.leading import Followers
+logging.basicConfig()
+followers = Followers([sys.executable, "-c", sys.argv[1]], 2, grace=0.1)
+time.sleep(1000)
+"""
+ENDS = "import sys; from tba.messages import send; send(sys.stdout.buffer, {'error': 'ValueError', 'says': 'no room'})"
+
+
+def test_a_trainer_that_waits_for_a_dead_rank_ends_and_says_what_that_died_of():
+    ended = subprocess.run([sys.executable, "-c", HANGS, ENDS], capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 1
+    assert re.search(r"ERROR.*rank 1 of the trainer \(pid \d+\): ValueError: no room, and nothing", ended.stderr)
 
 
 def stuck() -> None:
