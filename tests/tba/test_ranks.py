@@ -161,12 +161,10 @@ def test_ranks_compute_what_a_loaded_policy_does_where_attention_is_capped(many,
 
 def test_every_rank_has_the_code_of_a_model_that_brings_its_own(tmp_path):
     folder = tiny_folder(tmp_path / "policy")
-    (folder / "modeling_own.py").write_text(OWN)
+    for name, code in OWN.items():
+        (folder / name).write_text(code)
     config = json.loads((folder / "config.json").read_text())
-    config |= {
-        "model_type": "own",
-        "auto_map": {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": OWN_MODEL},
-    }
+    config |= {"model_type": "own", "auto_map": OWN_CLASSES}
     (folder / "config.json").write_text(json.dumps(config))
     (tmp_path / "told").mkdir()
     save_without_weights(Policy.load(folder, device="cpu", trust_remote_code=True), tmp_path / "told")
@@ -174,16 +172,22 @@ def test_every_rank_has_the_code_of_a_model_that_brings_its_own(tmp_path):
     assert type(found.model).__name__ == "OwnForCausalLM" and all(it.is_meta for it in found.model.parameters())
 
 
-OWN_MODEL = "modeling_own.OwnForCausalLM"
-OWN = """
-from transformers import LlamaConfig, LlamaForCausalLM
+OWN_CLASSES = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+OWN = {
+    "configuration_own.py": """
+from transformers import LlamaConfig
 
 class OwnConfig(LlamaConfig):
     model_type = "own"
+""",
+    "modeling_own.py": """
+from transformers import LlamaForCausalLM
+from .configuration_own import OwnConfig
 
 class OwnForCausalLM(LlamaForCausalLM):
     config_class = OwnConfig
-"""
+""",
+}
 
 
 def test_ranks_that_compute_in_bfloat16_keep_their_weights_in_float32(many):
@@ -340,7 +344,7 @@ def test_a_rank_that_cannot_store_its_part_says_so_and_ends():
         followers.together("begin", lambda: None)
         with pytest.raises(RunFailed, match=r"^rank 1 of the trainer \(pid \d+\): OSError: no space$"):
             followers.together("state", lambda: None, [1, 1, ""])
-            assert followers.all[0].ended.wait(60)
+            assert followers.all[0].ended.wait(20)
             followers.order("learn")
 
 
