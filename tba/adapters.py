@@ -41,7 +41,7 @@ class Adapter:
         """A fresh one, in float32: B is 0, so that the model computes what it did. A follows from the seed."""
         from peft import LoraConfig, inject_adapter_in_model
 
-        targets = self.targets if self.targets == "all-linear" else [it.strip() for it in self.targets.split(",")]
+        targets = self._names or self.targets
         config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=targets)  # pyright: ignore[reportArgumentType]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -56,6 +56,21 @@ class Adapter:
                 a.weight = nn.Parameter(fresh.to(a.weight.device))
                 b.weight = nn.Parameter(torch.zeros(b.weight.shape, device=b.weight.device))
         model.eval()
+
+    @property
+    def _names(self) -> list[str]:
+        """Of the layers that have an adapter, as they end; none where it is all of them."""
+        return [] if self.targets == "all-linear" else [it.strip() for it in self.targets.split(",")]
+
+    def check_names(self, model: PreTrainedModel) -> None:
+        """ConfigError where one of several names is that of no layer: peft is content if any is."""
+        layers = [name.split(".") for name in adapted(model)]
+        for name in self._names:
+            parts = name.split(".")
+            if not any(layer[-len(parts) :] == parts for layer in layers):
+                raise ConfigError(
+                    f"model.lora_targets: no layer of {self.base_name!r} is named {name!r}, got {self.targets!r}"
+                )
 
     def _check_layers(self, model: PreTrainedModel) -> None:
         for name, layer in adapted(model).items():

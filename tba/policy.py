@@ -73,7 +73,9 @@ class Policy:
         those of `Adapter.read_into`."""
         base = cls.load(adapter.base, **options)
         adapter.put_into(base.model, seed=seed)
-        if folder is not None:
+        if folder is None:
+            adapter.check_names(base.model)
+        else:
             adapter.read_into(base.model, folder)
         return replace(base, adapter=adapter)
 

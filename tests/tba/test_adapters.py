@@ -177,6 +177,17 @@ def test_layers_that_cannot_be_adapted_are_refused(base, targets):
         fresh(base, targets=targets)
 
 
+@pytest.mark.parametrize("targets", ["q_proj,v_prj", "q_proj,", "v_proj,proj", "q_proj,lin.v_proj"])
+def test_a_name_that_is_no_layers_beside_others_that_are_is_refused(base, targets):
+    with pytest.raises(ConfigError, match=f"model.lora_targets: no layer of 'some/model' is named .*, got '{targets}'"):
+        fresh(base, targets=targets)
+
+
+def test_names_of_layers_may_have_spaces_between_them_and_say_what_they_are_in(base):
+    one, other = (fresh(base, targets=it) for it in ("q_proj, self_attn.v_proj", "q_proj,v_proj"))
+    assert set(weights_of(one.model)) == set(weights_of(other.model))
+
+
 def test_an_adapter_where_a_model_is_asked_for_is_refused(base, tmp_path):
     moved(base).snapshot().save(tmp_path / "version")
     config = tmp_path / "version" / "adapter_config.json"
