@@ -3,16 +3,15 @@
 import json
 import re
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from tba.config import Config
+from tba.model_folder import sizes_of, weight_files
 
 KEPT_LOGITS = 2**29  # bytes; tba.logprobs computes the others again
 
 _BYTES = {"float32": 4, "bfloat16": 2}
-_HEAD = 8  # bytes for the length of a file's head
 _KEPT = {"whole": (14, 4), "lowered": (10.6, 2)}
 """Numbers that a layer keeps of a token for the backward pass, in hidden and in intermediate sizes, where it computes
 in the type of its weights, and where it does in bfloat16: as counted on Llama and Qwen2."""
@@ -140,7 +139,7 @@ def read_model(folder: Path) -> Model | None:
     """None if its weights are not there."""
     plain: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     plain = plain.get("text_config") or plain
-    sizes = {name: size for path in folder.glob("*.safetensors") for name, size in _sizes(path).items()}
+    sizes = {name: size for path in weight_files(folder) for name, size in sizes_of(path).items()}
     if not sizes:
         return None
     blocks: dict[str, int] = {}
@@ -156,10 +155,3 @@ def read_model(folder: Path) -> Model | None:
         hidden=hidden,
         intermediate=plain.get("intermediate_size") or plain.get("n_inner") or 4 * hidden,
     )
-
-
-def _sizes(path: Path) -> dict[str, int]:
-    """Of the tensors in a file of safetensors, from its head alone."""
-    with path.open("rb") as file:
-        head = json.loads(file.read(int.from_bytes(file.read(_HEAD), "little")))
-    return {name: prod(it["shape"]) for name, it in head.items() if name != "__metadata__"}

@@ -5,6 +5,7 @@ Imports no torch, so that whoever starts a run can look.
 
 import json
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from tba.errors import ConfigError
 _TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt",
 )  # fmt: skip
+_HEAD = 8  # bytes for the length of the head of a file of safetensors
+_POINTER = b"version https://git-lfs"  # how what git has of a large file begins that it did not fetch
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _OTHER_ENDS = (
     "ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
@@ -24,7 +27,9 @@ def check_folder(setting: str, folder: Path, *, longest: int) -> None:
     responses have at most so many tokens together. What passes may still not load."""
     config = _config_of(folder)
     fault = why_no_policy(config) if config else "no config.json that can be read"
-    if not any(folder.glob("*.safetensors")):
+    files = weight_files(folder)
+    fault = fault or next((f"{it.name} {why}" for it in files if (why := why_unreadable(it))), "")
+    if not files:
         pickled = sorted(it.name for kind in _PICKLED for it in folder.glob(kind))
         fault = fault or "no weights (*.safetensors)" + (
             f", only {pickled[0]}, which is pickled and could run any code: save it as safetensors" if pickled else ""
@@ -47,6 +52,55 @@ def why_no_policy(config: Mapping[str, Any]) -> str:
         method = quantised.get("quant_method", "unknown") if isinstance(quantised, Mapping) else "unknown"
         return f"its weights are quantised ({method}); save them as float32 or bfloat16"
     return ""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Those that transformers reads, whether they are there or not: a folder may have the same weights once more in
+    another layout. Where neither of its names is there, all that might be meant."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.exists() or not index.exists():
+        return [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
+    try:
+        return sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return sorted(folder.glob("*.safetensors"))
+
+
+def why_unreadable(path: Path) -> str:
+    """What is wrong with a file of safetensors, by its head and its length; empty if nothing."""
+    if not path.exists():
+        return "is not there, though model.safetensors.index.json names it"
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            return "is a pointer of Git LFS: `git lfs pull` fetches the file itself"
+    try:
+        ends = [it["data_offsets"][1] for it in _head_of(path).values()]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "is no file of safetensors"
+    size, there = _data_of(path) + max(ends, default=0), path.stat().st_size
+    return f"is not whole: it has {there:,} bytes of {size:,}" if there < size else ""
+
+
+def sizes_of(path: Path) -> dict[str, int]:
+    """How many numbers each tensor in a file of safetensors has; ValueError if it is none."""
+    return {name: prod(it["shape"]) for name, it in _head_of(path).items()}
+
+
+def _head_of(path: Path) -> dict[str, Any]:
+    """What a file of safetensors says of each of its tensors."""
+    with path.open("rb") as file:
+        file.seek(_HEAD)
+        length = _data_of(path) - _HEAD
+        if length > path.stat().st_size:
+            raise ValueError(f"{path} has no head of safetensors")
+        head = json.loads(file.read(length))
+    return {name: it for name, it in head.items() if name != "__metadata__"}
+
+
+def _data_of(path: Path) -> int:
+    """Where its tensors begin."""
+    with path.open("rb") as file:
+        return _HEAD + int.from_bytes(file.read(_HEAD), "little")
 
 
 def check_length(config: Mapping[str, Any], longest: int) -> None:

@@ -46,8 +46,10 @@ def load(
         if trains and (why := why_no_policy(config.to_dict())):
             raise ValueError(why)
         weights |= attention_of(config)
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer_path or path, **options)
-        model, found = kind.from_pretrained(path, **weights, **options)
+        tokenizer = _tokenizer(tokenizer_path or path, **options)
+        model, found = kind.from_pretrained(path, ignore_mismatched_sizes=True, **weights, **options)
+        for name, stored, wanted in sorted(found["mismatched_keys"]):  # transformers' own error does not name them
+            raise ValueError(f"{name} has the shape {tuple(stored)}, and config.json makes it {tuple(wanted)}")
         missing = sorted(name for name in found["missing_keys"] if not name.startswith(may_lack))
         if missing:  # transformers fills them with random numbers
             raise ValueError(f"for {kind.__name__} it has no {', '.join(missing[:3])}")
@@ -112,6 +114,15 @@ def resolve_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]
+
+
+def _tokenizer(path: str | Path, **options: Any) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(path, **options)
+    except (OSError, ValueError, RuntimeError, ImportError, MemoryError):
+        raise
+    except Exception as error:  # whatever is in a file that is none: tokenizers has no errors of its own
+        raise ValueError(f"its tokenizer cannot be read: {error!r}") from error
 
 
 def attention_of(config: Any) -> dict[str, str]:

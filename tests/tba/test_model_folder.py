@@ -1,6 +1,7 @@
 """What can be no policy is refused from its files, and what passes there and still is none when it is loaded."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from transformers import (
 
 from tba.errors import ConfigError, Damaged
 from tba.first_policy import check_first_policy
-from tba.model_folder import check_folder
+from tba.model_folder import check_folder, weight_files
 from tba.policy import Policy
 from tests.tba.tiny import tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer
 
@@ -79,6 +80,31 @@ def without_tokenizer(folder: Path) -> Path:
     return folder
 
 
+def pointer(folder: Path) -> Path:
+    (tiny_folder(folder) / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\nsize 1234\n")
+    return folder
+
+
+def of_bytes(change: Callable[[bytes], bytes]) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = tiny_folder(folder) / "model.safetensors"
+        path.write_bytes(change(path.read_bytes()))
+        return folder
+
+    return make
+
+
+def in_shards(folder: Path) -> Path:
+    tiny_llama().save_pretrained(folder, max_shard_size="20KB")
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def without_a_shard(folder: Path) -> Path:
+    next(in_shards(folder).glob("model-00001-of-*.safetensors")).unlink()
+    return folder
+
+
 REFUSED = {
     "t5": (t5, "t5 has an encoder and a decoder, and does not continue its prompt"),
     "bert": (bert, "a BertForMaskedLM is no causal language model"),
@@ -87,6 +113,12 @@ REFUSED = {
     "pickled": (pickled, r"no weights \(\*\.safetensors\), only pytorch_model\.bin, which is pickled"),
     "no weights": (without("model.safetensors"), r"no weights \(\*\.safetensors\)$"),
     "no tokenizer": (without_tokenizer, "no tokenizer"),
+    "pointer": (pointer, "model.safetensors is a pointer of Git LFS: `git lfs pull` fetches the file itself"),
+    "cut off": (of_bytes(lambda it: it[:-1]), r"model\.safetensors is not whole: it has [\d,]+ bytes of [\d,]+$"),
+    "cut off in its head": (of_bytes(lambda it: it[:100]), r"model\.safetensors is no file of safetensors"),
+    "empty": (of_bytes(lambda it: b""), r"model\.safetensors is no file of safetensors"),
+    "a web page": (of_bytes(lambda it: b"<!doctype html><html>"), r"model\.safetensors is no file of safetensors"),
+    "no shard": (without_a_shard, r"model-00001-of-\d+\.safetensors is not there, though model\.safetensors\.index"),
     "no config": (without("config.json"), r"no config\.json that can be read"),
 }
 
@@ -104,6 +136,14 @@ def test_a_folder_that_holds_no_policy_is_refused_by_what_is_found_and_does_not_
 
 def test_a_policy_that_can_be_trained_is_not_refused(tmp_path):
     folder = tiny_folder(tmp_path)
+    check_folder("model.path", folder, longest=1024)
+    check_first_policy(Policy.load(folder, device="cpu"), longest=1024)
+
+
+def test_weights_in_shards_are_not_refused_nor_for_what_else_is_in_the_folder(tmp_path):
+    folder = in_shards(tmp_path)
+    assert weight_files(folder) == sorted(folder.glob("model-*.safetensors")) and len(weight_files(folder)) > 1
+    (folder / "consolidated.safetensors").write_text("version https://git-lfs.github.com/spec/v1")
     check_folder("model.path", folder, longest=1024)
     check_first_policy(Policy.load(folder, device="cpu"), longest=1024)
 
@@ -165,4 +205,28 @@ def test_a_policy_whose_responses_nothing_ends_is_refused():
     check_first_policy(policy, longest=8)  # generation_config.json has one
     policy.model.generation_config.eos_token_id = None
     with pytest.raises(ConfigError, match=r"neither its tokenizer nor generation_config\.json has an end token"):
+        check_first_policy(policy, longest=8)
+
+
+def test_a_weight_of_another_shape_is_refused_by_its_name(tmp_path):
+    folder = changed(tmp_path, intermediate_size=48)
+    fault = r"mlp\.down_proj\.weight has the shape \(32, 64\), and config\.json makes it \(32, 48\)"
+    with pytest.raises(Damaged, match=rf"cannot load a model from '{folder}': model\.layers\.0\.{fault}"):
+        Policy.load(folder, device="cpu")
+
+
+def test_a_tokenizer_that_cannot_be_read_is_told_of_as_one(tmp_path):
+    for text in ("{}", "?"):
+        (tiny_folder(tmp_path) / "tokenizer.json").write_text(text)
+        with pytest.raises(Damaged, match=f"cannot load a model from '{tmp_path}': "):
+            Policy.load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_policy_that_predicts_no_numbers_is_refused_for_that(number: float):
+    policy = tiny_policy()
+    weight: Any = policy.model.get_parameter("model.layers.1.mlp.up_proj.weight")
+    with torch.no_grad():
+        weight[3] = number
+    with pytest.raises(ConfigError, match=r"^model\.path: .* cannot be trained: what it predicts is not finite"):
         check_first_policy(policy, longest=8)
