@@ -153,10 +153,12 @@ def _add_resume(commands: Any) -> None:
         resume_command,
         "Continue an interrupted run.",
         "The trainer goes on from its newest checkpoint and takes the steps since then again, on the same data;\n"
-        "roles that are still alive are adopted. Nothing that was stored is lost or counted twice.",
+        "roles that are still alive are adopted. Nothing that was stored is lost or counted twice. It keeps its\n"
+        "settings: `tba fork` goes on with others.",
         "example:\n  tba resume first",
     )
     parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("--set", nargs="*", dest="changes", help=argparse.SUPPRESS)  # to say who takes it
 
 
 def _add_runs(commands: Any) -> None:
@@ -426,6 +428,11 @@ def resume_command(options: argparse.Namespace) -> int:
     from flows.summary import last_scores, where_next
     from tba.config import parse_known
 
+    if options.changes is not None:
+        raise ConfigError(
+            f"--set: a run keeps its settings; `tba fork {options.run} --step N --set …` goes on from a step with "
+            "others"
+        )
     run = open_run(options.run)
     if runs.has_all(run):
         replays = run.parent is not None and run.parent.replays is not None

@@ -251,6 +251,11 @@ def test_a_run_that_somebody_looks_after_is_not_resumed(tmp_path: Path, capsys: 
         held.check()
 
 
+def test_a_run_is_not_resumed_with_other_settings_and_told_what_does_that(capsys: pytest.CaptureFixture[str]):
+    said = refused(capsys, "resume", "first", "--set", "training.ranks=2")
+    assert "--set: a run keeps its settings; `tba fork first --step N --set …` goes on from a step with others" in said
+
+
 def test_a_finished_run_is_not_started_again(capsys: pytest.CaptureFixture[str], root: str):
     said, run = printed(capsys, "resume", "first"), Run.open(f"{root}/runs/first")
     assert (
