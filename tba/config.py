@@ -9,6 +9,7 @@ k steps per sync, m the share of the newest data.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, model_validator
@@ -898,7 +899,7 @@ class Config:
                     raise ConfigError(f"unknown setting {key!r}: there is no section {name!r}{_meant(key, plain)}")
                 place = place[name]
             if leaf not in place and place is not plain["task"]["options"]:
-                known = _meant(key, plain) or f"; known here: {', '.join(sorted(place))}"
+                known = _meant(key, plain) or _near(key, place) or f"; known here: {', '.join(sorted(place))}"
                 raise ConfigError(f"unknown setting {key!r}{known}")
             if isinstance(place.get(leaf), dict):
                 if not isinstance(value, Mapping):
@@ -917,6 +918,13 @@ def _meant(key: str, known: Mapping[str, Any]) -> str:
     name = key.rpartition(".")[2]
     sections = [it for it, place in known.items() if isinstance(place, dict) and name in place and it != "start"]
     return f"; did you mean {' or '.join(f'{it}.{name}' for it in sections)}?" if sections else ""
+
+
+def _near(key: str, place: Mapping[str, Any]) -> str:
+    """The names of a section that are written much like the one at the end of a key."""
+    section, dot, name = key.rpartition(".")
+    found = get_close_matches(name, place, cutoff=0.8)
+    return f"; did you mean {' or '.join(f'{section}{dot}{it}' for it in found)}?" if found else ""
 
 
 _adapter = TypeAdapter(Config)

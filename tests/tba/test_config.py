@@ -75,7 +75,9 @@ def test_presets_carry_the_numbers_of_the_paper(name):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"training.stepz": 1}, "'training.stepz'"),
+        ({"training.stepz": 1}, "'training.stepz'; did you mean training.steps?"),
+        ({"training.warmup_step": 1}, "'training.warmup_step'; did you mean training.warmup_steps?"),
+        ({"training.tokens": 1}, "'training.tokens'; known here: adam_beta1, "),
         ({"trainin.steps": 1}, "'trainin'"),
         ({"clip_low": 0.1}, "unknown setting 'clip_low'; did you mean objective.clip_low?"),
         ({"every": 3}, "did you mean sync.every or evaluation.every?"),
