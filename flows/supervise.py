@@ -402,7 +402,7 @@ class Supervisor:
         if code == FINISHED or (seen and seen.lease.life > w.life_before and seen.lease.status == "finished"):
             w.finished = True
         elif code == MISUSED:
-            raise RunFailed(f"{w.role.name} cannot do what it was asked to; {_quote(life)}")
+            raise RunFailed(f"{w.role.name} cannot do what it was asked to; {_refusal(life)}")
         elif code == GAVE_UP:
             raise RunFailed(f"{w.role.name} has waited in vain; {_quote(life)}")
         elif code != SUPERSEDED or not self.is_open(w):  # whoever took over is found by its lease
@@ -580,6 +580,12 @@ def _quote(life: Life) -> str:
     error = _error_of(words)
     where = f"{error}; {life.where}" if error else life.where
     return f"{where}; its last words:\n{words}" if words else f"{where}; it wrote nothing"
+
+
+def _refusal(life: Life) -> str:
+    """What it says was wrong, and where it lived: nobody has to look for the cause in what it wrote before."""
+    error = _error_of(life.last_words())
+    return f"{error}; {life.where}" if error else _quote(life)
 
 
 def _error_of(words: str) -> str:

@@ -205,7 +205,7 @@ def test_a_role_that_was_asked_the_impossible_fails_the_run_at_once(run: Run):
     assert isinstance(error, RunFailed)
     assert len(supervised.said("role-started", "trainer")) == 1
     first = "trainer cannot do what it was asked to; there is no such model; pid "
-    assert str(error).startswith(first), "the cause, before the words around it"
+    assert str(error).startswith(first) and "\n" not in str(error), "the cause, without the words around it"
     assert read_state(run).why.startswith(f"failed: {first}")
     (ended,) = supervised.said("role-ended", "trainer")
     assert ended.message == "trainer, life 1, failed with exit code 2: there is no such model"
