@@ -34,6 +34,7 @@ def describe(config: Config) -> str:
     """On each GPU of the trainer, or all together where it is one process."""
     ranks, parts, beside = config.training.ranks, held(config), on_host(config)
     each, on = sum(parts.values()), f" on each of {ranks} ranks" if ranks > 1 else ""
+    on += ", beside adapters with their gradients and moments" if config.model.lora_rank else ""
     said = f"{' + '.join(f'{name} {size:.3g}' for name, size in parts.items())} = {each:.4g} bytes a parameter"
     model = find_model(config)
     if model is None:

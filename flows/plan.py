@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from datetime import UTC, datetime
+from glob import glob
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +37,7 @@ from tba.errors import AlreadyExists, ConfigError
 from tba.interfaces import TakesTurns
 from tba.model_folder import check_folder
 from tba.places import check_place
+from tba.schedules import learning_rate_at
 from tba.scoring import check_can_remember
 from tba.tasks import get_task, policy_maker, preset_of
 from tba.values import check_can_value
@@ -62,6 +64,8 @@ def resolve(
         check_place("model.path", config.model.path)
         if (folder := Path(config.model.path)).is_dir():
             check_folder("model.path", folder, longest=config.longest)
+    if runs_here:
+        check_rows(config)
     if runs_here and max(config.engine.tensor_parallel, config.training.ranks) > 1:
         usable(config, config.engine.tensor_parallel, config.training.ranks)
     if config.engine.name == "vllm":
@@ -71,6 +75,14 @@ def resolve(
     read_sampler(config)
     known = ask_earlier_run(config)
     return config.replace({"search.prompts_from": known.url}) if known else config  # whoever reads it, and wherever
+
+
+def check_rows(config: Config) -> None:
+    """That files of rows which the settings name are on this machine; those at a URL are not asked for."""
+    for split in ("train", "test"):
+        place = getattr(config.task, split)
+        if place and "://" not in place and not glob(place) and not Path(place).exists():
+            raise ConfigError(f"task.{split}: no such file, got {place!r}")
 
 
 def checked(config: Config) -> Config:
@@ -233,11 +245,12 @@ def _prompts(known: Known) -> str:
 
 
 def _micro_batches(training: TrainingConfig) -> str:
+    again = "; layers are computed again in the backward pass" if training.checkpoint_activations else ""
     if (groups := training.most_groups) is not None:
-        return f"{math.ceil(training.prompts_per_step / groups)} of at most {groups} groups, never split"
+        return f"{math.ceil(training.prompts_per_step / groups)} of at most {groups} groups, never split{again}"
     return (
         f"whole groups of at most {training.tokens_per_micro_batch:,} tokens that a model reads; a group of more is "
-        "read in pieces, twice"
+        f"read in pieces, twice{again}"
     )
 
 
@@ -330,9 +343,14 @@ _OPTIMIZERS: dict[OptimizerName, str] = {
 
 def _learning_rate(config: Config) -> str:
     training = config.training
+    steps = [f"{training.warmup_steps} steps up"] if training.warmup_steps else []
+    if training.schedule == "warmup-stable-decay":
+        steps += [f"{training.peak_steps} at the peak", f"{training.decay_steps} down"]
+    last = learning_rate_at(training.steps, training)
+    how = f"{training.schedule} ({', '.join([*steps, f'{last:.3g} at the last step'])})"
     clipped = f", gradients clipped to a norm of {training.clip_norm:g}" if training.clip_norm else ""
     optimizer = _OPTIMIZERS[training.optimizer]
-    return f"{training.learning_rate:g}, {training.schedule}; {optimizer}, moments {training.adam_beta1:g} and " + (
+    return f"{training.learning_rate:g}, {how}; {optimizer}, moments {training.adam_beta1:g} and " + (
         f"{training.adam_beta2:g}{clipped}"
     )
 

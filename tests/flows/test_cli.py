@@ -635,6 +635,36 @@ def test_a_dry_run_says_what_a_micro_batch_is(capsys: pytest.CaptureFixture[str]
         assert ("a response of full length is read at once with its prompt, 50 tokens" in out) is noted
 
 
+def test_a_dry_run_says_how_the_learning_rate_goes_and_what_adapters_and_layers_take(
+    capsys: pytest.CaptureFixture[str],
+):
+    def said(*changes: str) -> str:
+        return printed(capsys, "run", "quickstart", "--dry-run", "--set", *changes)
+
+    rate = "learning rate  0.0002, "
+    assert f"{rate}warmup-stable-decay (10 steps up, 190 at the peak, 200 down, " in said("training.ranks=1")
+    short = ("training.steps=20", "training.decay_steps=200")
+    assert f"{rate}warmup-stable-decay (10 steps up, 0 at the peak, 200 down, 0.000199 at the last" in said(*short)
+    assert f"{rate}linear (10 steps up, 0 at the last step); AdamW" in said("training.schedule=linear")
+    assert "never split; layers are computed again" in said("training.checkpoint_activations=true")
+    assert "beside adapters with their gradients and moments" in said("model.lora_rank=4")
+    assert "adapters" not in said("training.ranks=1") and "computed again" not in said("training.ranks=1")
+
+
+def test_files_of_rows_that_are_not_there_are_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "rows-1.jsonl").write_text("{}")
+    there, gone = str(tmp_path / "rows-*.jsonl"), str(tmp_path / "more-*.jsonl")
+    command = ("run", "gsm8k", "--root", str(tmp_path), "--set")
+    assert f"task.test: no such file, got '{gone}'" in refused(
+        capsys, *command, f"task.train={there}", f"task.test={gone}"
+    )
+    assert "task.train: no such file, got '/no/x'" in refused(capsys, *command, "task.train=/no/x", "--dry-run")
+    assert not (tmp_path / "runs").exists()
+    printed(capsys, *command, f"task.train={there}", "task.test=s3://bucket/rows.jsonl", "--dry-run")
+
+
 def test_a_dry_run_says_where_a_step_has_more_slots_than_there_are_prompts(capsys: pytest.CaptureFixture[str]):
     out = printed(capsys, *choosing("tries > 0", "first", "search.prompts_per_round=1"))
     assert "a step has 32 slots for " in out
