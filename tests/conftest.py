@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser
 
 from storage.run import Run
 from storage.store import Store, open_store
+from tests import browser as browsers
 from tests import servers
 from tests.servers import Server
 
@@ -45,6 +47,12 @@ def s3(request: pytest.FixtureRequest) -> Server:
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with servers.rclone(tmp_path_factory.mktemp("rclone")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with browsers.launch() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from playwright.sync_api import Browser
 
 from flows.charts import Series, line_chart, number
 from flows.page import STYLE, Table
 from flows.report import evaluated, write
 from storage.run import Run
 from tba.errors import ConfigError
+from tests.browser import open_page
 from tests.storage.choosing import ONLY_SHORT, make_choosing_run
 from tests.storage.synthetic import copy_run, make_live_run, make_run
 
@@ -106,6 +108,14 @@ def test_a_biased_choice_is_marked_and_a_fair_one_is_not(
     assert re.findall(r"<b>(How often, by \w+)</b>", part) == [
         f"How often, by {it}" for it in ("length", "reward", "age")
     ]
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_browser_shows_it_without_complaint_as_wide_as_its_window(finished: Run, browser: Browser, width: int):
+    with open_page(browser, width=width) as shown:
+        shown.goto(write(finished).as_uri())
+        assert shown.inner_text("h1") == finished.name
+        assert shown.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_light_and_dark_are_both_styled(page: str):
