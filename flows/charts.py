@@ -1,13 +1,19 @@
-"""Line charts as inline SVG, drawn by hand: no library, no network, colours from the page's style sheet."""
+"""Line charts as inline SVG, drawn by hand: no library, no network, colours from the page's style sheet.
 
+A figure also carries what it shows as JSON, for the script of the page (report.js), which draws it again to be zoomed.
+"""
+
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
+from typing import Any
 
 WIDTH, HEIGHT = 460, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 26  # room around the plot for the numbers on the axes
 _POINTS = 240  # along a line; more are drawn as the mean of their neighbours, with a band from least to greatest
+_POINTS_TO_ZOOM = 1500  # likewise, of those that a figure carries
 
 _COLOURS = ("#2563a8", "#bd5415", "#2c7d54", "#79489c", "#9a7500", "#1d7f8c", "#b03a6f", "#6b6f76")
 _ALONE = (
@@ -19,12 +25,13 @@ _ALONE = (
 @dataclass(frozen=True)
 class Series:
     """A named line. `marked` also shows each point, with its value on hovering; `errors` makes a band around the
-    points, so far to either side."""
+    points, so far to either side. `run` says which of a page's runs it is of."""
 
     name: str
     points: Sequence[tuple[float, float]] = field(repr=False)
     marked: bool = False
     errors: Sequence[float] = ()
+    run: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,10 +50,12 @@ def line_chart(
     note: str = "",
     level: float | None = None,
     room: float = 0.0,
+    shared: bool = False,
 ) -> str:
     """A figure; empty text if no series has a point. At `level` a line goes across it, with at least so much `room`
-    above and below."""
-    drawn = [Series(it.name, _finite(it.points), it.marked, it.errors) for it in series]
+    above and below. Lines that are `shared` by the charts of a page, one of each run, have one colour in all of them
+    and are left out in all."""
+    drawn = [replace(it, points=_finite(it.points)) for it in series]
     drawn = [it for it in drawn if it.points]
     if not drawn:
         return ""
@@ -54,14 +63,18 @@ def line_chart(
     if level is not None:
         edges += [(drawn[0].points[0][0], level + side * room) for side in (-1, 1)]
     scale = _Scale([point for it in drawn for point in it.points] + edges)
-    lines = "".join(_line(it, n % len(_COLOURS), scale) for n, it in enumerate(drawn))
+    coloured = [((it.run if shared else n) % len(_COLOURS), it) for n, it in enumerate(drawn)]
+    lines = "".join(_line(it, colour, scale) for colour, it in coloured)
     lines = (scale.across(level) if level is not None else "") + lines
-    legend = "".join(f'<span class="key k{n % len(_COLOURS)}">{escape(it.name)}</span>' for n, it in enumerate(drawn))
+    legend = "".join(f'<button class="key k{colour}" disabled>{escape(it.name)}</button>' for colour, it in coloured)
     caption = f"<figcaption><b>{escape(title)}</b>{legend if len(drawn) > 1 else ''}</figcaption>"
     small = f'<p class="note">{escape(note)}</p>' if note else ""
     label = f"{title} by {x_name}: " + "; ".join(f"{it.name} ends at {number(it.points[-1][1])}" for it in drawn)
+    carried = {"title": title, "x": x_name, "level": level, "room": room, "shared": shared}
+    data = json.dumps({**carried, "lines": [_carried(it, colour) for colour, it in coloured]}, separators=(",", ":"))
     return (
-        f'<figure>{caption}<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
+        f'<figure data-chart="{escape(data)}">{caption}'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
         f"{scale.axes(x_name)}{lines}</svg>{small}</figure>"
     )
 
@@ -134,6 +147,18 @@ class _Scale:
         return "".join([*rows, *columns, axis, name])
 
 
+def _carried(series: Series, colour: int) -> dict[str, Any]:
+    """A line as JSON: its points, and from where to where they reach if that is not the points themselves."""
+    points = _thin(series.points, _POINTS_TO_ZOOM)
+    line = {"name": series.name, "run": series.run, "colour": colour, "marked": series.marked}
+    bounds: dict[str, Sequence[float]] = {"x": [p.x for p in points], "y": [p.mean for p in points]}
+    if series.errors:
+        bounds |= {"low": [y for _, y in _shifted(series, -1)], "high": [y for _, y in _shifted(series, 1)]}
+    elif len(points) < len(series.points):
+        bounds |= {"low": [p.low for p in points], "high": [p.high for p in points]}
+    return {**line, **{name: [json.loads(f"{value:.7g}") for value in values] for name, values in bounds.items()}}
+
+
 def _line(series: Series, number_of_line: int, scale: _Scale) -> str:
     points = _thin(series.points)
     path = " ".join(f"{scale.x(p.x)},{scale.y(p.mean)}" for p in points)
@@ -158,8 +183,8 @@ def _shifted(series: Series, side: int) -> list[tuple[float, float]]:
     return [(x, y + side * error) for (x, y), error in zip(series.points, series.errors, strict=True)]
 
 
-def _thin(points: Sequence[tuple[float, float]]) -> list[_Thinned]:
-    size = math.ceil(len(points) / _POINTS)
+def _thin(points: Sequence[tuple[float, float]], most: int = _POINTS) -> list[_Thinned]:
+    size = math.ceil(len(points) / most)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [
         _Thinned(

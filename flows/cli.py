@@ -246,13 +246,15 @@ def _add_report(commands: Any) -> None:
         commands,
         "report",
         report_command,
-        "Write one HTML file with the curves and tables of a run.",
+        "Write one HTML file with the curves, tables and samples of a run, or with several runs compared.",
         "The file needs no network and nothing beside it.",
-        "example:\n  tba report first --output first.html",
+        "examples:\n  tba report first --output first.html\n  tba report first firmer",
     )
-    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("run", metavar="RUN", nargs="+", help=_RUN)
     parser.add_argument(
-        "--output", metavar="FILE", help="default: report.html in the run's folder, or RUN-report.html for a remote run"
+        "--output",
+        metavar="FILE",
+        help="default: report.html in the run's folder, RUN-report.html for a remote run, or comparison.html",
     )
 
 
@@ -493,9 +495,10 @@ def sql_command(options: argparse.Namespace) -> int:
 
 
 def report_command(options: argparse.Namespace) -> int:
-    from flows import report
+    from flows import comparison, report
 
-    print(report.write(open_run(options.run), options.output))
+    runs = [open_run(name) for name in options.run]
+    print(comparison.write(runs, options.output) if len(runs) > 1 else report.write(runs[0], options.output))
     return DONE
 
 

@@ -1,16 +1,27 @@
 """What a page is made of: its style, and tables that are answers to queries."""
 
-from collections.abc import Sequence
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import duckdb
 
 from flows.charts import number
+from tba.errors import ConfigError
 
 _MOST_ROWS = 400  # of a table; then its first and last half of them
+_MOST_TICKS = 1500  # of a clock
+
+CLOCK = "select step, sum(coalesce(seconds_step, 0)) over (order by step) from steps order by step"
 
 STYLE = """
 :root { color-scheme: light dark; --page: #fbfaf8; --card: #ffffff; --ink: #1f2328; --faint: #6a717a; --rule: #e2e0db;
@@ -43,7 +54,9 @@ svg { width: 100%; height: auto; display: block; }
 .level { stroke: var(--faint); stroke-width: 1; stroke-dasharray: 4 4; }
 .tick { fill: var(--faint); font-size: 11px; font-variant-numeric: tabular-nums; }
 .line { fill: none; stroke-width: 1.8; stroke-linejoin: round; } .band { opacity: 0.16; }
-.key { font-size: 0.85rem; color: var(--faint); }
+.key { font: inherit; font-size: 0.85rem; color: var(--faint); background: none; border: 0; padding: 0;
+  text-align: left; } button.key:enabled { cursor: pointer; }
+.key[aria-pressed="false"] { text-decoration: line-through; opacity: 0.55; }
 .key::before { content: ""; display: inline-block; width: 0.9em; height: 0.2em; margin-right: 0.35em;
   border-radius: 1px; vertical-align: middle; background: currentColor; }
 .l0 { stroke: var(--c0); } .l1 { stroke: var(--c1); } .l2 { stroke: var(--c2); } .l3 { stroke: var(--c3); }
@@ -60,8 +73,98 @@ th { color: var(--faint); font-weight: 600; white-space: nowrap; } tr:last-child
 td.n, th.n { text-align: right; white-space: nowrap; }
 td.share { width: 40%; } .fill { height: 0.75em; border-radius: 2px; background: var(--c0); }
 details { margin-top: 0.6rem; } summary { cursor: pointer; padding: 0.2rem 0; }
+nav { display: flex; flex-wrap: wrap; gap: 0.2rem 1rem; margin: 1.2rem 0 0; font-size: 0.88rem; }
+a { color: var(--c0); text-decoration: none; } a:hover { text-decoration: underline; }
+.controls { position: sticky; top: 0; z-index: 2; display: flex; flex-wrap: wrap; gap: 0.4rem 1.2rem;
+  align-items: center; padding: 0.5rem 0; margin-top: 0.5rem; background: var(--page); color: var(--faint);
+  font-size: 0.85rem; border-bottom: 1px solid var(--rule); }
+.controls[hidden], .readout[hidden] { display: none; }
+.controls label, .controls span { display: inline-flex; align-items: center; gap: 0.35rem; }
+input, select, .controls button { font: inherit; color: var(--ink); accent-color: var(--c0); }
+input[type="search"], select, .controls button { background: var(--card); border: 1px solid var(--rule);
+  border-radius: 6px; padding: 0.25rem 0.5rem; } input[type="search"] { flex: 1 1 14rem; min-width: 0; }
+figure { position: relative; } figure[data-chart] svg { touch-action: pan-y; }
+figure:focus-visible { outline: 2px solid var(--c0); outline-offset: 1px; }
+.cross { stroke: var(--faint); stroke-width: 1; pointer-events: none; } .selection { fill: var(--c0); opacity: 0.12; }
+.raw { opacity: 0.25; stroke-width: 1; }
+.readout { position: absolute; top: 2.6rem; z-index: 1; pointer-events: none; background: var(--card);
+  border: 1px solid var(--rule); border-radius: 6px; padding: 0.3rem 0.55rem; font-size: 0.82rem;
+  font-variant-numeric: tabular-nums; box-shadow: 0 2px 8px rgb(0 0 0 / 12%); }
+.sample { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 0.15rem 0.7rem; }
+.sample summary { display: flex; gap: 0.7rem; align-items: baseline; }
+.sample .reward { flex: none; min-width: 3.2rem; text-align: center; border-radius: 4px; padding: 0 0.3rem;
+  font-variant-numeric: tabular-nums; font-size: 0.85rem;
+  background: color-mix(in oklab, color-mix(in oklab, var(--c2) var(--share), var(--c1)) 22%, var(--card)); }
+.sample .line { flex: 1; min-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.sample .facts { flex: none; color: var(--faint); font-size: 0.82rem; }
+@media (max-width: 600px) { .sample .facts { display: none; } }
+pre { margin: 0.5rem 0; padding: 0.6rem 0.8rem; background: var(--page); border-radius: 6px; overflow-wrap: anywhere;
+  white-space: pre-wrap; font: 0.86rem/1.5 ui-monospace, SFMono-Regular, Menlo, monospace; }
+pre.response { border-left: 3px solid var(--c0); }
+ul.tree { list-style: none; margin: 0.4rem 0; padding-left: 1.2rem; border-left: 1px solid var(--rule); }
+ul.tree li { margin: 0.3rem 0; } li.here > b { color: var(--c0); }
 tr.warning td { color: var(--c1); } tr.error td { color: var(--c1); font-weight: 600; }
 """
+
+
+Clock = tuple[list[int], list[float]]
+"""Steps, and the seconds that a run's trainer had worked when it had taken them. Pauses between lives do not count."""
+
+
+def clock(con: duckdb.DuckDBPyConnection) -> Clock:
+    rows = con.execute(CLOCK).fetchall()
+    every = math.ceil(len(rows) / _MOST_TICKS) or 1
+    seen = [row for n, row in enumerate(rows, start=1) if n % every == 0 or n == len(rows)]
+    return [0, *(step for step, _ in seen)], [0.0, *(round(seconds, 3) for _, seconds in seen)]
+
+
+def document(title: str, head: str, sections: Iterable[str], clocks: Sequence[Clock] = ()) -> str:
+    """A whole page that needs nothing beside it. It tells the browser so, and to run no script but its own, whatever a
+    model has written."""
+    script = files("flows").joinpath("report.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+    body = "\n".join(filter(None, sections))
+    links = re.findall(r"<h2 id='([\w-]+)'>([^<]+)</h2>", body)
+    nav = "".join(f"<a href='#{name}'>{text}</a>" for name, text in links)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} · TBA report</title><style>{STYLE}</style></head>\n"
+        f"<body data-clocks='{json.dumps(clocks)}'>\n{head}<nav>{nav}</nav>\n{body}\n<script>{script}</script>"
+        "</body></html>\n"
+    )
+
+
+def save(page: str, path: Path) -> Path:
+    try:
+        path.write_text(page, encoding="utf-8", errors="replace")  # a lone surrogate is no text
+    except OSError as error:
+        raise ConfigError(f"--output: {path}: {error.strerror}") from None
+    return path
+
+
+CONTROLS = (
+    "<div class='controls' hidden><span>Over <label><input type='radio' name='axis' value='step' checked>steps</label> "
+    "<label><input type='radio' name='axis' value='time'>time</label></span>"
+    "<label>Smooth <input id='smooth' type='range' min='0' max='0.98' step='0.02' value='0'></label>"
+    "<span>Drag over a chart to zoom, click a name to leave its line out.</span>"
+    "<button id='unzoom' hidden>All of it</button></div>"
+)
+"""Of the charts of a page."""
+
+
+def heading(title: str) -> str:
+    """That can be linked to."""
+    return f"<h2 id='{re.sub(r'[^a-z0-9]+', '-', title.lower()).strip('-')}'>{escape(title)}</h2>"
+
+
+def charts(title: str, drawn: Iterable[str], note: str = "") -> str:
+    """A heading and figures; empty text without any."""
+    inside = "".join(drawn)
+    told = f"<p class='note'>{note}</p>" if note else ""
+    return f"{heading(title)}{told}<div class='grid-of-charts'>{inside}</div>" if inside else ""
 
 
 @dataclass(frozen=True)
@@ -131,4 +234,4 @@ def _cell(value: Any) -> str:
 
 def section(title: str, table: Table) -> str:
     """A heading and a table; empty text if it has no rows."""
-    return f"<h2>{escape(title)}</h2>{table_of(table)}" if table.rows else ""
+    return f"{heading(title)}{table_of(table)}" if table.rows else ""

@@ -1,36 +1,63 @@
 """`tba report`: a run as one HTML file with its curves and tables; it needs no network and nothing beside it."""
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import duckdb
 
-from flows import selection
+from flows import lineage, samples, selection
 from flows.charts import Series, line_chart
-from flows.page import STYLE, Table, ask, section, table_of
+from flows.page import CONTROLS, Table, ask, charts, clock, document, heading, save, section, table_of
 from flows.progress import bar
 from flows.runs import Summary, summarise
 from storage import layout
 from storage.events import ROUTINE
 from storage.run import Run
+from storage.tables import by_name
 from storage.views import connect
-from tba.errors import ConfigError
+
+_MOST_LINES = 8  # of one chart
 
 SCORES = """
 select metric, step, value from evaluations where not abandoned order by length(metric), metric, step
 """
 
-REWARD_BY_VERSION = """
-select version_step, avg(reward), avg(length), avg(finished::int)
+BY_VERSION = """
+select version_step, avg(reward) as reward, avg(length) as length, avg(finished::int) as finished
 from trajectories group by version_step order by version_step
 """
 
 BRANCHES = """
-select step, avg((branch = 'recent')::int), avg(age) filter (branch = 'recent'), avg(age) filter (branch <> 'recent')
+select
+    step, avg((branch = 'recent')::int) as recent, avg(age) filter (branch = 'recent') as age_recent,
+    avg(age) filter (branch <> 'recent') as age_prioritised
 from draws group by step order by step
+"""
+
+SPEEDS = """
+with
+    stored as (
+        select
+            searcher, seq, min(step) as step, sum(length) as tokens, sum(generate_seconds) as busy,
+            max(created_at) as stored_at
+        from trajectories group by searcher, seq
+    ),
+    timed as (
+        select *, epoch(stored_at - lag(stored_at) over (partition by searcher order by seq)) as seconds from stored
+    )
+select
+    printf('searcher-%03d', searcher) as role, step, sum(tokens) / sum(seconds) as tokens_per_second,
+    sum(busy) / sum(seconds) as generating
+from timed where seconds > 0 and step is not null group by searcher, step order by searcher, step
+"""
+
+ADOPTIONS = """
+select role, s.step, epoch(e.created_at - s.created_at) as seconds
+from events e join syncs s on e.data->>'version' = printf('%06d-a%04d', s.sync, s.attempt)
+where kind = 'version-adopted' order by role, s.step
 """
 
 STEPS = "select * from steps order by step"
@@ -76,13 +103,7 @@ select created_at, role, life, severity, kind, message from events where kind no
 def write(run: Run, output: str | None = None) -> Path:
     """Write the report; returns where it is: inside the folder of a local run unless said otherwise."""
     inside = run.store.local_path(layout.REPORT)
-    path = Path(output) if output else inside or Path(f"{run.name}-report.html")
-    page = render(run)
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output: {path}: {error.strerror}") from None
-    return path
+    return save(render(run), Path(output) if output else inside or Path(f"{run.name}-report.html"))
 
 
 def render(run: Run) -> str:
@@ -91,27 +112,22 @@ def render(run: Run) -> str:
     steps = ask(con, STEPS)
     scores = ask(con, SCORES)
     parts = [
-        _head(run, summarise(run)),
         _tiles(con, run, steps, scores),
         _curves(con, steps, scores),
-        _timing(steps),
         selection.section(con),
+        samples.section(con),
         section("Searchers", ask(con, SEARCHERS)),
         section("Evaluations", ask(con, EVALUATIONS)),
         section("Versions that are kept", ask(con, VERSIONS)),
+        lineage.section(run),
         section("Attempts", ask(con, ATTEMPTS)),
         section("Alarms", ask(con, ALARMS)),
         _events(ask(con, EVENTS)),
-        _settings(run.config),
-    ]
-    title = f"{escape(run.name)} · TBA report"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body>\n" + "\n".join(filter(None, parts)) + "\n"
+        _settings(run),
         f'<footer><p>Every number here is a query: <code>tba sql {escape(run.name)} "select * from steps"</code>. '
-        "Times are UTC.</p></footer></body></html>\n"
-    )
+        "Times are UTC.</p></footer>",
+    ]
+    return document(run.name, _head(run, summarise(run)), parts, [clock(con)])
 
 
 # --- parts of the page ----------------------------------------------------------------------------------------------
@@ -146,34 +162,56 @@ def _tiles(con: duckdb.DuckDBPyConnection, run: Run, steps: Table, scores: Table
 
 
 def _curves(con: duckdb.DuckDBPyConnection, steps: Table, scores: Table) -> str:
-    versions, branches = ask(con, REWARD_BY_VERSION), ask(con, BRANCHES)
-    generated = [(row[0], row[1]) for row in versions.rows]
-    charts = [
+    versions = ask(con, BY_VERSION)
+    parts = [
+        charts("Learning", _learning(steps, scores, versions)),
+        charts("Data", _data(steps, ask(con, BRANCHES), versions)),
+        charts("Speed", _speed(steps, ask(con, SPEEDS), ask(con, ADOPTIONS))) + _timing(steps),
+    ]
+    return f"<section>{CONTROLS}{''.join(parts)}</section>" if any(parts) else ""
+
+
+def _learning(steps: Table, scores: Table, versions: Table) -> list[str]:
+    return [
         *evaluated(scores),
         line_chart(
             "Reward",
-            [Series("of batches", steps.points("reward_mean")), Series("of trajectories, by version", generated)],
+            [
+                Series("of batches", steps.points("reward_mean")),
+                Series("of trajectories, by version", versions.points("reward", x="version_step")),
+            ],
             note="A trajectory counts at the step of the version that generated it.",
         ),
         _chart(steps, "Loss", "loss"),
         _chart(steps, "Mean absolute residual", "residual_abs"),
         _chart(steps, "log Z", "log_z"),
         _chart(steps, "log π − log π_ref of batches", "log_ratio_mean"),
+        _chart(steps, "Gradient norm", "grad_norm"),
+        _chart(steps, "Entropy", "entropy"),
+        _changing(steps, "Learning rate", "lr"),
+        _changing(steps, "beta", "beta"),
+    ]
+
+
+def _data(steps: Table, branches: Table, versions: Table) -> list[str]:
+    by_version = partial(versions.points, x="version_step")
+    return [
         line_chart(
             "Age of draws, in steps",
             [
-                Series("recent", [(row[0], row[2]) for row in branches.rows]),
-                Series("prioritised", [(row[0], row[3]) for row in branches.rows]),
+                Series("recent", branches.points("age_recent")),
+                Series("prioritised", branches.points("age_prioritised")),
                 Series("oldest", steps.points("age_max")),
             ],
         ),
-        line_chart("Share of draws from the newest sync", [Series("recent", [row[:2] for row in branches.rows])]),
-        _chart(steps, "Gradient norm", "grad_norm"),
-        _chart(steps, "Entropy", "entropy"),
-        line_chart("Response length, by version", [Series("tokens", [(row[0], row[2]) for row in versions.rows])]),
-        line_chart(
-            "Responses that ended by themselves", [Series("share", [(row[0], row[3]) for row in versions.rows])]
-        ),
+        line_chart("Share of draws from the newest sync", [Series("recent", branches.points("recent"))]),
+        line_chart("Response length, by version", [Series("tokens", by_version("length"))]),
+        line_chart("Responses that ended by themselves", [Series("share", by_version("finished"))]),
+    ]
+
+
+def _speed(steps: Table, speeds: Table, adoptions: Table) -> list[str]:
+    return [
         line_chart(
             "Seconds of a step",
             [
@@ -182,11 +220,32 @@ def _curves(con: duckdb.DuckDBPyConnection, steps: Table, scores: Table) -> str:
                 Series("backlog", steps.points("seconds_backlog")),
             ],
         ),
-        _changing(steps, "Learning rate", "lr"),
-        _changing(steps, "beta", "beta"),
+        line_chart("Tokens per second of each searcher", _by_role(speeds, "tokens_per_second")),
+        line_chart(
+            "Share of their time in which searchers generate",
+            _by_role(speeds, "generating"),
+            note="The rest scores, computes log-probabilities, stores and adopts; overlapping rounds count each.",
+        ),
+        line_chart(
+            "Seconds from a sync to its version's adoption",
+            _by_role(adoptions, "seconds"),
+            note="By the clocks of their machines.",
+        ),
     ]
-    drawn = "".join(charts)
-    return f'<h2>Curves</h2><div class="grid-of-charts">{drawn}</div>' if drawn else ""
+
+
+def _by_role(table: Table, name: str) -> list[Series]:
+    """A line of each role; of many roles their least, median and greatest."""
+    found = {role: Table(table.columns, [row for row in table.rows if row[0] == role]) for role in table.column("role")}
+    if len(found) <= _MOST_LINES:
+        return [Series(role, rows.points(name)) for role, rows in found.items()]
+    at: dict[int, list[float]] = {}
+    for step, value in table.points(name):
+        at.setdefault(step, []).append(value)
+    return [
+        Series(f"{what} of {len(found)} searchers", [(step, of(values)) for step, values in at.items()])
+        for what, of in (("least", min), ("median", median), ("greatest", max))
+    ]
 
 
 def evaluated(scores: Table) -> list[str]:
@@ -225,7 +284,8 @@ def _timing(steps: Table) -> str:
             f"<td class='share'><div class='fill' style='width:{min(share, 1):.1%}'></div></td></tr>"
         )
     return (
-        "<h2>Time</h2><div class='scroll'><table><tr><th>part</th><th class='n'>in all</th><th class='n'>a step</th>"
+        "<h3>Where the trainer's time went</h3><div class='scroll'><table>"
+        "<tr><th>part</th><th class='n'>in all</th><th class='n'>a step</th>"
         f"<th class='n'>of the steps' time</th><th></th></tr>{rows}</table></div>"
         "<p class='note'>wait is what the trainer stood still for; sync, draw, fetch and collate run beside the "
         "gradient step.</p>"
@@ -237,20 +297,14 @@ def _events(table: Table) -> str:
         return ""
     severity = table.columns.index("severity")
     classes = [row[severity] if row[severity] in ("warning", "error") else "" for row in table.rows]
-    return f"<h2>Events</h2>{table_of(table, classes)}"
+    return heading("Events") + table_of(table, classes)
 
 
-def _settings(config: Mapping[str, Any]) -> str:
-    flat = Table(["setting", "value"], [(name, json.dumps(value)) for name, value in _flatten(config)])
-    return f"<h2>Settings</h2><details><summary>{len(flat.rows)} settings</summary>{table_of(flat)}</details>"
-
-
-def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def _settings(run: Run) -> str:
+    settings = Table(["setting", "value"], list(by_name(run)))
+    return (
+        f"{heading('Settings')}<details><summary>{len(settings.rows)} settings</summary>{table_of(settings)}</details>"
+    )
 
 
 def _sum(values: Iterable[float | None]) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 import duckdb
 
 from flows.charts import Series, line_chart
-from flows.page import Table, ask, table_of
+from flows.page import Table, ask, charts, table_of
 
 _MEASURES = {"length": "tokens", "reward": "reward", "age": "steps"}
 _LEAST_SHARE = 0.005  # of responses in a bin; of fewer the rates say little and would set the scale
@@ -46,12 +46,11 @@ def section(con: duckdb.DuckDBPyConnection) -> str:
     con.execute("create or replace temp table selection as from selection")
     if not ask(con, "select 1 from selection where draws > 0 limit 1").rows:
         return ""
-    charts = [_by(con, measure, unit) for measure, unit in _MEASURES.items()] + [_prompts(ask(con, USE_OF_PROMPTS))]
+    drawn = [_by(con, measure, unit) for measure, unit in _MEASURES.items()] + [_prompts(ask(con, USE_OF_PROMPTS))]
     return (
-        "<h2>Selection</h2>"
-        f"<p class='note'>{_ABOUT}</p>"
-        f"<div class='grid-of-charts'>{''.join(charts)}</div>{_compared(ask(con, COMPARED))}"
-        f"<h3>Prompts</h3>{table_of(ask(con, PROMPTS))}"
+        charts("Selection", drawn, _ABOUT)
+        + _compared(ask(con, COMPARED))
+        + f"<h3>Prompts</h3>{table_of(ask(con, PROMPTS))}"
     )
 
 

@@ -15,6 +15,7 @@ from storage.compactions import decode as decode_compaction
 from storage.folders import stored_files
 from storage.mirror import Snapshot
 from storage.retention import given_up
+from storage.run import Run
 from storage.schema import LATER, SCHEMA_VERSION, TRAJECTORY_SCHEMA
 from storage.syncs import Recording, Shard, SyncRecord
 from storage.syncs import decode as decode_sync
@@ -378,15 +379,20 @@ def attempts(snapshot: Snapshot) -> pa.Table:
 
 def settings(snapshot: Snapshot) -> pa.Table:
     """The run's settings by their dotted names, each value as JSON."""
-    return pa.Table.from_pylist(list(_flat(snapshot.run.config)), SETTINGS)
+    return pa.Table.from_pylist([{"name": name, "value": value} for name, value in by_name(snapshot.run)], SETTINGS)
 
 
-def _flat(config: Record, prefix: str = "") -> Iterator[Row]:
+def by_name(run: Run) -> Iterator[tuple[str, str]]:
+    """A run's settings by their dotted names, each value as JSON."""
+    return _flat(run.config)
+
+
+def _flat(config: Record, prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
         else:
-            yield {"name": f"{prefix}{name}", "value": json.dumps(value)}
+            yield f"{prefix}{name}", json.dumps(value)
 
 
 def naive(schema: pa.Schema) -> pa.Schema:

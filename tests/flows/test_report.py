@@ -6,14 +6,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from playwright.sync_api import Browser
 
 from flows.charts import Series, line_chart, number
 from flows.page import STYLE, Table
 from flows.report import evaluated, write
 from storage.run import Run
 from tba.errors import ConfigError
-from tests.browser import open_page
 from tests.storage.choosing import ONLY_SHORT, make_choosing_run
 from tests.storage.synthetic import copy_run, make_live_run, make_run
 
@@ -28,10 +26,13 @@ def page(finished: Run) -> str:
     return write(finished).read_text()
 
 
+SVG = "http://www.w3.org/2000/svg"  # the name of a format: nothing is fetched from there
+
+
 class Page(HTMLParser):
     """Fails on tags that do not close; collects what would be fetched."""
 
-    VOID = ("meta", "link", "img", "br")
+    VOID = ("meta", "link", "img", "br", "input")
 
     def __init__(self, text: str):
         super().__init__()
@@ -43,7 +44,8 @@ class Page(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.fetched += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        asked = [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        self.fetched += [address for address in asked if not address.startswith("#")]
         if tag not in self.VOID:
             self.open.append(tag)
 
@@ -59,14 +61,13 @@ class Page(HTMLParser):
 
 def test_the_page_is_whole_and_fetches_nothing(page: str):
     assert Page(page).fetched == []
-    assert "<script" not in page
-    assert not re.search(r"url\(|@import|https?://", page)
+    assert not re.search(r"url\(|@import|https?://", page.replace(SVG, ""))
 
 
 def test_the_page_has_every_section(page: str):
     assert Page(page).headings == [
-        "Curves", "Time", "Selection", "Searchers", "Evaluations", "Versions that are kept", "Attempts", "Events",
-        "Settings",
+        "Learning", "Data", "Speed", "Selection", "Trajectories", "Searchers", "Evaluations",
+        "Versions that are kept", "Attempts", "Events", "Settings",
     ]  # fmt: skip
 
 
@@ -101,21 +102,13 @@ def test_a_biased_choice_is_marked_and_a_fair_one_is_not(
     sampler_sql: str, marked: set[tuple[str, str]], tmp_path: Path
 ):
     page = write(make_choosing_run(str(tmp_path), sampler_sql=sampler_sql)).read_text()
-    part = page.split("<h2>Selection</h2>")[1].split("<h2>")[0]
+    part = page.split("Selection</h2>")[1].split("<h2")[0]
     rows = re.findall(r"<tr class='warning'><td>(\w+)</td><td>(\w+)</td>", part)
     assert set(rows) == marked
     assert ("Marked differences are" if marked else "No difference is") in part
     assert re.findall(r"<b>(How often, by \w+)</b>", part) == [
         f"How often, by {it}" for it in ("length", "reward", "age")
     ]
-
-
-@pytest.mark.parametrize("width", [400, 1280])
-def test_a_browser_shows_it_without_complaint_as_wide_as_its_window(finished: Run, browser: Browser, width: int):
-    with open_page(browser, width=width) as shown:
-        shown.goto(write(finished).as_uri())
-        assert shown.inner_text("h1") == finished.name
-        assert shown.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_light_and_dark_are_both_styled(page: str):
@@ -166,7 +159,7 @@ def test_the_report_of_a_remote_run_lies_in_the_working_directory(
 
 def test_a_live_run_and_an_empty_one_can_be_reported(tmp_path: Path):
     live = Page(write(make_live_run(str(tmp_path))).read_text())
-    assert "Curves" in live.headings
+    assert "Learning" in live.headings
     empty = Run.create(str(tmp_path), "empty", config={}, sampler_sql="", code_version="")
     assert Page(write(empty).read_text()).headings == ["Settings"]
 
@@ -181,7 +174,7 @@ def test_names_are_escaped(finished: Run, tmp_path: Path):
         code_version="<b>",
     )
     page = write(nasty).read_text()
-    assert "<script>" not in page
+    assert "<script>alert" not in page
     assert "<b>" not in page.split("</header>")[0]
     Page(write(run).read_text())
 

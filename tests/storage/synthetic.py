@@ -87,6 +87,7 @@ def copy_run(run: Run, folder: Path) -> Run:
 
 class SyntheticRun:
     says_the_same = False  # whether all responses to a prompt do
+    says = ""  # what every response reads as, unless that is empty
 
     def __init__(self, root: str, name: str, **changes: Any):
         self.config = make_config().replace(changes)
@@ -149,6 +150,8 @@ class SyntheticRun:
             shard = make_shard(rewards, searcher=searcher, round=round, loss_mask=mask, **steps, **versions)
             if self.says_the_same:
                 shard = [replace(it, response_tokens=shard[0].response_tokens) for it in shard]
+            if self.says:
+                shard = [replace(it, response=self.says) for it in shard]
             log.append(searcher, round, shard)
 
     def buffer(self, attempt: int) -> DuckReplayBuffer:
