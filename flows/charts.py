@@ -80,8 +80,9 @@ def line_chart(
 
 
 def picture(title: str, series: Sequence[Series], *, x_name: str) -> str:
-    """The same chart as an SVG file of its own, on white, with the names of its lines above it."""
-    figure = line_chart(title, series, x_name=x_name)
+    """The same chart as an SVG file of its own, on white, with the names of its lines above it; empty text likewise."""
+    if not (figure := line_chart(title, series, x_name=x_name)):
+        return ""
     inside = figure[figure.index(">", figure.index("<svg")) + 1 : figure.index("</svg>")]
     above = 20 + 15 * len(series)
     names = "".join(

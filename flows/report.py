@@ -1,6 +1,7 @@
 """`tba report`: a run as one HTML file with its curves and tables; it needs no network and nothing beside it."""
 
 from collections.abc import Iterable
+from contextlib import closing
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -9,7 +10,7 @@ from statistics import median
 import duckdb
 
 from flows import lineage, samples, selection
-from flows.charts import Series, line_chart
+from flows.charts import Series, line_chart, picture
 from flows.page import CONTROLS, Table, ask, charts, clock, document, heading, save, section, table_of
 from flows.progress import bar
 from flows.runs import Summary, summarise
@@ -20,6 +21,7 @@ from storage.tables import by_name
 from storage.views import connect
 
 _MOST_LINES = 8  # of one chart
+_PICTURES = {"Reward of batches": "reward_mean", "Loss": "loss", "Mean age of draws, in steps": "age_mean"}
 
 SCORES = """
 select metric, step, value from evaluations where not abandoned order by length(metric), metric, step
@@ -128,6 +130,16 @@ def render(run: Run) -> str:
         "Times are UTC.</p></footer>",
     ]
     return document(run.name, _head(run, summarise(run)), parts, [clock(con)])
+
+
+def pictures(run: Run) -> list[tuple[str, str]]:
+    """The first curves with their titles, for what shows pictures and runs no scripts."""
+    with closing(connect(run)) as con:
+        steps, scores = ask(con, STEPS), ask(con, SCORES)
+    found = {"Scores of versions": score_lines(scores).get("", [])}
+    found |= {title: [Series(name, steps.points(name))] for title, name in _PICTURES.items()}
+    drawn = [(title, picture(title, lines, x_name="step")) for title, lines in found.items()]
+    return [(title, svg) for title, svg in drawn if svg]
 
 
 # --- parts of the page ----------------------------------------------------------------------------------------------
@@ -250,12 +262,20 @@ def _by_role(table: Table, name: str) -> list[Series]:
 
 def evaluated(scores: Table) -> list[str]:
     """One chart of the rewards of evaluations, and one of each measure of the task's own: scales differ."""
+    return [
+        line_chart(measure.replace("_", " ") or "Scores of versions", lines)
+        for measure, lines in score_lines(scores).items()
+    ]
+
+
+def score_lines(scores: Table) -> dict[str, list[Series]]:
+    """By measure, rewards under an empty name."""
     lines: dict[str, list[Series]] = {}
     for metric in dict.fromkeys(scores.column("metric")):
         of, _, measure = metric.partition("_")
         points = [(step, value) for name, step, value in scores.rows if name == metric]
         lines.setdefault(measure, []).append(Series(of, points, marked=True))
-    return [line_chart(measure.replace("_", " ") or "Scores of versions", series) for measure, series in lines.items()]
+    return lines
 
 
 def _chart(steps: Table, title: str, metric: str) -> str:

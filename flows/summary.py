@@ -2,10 +2,12 @@
 
 import shutil
 import sys
+from base64 import b64encode
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.plan import describe
+from flows.report import pictures
 from storage import layout
 from storage.evaluations import Evaluations
 from storage.events import read_events
@@ -62,7 +64,7 @@ class Publications:
 
 
 def markdown(run: Run) -> str:
-    """The report of a run: scores, settings, what went wrong, and where to look next."""
+    """The report of a run: scores, curves, settings, what went wrong, and where to look next."""
     config = parse_known(run.config)
     scored = [published.row() for published in Publications(run).all() if published.scores]
     troubles = [event for event in read_events(run) if event["severity"] != "info"]
@@ -71,6 +73,7 @@ def markdown(run: Run) -> str:
         f"`{run.url}`, created {run.created_at}, code {run.code_version}",
         "## Scores",
         table(scored) if scored else "No version has been scored yet.",
+        *(f"![{title}](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})" for title, svg in pictures(run)),
         "## Settings",
         f"```\n{describe(config)}\n```",
         "## Warnings and errors",

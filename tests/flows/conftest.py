@@ -20,5 +20,5 @@ def stack(tmp_path_factory: pytest.TempPathFactory, s3: Server) -> Iterator[Stac
         "TBA_CACHE": str(home / "cache"),
         **s3.environment(),
     }
-    with Stack(home, pools=POOLS, ui=False, variables=variables) as stack:
+    with Stack(home, pools=POOLS, variables=variables) as stack:
         yield stack

@@ -8,10 +8,12 @@ import threading
 import time
 import urllib.error
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser
 
 import storage
 from flows.cli import main
@@ -212,7 +214,7 @@ def test_a_deployed_searcher_stops_by_itself_once_the_trainer_has_finished(stack
 
 @pytest.mark.timeout(600)
 def test_a_whole_run_on_s3_is_cancelled_from_prefect_and_resumed_to_its_end(
-    stack: Stack, s3: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stack: Stack, s3: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
 ):
     root = s3_root(s3, monkeypatch)
     overrides = {"model.path": str(tiny_folder(tmp_path / "policy")), "metrics.wandb": "offline", **TINY}
@@ -240,6 +242,15 @@ def test_a_whole_run_on_s3_is_cancelled_from_prefect_and_resumed_to_its_end(
     sessions = sorted((stack.home / "cache" / "wandb" / "whole").glob("**/*.wandb"))
     logged = [row["trainer/step"] for session in sessions for row in history(session) if "loss/value" in row]
     assert sorted(logged) == list(range(1, 61))
+    report = {it["key"]: it for it in stack.call("POST", "/artifacts/latest/filter", {})}["report-whole"]
+    curves = ("Scores of versions", "Reward of batches", "Loss")
+    assert all(f"![{title}](data:image" in report["data"] for title in curves), report["data"]
+    with closing(browser.new_page()) as shown:
+        shown.goto(f"{stack.api_url.removesuffix('/api')}/artifacts/artifact/{report['latest_id']}")
+        for title in curves:
+            curve = shown.get_by_alt_text(title)
+            curve.wait_for()
+            assert curve.evaluate("image => image.naturalWidth") > 100
 
 
 def test_a_misspelt_setting_is_refused_before_there_is_a_run(root: Path):
