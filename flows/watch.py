@@ -56,6 +56,21 @@ select
 from shards
 """
 
+GROWTH = """
+select 60 * sum(rows) filter (sync > first) / epoch(max(created_at) - min(created_at)) as a_minute
+from (
+    select sync, rows, created_at, min(sync) over () as first
+    from syncs where sync > (select max(sync) from syncs) - 10
+)
+having max(created_at) > min(created_at)
+"""
+
+EVALUATING = """
+with life as (select max(created_at) as began_at from events where role = 'evaluator' and kind = 'started')
+select sum(seconds) / epoch((now() at time zone 'UTC') - any_value(began_at))
+from evaluations, life where created_at > began_at
+"""
+
 SCORES = """
 select metric, version, value from evaluations where not abandoned
 order by length(metric), metric, attempt, version
@@ -146,7 +161,7 @@ def picture(view: View) -> RenderableType:
         ("ages", _ages(view)),
         ("trainer", _trainer(view)),
         *((lease.role, _searcher(lease)) for lease in view.leases if lease.role.startswith("searcher")),
-        ("evaluator", _told(view, "evaluator")),
+        ("evaluator", _evaluator(view)),
         ("buffer", _buffer(view)),
         *_scores(view),
     ):
@@ -249,6 +264,13 @@ def _searcher(lease: Lease) -> str:
     return "  ".join([*parts, lease.status])
 
 
+def _evaluator(view: View) -> str:
+    """Busy is what it took over the versions it has scored in this life."""
+    told = _told(view, "evaluator")
+    [busy] = view.values(EVALUATING)
+    return f"idle {max(0.0, 1 - busy):.0%}  {told}" if told and busy is not None else told
+
+
 def _told(view: View, role: str) -> str:
     return next((lease.status for lease in view.leases if lease.role == role), "")
 
@@ -256,7 +278,11 @@ def _told(view: View, role: str) -> str:
 def _buffer(view: View) -> str:
     admitted, waiting, shards, sync, bad = view.values(BUFFER)
     text = f"{admitted:,} trajectories in {shards:,} shards  {waiting:,} {'to come' if view.replays else 'waiting'}"
-    text += "" if sync is None else f"  sync {sync}"
+    growth = {} if view.replays or view.summary.state in ENDED else view.row(GROWTH)
+    if growth:
+        text += f"  {growth['a_minute']:+,.0f}/min"
+    else:
+        text += "" if sync is None else f"  sync {sync}"
     return text + (f"  {bad} refused or damaged" if bad else "")
 
 

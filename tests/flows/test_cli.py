@@ -4,24 +4,29 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+import storage
 from flows import plan, runs
 from flows.cli import main
 from storage import layout
 from storage.checkpoints import Checkpoints
 from storage.control import change_state
+from storage.evaluations import Evaluations
+from storage.events import Events
 from storage.leases import SUPERVISOR, HeldLease, read_leases
 from storage.run import Run
 from tba.presets import preset
-from tba.types import Version
+from tba.types import Score, Version
 from tests.conftest import s3_root
 from tests.servers import Server
 from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
@@ -422,6 +427,26 @@ def test_watch_tells_how_long_it_will_take(
     with HeldLease(run, "trainer", every=60):
         out = printed(capsys, "watch", run.url, "--once")
     assert said in out and max(map(len, out.splitlines())) <= 80
+
+
+def test_watch_tells_how_the_buffer_grows_and_how_long_the_evaluator_has_nothing_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str
+):
+    run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
+    with storage.connect(run) as con:
+        ((seconds, rows),) = con.execute(
+            "select epoch(max(created_at) - min(created_at)), sum(rows) filter (sync > 0) from syncs"
+        ).fetchall()
+    with HeldLease(run, "evaluator", every=60):
+        Events(run, "evaluator", 1).write("started", "the evaluator lives")
+        told = printed(capsys, "watch", run.url, "--once")
+        assert f"{60 * rows / seconds:+,.0f}/min" in told
+        assert re.search(r"evaluator +starting", told), "it has scored nothing in this life"
+        time.sleep(2.0)
+        score = Score(version=Version(1, 1), step=2, metric="greedy", value=0.5, n=1, seconds=1.0)
+        Evaluations(run).write([score])
+        [idle] = re.findall(r"evaluator +idle (\d+)%", printed(capsys, "watch", run.url, "--once"))
+        assert 45 <= int(idle) < 100, "one second in more than two"
 
 
 def test_watch_of_a_run_without_anything_shows_what_there_is(
