@@ -4,15 +4,17 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TRL    := .tba/trl
 VLLM   := .tba/vllm
+AUDIT  := .tba/audit
 
-.PHONY: help install run test test-vllm gpu-check check bench science clean
+.PHONY: help install run test test-vllm gpu-check check audit bench science clean
 
 help:
 	@echo "make run      a new machine to a finished quickstart run"
 	@echo "make test     a new machine to a green test suite"
 	@echo "make test-vllm  the tests that need vLLM, whose build for CPUs is installed beside the environment"
 	@echo "make gpu-check  the tests and measurements that need a GPU (docs/gpus.md); BIN=FOLDER takes an environment"
-	@echo "make check    style, types and boundaries"
+	@echo "make check    style, types and boundaries, and the audit"
+	@echo "make audit    known vulnerabilities of what is installed, where PyPI's advisories can be reached"
 	@echo "make bench    speed, storage and kills, as benchmarks/README.md shows them, measured again (hours)"
 	@echo "make science  the studies that docs/results tells of, but for runs that their CSVs have (many hours)"
 	@echo "make install  the environment alone ($(VENV))"
@@ -43,11 +45,25 @@ $(VLLM)/.installed: requirements-cpu-vllm.txt $(VENV)/.installed
 gpu-check: $(if $(filter command,$(origin BIN)),,install)  # a BIN that is given is taken as it is
 	@$(BIN)/python -m benchmarks.gpu_check
 
-check: install
+check: install audit
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+# An index that has packages and no advisories answers every question with nothing found: so ask it for a known one.
+KNOWN := https://pypi.org/pypi/urllib3/1.24.1/json
+audit: $(AUDIT)/.installed
+	@if $(BIN)/python -c "import json, urllib.request as r; \
+	    assert json.load(r.urlopen('$(KNOWN)', timeout=10))['vulnerabilities']" 2>/dev/null; \
+	then PYTHONPATH=$(AUDIT) $(BIN)/python -m pip_audit --disable-pip --no-deps \
+	    -r requirements-cpu.txt -r requirements-cpu-vllm.txt; \
+	else echo "not audited: PyPI's advisories cannot be reached from here"; fi
+
+$(AUDIT)/.installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(AUDIT) -c requirements-cpu.txt \
+	    pip-audit==2.10.1
+	@touch $@
 
 bench: install
 	$(BIN)/python -m benchmarks.generation
@@ -68,4 +84,4 @@ $(TRL)/.installed: benchmarks/science/requirements-trl.txt $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(TRL) $(VLLM) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(TRL) $(VLLM) $(AUDIT) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
