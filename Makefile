@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 TRL    := .tba/trl
 VLLM   := .tba/vllm
 AUDIT  := .tba/audit
+FUZZ   := .tba/fuzz
 
-.PHONY: help install run test test-vllm gpu-check check audit bench science clean
+.PHONY: help install run test test-vllm gpu-check check audit fuzz bench science clean
 
 help:
 	@echo "make run      a new machine to a finished quickstart run"
@@ -15,6 +16,7 @@ help:
 	@echo "make gpu-check  the tests and measurements that need a GPU (docs/gpus.md); BIN=FOLDER takes an environment"
 	@echo "make check    style, types and boundaries, and the audit"
 	@echo "make audit    known vulnerabilities of what is installed, where PyPI's advisories can be reached"
+	@echo "make fuzz     look for bytes that a reader of what is stored cannot take, a minute for each kind of object"
 	@echo "make bench    speed, storage and kills, as benchmarks/README.md shows them, measured again (hours)"
 	@echo "make science  the studies that docs/results tells of, but for runs that their CSVs have (many hours)"
 	@echo "make install  the environment alone ($(VENV))"
@@ -65,6 +67,13 @@ $(AUDIT)/.installed: $(VENV)/.installed
 	    pip-audit==2.10.1
 	@touch $@
 
+fuzz: $(FUZZ)/.installed
+	PYTHONPATH=$(FUZZ) $(BIN)/python -m tests.fuzz
+
+$(FUZZ)/.installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(FUZZ) atheris==3.0.0
+	@touch $@
+
 bench: install
 	$(BIN)/python -m benchmarks.generation
 	$(BIN)/python -m benchmarks.scoring
@@ -84,4 +93,4 @@ $(TRL)/.installed: benchmarks/science/requirements-trl.txt $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(TRL) $(VLLM) $(AUDIT) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(TRL) $(VLLM) $(AUDIT) $(FUZZ) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -27,7 +27,7 @@ from storage.syncs import read_chain
 from storage.versions import Versions
 from storage.views import connect
 from tba.errors import TBAError
-from tests.storage.synthetic import SyntheticRun, copy_run, make_run
+from tests.storage.synthetic import SyntheticRun, make_run
 
 DAMAGED: list[Any] = [
     None,
@@ -100,13 +100,16 @@ ALL = (check, read_views, summarise)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_whole_run(tmp_path_factory.mktemp("root"))
+
+
+def make_whole_run(folder: Path) -> Run:
     """With an object of every kind."""
-    made = make_run(str(tmp_path_factory.mktemp("root")))
+    made = make_run(str(folder))
     with HeldLease(made, "trainer", every=60) as lease:
         lease.tell("step 8 of 8", step=8.0)
-    kept = copy_run(made, tmp_path_factory.mktemp("copy"))
-    compact(kept, keep_checkpoints=1)
-    return kept
+    compact(made, keep_checkpoints=1)
+    return made
 
 
 @pytest.fixture(autouse=True, scope="module")
