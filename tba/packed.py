@@ -79,7 +79,7 @@ def can_pack(model: nn.Module) -> bool:
 
 def why_padded(model: nn.Module) -> str:
     """What keeps the model's rows from being packed, found out by packing a short one; empty if nothing does. Every
-    layer has to be told positions, and to look at other tokens by plain attention alone."""
+    layer has to be told positions, from 0 on, and to look at other tokens by plain attention alone."""
     kind = next(it for it in type(model).__mro__ if not it.__module__.startswith("torch.distributed.fsdp"))
     if not isinstance(model, PreTrainedModel) or not kind.__module__.startswith("transformers."):
         return f"nobody knows what a {kind.__name__} does"
@@ -90,12 +90,26 @@ def why_padded(model: nn.Module) -> str:
         return f"it keeps {', '.join(sorted(it.__name__ for it in kept)) or 'nothing'} of what it has read"
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return "it is not told positions"
+    if not _counts_from_0(model):
+        return "its positions do not begin at 0"
     try:
         with torch.no_grad():
             row_logps(model, [Group((0, 0), [(0, 0)])], temperature=1.0, tokens_per_call=tokens_per_call(model.device))
     except CannotPack as reason:
         return str(reason)
     return ""
+
+
+@torch.no_grad()
+def _counts_from_0(model: PreTrainedModel) -> bool:
+    """Whether it predicts what it does by itself, but for rounding, where it is told the positions that a row has."""
+    tokens_1T = torch.zeros(1, 4, dtype=torch.long, device=model.device)
+    positions_1T = torch.arange(4, device=model.device)[None]
+    itself, told = (
+        model(input_ids=tokens_1T, use_cache=False, **positions).logits.float()
+        for positions in ({}, {"position_ids": positions_1T})
+    )
+    return bool((told - itself).abs().max() <= 0.01 * itself.abs().max())
 
 
 def _windows(model: PreTrainedModel) -> list[int | None]:

@@ -26,6 +26,8 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    RobertaConfig,
+    RobertaForCausalLM,
     ZayaConfig,
     ZayaForCausalLM,
 )
@@ -84,6 +86,7 @@ PADDED = [
     BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=2, n_head=4, **WIDE, **SMALL)),
     DogeForCausalLM(DogeConfig(**HEADS, **WIDE, **LAYERS, **SMALL)),
     ZayaForCausalLM(ZayaConfig(num_key_value_heads=2, **LAYERS, **SMALL)),
+    RobertaForCausalLM(RobertaConfig(is_decoder=True, **WIDE, **LAYERS, **SMALL)),  # counts from behind its padding
     FromElsewhere(tiny_llama().config),
     TurnsBack(MistralConfig(sliding_window=None, **HEADS, **WIDE, **LAYERS, **SMALL)),
 ]
