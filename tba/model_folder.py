@@ -104,7 +104,8 @@ def _data_of(path: Path) -> int:
 
 
 def check_length(config: Mapping[str, Any], longest: int) -> None:
-    """ConfigError if a model cannot read so many tokens."""
+    """ConfigError if a model cannot read so many tokens, or what it makes of a shorter row depends on whether there is
+    one of so many beside it."""
     text = config.get("text_config")
     places = [it for it in (text, config) if isinstance(it, Mapping)]
     found = [it[name] for it in places for name in ("max_position_embeddings", "n_positions") if it.get(name)]
@@ -113,6 +114,23 @@ def check_length(config: Mapping[str, Any], longest: int) -> None:
             f"search.max_prompt_tokens + search.max_response_tokens must be <= {found[0]}, the length that the policy "
             f"can read, got {longest}"
         )
+    short = min(filter(None, map(_short_rows, places)), default=longest)
+    if longest > short:
+        raise ConfigError(
+            f"search.max_prompt_tokens + search.max_response_tokens must be <= {short}: the policy reads a longer row, "
+            f"and all rows beside it, with other factors (longrope), got {longest}"
+        )
+
+
+def _short_rows(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest row that is read with short factors, where there are others for longer ones."""
+    given = [it for name in ("rope_parameters", "rope_scaling") if isinstance(it := config.get(name), Mapping)]
+    given += [it for of_kinds in given for it in of_kinds.values() if isinstance(it, Mapping)]
+    for it in given:
+        is_longrope = it.get("rope_type", it.get("type")) in ("longrope", "su")
+        if is_longrope and it.get("short_factor") != it.get("long_factor"):
+            return config.get("original_max_position_embeddings") or it.get("original_max_position_embeddings")
+    return None
 
 
 def _config_of(folder: Path) -> Mapping[str, Any]:

@@ -172,6 +172,31 @@ def test_learned_positions_count_too(tmp_path):
             check(65)
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_so_long_that_those_beside_them_are_read_with_other_factors_are_refused(tmp_path, nested):
+    rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "short_factor": [1.0] * 4}
+    rope |= {"original_max_position_embeddings": 100, "long_factor": [4.0] * 4}
+    changes = {"rope_parameters": {"full_attention": rope} if nested else rope}
+    folder = changed(tmp_path, **({"text_config": changes} if nested else changes))
+    other = r"search\.max_prompt_tokens \+ .* must be <= 100: .* with other factors \(longrope\), got 101$"
+    checks = [lambda longest: check_folder("model.path", folder, longest=longest)]
+    if not nested:  # it is one of other names
+        checks.append(lambda longest: check_first_policy(Policy.load(folder, device="cpu"), longest=longest))
+    for check in checks:
+        check(100)
+        with pytest.raises(ConfigError, match=other):
+            check(101)
+    check_folder("model.path", changed(tmp_path, rope_parameters={**rope, "long_factor": [1.0] * 4}), longest=101)
+
+
+def test_factors_by_their_names_of_old_are_found_too(tmp_path):
+    rope = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    folder = changed(tmp_path, rope_parameters=None, rope_scaling=rope, original_max_position_embeddings=100)
+    check_folder("model.path", folder, longest=100)
+    with pytest.raises(ConfigError, match=r"must be <= 100: .* got 101$"):
+        check_folder("model.path", folder, longest=101)
+
+
 # --- What only shows once it is loaded ---
 
 
