@@ -22,7 +22,7 @@ def check_first_policy(policy: Policy, *, longest: int) -> None:
         fault = f"its tokenizer has a token {names[most]!r} of number {most}, and its embedding {rows} rows"
     elif not end_tokens(model.generation_config, tokenizer):
         fault = "neither its tokenizer nor generation_config.json has an end token (eos_token): no response would end"
-    elif (following := _change_with_later_tokens(model)) is None:
+    elif (following := _change_with_later_tokens(model, policy.pad_id)) is None:
         fault = "what it predicts is not finite: a weight is, or becomes in this dtype, infinite or no number"
     elif following > 0.005:
         fault = f"a {type(model).__name__} is no causal language model: what it predicts depends on later tokens"
@@ -31,10 +31,12 @@ def check_first_policy(policy: Policy, *, longest: int) -> None:
 
 
 @torch.no_grad()
-def _change_with_later_tokens(model: PreTrainedModel) -> float | None:
-    """How much what it predicts after a token changes with those that follow, of how much it changes with the token
-    itself: nothing but for rounding in a causal model. None if what it predicts is not finite."""
-    rows = (torch.tensor([[0] + [later] * 7], device=model.device) for later in (0, 1))
+def _change_with_later_tokens(model: PreTrainedModel, filler: int) -> float | None:
+    """How much what it predicts after a token changes with those that follow, be they what fills rows or others, of how
+    much it changes with the token itself: nothing but for rounding in a causal model. None if what it predicts is not
+    finite."""
+    token, other = sorted({0, 1, 2} - {filler})[:2]
+    rows = (torch.tensor([[token] + [later] * 7], device=model.device) for later in (filler, other))
     logits, others = (model(input_ids=row, use_cache=False).logits[0].float() for row in rows)
     if not (logits.isfinite().all() and others.isfinite().all()):
         return None

@@ -12,6 +12,8 @@ from transformers import (
     AddedToken,
     BertConfig,
     BertForMaskedLM,
+    CpmAntConfig,
+    CpmAntForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaForSequenceClassification,
@@ -211,6 +213,17 @@ def test_a_model_that_looks_ahead_is_refused_whatever_it_calls_itself(tmp_path):
         json.dumps({**config, "architectures": ["BertLMHeadModel"], "is_decoder": True})
     )
     check_first_policy(Policy.load(folder, device="cpu"), longest=8)
+
+
+def test_a_model_that_takes_what_fills_a_row_for_no_token_is_refused(tmp_path):
+    """On the right that changes what it predicts, though other tokens there do not."""
+    config = CpmAntConfig(
+        num_attention_heads=2, dim_head=8, dim_ff=32, num_hidden_layers=1, prompt_length=4, segment_types=8, **TINY,
+        hidden_size=16,
+    )  # fmt: skip
+    policy = Policy.load(saved(CpmAntForCausalLM(config), tmp_path), device="cpu")
+    with pytest.raises(ConfigError, match=r"a CpmAntForCausalLM is no causal language model: .* on later tokens"):
+        check_first_policy(policy, longest=8)
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_reads_is_refused_but_for_padding():
