@@ -130,7 +130,7 @@ def _computed_in(head: nn.Linear) -> torch.dtype:
 
 class _ProjectedLogps(torch.autograd.Function):
     """Projected, normalised and differentiated some rows at a time, so that logits of all are never there. Products are
-    of numbers of type `computed`, in both directions; gradients are of the types of what they are taken by."""
+    of numbers of type `computed`, in both directions; autograd gives gradients the types of what they are taken by."""
 
     @staticmethod
     def forward(
@@ -143,7 +143,7 @@ class _ProjectedLogps(torch.autograd.Function):
         kept_bytes: int,
         computed: torch.dtype,
     ) -> Tensor:
-        ctx.of_hidden, ctx.computed = hidden_ND.dtype, computed
+        ctx.computed = computed
         hidden_ND, weight, bias = hidden_ND.to(computed), weight_VD.to(computed), _as(computed, bias_V)
         logp_N = hidden_ND.new_empty(len(tokens_N), dtype=_precise(hidden_ND.dtype))
         kept: list[Tensor] = []
@@ -180,8 +180,7 @@ class _ProjectedLogps(torch.autograd.Function):
                 _add_product(by_weight_VD, by_logits.T, hidden)
             if by_bias_V is not None:
                 by_bias_V += by_logits.sum(dim=0, dtype=by_bias_V.dtype)
-        by_weight, by_bias = _as(weight_VD.dtype, by_weight_VD), _as(weight_VD.dtype, by_bias_V)
-        return by_hidden_ND.to(ctx.of_hidden), by_weight, by_bias, None, None, None, None
+        return by_hidden_ND, by_weight_VD, by_bias_V, None, None, None, None
 
 
 def _as(dtype: torch.dtype, found: Tensor | None) -> Tensor | None:

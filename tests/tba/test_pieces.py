@@ -285,6 +285,21 @@ def test_in_single_precision_two_passes_and_one_are_as_far_apart_as_rounding():
         assert float((found[1][name] - wanted).norm()) <= 1e-5 * float(wanted.norm()) + 1e-7, name
 
 
+@pytest.mark.parametrize("little", [False, True])
+@pytest.mark.parametrize("packs", [True, False])
+@pytest.mark.parametrize("name", ["a reference that follows", "ppo", "learned log Z"])
+def test_nothing_is_dropped_whatever_the_model_drops_in_training(name, packs, little):
+    """In the policy, what begins as a copy of it, and layers that are computed again."""
+    drops, found = copy.deepcopy(GPT2), list[Any]()
+    for it in drops.modules():
+        if isinstance(it, nn.Dropout):
+            it.p = 0.5
+    for model in (GPT2, drops):
+        changes = {"training__tokens_per_micro_batch": 17, "training__checkpoint_activations": little}
+        found.append(found_by(make(model=model, packs=packs, **changes, **OBJECTIVES[name]))[0])
+    assert found[0].keys() == found[1].keys() and all(it.equal(found[1][of]) for of, it in found[0].items())
+
+
 class TurnsBack(LlamaForCausalLM):
     """Can be given another attention, and in one layer it has its own."""
 

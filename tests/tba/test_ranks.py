@@ -170,6 +170,7 @@ def test_every_rank_has_the_code_of_a_model_that_brings_its_own(tmp_path):
     save_without_weights(Policy.load(folder, device="cpu", trust_remote_code=True), tmp_path / "told")
     found = without_weights(tmp_path / "told", dtype=torch.float32, trust_remote_code=True)
     assert type(found.model).__name__ == "OwnForCausalLM" and all(it.is_meta for it in found.model.parameters())
+    assert not any(it.training for it in found.model.modules()), "nothing is dropped"
 
 
 OWN_CLASSES = {"AutoConfig": "configuration_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
