@@ -28,8 +28,10 @@ from storage.forks import register
 from storage.retention import give_up
 from storage.run import Run
 from storage.store import LocalStore
+from tba import learner
 from tba.config import parse
 from tba.errors import ConfigError, Damaged, Missing
+from tba.schedules import learning_rate_at
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings
@@ -269,6 +271,34 @@ def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_
         found = audit.audit(run, step)
         assert found.ok and found.tolerance == 0.0
     assert check(run).problems == []
+
+
+def test_steps_that_are_skipped_as_the_reference_is_reset_are_audited_and_gone_on_from(
+    killed: Run, monkeypatch: pytest.MonkeyPatch
+):
+    """It is reset all the same, and the optimizer begins anew with the next step that is taken."""
+    skipped, beta_at = [6, 7, 11], learner.beta_at
+    monkeypatch.setattr(learner, "beta_at", lambda step, of: 1e-300 if step in skipped else beta_at(step, of))
+    changes = {
+        "objective.reference_reset": "5", "objective.reset_optimizer": "true", "sync.checkpoint_every": "3",
+        "sync.keep_checkpoints": "9", "training.weight_decay": "1", "training.learning_rate": "0.01",
+    }  # fmt: skip
+    run = forks.fork(killed, 0, changes, name="skipping", replay=True)
+    assert live(run, "trainer", wiring.run_trainer) == []
+    assert rows(run, "select step from steps where skipped = 1 order by step") == [(step,) for step in skipped]
+    assert rows(run, "select step from steps where loss is null order by step") == [(step,) for step in skipped]
+    away = dict(rows(run, "select step, max(abs(logp - ref_logp)) from draws group by step"))
+    assert max(away[step] for step in (6, 7, 8, 11, 12)) < 1e-4 < min(away[step] for step in (10, 15, 20))
+    found = [audit.audit(run, step) for step in (6, 8, 11, STEPS)]
+    assert all(it.ok and it.tolerance == 0.0 for it in found)
+    assert [it.began_after for it in found] == [0, 6, 6, 18]
+    broken = forks.fork(killed, 0, changes, name="skipping-broken", replay=True)
+    monkeypatch.setattr(learner, "learning_rate_at", lambda step, of: learning_rate_at(step, of) + 0 / (step - 9))
+    assert [str(error) for error in live(broken, "trainer", wiring.run_trainer)] == ["division by zero"]
+    monkeypatch.setattr(learner, "learning_rate_at", learning_rate_at)
+    assert live(broken, "trainer", wiring.run_trainer) == []
+    assert rows(broken, LEDGER) == rows(run, LEDGER) and rows(broken, DRAWS) == rows(run, DRAWS)
+    assert check(run).problems == check(broken).problems == []
 
 
 def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_audited(killed: Run):
