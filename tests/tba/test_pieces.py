@@ -75,6 +75,7 @@ def make(
         "training__groups_per_micro_batch": None,
         "search__responses_per_prompt": K,
         "search__initial_fill": 100,
+        "search__temperature": 0.7,
     }
     config = settings(**{**usual, **changes})
     policy = Policy(copy.deepcopy(model), tiny_tokenizer(), torch.device("cpu"))

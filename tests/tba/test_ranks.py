@@ -46,7 +46,12 @@ OBJECTIVES = [
     },
     {"objective__name": "tba-prime", "training__groups_per_micro_batch": 5, "training__clip_norm": 0.1},
     {"objective__name": "trajectory-balance", "objective__reference_reset": 2, "objective__reset_optimizer": True},
-    {"objective__name": "kimi", "objective__reference_decay": 0.5},
+    {
+        "objective__name": "kimi",
+        "objective__reference_decay": 0.5,
+        "training__groups_per_micro_batch": None,
+        "training__tokens_per_micro_batch": 30,  # less than some groups have
+    },
     {"objective__name": "grpo", "training__groups_per_micro_batch": 2, "objective__normaliser": "tokens"},
 ]
 
