@@ -357,12 +357,16 @@ def test_steps_are_adamw_on_trajectory_balance_however_the_batch_is_cut(tmp_path
         assert {name: record.metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_step_that_is_not_finite_is_skipped_as_if_it_had_not_been(tmp_path, bad):
-    """The optimizer, too, is where it was: at a constant learning rate the others are what they are without it."""
-    trainer, store = make(tmp_path, settings(), rewards={2: bad})
+@pytest.mark.parametrize(
+    ("bad", "changes"),
+    [(math.nan, {}), (math.inf, {}), (-math.inf, {}), (math.nan, {"objective__reference_decay": 0.9})],
+)
+def test_a_step_that_is_not_finite_is_skipped_as_if_it_had_not_been(tmp_path, bad, changes):
+    """The optimizer, too, is where it was, and a reference that follows: at a constant learning rate the others are
+    what they are without it."""
+    trainer, store = make(tmp_path, settings(**changes), rewards={2: bad})
     trainer.run()
-    without, buffer = Learner(settings(), tiny_policy()), Buffer(Journal())
+    without, buffer = Learner(settings(**changes), tiny_policy()), Buffer(Journal())
     for step in (1, *range(3, STEPS + 1)):
         without.learn(step, without.collate(buffer.fetch(buffer.draw(step))))
     assert trainer.learner.snapshot().sha256 == without.snapshot().sha256
@@ -373,6 +377,30 @@ def test_a_step_that_is_not_finite_is_skipped_as_if_it_had_not_been(tmp_path, ba
     for outcome in second.outcomes[:RESPONSES]:
         assert outcome.advantage is None and outcome.logp is not None
     assert trainer.events.kinds == ["step-skipped"]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("broken", ["loss", "grad_norm", "value_grad_norm"])
+def test_one_number_that_is_not_finite_keeps_policy_value_model_and_moments_where_they_are(broken):
+    """Whatever the others are: they are told of."""
+    learner, buffer = Learner(settings(objective__name="ppo"), tiny_policy()), Buffer(Journal())
+    batch, objective = learner.collate(buffer.fetch(buffer.draw(1))), learner.objective
+    learner.learn(1, batch)
+    assert learner.companion
+    before, sha256 = learner.state(step=1, sync=1), learner.snapshot().sha256
+    if broken == "loss":
+        learner.objective = lambda groups, *, beta: (it := objective(groups, beta=beta))._replace(
+            value=it.value + math.inf
+        )
+    else:
+        of = learner.policy.model if broken == "grad_norm" else learner.companion.model
+        next(of.parameters()).register_hook(lambda grad: grad * math.inf)
+    metrics = learner.learn(2, batch).metrics
+    told = {"loss", "grad_norm", "value_grad_norm"} & set(metrics)
+    assert metrics["skipped"] == 1 and told == {"loss", "grad_norm", "value_grad_norm"} - {broken}
+    after = learner.state(step=2, sync=1)
+    assert learner.snapshot().sha256 == sha256 and before.companion and after.companion
+    for kept, now in ((before.optimizer, after.optimizer), (before.companion, after.companion)):
+        assert kept.keys() == now.keys() and all(torch.equal(now[name], it) for name, it in kept.items())
 
 
 @pytest.mark.parametrize("objective", ["trajectory-balance", "ppo"])
