@@ -65,9 +65,11 @@ def test_a_following_reference_begins_as_the_policy():
 
 @pytest.mark.parametrize(("reset_optimizer", "counted"), [(False, 5), (True, 2)])
 def test_the_optimizer_forgets_at_a_reset_if_it_is_told_to(reset_optimizer, counted):
-    config = settings(objective__reference_reset=3, objective__reset_optimizer=reset_optimizer)
-    learner = Learner(config, tiny_policy())
+    """That of a value model, too."""
+    changes = {"objective__reference_reset": 3, "objective__reset_optimizer": reset_optimizer}
+    learner = Learner(settings(objective__name="ppo", **changes), tiny_policy())
     steps_of(learner, 5)
-    assert {
-        float(value) for name, value in learner.state(step=5, sync=3).optimizer.items() if name.endswith(".step")
-    } == {counted}
+    state = learner.state(step=5, sync=3)
+    assert state.companion
+    for found in (state.optimizer, state.companion):
+        assert {float(value) for name, value in found.items() if name.endswith(".step")} == {counted}
