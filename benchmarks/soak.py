@@ -122,7 +122,7 @@ class Soak:
     def start(self) -> None:
         settings = [f"{name}={value}" for name, value in SETTINGS.items()]
         self._spawn(self.command("run", "quickstart", "--name", "soak", "--set", *settings))
-        self._await("first steps", lambda: self._step() >= 20, 300.0)
+        self._await("first steps", lambda: self._step() >= 20, 1200.0)  # it makes the base policy first
 
     def resume(self) -> None:
         self._spawn(self.command("resume", "soak"))
@@ -167,6 +167,16 @@ class Soak:
         except subprocess.TimeoutExpired:
             self.seen.done["did not stop"] += 1
             self.supervisor.kill()
+
+    def abandon(self) -> None:
+        """Nothing of it lives on, however this process ends."""
+        if self.supervisor and self.supervisor.poll() is None:
+            self.supervisor.kill()
+            self.supervisor.wait()
+        with suppress(TBAError):
+            for lease in self.leases():
+                with suppress(ProcessLookupError):
+                    os.killpg(lease.pid, signal.SIGKILL)
 
     # --- what is done to it -------------------------------------------------------------------------------------------
 
@@ -290,6 +300,24 @@ def sound(result: Mapping[str, Any]) -> bool:
     return not (result["problems"] or result["steps missing or doubled"] or result["trajectories doubled"])
 
 
+def disturb(soak: Soak, seconds: float, quiet: float, every: float) -> None:
+    began = time.monotonic()
+    while (left := began + seconds - time.monotonic()) > 0:
+        time.sleep(min(soak.random.expovariate(1 / every), left))
+        soak.disturb(may_kill=left > quiet * seconds)
+
+
+@contextmanager
+def watched(soak: Soak) -> Iterator[None]:
+    watcher = threading.Thread(target=soak.watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        soak.stopping.set()
+        watcher.join()
+
+
 @contextmanager
 def store(folder: Path) -> Iterator[servers.Server]:
     kind = servers.moto if servers.lacking_for_ceph() else servers.ceph
@@ -309,16 +337,13 @@ def main() -> int:
         proxy.operations, proxy.lag = get_args(Operation), 5
         os.environ |= server.environment()
         soak = Soak(f"s3://{servers.BUCKET}/soak", server.environment(), Path(work), proxy, options.seed)
-        soak.start()
-        watcher = threading.Thread(target=soak.watch)
-        watcher.start()
-        began, ends = time.monotonic(), time.monotonic() + 60 * options.minutes
-        while time.monotonic() < ends:
-            time.sleep(min(soak.random.expovariate(1 / options.every), max(0.0, ends - time.monotonic())))
-            soak.disturb(may_kill=time.monotonic() - began < 60 * options.minutes * (1 - options.quiet))
-        soak.end()
-        soak.stopping.set()
-        watcher.join()
+        try:
+            soak.start()
+            with watched(soak):
+                disturb(soak, 60 * options.minutes, options.quiet, options.every)
+                soak.end()
+        finally:
+            soak.abandon()
         result = report(soak, options.minutes, options.quiet, options.seed)
     print(json.dumps(result, indent=1))
     if options.out:
