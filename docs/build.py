@@ -1,6 +1,7 @@
 """The parts of the pages here that follow from the code and from a run.
 
-python -m docs.build            docs/sql.md: what storage/sql/comments.sql says of views and macros
+python -m docs.build            docs/sql.md: what storage/sql/comments.sql says of views and macros;
+                                docs/settings.md and docs/commands.md: what settings and commands say of themselves
 python -m docs.build RUN        docs/queries.md too: every query's answer, from that run
 """
 
@@ -15,11 +16,13 @@ from pathlib import Path
 import duckdb
 
 import storage
+from docs import reference as references
 from storage.run import Run
 
 HERE = Path(__file__).parent
 SQL, QUERIES = HERE / "sql.md", HERE / "queries.md"
-MARK = "<!-- What follows is made by `python -m docs.build` from storage/sql/comments.sql. -->\n"
+SETTINGS, COMMANDS = HERE / "settings.md", HERE / "commands.md"
+MARK = re.compile("<!-- What follows is made by `python -m docs.build` from .* -->\n")
 EXAMPLE = {
     "eligible_at": "0",
     "group_of": "''",
@@ -39,10 +42,21 @@ _QUERY = re.compile(r"```sql\n(?P<query>.*?)```\n(?:\n```\n.*?```\n)?", re.S)
 def main(arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         empty = Run.create(folder, "empty", config={}, sampler_sql="", code_version="")
-        SQL.write_text(SQL.read_text().partition(MARK)[0] + MARK + reference(storage.connect(empty)))
+        write(SQL, reference(storage.connect(empty)))
+    write(SETTINGS, references.settings())
+    write(COMMANDS, references.commands())
     if arguments:
         con = storage.connect(arguments[0])
         QUERIES.write_text(answered(QUERIES.read_text(), lambda query: shown(con, query)))
+
+
+def made(page: Path) -> str:
+    """What of a page is made."""
+    return MARK.split(page.read_text(), maxsplit=1)[1]
+
+
+def write(page: Path, text: str) -> None:
+    page.write_text(page.read_text().removesuffix(made(page)) + text)
 
 
 # --- docs/sql.md ----------------------------------------------------------------------------------------------------

@@ -67,7 +67,9 @@ class ModelConfig:
     path: str = ""
     """A folder, an `s3://` URL or a hub name; empty lets the task make its own small base policy."""
     revision: str = "main"
+    """Of a model of the hub: a branch, a tag or a commit."""
     trust_remote_code: bool = False
+    """Whether a model may bring code of its own, which every role then runs."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the trainer's weights and optimizer."""
     publish_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -184,8 +186,11 @@ class ObjectiveConfig:
     objective; docs/objectives.md has the formulas."""
 
     name: ObjectiveName = "trajectory-balance"
+    """How drawn responses change the policy."""
     beta_start: Beta = 0.05
+    """At step 1."""
     beta_end: Beta = 0.05
+    """From `beta_stop` on. To change a beta that stays as it is, set both."""
     beta_target: Positive = 1
     """The step towards which beta is drawn in a line from `beta_start` to `beta_end`."""
     beta_stop: Positive = 1
@@ -372,9 +377,11 @@ class SearchConfig:
     """How searchers generate."""
 
     searchers: Positive = 1
+    """That generate at once."""
     responses_per_prompt: Positive = 8
     """S: responses per prompt and visit, at least K."""
     prompts_per_round: Positive = 8
+    """What a searcher asks in one pass; what comes of it is one shard."""
     open_rounds: Positive = 1
     """Rounds of a searcher in the making at once, in a row. With more than 1 a shard takes the groups that end first,
     so that a long response holds back its own group, not a shard, and the places of what has ended are filled."""
@@ -384,6 +391,7 @@ class SearchConfig:
     temperature: Temperature = 1.0
     """Of generation, and of every log-probability in the loss."""
     top_p: TopP = 1.0
+    """Of generation: tokens are sampled from the likeliest that have so much probability together; 1 is all."""
     explore_share: Share = 0.0
     """Share of a searcher's rounds at another temperature, and, independently, of those with another `top_p`; the
     paper's is 0.3."""
@@ -392,7 +400,9 @@ class SearchConfig:
     explore_top_p: TopP = 0.7
     """Between this and 1 lies the other `top_p`."""
     max_prompt_tokens: Positive = 512
+    """Prompts that are longer are left out."""
     max_response_tokens: Positive = 512
+    """What has not ended by then is cut off, in search and in evaluations."""
     batch_responses: Positive = 512
     """Responses generated side by side."""
     shuffle: bool = True
@@ -445,6 +455,7 @@ class TrainingConfig:
     """How the trainer steps."""
 
     steps: Positive = 100
+    """Gradient steps of the run."""
     prompts_per_step: Positive = 8
     """B: slots of a batch."""
     responses_per_prompt: Annotated[int, Field(ge=2)] = 8
@@ -469,7 +480,9 @@ class TrainingConfig:
     """AdamW: torch's own, whose kernels are fused on a GPU, and with `adamw-fused` on a CPU too, for other last digits;
     `adamw-8bit` keeps the moments in 8 bits a number, `adamw-on-host` keeps them in main memory and computes there."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    """At its peak."""
     schedule: Literal["constant", "linear", "warmup-stable-decay"] = "constant"
+    """Of the learning rate: as it is, in a line to 0 at the last step, or up, level and down as a cosine."""
     warmup_steps: Count = 0
     """Of any schedule: the learning rate rises in a line to its peak."""
     stable_steps: Count | None = None
@@ -477,9 +490,13 @@ class TrainingConfig:
     decay_steps: Count = 0
     """Of warmup-stable-decay: steps from the peak to 0. A run that ends before them stops on the way down."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Of the first moment; 0 does without."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Of the second moment."""
     adam_eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """Beside the root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Share of a weight that a learning rate of 1 would take away at each step."""
     clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     """Largest gradient norm; 0 leaves gradients alone, as the paper does."""
 
@@ -524,10 +541,12 @@ class SyncConfig:
     checkpoint_every: Positive = 5
     """Syncs between checkpoints."""
     keep_versions: Annotated[int, Field(ge=2)] = 4
+    """The newest; those that are due for evaluation, and the first, stay besides."""
     whole_every: Positive = 1
     """Each so-manyth version is stored whole, those between as their difference from the last that is, where that is
     less than half. Worth it where searchers fetch bfloat16 versions of small learning rates over a network."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
+    """The newest."""
 
 
 @settings
@@ -578,6 +597,7 @@ class LimitsConfig:
     store_deadline: Seconds = 60.0
     """For one request to the object store, retries included."""
     lease_every: Seconds = 2.0
+    """Between two signs of life of a role."""
     silent_after: Seconds = 15.0
     """A role whose lease has not moved for this long is reported, and restarted where that is possible."""
     orphan_after: Seconds = 600.0
@@ -587,6 +607,7 @@ class LimitsConfig:
     max_restarts: Count = 5
     """Of one role within `restart_window`; one more fails the run."""
     restart_window: Seconds = 600.0
+    """For `max_restarts`."""
     skipped_steps: Count = 10
     """Steps in a row, of one life of the trainer, that may update nothing because their loss or gradient is not finite;
     one more fails the run."""
@@ -636,8 +657,12 @@ class StartConfig:
 
 @settings
 class MetricsConfig:
+    """What is told elsewhere; views, `tba watch` and the report need none of it."""
+
     wandb: Literal["off", "offline", "online"] = "off"
+    """Whether curves go to Weights & Biases too: at once, or into files to send later."""
     wandb_project: str = "tba"
+    """Under which name there."""
 
 
 @settings
@@ -645,6 +670,7 @@ class Config:
     """All settings of a run."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of everything random."""
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)

@@ -2,10 +2,12 @@
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from docs import build, reference
 from flows.cli import _changes, build_parser
 from tba.config import Config
 from tba.tasks import OURS, preset_of
@@ -58,6 +60,19 @@ def anchors(page: Path) -> set[str]:
     """Of its headings, as they are made on the web."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(("page", "made"), [(build.SETTINGS, reference.settings), (build.COMMANDS, reference.commands)])
+def test_a_page_that_is_made_says_what_the_code_says(page: Path, made: Callable[[], str]):
+    assert build.made(page) == made(), "python -m docs.build makes it again"
+
+
+def test_every_section_and_setting_says_what_it_is():
+    told = reference.meanings()
+    kinds = {name: type(getattr(Config(), name)).__name__ for name in SECTIONS}
+    settings = {name: told[kinds[name]].keys() - {""} for name in SECTIONS}
+    assert settings == {name: SETTINGS[name].keys() for name in SECTIONS}
+    assert [(name, it) for name in SECTIONS for it, said in told[kinds[name]].items() if not said] == []
 
 
 def test_there_are_commands_to_try():

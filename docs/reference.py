@@ -1,0 +1,168 @@
+"""The reference of settings and commands, from what tba/config.py and the command line say of themselves."""
+
+import argparse
+import ast
+import inspect
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import TypeAdapter
+
+import tba.config
+from flows import cli
+from tba.config import Config
+from tba.presets import PRESETS, preset
+
+_NUMBERS = {"integer": "whole number", "number": "number"}
+_HIDDEN = ("help", "debug")
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def settings() -> str:
+    """Every section with its settings: what each may be, is unless it is set, and means; then what presets set."""
+    schema = TypeAdapter(Config).json_schema()
+    told, defaults = meanings(), Config().to_dict()
+    sections = {name: it for name, it in defaults.items() if isinstance(it, dict)}
+    parts = []
+    for name, fields in sections.items():
+        kind = type(getattr(Config(), name)).__name__
+        properties = schema["$defs"][kind]["properties"]
+        rows = [
+            f"| `{name}.{it}` | {_allowed(properties[it], schema)} | {_value(default)} | {_cell(told[kind][it])} |"
+            for it, default in fields.items()
+        ]
+        about = inspect.cleandoc(told[kind][""]).replace("\n", " ")
+        parts.append(f"## {name}\n\n{about}\n\n" + _table(["setting", "may be", "default", " "], rows))
+    seed = f"`seed`, a {_allowed(schema['properties']['seed'], schema)}, by default 0: {told['Config']['seed']}\n"
+    return "\n" + "\n".join([seed, *parts, _presets(sections)])
+
+
+def meanings() -> dict[str, dict[str, str]]:
+    """By class of settings and field, the docstring below it; of the class itself under the empty name."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(tba.config)).body:
+        if isinstance(node, ast.ClassDef):
+            found[node.name] = dict(_documented(node))
+    return found
+
+
+def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    yield "", ast.get_docstring(node) or ""
+    for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            said = after.value if isinstance(after, ast.Expr) else None
+            yield field.target.id, said.value if isinstance(said, ast.Constant) else ""  # pyright: ignore[reportReturnType]
+
+
+def _allowed(schema: dict[str, Any], whole: dict[str, Any]) -> str:
+    """In words, what a JSON schema lets through."""
+    if "$ref" in schema:
+        return _allowed(whole["$defs"][schema["$ref"].rpartition("/")[2]], whole)
+    if options := schema.get("anyOf"):
+        kinds = [_allowed(it, whole) for it in options if it.get("type") != "null"]
+        return ", ".join(kinds) + (", null" if len(kinds) < len(options) else "")
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{it}`" for it in schema["enum"])
+    match schema.get("type"):
+        case "integer" | "number" as kind:
+            return _NUMBERS[kind] + _bounds(schema)
+        case "boolean":
+            return "`true`, `false`"
+        case "array":
+            inside = schema.get("prefixItems")
+            return f"[{', '.join(['number'] * len(inside))}]" if inside else "list"
+        case "object":
+            return "names with values"
+        case _:
+            return "text"
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum")
+    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    least = f"from {low:g}" if low is not None else f"above {above:g}" if above is not None else ""
+    most = f"to {high:g}" if high is not None and high < 1e6 else f"below {below:g}" if below and below < 1e6 else ""
+    return "".join(f", {it}" if n == 0 else f" {it}" for n, it in enumerate(filter(None, (least, most))))
+
+
+def _presets(sections: dict[str, dict[str, Any]]) -> str:
+    """The settings that differ between presets."""
+    made = {name: preset(name).to_dict() for name in PRESETS}
+    rows = []
+    for section, fields in sections.items():
+        for it, default in fields.items():
+            found = [made[name][section][it] for name in PRESETS]
+            if (section, it) != ("task", "name") and any(value != default for value in found):
+                cells = " | ".join("" if value == default else _value(value) for value in found)
+                rows.append(f"| `{section}.{it}` | {_value(default)} | {cells} |")
+    head = ["setting", "default", *(f"`{name}`" for name in PRESETS)]
+    return "## Presets\n\nWhat a task brings with it, where that is not the default.\n\n" + _table(head, rows)
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "unset"
+    if value in ("", {}, (), []):
+        return "empty"
+    return f"`{value}`" if isinstance(value, str) else f"`{json.dumps(value)}`"
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    """Every command as its own help has it."""
+    return "\n" + "\n".join(_command(name, parser) for name, parser in parsers().items())
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """By command."""
+    (action,) = (it for it in cli.build_parser()._actions if isinstance(it, argparse._SubParsersAction))
+    return dict(action.choices)
+
+
+def _command(name: str, parser: argparse.ArgumentParser) -> str:
+    """Its help, but for the name that stands above."""
+    first, _, about = (parser.description or "").partition("\n\n")
+    actions = [it for it in parser._actions if it.dest not in _HIDDEN and it.help != argparse.SUPPRESS]
+    rows = [f"| `{_named(it)}` | {_cell(_help(it))} |" for it in actions]
+    examples = [line.strip() for line in (parser.epilog or "").splitlines()[1:]]
+    return (
+        f"## tba {name}\n\n{first}\n\n"
+        + (f"{_paragraphs(about)}\n\n" if about else "")
+        + _table(["argument", " "], rows)
+        + "\n```\n"
+        + "".join(f"{it}\n" for it in examples)
+        + "```\n"
+    )
+
+
+def _named(action: argparse.Action) -> str:
+    shown = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
+    shown = f"{shown} …" if action.nargs in ("+", "*") else str(shown)
+    return " ".join(filter(None, (", ".join(action.option_strings), shown)))
+
+
+def _help(action: argparse.Action) -> str:
+    if action.help == cli._RUN:  # which the page says once
+        return "a run" if action.nargs is None else "runs"
+    return (action.help or "").replace("%(default)s", str(action.default))
+
+
+def _paragraphs(text: str) -> str:
+    """As they are, but for lines of a command, which are indented."""
+    lines = [f"\n    {line.strip()}\n" if line.startswith("  ") else line for line in text.splitlines()]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _table(head: list[str], rows: list[str]) -> str:
+    return f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n" + "".join(f"{row}\n" for row in rows)
