@@ -1,0 +1,315 @@
+"""Every command and query that a page gives is run, on one small finished run; or it stands below, with the reason why
+not, and what of it is looked at instead. A page with a command of which neither is true fails."""
+
+import ast
+import io
+import re
+import secrets
+import shlex
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from pathlib import Path
+
+import pytest
+
+import storage
+from flows.cli import build_parser
+from tests.flows.roles import TINY
+from tests.storage.synthetic import make_live_run
+from tests.tba.tiny import tiny_folder
+from tests.test_pages import IDS, PAGES, ROOT
+
+STEPS, CHECKPOINT, VERSION = 12, 8, 6
+WORDS = (
+    "apt-get", "aws", "cd", "docker", "export", "for", "git", "helm", "kubectl", "lm-eval/bin/lm_eval",
+    "lm-eval/bin/pip", "make", "mkdir", "pip", "prefect", "python", "python3", "python3.11", "tba", r"\.venv/bin/\S+",
+    "HF_HUB_OFFLINE=1", r"PYTHONPATH=\S+",
+)  # fmt: skip
+"""With which a command begins, in blocks that do not say what they are."""
+A_BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
+INDENTED = re.compile(r"^    \S.*\n(?:    .*\n)*", re.M)
+BEGINS = re.compile(rf"(?:{'|'.join(WORDS)})(?= |$)")
+ASKS = re.compile(r"(?:select|from|with)\b")
+BACKSLASH = "\\"
+OF_A_SHELL, OF_SQL = ("sh", "console", "bash"), ("sql",)
+
+
+@dataclass(frozen=True)
+class Command:
+    kind: str  # sh, sql or python
+    text: str
+
+
+# --- what pages ask for -----------------------------------------------------------------------------------------------
+
+
+def commands(page: str) -> Iterator[Command]:
+    """In the order in which they stand there."""
+    found = [(it.start(), it[2], _without(it[1], it[3])) for it in A_BLOCK.finditer(page)]
+    others = A_BLOCK.sub(lambda it: re.sub(r"[^\n]", "-", it[0]), page)
+    found += [(it.start(), "", _without("    ", it[0])) for it in INDENTED.finditer(others)]
+    for _, language, block in sorted(found):
+        if language == "python":
+            yield Command("python", block)
+        elif language in OF_SQL or (not language and ASKS.match(block)):
+            yield Command("sql", block.strip())
+        elif language in ("", *OF_A_SHELL):
+            yield from (Command("sh", it) for it in lines(block, language))
+
+
+def _without(indent: str, block: str) -> str:
+    return re.sub(f"^{indent}", "", block, flags=re.M)
+
+
+def lines(block: str, language: str) -> Iterator[str]:
+    """The commands of a block, each as one line. Where prompts are shown, all else is what was answered."""
+    shown = re.search(r"^\$ ", block, re.M)
+    rest = block.splitlines()
+    while rest:
+        line = rest.pop(0)
+        if line.startswith("$ ") if shown else language in OF_A_SHELL or BEGINS.match(line):
+            line = _bare(line.removeprefix("$ "))
+            while line.endswith("\\") or _is_open(line):
+                line = f"{line.removesuffix(BACKSLASH).rstrip()} {_bare(rest.pop(0).strip())}"
+            if line:
+                yield line
+
+
+def _bare(line: str) -> str:
+    """Without what is said beside it: after a #, or far to the right."""
+    for mark in re.finditer(r"(?:^|\s+)#.*|\s{3,}[\w(].*", line):
+        if not _is_open(line[: mark.start()]):
+            return line[: mark.start()].strip()
+    return line.strip()
+
+
+def _is_open(text: str) -> bool:
+    """Whether a quotation mark waits for another."""
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        return "quotation" in str(error)
+    return False
+
+
+# --- running them -----------------------------------------------------------------------------------------------------
+
+
+def is_a_target(words: list[str]) -> None:
+    text = (ROOT / "Makefile").read_text()
+    variables = dict(re.findall(r"^(\w+) +:= (\S+)$", text, re.M))
+    named = re.findall(r"^([\w./$()-]+):", text, re.M)
+    known = [re.sub(r"\$\((\w+)\)", lambda it: variables.get(it[1], ""), it) for it in named]
+    asked = takewhile(lambda it: "=" not in it, words[words.index("make") + 1 :])
+    assert [it for it in asked if it not in known] == []
+
+
+def has_its_files(words: list[str]) -> None:
+    files = [file for flag, file in pairwise(words) if flag in ("-r", "-c")]
+    assert [it for it in files if not (ROOT / it).exists()] == []
+
+
+def has_its_options(words: list[str]) -> None:
+    """A module of ours, whose parser knows each."""
+    source = (ROOT / f"{words[2].replace('.', '/')}.py").read_text()
+    assert [it for it in words[3:] if it.startswith("--") and f'"{it}"' not in source] == []
+
+
+def is_a_deployment(words: list[str]) -> None:
+    """Of ours, with parameters that its flow takes."""
+    flow, _, name = words[3].partition("/")
+    assert f"<<: *{flow}, name: {name}" in (ROOT / "prefect.yaml").read_text()
+    module = {"tba": "tba", "compact": "upkeep"}[flow]
+    defined = ast.parse((ROOT / f"flows/{module}.py").read_text()).body
+    (function,) = (it for it in defined if isinstance(it, ast.FunctionDef) and it.name == flow)
+    given = {it.partition("=")[0] for flag, it in pairwise(words) if flag == "--param"}
+    assert given <= {it.arg for it in (*function.args.args, *function.args.kwonlyargs)}
+
+
+@dataclass(frozen=True)
+class Excuse:
+    """Why a command is not run here, and what is looked at instead."""
+
+    begins: str  # a pattern
+    reason: str
+    look: Callable[[list[str]], None] = lambda words: None
+
+
+EXCUSES = [
+    Excuse("make |PYTHONPATH=.* make ", "it installs, or takes minutes to days", is_a_target),
+    Excuse("python -m benchmarks", "it measures for minutes to days, and writes into the repository", has_its_options),
+    Excuse("python -m flows.stack", "tests/flows/test_stack.py starts one", has_its_options),
+    Excuse("prefect deployment run", "tests/flows run deployments on a server of their own", is_a_deployment),
+    Excuse("prefect (worker start|--no-prompt deploy)|for pool in .* prefect work-pool create", "as above"),
+    Excuse(r"(\S*python3? -m |\S*)pip (install|download)", "it reaches a registry", has_its_files),
+    Excuse(r"python\S* -m venv", "it takes seconds, and is not ours"),
+    Excuse("(HF_HUB_OFFLINE=1 )?lm-eval/bin/lm_eval", "lm-eval has an environment of its own, and needs the hub"),
+    Excuse(r"tba sql \S+$", "it asks, and waits for answers: tests/flows/test_sql.py"),
+    Excuse("export ", "it names places that are not here"),
+    Excuse("tba export .* --adapter", "this run has no adapters: tests/flows/test_lora.py"),
+    Excuse("tba run verifiers", "the library is an extra: tests/flows/test_verifiers.py"),
+    Excuse("tba run .* search.prompts_from", "the run has prompts of another task: tests/storage/test_difficulty.py"),
+]
+"""A command of ours is still read by its own parser; tests/test_pages.py has its settings checked."""
+CODE = [
+    Excuse('"""Add two numbers', "tests/flows/test_task_from_outside.py trains on it"),
+    Excuse("from tba.config import parse_options", "a part of it; tests/tba/test_config.py parses options of tasks"),
+    Excuse(r"\s*def (reply|step_ends)", "methods of a task: tests/flows/test_turns.py, tests/tba/test_steps.py"),
+    Excuse("import re\n\nimport verifiers", "the library is an extra: tests/flows/test_verifiers.py"),
+    Excuse("import random\n", "tests/flows/test_redteam.py runs it"),
+]
+"""Likewise, of code in Python."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a finished run, `first`, made by the quickstart's command with real roles, and of one that lives."""
+    root = tmp_path_factory.mktemp("root")
+    settings = {"model.path": tiny_folder(tmp_path_factory.mktemp("models") / "policy"), **TINY, "evaluation.every": 3}
+    changes = [f"{key}={value}" for key, value in settings.items()]
+    tba = [sys.executable, "-m", "flows.cli", "run", "quickstart", "--name", "first", "--root", root, "--set", *changes]
+    done = subprocess.run([*tba, "--steps", str(STEPS)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    make_live_run(str(root))
+    return root
+
+
+@pytest.fixture
+def place(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where the commands of a page are run, with the files that they read."""
+    for name, value in {"TBA_ROOT": root, "TBA_CACHE": tmp_path / "cache", "COLUMNS": "100"}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.chdir(tmp_path)
+    Path("question.sql").write_text("from steps")
+    Path("responses.jsonl").write_text('{"response": "It is 4.", "answer": "4"}\n')
+    for name in ("posts", "held-out"):
+        Path(f"{name}.jsonl").write_text('{"query": "A post.\\nTL;DR:", "reference_response": " Short."}\n')
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_the_commands_of_a_page_can_be_run(page: Path, root: Path, place: Path):
+    for name, code in re.findall(r"in a file `(\w+\.py)`:\n\n```python\n(.*?)```", page.read_text(), re.S):
+        Path(name).write_text(code)
+    with storage.connect(f"{root}/runs/first") as con:
+        for command in commands(page.read_text()):
+            match command.kind:
+                case "sql":
+                    con.execute(command.text).fetchall()
+                case "python":
+                    run_code(command.text, root)
+                case _:
+                    run(command.text, root)
+
+
+def run(text: str, root: Path) -> None:
+    """A command in this process, or its excuse."""
+    words = shlex.split(text)
+    arguments = list(takewhile(lambda it: it != ">", words[1:]))
+    options = build_parser().parse_args(arguments) if words[0] == "tba" else None
+    excuse = next((it for it in EXCUSES if re.match(it.begins, text)), None)
+    if excuse:
+        excuse.look(words)
+    elif words[0] == "mkdir":
+        Path(words[-1]).mkdir()
+    else:
+        assert options, f"neither run here nor excused: {text}"
+        fit(options, root)
+        with redirect_stdout(io.StringIO()) as said:
+            assert options.command(options) == 0, f"{text}: {said.getvalue()}"
+        if ">" in words:
+            Path(words[-1]).write_text(said.getvalue())
+
+
+def run_code(text: str, root: Path) -> None:
+    """Code, or its excuse."""
+    if not any(re.match(it.begins, text) for it in CODE):
+        for there, here in (("tba-runs/runs/NAME", "first"), ("s3://bucket/prefix/runs/first", "live")):
+            text = text.replace(there, f"{root}/runs/{here}")
+        with redirect_stdout(io.StringIO()):
+            exec(compile(text, "a page", "exec"), {"__name__": "a_page"})
+
+
+def fit(options: Namespace, root: Path) -> None:
+    """A command of some page to the run that is here: names, numbers, and what would take long."""
+    here = vars(options)
+    match options.command.__name__:
+        case "run_command":
+            here.update(dry_run=True, root="runs")
+        case "fork_command":
+            here.update(no_start=True, name=f"fork-{secrets.token_hex(4)}", step=min(options.step, CHECKPOINT))
+        case "watch_command":
+            here.update(once=True)
+        case "scale_command":
+            here.update(run="live")
+        case "audit_command":
+            here.update(step=STEPS)
+        case "export_command" if options.query:
+            here.update(run="live")  # where something is right
+        case "export_command" if options.version:
+            here.update(version=VERSION)
+        case "runs_command":
+            here.update(root=str(root))
+        case _:
+            pass
+    names = here.get("run", ())
+    if isinstance(names, str):
+        here.update(run=names if (root / "runs" / names).exists() else "first")
+    elif names:
+        here.update(run=["first", "live"][: len(names)])
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "```sh\nrm -r tba-runs\n```",
+        "    tba shrink RUN\n",
+        "```\ntba report RUN --colour\n```",
+        "```sh\nmake coffee\n```",
+    ],
+)
+def test_a_command_that_is_neither_run_nor_excused_fails(block: str, root: Path):
+    with pytest.raises((AssertionError, SystemExit)):
+        for command in commands(f"# A page\n\n{block}\n"):
+            run(command.text, root)
+
+
+def test_commands_are_found_wherever_they_stand():
+    page = """# A page
+
+```
+$ tba check RUN
+all is well
+$ tba sql RUN "select 1,
+               2"
+1 2
+```
+
+    tba stop RUN        what it's for
+    tba run quickstart \\
+      --steps 10   # so many
+
+```sql
+from steps
+```
+
+```
+tba/    a folder
+```
+"""
+    assert [it.text for it in commands(page)] == [
+        "tba check RUN", 'tba sql RUN "select 1, 2"', "tba stop RUN", "tba run quickstart --steps 10", "from steps",
+    ]  # fmt: skip
+
+
+def test_every_excuse_is_needed():
+    asked = [it.text for page in PAGES for it in commands(page.read_text())]
+    assert [it.begins for it in (*EXCUSES, *CODE) if not any(re.match(it.begins, text) for text in asked)] == []
