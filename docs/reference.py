@@ -36,7 +36,7 @@ def settings() -> str:
         ]
         about = inspect.cleandoc(told[kind][""]).replace("\n", " ")
         parts.append(f"## {name}\n\n{about}\n\n" + _table(["setting", "may be", "default", " "], rows))
-    seed = f"`seed`, a {_allowed(schema['properties']['seed'], schema)}, by default 0: {told['Config']['seed']}\n"
+    seed = f"`seed`, by default {defaults['seed']}: of everything random.\n"
     return "\n" + "\n".join([seed, *parts, _presets(sections)])
 
 

@@ -189,6 +189,8 @@ def place(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("question.sql").write_text("from steps")
     Path("responses.jsonl").write_text('{"response": "It is 4.", "answer": "4"}\n')
+    for name in ("train", "test"):
+        Path(f"{name}.jsonl").write_text('{"question": "What is 2 + 2?", "answer": "It is 4.\\n#### 4"}\n')
     for name in ("posts", "held-out"):
         Path(f"{name}.jsonl").write_text('{"query": "A post.\\nTL;DR:", "reference_response": " Short."}\n')
     return tmp_path
