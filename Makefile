@@ -6,8 +6,9 @@ TRL    := .tba/trl
 VLLM   := .tba/vllm
 AUDIT  := .tba/audit
 FUZZ   := .tba/fuzz
+DOCS   := .tba/docs
 
-.PHONY: help install run test test-vllm gpu-check check audit fuzz bench science clean
+.PHONY: help install run test test-vllm gpu-check check audit fuzz docs bench science clean
 
 help:
 	@echo "make run      a new machine to a finished quickstart run"
@@ -17,6 +18,7 @@ help:
 	@echo "make check    style, types and boundaries, and the audit"
 	@echo "make audit    known vulnerabilities of what is installed, where PyPI's advisories can be reached"
 	@echo "make fuzz     look for bytes that a reader of what is stored cannot take, a minute for each kind of object"
+	@echo "make docs     these pages as a site, in build/site"
 	@echo "make bench    speed, storage and kills, as benchmarks/README.md shows them, measured again (hours)"
 	@echo "make science  the studies that docs/results tells of, but for runs that their CSVs have (many hours)"
 	@echo "make install  the environment alone ($(VENV))"
@@ -74,6 +76,15 @@ $(FUZZ)/.installed: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(FUZZ) atheris==3.0.0
 	@touch $@
 
+docs: $(DOCS)/.installed
+	PYTHONPATH=$(DOCS) $(BIN)/python -m docs.site
+
+$(DOCS)/.installed: requirements-docs.txt $(VENV)/.installed
+	rm -rf $(DOCS) && mkdir -p $(DOCS)
+	grep -vxF -f requirements-cpu.txt $< > $(DOCS)/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(DOCS) -r $(DOCS)/requirements.txt
+	@touch $@
+
 bench: install
 	$(BIN)/python -m benchmarks.generation
 	$(BIN)/python -m benchmarks.scoring
@@ -93,4 +104,4 @@ $(TRL)/.installed: benchmarks/science/requirements-trl.txt $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(TRL) $(VLLM) $(AUDIT) $(FUZZ) .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf $(VENV) $(TRL) $(VLLM) $(AUDIT) $(FUZZ) $(DOCS) build .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -1,0 +1,122 @@
+"""The documentation as a site: the pages as they lie here, with README.md as its first and benchmarks/README.md beside.
+
+python -m docs.site [FOLDER]    builds it, by default in build/site; every warning is an error
+
+Pages are written for reading in the repository. For the site copies of them are made, in which links lead to where
+things lie there: to another page; to a picture, or rows, copied beside it; and to a page with the text of any other
+file. Diagrams become part of their page, so that they take its colours. requirements-docs.txt is what builds it.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+SETTINGS = HERE / "site.yml"
+STYLE = ("site.css", "iframe-worker.js")
+MOVED = {"README.md": "index.md", "benchmarks/README.md": "benchmarks.md", "docs/results/README.md": "results/index.md"}
+_FENCED = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
+_LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
+_NAMED = re.compile(r"\[[\w/-]+\.md\]\(((?!\w+:)[^)\s#]+\.md)\)")
+_DIAGRAM = re.compile(r"^!\[([^\]]*)\]\(([^)\s]*diagrams/[\w-]+\.svg)\)$", re.M)
+_COMMANDS = re.compile(r"\A( *)```\n(?=\1(\$ )?(?:tba|python3?|pip|make|prefect|export|for|kubectl|docker|helm|git) )")
+
+
+def main(arguments: list[str]) -> None:
+    out = Path(arguments[0] if arguments else ROOT / "build/site").resolve()
+    copies = out.with_name(f"{out.name}-pages")
+    stage(copies)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", copies / "mkdocs.yml"]
+    quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run([*command, "--site-dir", out], env=quiet, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    print(out / "index.html")
+
+
+def stage(folder: Path) -> None:
+    """What the site is built from: copies of pages, pictures and rows; settings with what there is of the nav."""
+    shutil.rmtree(folder, ignore_errors=True)
+    copies = folder / "docs"
+    for source in pages():
+        write(copies / place(source), copied(source, copies))
+    for path in [*HERE.rglob("*.svg"), *(HERE / "results").glob("*.csv"), *(ROOT / "benchmarks/results").glob("*.svg")]:
+        write(copies / place(name_of(path)), path.read_text())
+    for name in STYLE:
+        write(copies / name, (HERE / name).read_text())
+    lines = SETTINGS.read_text().splitlines(keepends=True)
+    write(folder / "mkdocs.yml", "".join(it for it in lines if is_there(it, copies)))
+
+
+def pages() -> list[str]:
+    """By their names in the repository."""
+    return ["README.md", "benchmarks/README.md", *(name_of(page) for page in sorted(HERE.rglob("*.md")))]
+
+
+def place(name: str) -> str:
+    """Where the site has a file of the repository."""
+    return MOVED.get(name, name.removeprefix("docs/"))
+
+
+def is_there(line: str, copies: Path) -> bool:
+    """Whether a line of the settings names no page, or one that is there."""
+    named = re.search(r"^ +- (?:.*: )?([\w/-]+\.md)$", line.rstrip())
+    return named is None or (copies / named[1]).exists()
+
+
+def copied(source: str, copies: Path) -> str:
+    """A page as the site has it."""
+    page = (ROOT / source).read_text()
+    page = _DIAGRAM.sub(lambda found: drawn(source, found[2]), page)
+    parts, last = [], 0
+    for block in _FENCED.finditer(page):
+        parts += [linked(page[last : block.start()], source, copies), coloured(block[0])]
+        last = block.end()
+    return "".join([*parts, linked(page[last:], source, copies)])
+
+
+def linked(text: str, source: str, copies: Path) -> str:
+    """With links as they lead there; those that are named by a page's file get the name of the page."""
+    text = _NAMED.sub(lambda found: f"[{title(source, found[1])}]({found[1]})", text)
+    return _LINK.sub(lambda found: f"]({target(found[1], source, copies)}{found[2] or ''})", text)
+
+
+def title(source: str, link: str) -> str:
+    return (ROOT / source / ".." / link).resolve().read_text().partition("\n")[0].removeprefix("# ")
+
+
+def target(link: str, source: str, copies: Path) -> str:
+    """A link of a page, as it leads from where the site has that page."""
+    name = name_of(ROOT / source / ".." / link)
+    if name not in pages() and PurePosixPath(name).suffix not in (".svg", ".csv"):
+        path = ROOT / name
+        name = f"docs/files/{name}.md"
+        write(copies / place(name), f"# {path.name}\n\n```{path.suffix[1:]}\n{path.read_text()}```\n")
+    return os.path.relpath(place(name), PurePosixPath(place(source)).parent)
+
+
+def drawn(source: str, link: str) -> str:
+    """A diagram, as part of a page."""
+    return f'<figure class="diagram">\n{(ROOT / source / ".." / link).resolve().read_text().strip()}\n</figure>'
+
+
+def coloured(block: str) -> str:
+    """A block that does not say what it is, and begins with a command, as one for a shell."""
+    return _COMMANDS.sub(lambda found: f"{found[1]}```{'console' if found[2] else 'sh'}\n", block)
+
+
+def name_of(path: Path) -> str:
+    return Path(os.path.normpath(path)).relative_to(ROOT).as_posix()
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
