@@ -4,6 +4,7 @@ import argparse
 import ast
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +35,7 @@ def settings() -> str:
             f"| `{name}.{it}` | {_allowed(properties[it], schema)} | {_value(default)} | {_cell(told[kind][it])} |"
             for it, default in fields.items()
         ]
-        about = inspect.cleandoc(told[kind][""]).replace("\n", " ")
+        about = _cell(told[kind][""])
         parts.append(f"## {name}\n\n{about}\n\n" + _table(["setting", "may be", "default", " "], rows))
     seed = f"`seed`, by default {defaults['seed']}: of everything random.\n"
     return "\n" + "\n".join([seed, *parts, _presets(sections)])
@@ -161,7 +162,8 @@ def _paragraphs(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    """In one line, with links to the pages that it names."""
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", " ".join(text.split()).replace("|", "\\|"))
 
 
 def _table(head: list[str], rows: list[str]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import build, reference
+from docs import build, reference, site
 from flows.cli import _changes, build_parser
 from tba.config import Config
 from tba.tasks import OURS, preset_of
@@ -18,6 +18,7 @@ IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 SETTINGS = Config().to_dict()
 SECTIONS = [name for name, section in SETTINGS.items() if isinstance(section, dict)]
 A_SETTING = re.compile(rf"(?<![\w./-])({'|'.join(SECTIONS)})\.([a-z][a-z0-9_]*)")
+IN_WORDS = re.compile(r"`(tba [^`]+)`")
 A_COMMAND = re.compile(r"`(tba (?:run|fork) [^`]+)`|^(?:    )?(tba (?:run|fork) (?:.*\\\n)*.*)$", re.MULTILINE)
 FORKED = "quickstart"  # whose run the pages fork
 
@@ -43,6 +44,27 @@ def test_a_command_of_a_page_has_settings_that_can_be_had_together(command: str)
     steps = getattr(options, "steps", None)
     if task in OURS:
         preset_of(task).replace({**_changes(options), **({"training.steps": steps} if steps else {})})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_a_command_in_a_sentence_is_one(page: Path):
+    """With the options that it has; but for those that stand for any, or leave out what they are given."""
+    for command in IN_WORDS.findall(page.read_text()):
+        name, *arguments = shlex.split(command)[1:]
+        known = reference.parsers()
+        if name in known:
+            options = {it for action in known[name]._actions for it in action.option_strings}
+            assert [it for it in arguments if it.startswith("-") and it.strip("[]") not in options] == [], command
+        else:
+            assert name.isupper() or "/" in name, command
+
+
+def test_the_site_leads_to_every_page():
+    """And to none that is not there, but for one that may come."""
+    nav = (ROOT / "docs/site.yml").read_text().partition("\nnav:\n")[2]
+    named = re.findall(r"^ +- (?:.*: )?(\S+\.md)$", nav, flags=re.MULTILINE)
+    assert sorted({*named} - {"kubernetes.md"}) == sorted({site.place(it) for it in site.pages()} - {"kubernetes.md"})
+    assert len(named) == len({*named})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
