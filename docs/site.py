@@ -4,7 +4,8 @@ python -m docs.site [FOLDER]    builds it, by default in build/site; every warni
 
 Pages are written for reading in the repository. For the site copies of them are made, in which links lead to where
 things lie there: to another page; to a picture, or rows, copied beside it; and to a page with the text of any other
-file. Diagrams become part of their page, so that they take its colours. requirements-docs.txt is what builds it.
+file, or of those of a folder. Diagrams become part of their page, so that they take its colours. What it is built with
+is in requirements-docs.txt.
 """
 
 import os
@@ -95,8 +96,15 @@ def target(link: str, source: str, copies: Path) -> str:
     if name not in pages() and PurePosixPath(name).suffix not in (".svg", ".csv"):
         path = ROOT / name
         name = f"docs/files/{name}.md"
-        write(copies / place(name), f"# {path.name}\n\n```{path.suffix[1:]}\n{path.read_text()}```\n")
+        write(copies / place(name), f"# {path.name}\n\n{told(path)}")
     return os.path.relpath(place(name), PurePosixPath(place(source)).parent)
+
+
+def told(path: Path) -> str:
+    """A file that is no page, or those of a folder, as they are."""
+    if path.is_dir():
+        return "".join(f"## {it.relative_to(path)}\n\n{told(it)}" for it in sorted(path.rglob("*")) if it.is_file())
+    return f"````{path.suffix[1:]}\n{path.read_text()}````\n\n"
 
 
 def drawn(source: str, link: str) -> str:

@@ -26,9 +26,9 @@ from tests.test_pages import IDS, PAGES, ROOT
 
 STEPS, CHECKPOINT, VERSION = 12, 8, 6
 WORDS = (
-    "apt-get", "aws", "cd", "docker", "export", "for", "git", "helm", "kubectl", "lm-eval/bin/lm_eval",
-    "lm-eval/bin/pip", "make", "mkdir", "pip", "prefect", "python", "python3", "python3.11", "tba", r"\.venv/bin/\S+",
-    "HF_HUB_OFFLINE=1", r"PYTHONPATH=\S+",
+    "apt-get", "aws", "cd", "docker", "export", "for", "git", "helm", "kind", "kubectl", "lm-eval/bin/lm_eval",
+    "lm-eval/bin/pip", "make", "minikube", "mkdir", "pip", "prefect", "python", "python3", "python3.11", "tba",
+    r"\.venv/bin/\S+", "HF_HUB_OFFLINE=1", r"PYTHONPATH=\S+",
 )  # fmt: skip
 """With which a command begins, in blocks that do not say what they are."""
 A_BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
@@ -155,6 +155,8 @@ EXCUSES = [
     Excuse("tba run verifiers", "the library is an extra: tests/flows/test_verifiers.py"),
     Excuse("tba run .* search.prompts_from", "the run has prompts of another task: tests/storage/test_difficulty.py"),
 ]
+if (ROOT / "docs/kubernetes.md").exists():
+    EXCUSES.append(Excuse("(kubectl|helm|docker|kind|minikube) ", "it changes a machine or a cluster"))
 """A command of ours is still read by its own parser; tests/test_pages.py has its settings checked."""
 CODE = [
     Excuse('"""Add two numbers', "tests/flows/test_task_from_outside.py trains on it"),
@@ -197,6 +199,7 @@ def place(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
 def test_the_commands_of_a_page_can_be_run(page: Path, root: Path, place: Path):
     for name, code in re.findall(r"in a file `(\w+\.py)`:\n\n```python\n(.*?)```", page.read_text(), re.S):

@@ -141,5 +141,7 @@ def test_diagrams_are_part_of_their_page(copies: Path):
     assert drawn >= len(list((site.HERE / "diagrams").glob("*.svg")))
 
 
-def test_a_file_that_is_no_page_can_be_read_too(copies: Path):
+def test_a_file_or_folder_that_is_no_page_can_be_read_too(copies: Path):
     assert "victims.py" in (copies / "files/benchmarks/science/victims.py.md").read_text()
+    assert site.target("../flows", "docs/sql.md", copies) == "files/flows.md"
+    assert "## cli.py\n\n````py\n" in (copies / "files/flows.md").read_text()
