@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 SETTINGS = HERE / "site.yml"
-STYLE = ("site.css", "iframe-worker.js")
+AS_THEY_ARE = (".svg", ".png", ".csv", ".css", ".js")
 MOVED = {"README.md": "index.md", "benchmarks/README.md": "benchmarks.md", "docs/results/README.md": "results/index.md"}
 _FENCED = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
@@ -45,10 +45,11 @@ def stage(folder: Path) -> None:
     copies = folder / "docs"
     for source in pages():
         write(copies / place(source), copied(source, copies))
-    for path in [*HERE.rglob("*.svg"), *(HERE / "results").glob("*.csv"), *(ROOT / "benchmarks/results").glob("*.svg")]:
-        write(copies / place(name_of(path)), path.read_text())
-    for name in STYLE:
-        write(copies / name, (HERE / name).read_text())
+    for path in [*HERE.rglob("*"), *(ROOT / "benchmarks/results").iterdir()]:
+        if path.suffix in AS_THEY_ARE:
+            copy = copies / place(name_of(path))
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
     lines = SETTINGS.read_text().splitlines(keepends=True)
     write(folder / "mkdocs.yml", "".join(it for it in lines if is_there(it, copies)))
 
@@ -93,7 +94,7 @@ def title(source: str, link: str) -> str:
 def target(link: str, source: str, copies: Path) -> str:
     """A link of a page, as it leads from where the site has that page."""
     name = name_of(ROOT / source / ".." / link)
-    if name not in pages() and PurePosixPath(name).suffix not in (".svg", ".csv"):
+    if name not in pages() and PurePosixPath(name).suffix not in AS_THEY_ARE:
         path = ROOT / name
         name = f"docs/files/{name}.md"
         write(copies / place(name), f"# {path.name}\n\n{told(path)}")
@@ -103,7 +104,8 @@ def target(link: str, source: str, copies: Path) -> str:
 def told(path: Path) -> str:
     """A file that is no page, or those of a folder, as they are."""
     if path.is_dir():
-        return "".join(f"## {it.relative_to(path)}\n\n{told(it)}" for it in sorted(path.rglob("*")) if it.is_file())
+        files = [it for it in sorted(path.rglob("*")) if it.is_file() and it.suffix != ".pyc"]
+        return "".join(f"## {it.relative_to(path)}\n\n{told(it)}" for it in files)
     return f"````{path.suffix[1:]}\n{path.read_text()}````\n\n"
 
 
