@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from tba.errors import ConfigError, Damaged
 
@@ -73,8 +74,9 @@ class Adapter:
                 )
 
     def _check_layers(self, model: PreTrainedModel) -> None:
+        """ConfigError where peft has adapted what is none: embeddings, or weights of experts, several in one tensor."""
         for name, layer in adapted(model).items():
-            if _NAME not in layer.lora_A or layer is model.get_output_embeddings():
+            if not isinstance(layer.get_base_layer(), nn.Linear | Conv1D) or layer is model.get_output_embeddings():
                 raise ConfigError(
                     f"model.lora_targets: linear layers inside the model can be adapted, got {self.targets!r}, which "
                     f"names {name}"

@@ -25,6 +25,7 @@ from tba.policy import Policy, PolicyScorer
 from tba.presets import preset
 from tba.reference import MovingReference
 from tba.types import Prompt, Version
+from tests.tba.families import FAMILIES, family_folder
 from tests.tba.tiny import tiny_folder, tiny_tokenizer
 
 RANK, ALPHA = 3, 12.0
@@ -175,6 +176,16 @@ def test_an_adapter_of_another_shape_or_a_broken_one_is_damaged(base, tmp_path):
 def test_layers_that_cannot_be_adapted_are_refused(base, targets):
     with pytest.raises(ConfigError, match=f"model.lora_targets: .*{targets}"):
         fresh(base, targets=targets)
+
+
+@pytest.mark.filterwarnings("ignore:The following")
+@pytest.mark.parametrize("family", ["mixtral", "qwen3, experts"])
+def test_weights_of_experts_are_no_linear_layers(tmp_path, family):
+    """peft adapts them too, in a form that neither it nor vLLM reads again."""
+    folder = family_folder(tmp_path, FAMILIES[family])
+    with pytest.raises(ConfigError, match=r"model.lora_targets: .* got 'all-linear', which names .*\.mlp\."):
+        fresh(folder)
+    assert len(adapted(fresh(folder, targets="q_proj,v_proj").model)) == 4
 
 
 @pytest.mark.parametrize("targets", ["q_proj,v_prj", "q_proj,", "v_proj,proj", "q_proj,lin.v_proj"])
