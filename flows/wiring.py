@@ -16,7 +16,7 @@ from flows.engines import evaluation_sampling, open_generator, search_sampling
 from flows.ranks import leading
 from flows.reader import Reader
 from storage.attempts import claim_attempt
-from storage.cache import cache_folder, shared_copy
+from storage.cache import shared_copy
 from storage.checkpoints import Checkpoints
 from storage.difficulty import ask
 from storage.evaluations import Evaluations
@@ -50,6 +50,8 @@ from tba.types import Prompt, Version
 
 MODEL_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".py")
 """What is fetched of a model's folder: weights as safetensors only, whatever else tokenizers and models are made of."""
+
+_BASES = 1000  # policies made by tasks that stay in the cache: without its base an adapter is of no use
 
 STARTING = 120.0  # seconds that the trainer's reader has for an answer at least: it may have to start first
 
@@ -269,13 +271,13 @@ def _base_of(run: Run, config: Config, tell: Tell) -> str | Path:
         return _model_at("model.path", path, run, config, tell)
     task = policy_maker(get_task(config.task))
     recipe = f"{task.recipe()}:{config.seed}"
-    folder = cache_folder("base-policies") / sha256(recipe.encode()).hexdigest()[:16]
-    if not folder.exists():
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
-            made = Path(making) / "policy"
-            task.base_policy(made, seed=config.seed, report=lambda what, share: tell(what, share=share))
-            made.rename(folder)
-    return folder
+
+    def make(folder: Path) -> None:
+        task.base_policy(folder, seed=config.seed, report=lambda what, share: tell(what, share=share))
+
+    name = sha256(recipe.encode()).hexdigest()[:16]
+    patience = config.limits.data_deadline
+    return shared_copy("base-policies", name, whole=Path.is_dir, make=make, keep=_BASES, deadline=patience)
 
 
 def _model_at(setting: str, place: str, run: Run, config: Config, tell: Tell) -> str | Path:

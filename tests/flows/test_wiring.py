@@ -1,5 +1,7 @@
 """What the settings say reaches what is assembled from them."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from storage.run import Run
 from tba.config import parse
 from tba.errors import ConfigError
 from tba.presets import preset
+from tba.tasks.quickstart import Quickstart
 from tba.types import Prompt
 
 
@@ -49,3 +52,21 @@ def test_a_first_fill_that_so_few_prompts_cannot_give_is_refused():
     with pytest.raises(ConfigError, match=r"search\.rounds_per_version: with 5 prompts 2 round\(s\) of each .* 448 "):
         wiring.check_fill(more, prompts)
     wiring.check_fill(more.replace({"search.rounds_per_version": None}), prompts)
+
+
+def test_a_base_that_several_roles_ask_for_at_once_is_made_by_one_of_them(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    made = list[Path]()
+
+    def base_policy(self: Quickstart, folder: Path, **_: object) -> None:
+        made.append(folder)
+        time.sleep(0.2)
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr(Quickstart, "base_policy", base_policy)
+    run = plan.start(preset("quickstart"), str(tmp_path), "first")
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(wiring._base_of, run, parse(run.config), lambda status, **progress: None) for _ in "123"]
+        folders = {it.result() for it in asked}
+    assert len(made) == 1 and [it.name for folder in folders for it in Path(folder).iterdir()] == ["config.json"]
