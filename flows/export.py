@@ -72,7 +72,10 @@ def _fetch(run: Run, version: Version, into: Path) -> None:
 
 
 def _merge(run: Run, config: Config, version: Version, into: Path) -> None:
+    use_threads(config.model.threads)
+    from transformers.utils import logging
+
     from flows import wiring
 
-    use_threads(config.model.threads)
-    wiring.load_merged(run, config, version).snapshot().save(into)
+    logging.disable_progress_bar()
+    wiring.load_merged(run, config, version).save(into)

@@ -5,7 +5,6 @@ import json
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from numbers import Integral
@@ -39,7 +38,7 @@ from tba.first_policy import check_first_policy
 from tba.generation import TransformersGenerator
 from tba.interfaces import Measures, ReadsFields, Task, UsesModels
 from tba.places import check_place
-from tba.policy import Policy, PolicyScorer
+from tba.policy import Policy, PolicyScorer, Snapshot
 from tba.pretrained import local_folder
 from tba.prompts import PromptStream
 from tba.searcher import Searcher, await_reference
@@ -205,12 +204,12 @@ def load_policy(config: Config, adapter: Adapter | None, path: str | Path | None
     return Policy.load(path, revision=model.revision, **options)
 
 
-def load_merged(run: Run, config: Config, version: Version) -> Policy:
-    """A version that is an adapter, as a plain model in main memory."""
+def load_merged(run: Run, config: Config, version: Version) -> Snapshot:
+    """A version that is an adapter, as a plain model in main memory, of which there is no other copy."""
     config = config.replace({"model.device": "cpu"})
     policy = load_policy(config, find_adapter(run, config), Versions(run).load(version))
     merge(policy.model)
-    return replace(policy, adapter=None)
+    return Snapshot(policy.model, policy.tokenizer)
 
 
 def find_adapter(run: Run, config: Config, tell: Tell = lambda status, **progress: None) -> Adapter | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 import storage
 from flows import audit, forks, plan, wiring
@@ -93,11 +94,14 @@ def test_another_base_is_refused(finished, tmp_path):
             load()
 
 
-def test_what_is_exported_computes_what_base_and_adapter_do(finished, tmp_path):
+def test_what_is_exported_computes_what_base_and_adapter_do(finished, tmp_path, capfd):
     config, last = parse(finished.config), max(Versions(finished).complete(), key=lambda it: it.order)
     adapter = wiring.find_adapter(finished, config)
     policy = wiring.load_policy(config, adapter, Versions(finished).load(last))
+    logging.enable_progress_bar()
+    capfd.readouterr()
     merged = export(finished, last.number, None, str(tmp_path / "merged"))
+    assert capfd.readouterr() == ("", "")
     plain = AutoModelForCausalLM.from_pretrained(merged).eval()
     tokens = torch.tensor([[5, 9, 13, 7, 20, 4]])
     with torch.no_grad():
