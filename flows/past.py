@@ -1,9 +1,7 @@
 """A run as it was after a step, loaded from what it keeps, to take steps again. Needs torch."""
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from transformers.utils import logging as transformers_logging
 
@@ -15,6 +13,7 @@ from storage.events import Events
 from storage.replay_buffer import DuckReplayBuffer
 from storage.retention import in_the_way
 from storage.run import Run
+from storage.scratch import scratch_folder
 from tba.config import parse
 from tba.errors import ConfigError, Damaged
 from tba.learner import Learner
@@ -53,10 +52,10 @@ class Past:
         sync = self.learner.config.sync_of_step(self.step)
         self.buffer.replay(sync)
         state = replace(self.learner.state(step=self.step, sync=sync), queues=self.buffer.queues())
-        with tempfile.TemporaryDirectory(prefix="tba-") as folder:
-            self.learner.policy.snapshot().save(Path(folder))
-            state.save(Path(folder))
-            Checkpoints(run).save(sync, attempt, step=self.step, folder=Path(folder))
+        with scratch_folder() as folder:
+            self.learner.policy.snapshot().save(folder)
+            state.save(folder)
+            Checkpoints(run).save(sync, attempt, step=self.step, folder=folder)
 
 
 def load_past(run: Run, before: int) -> Past:

@@ -2,7 +2,6 @@
 flows/reader.py makes in a process without torch."""
 
 import json
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -26,6 +25,7 @@ from storage.metric_log import open_metric_log
 from storage.prompts import has_prompts, read_prompts, write_prompts
 from storage.rows import read_rows
 from storage.run import Run
+from storage.scratch import scratch_folder
 from storage.store import Store, open_store
 from storage.trajectories import Trajectories
 from storage.versions import Versions
@@ -91,7 +91,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
 def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
     attempt = claim_attempt(run)
-    with tempfile.TemporaryDirectory(prefix="tba-") as scratch:
+    with scratch_folder() as scratch:
         checkpoint = None
         if attempt.continues is not None:
             checkpoint = checkpoint_folder(run, config, attempt.continues)
@@ -104,7 +104,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
             if not run.parent:
                 _store_prompts(run, config, task, policy.tokenizer, events)
         with (
-            leading(run, config, policy, checkpoint, scratch=Path(scratch), tell=lease.tell) as (learner, state),
+            leading(run, config, policy, checkpoint, scratch=scratch, tell=lease.tell) as (learner, state),
             closing(open_metric_log(run, config.metrics)) as metrics,
             Reader(run, attempt.number, lease.life, deadline=max(config.limits.data_deadline, STARTING)) as buffer,
         ):
@@ -119,7 +119,7 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
                 metrics=metrics,
                 lease=lease,
                 events=events,
-                scratch=Path(scratch),
+                scratch=scratch,
             )
             if why := trainer.learner.padded_because:
                 told = f"responses are padded, and read with their prompts one by one: {why} (docs/models.md)"

@@ -6,11 +6,9 @@ against it.
 """
 
 import hashlib
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +25,7 @@ from storage.prompts import PROMPTS_SCHEMA
 from storage.retention import GivenUp, RetentionRecord, given_up, given_up_payloads
 from storage.run import Run
 from storage.schema import with_later
+from storage.scratch import scratch_folder
 from storage.store import check_key
 from storage.syncs import Shard, SyncRecord, decode
 from storage.tables import fitting
@@ -567,8 +566,8 @@ class _Check:
             if self.store.local_path(folder.rstrip("/")) is not None and "difference" not in manifest:
                 folders.local_copy(self.store, folder)
             else:
-                with tempfile.TemporaryDirectory(prefix="tba-check-") as scratch:
-                    folders.fetch(self.store, folder, Path(scratch))
+                with scratch_folder() as scratch:
+                    folders.fetch(self.store, folder, scratch)
         except (Missing, Damaged):
             if not self.store.exists(folder + layout.MANIFEST) and self._is_given_up(version, prefix):
                 self.note(f"{folder} is being removed")

@@ -20,11 +20,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from storage import differences, layout, records
 from storage.cache import shared_copy
+from storage.scratch import scratch_folder
 from storage.store import Store, check_key
 from tba.errors import AlreadyExists, Damaged, DeadlinePassed, Missing, StorageError, Superseded
 from tba.types import Version
@@ -54,13 +54,13 @@ def publish(
     if stored := _stored(store, prefix, files):
         return stored
     manifest = {"files": files, "sha256": _digest(files), "created_at": records.now(), **extra}
-    with TemporaryDirectory(prefix="tba-difference-") as scratch:
+    with scratch_folder() as scratch:
         if base:
-            manifest |= _difference(files, folder, *base, Path(scratch))
+            manifest |= _difference(files, folder, *base, scratch)
         if hand_over and ("difference" in manifest or store.local_path(prefix.rstrip("/")) is None):
             _hand_over(prefix, folder, manifest)
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda file: _upload(store, prefix, file, Path(scratch), folder), stored_files(manifest)))
+            list(pool.map(lambda file: _upload(store, prefix, file, scratch, folder), stored_files(manifest)))
     try:
         store.create(prefix + layout.MANIFEST, records.encode(manifest))
     except AlreadyExists:

@@ -1,0 +1,63 @@
+"""Scratch folders, of processes that end as they like."""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from storage.scratch import scratch_folder
+
+HOLDS = """
+import time
+from storage.scratch import scratch_folder
+with scratch_folder() as folder:
+    (folder / "weights").write_text("much")
+    print(folder, flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_scratch_folder_goes_with_its_use_also_where_that_fails(temporary: Path):
+    with pytest.raises(FileNotFoundError, match="of its user"), scratch_folder() as folder:
+        (folder / "weights").write_text("much")
+        raise FileNotFoundError("of its user")
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_and_nothing_that_is_in_use(temporary: Path):
+    (temporary / "another").mkdir()
+    with (
+        subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE, text=True) as process,
+        scratch_folder() as mine,
+    ):
+        assert process.stdout
+        theirs = Path(process.stdout.readline().strip())
+        with scratch_folder() as third:
+            assert {it.name for it in temporary.iterdir()} == {"another", mine.name, theirs.name, third.name}
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert (theirs / "weights").exists()
+        with scratch_folder():
+            assert mine.exists() and not theirs.exists()
+
+
+def test_no_folder_is_taken_from_a_process_that_is_just_making_it(temporary: Path):
+    def use(number: int) -> bool:
+        with scratch_folder() as folder:
+            (folder / "mine").write_text(str(number))
+            return (folder / "mine").read_text() == str(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(use, range(400)))
+    assert list(temporary.iterdir()) == []
