@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tba.ranks import Ranks
     from tba.training_state import TrainingState
 
+log = logging.getLogger("tba")
+
 COMMAND = [sys.executable, "-P", "-m", "flows.ranks"]
 
 
@@ -72,7 +74,8 @@ def main() -> None:
     parser.add_argument("--run", required=True)
     parser.add_argument("--rank", type=int, required=True)
     options = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    named = LOG_FORMAT.replace("%(message)s", f"rank {options.rank}: %(message)s")  # beside the trainer's, in its log
+    logging.basicConfig(level=logging.INFO, format=named)
     end_with_parent()
     orders, answers = take_pipes()
     config = parse(Run.open(options.run).config)
@@ -81,7 +84,11 @@ def main() -> None:
     from tba.leading import follow
     from tba.ranks import leave
 
-    follow(lambda said: begin(config, options.rank, *said), orders, answers)
+    try:
+        follow(lambda said: begin(config, options.rank, *said), orders, answers)
+    except Exception:  # the trainer has been told
+        log.info("where it was:", exc_info=True)
+        sys.exit(1)
     leave()
 
 

@@ -1,6 +1,8 @@
 """A run whose trainer is spread over two processes, with real roles: one of the ranks is killed, then the trainer."""
 
+import io
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -8,7 +10,10 @@ from pathlib import Path
 import pytest
 
 import storage
+from flows import plan, ranks
 from storage.run import Run
+from tba.messages import send
+from tba.presets import preset
 from tests.flows.roles import TINY, is_running
 from tests.flows.test_end_to_end import lease_at, opened, tba, until
 from tests.tba.tiny import tiny_folder
@@ -47,6 +52,16 @@ def test_a_run_survives_the_kill_of_a_rank_and_of_a_trainer_with_ranks(root, tmp
         steps = con.execute("select count(*), count(distinct step), max(step) from steps").fetchone()
     assert steps == (STEPS, STEPS, STEPS)
     assert any(Path(run.url, "checkpoints").glob("*/optimizer-00001-of-00002.safetensors"))
+
+
+def test_what_a_rank_writes_into_the_trainers_log_names_it(tmp_path):
+    run = plan.start(preset("quickstart").replace({"training.ranks": 3}), str(tmp_path), "r")
+    orders = io.BytesIO()
+    send(orders, {"do": "what nobody knows", "with": None})
+    command = [*ranks.COMMAND, "--run", run.url, "--rank", "2"]
+    ended = subprocess.run(command, input=orders.getvalue(), capture_output=True, timeout=120)
+    assert ended.returncode == 1 and b"what nobody knows" in ended.stdout
+    assert re.search(rb"^\S+ \S+ tba INFO rank 2: where it was:\nTraceback", ended.stderr, re.MULTILINE)
 
 
 def events_of(run: Run) -> str:
