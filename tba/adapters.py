@@ -103,11 +103,19 @@ class Adapter:
             raise Damaged(f"the adapter in {folder} cannot be read: {error}") from error
 
     def _check_base(self, folder: Path, made_for: str) -> None:
-        if made_for != self.base_sha256:
-            raise ConfigError(
-                f"model.path: the adapter in {folder} is for weights with sha256 {made_for[:12]}…, and what lies at "
-                f"{self.base_name or self.base} has {self.base_sha256[:12]}…"
-            )
+        """By its weights and, where it is said, by its config."""
+        names = ("weights", "a config.json")
+        for name, theirs, ours in zip(names, made_for.split(" "), self.bases, strict=False):
+            if theirs != ours:
+                raise ConfigError(
+                    f"model.path: the adapter in {folder} is for {name} with sha256 {theirs[:12]}…, and what lies at "
+                    f"{self.base_name or self.base} has {ours[:12]}…"
+                )
+
+    @cached_property
+    def bases(self) -> tuple[str, str]:
+        """What it is for: digests of the base's weights, and of how it computes with them."""
+        return self.base_sha256, config_sha256(self.base)
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,7 @@ class AdapterSnapshot:
     def save(self, folder: Path, *, dtype: str | None = None) -> None:
         """As peft stores it, in the precision that it is trained in: it is small."""
         folder.mkdir(parents=True, exist_ok=True)
-        metadata = {_BASE: self.adapter.base_sha256}  # no more: safetensors writes several in any order
+        metadata = {_BASE: " ".join(self.adapter.bases)}  # no more keys: safetensors writes several in any order
         save_file(dict(self.weights), folder / WEIGHTS, metadata)
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2, sort_keys=True))
 
@@ -188,6 +196,13 @@ def tensors_sha256(tensors: Mapping[str, Tensor], *, of: str = "") -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def config_sha256(folder: Path) -> str:
+    """Of what config.json says in a Hugging Face folder, but for who wrote it."""
+    said = json.loads((folder / "config.json").read_bytes())
+    plain = {name: it for name, it in said.items() if name not in ("transformers_version", "_name_or_path")}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def files_sha256(folder: Path) -> str:

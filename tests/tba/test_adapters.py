@@ -2,6 +2,7 @@
 # Shapes: O x I the weights W of a layer, R x I those of A, O x R those of B.
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -159,6 +160,22 @@ def test_an_adapter_is_put_on_no_other_base(base, tmp_path):
         ConfigError, match=r"model.path: the adapter in .* is for weights with sha256 .* some/model has"
     ):
         Policy.load_adapted(adapter_of(other), tmp_path / "version", device="cpu")
+
+
+def test_an_adapter_is_put_on_no_base_that_computes_otherwise(base, tmp_path):
+    """As stored before they said so, adapters name weights alone."""
+    policy, written = moved(base), base / "config.json"
+    policy.snapshot().save(tmp_path / "version")
+    earlier = {name: it.detach().contiguous() for name, it in weights_of(policy.model).items()}
+    shutil.copytree(tmp_path / "version", tmp_path / "earlier")
+    save_file(earlier, tmp_path / "earlier" / "adapter_model.safetensors", {"base_sha256": files_sha256(base)})
+    said = json.loads(written.read_text())
+    written.write_text(json.dumps({**said, "transformers_version": "another"}))
+    assert Policy.load_adapted(adapter_of(base), tmp_path / "version", device="cpu")
+    written.write_text(json.dumps({**said, "rms_norm_eps": 0.1}))
+    with pytest.raises(ConfigError, match=r"model.path: the adapter in .* is for a config.json with sha256 .* has"):
+        Policy.load_adapted(adapter_of(base), tmp_path / "version", device="cpu")
+    assert Policy.load_adapted(adapter_of(base), tmp_path / "earlier", device="cpu")
 
 
 def test_an_adapter_of_another_shape_or_a_broken_one_is_damaged(base, tmp_path):
