@@ -225,6 +225,7 @@ def find_adapter(run: Run, config: Config, tell: Tell = lambda status, **progres
         targets=model.lora_targets,
         base=base,
         base_name=model.path,
+        revision=None if model.revision == "main" else model.revision,
         base_sha256=files_sha256(base),
     )
 

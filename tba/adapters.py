@@ -36,6 +36,7 @@ class Adapter:
     targets: str  # `all-linear`, or names of layers with commas between them
     base: Path  # a Hugging Face folder
     base_name: str  # as the settings name it
+    revision: str | None = None  # of a name of the hub
     base_sha256: str
 
     def put_into(self, model: PreTrainedModel, *, seed: int) -> None:
@@ -146,7 +147,8 @@ def snapshot(model: PreTrainedModel, adapter: Adapter) -> AdapterSnapshot:
     plain: dict[str, Any] = model.peft_config[_NAME].to_dict()  # pyright: ignore
     config = {name: sorted(it) if isinstance(it, set) else it for name, it in plain.items()}  # the same every time
     kinds = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True}
-    config |= {**kinds, "base_model_name_or_path": adapter.base_name, "target_modules": sorted(adapted(model))}
+    base = {"base_model_name_or_path": adapter.base_name, "revision": adapter.revision}
+    config |= {**kinds, **base, "target_modules": sorted(adapted(model))}
     return AdapterSnapshot(adapter, weights, config)
 
 

@@ -4,12 +4,13 @@
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -140,6 +141,14 @@ def test_what_is_stored_is_small_and_loads_with_peft_and_here(base, tmp_path):
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "version" / name).read_bytes()
     said = json.loads((tmp_path / "version" / "adapter_config.json").read_text())
     assert (said["r"], said["lora_alpha"], said["base_model_name_or_path"]) == (RANK, ALPHA, "some/model")
+
+
+def test_what_is_stored_names_the_revision_of_the_base(base, tmp_path):
+    """peft loads that base, and no other of the same name."""
+    policy = fresh(base)
+    for revision in (None, "v2"):
+        replace(policy, adapter=replace(adapter_of(base), revision=revision)).snapshot().save(tmp_path)
+        assert PeftConfig.from_pretrained(str(tmp_path)).revision == revision
 
 
 def test_a_snapshot_stays_as_it_is_while_training_goes_on(base):
