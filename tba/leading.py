@@ -31,7 +31,7 @@ from tba.errors import RunFailed, TBAError
 from tba.learner import Learned, Learner
 from tba.messages import Numbers, receive, send, widen
 from tba.policy import Policy, Snapshot
-from tba.ranks import Ranks
+from tba.ranks import PATIENCE, Ranks
 from tba.timing import looks
 from tba.training_state import TrainingState
 from tba.types import Outcome
@@ -49,6 +49,7 @@ class Follower:
         self.rank, self.process = rank, start_child(command, env=env)
         self.answers: SimpleQueue[Any] = SimpleQueue()  # None once it has ended
         self.ended = threading.Event()
+        self.missed = threading.Event()  # once somebody was told that it has no answer
         widen(self.process.stdin)
         threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True).start()
 
@@ -70,6 +71,8 @@ class Follower:
             answer = self.answers.get(timeout=patience)
         except Empty:
             raise RunFailed(f"{self.name} has not answered for {patience:g} s") from None
+        if answer is None or "error" in answer:
+            self.missed.set()
         if answer is None:
             self.answers.put(None)
             raise RunFailed(f"{self.name} has died ({self._end()})")
@@ -122,13 +125,13 @@ class Follower:
 
 class Followers:
     """All other ranks. Where one of them dies while this one waits for it in the process group, which may never end,
-    this process ends."""
+    this process ends; where it knows already, it has time to store the syncs that were closed before."""
 
     def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * _PATIENCE):
         self.size, self.grace = size, grace
         environment = dict(os.environ)
         self.all = [Follower(rank, [*command, str(rank)], environment) for rank in range(1, size)]
-        self.closing = threading.Event()
+        self.leaving, self.closing = threading.Event(), threading.Event()
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -141,6 +144,7 @@ class Followers:
 
     def release(self) -> None:
         """Whoever leaves the process group may have to wait for the others to leave it too."""
+        self.leaving.set()
         for follower in self.all:
             follower.release()
 
@@ -174,7 +178,11 @@ class Followers:
     def _watch(self) -> None:
         while not self.closing.wait(1.0):
             if dead := [it for it in self.all if it.ended.is_set()]:
-                if not self.closing.wait(self.grace):
+                ended = self.closing.wait(self.grace)
+                if not ended and any(it.missed.is_set() for it in dead):
+                    self.leaving.wait(PATIENCE.total_seconds())
+                    ended = self.closing.wait(self.grace)
+                if not ended:
                     log.error("%s, and nothing has come of it for %g s", dead[0].why_ended(), self.grace)
                     os._exit(1)
                 return

@@ -370,6 +370,28 @@ def test_a_trainer_that_waits_for_a_dead_rank_ends_and_says_what_that_died_of():
     assert re.search(r"ERROR.*rank 1 of the trainer \(pid \d+\): ValueError: no room, and nothing", ended.stderr)
 
 
+STORES = """
+import sys, time
+from tba.errors import RunFailed
+from tba.leading import Followers
+with Followers([sys.executable, "-c", sys.argv[1]], 2, grace=0.1) as followers:
+    try:
+        followers.answers()
+    except RunFailed:
+        time.sleep(3)
+        print("stored", flush=True)
+        followers.release()
+        time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("leaves", "code"), [("0", 0), ("1000", 1)])
+def test_a_trainer_that_knows_of_a_dead_rank_stores_what_it_has_before_it_ends(leaves, code):
+    """But does not wait long for others to leave with it."""
+    ended = subprocess.run([sys.executable, "-c", STORES, ENDS, leaves], capture_output=True, text=True, timeout=100)
+    assert (ended.returncode, ended.stdout) == (code, "stored\n")
+
+
 def stuck() -> None:
     """As in a process group of which somebody has gone."""
     raise RuntimeError("connection closed by peer")
