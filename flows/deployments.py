@@ -44,6 +44,7 @@ HURRY: Any = {PREFECT_API_REQUEST_TIMEOUT: 10.0, PREFECT_CLIENT_MAX_RETRIES: 0} 
 
 class DeploymentLauncher:
     end_grace = 40.0  # the worker notices, asks the role, and kills it after 30 s
+    last_word_after = 15.0  # the worker's side may have been killed, or not reach the server
 
     def __init__(self, run: Run, config: Config):
         self.run, self.task = run, config.task.name

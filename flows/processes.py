@@ -6,6 +6,7 @@ is certainly the role: same host, same pid, started before the lease was last re
 """
 
 import hashlib
+import math
 import os
 import re
 import shlex
@@ -124,6 +125,7 @@ class LocalLauncher:
 
     start_deadline = 300.0  # imports are slow on a busy machine
     end_grace = 5.0
+    last_word_after = math.inf  # a process is watched until it has left
 
     def __init__(self, run: Run, *, command: Command = role_command, devices: Devices | None = None):
         self.run, self.command = run, command

@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from flows.alarms import OperatingAlarms, how_far
 from flows.processes import (
+    FAILED,
     FINISHED,
     GAVE_UP,
     MISUSED,
@@ -45,7 +46,8 @@ FAILED_WHY = "failed: "  # how the state of a run that has failed begins to say 
 ERROR_LINE = re.compile(r"^(?:\S+ \S+ \S+ ERROR|ERROR:?|error:) (.+)$", re.MULTILINE)  # of a role's log, or another's
 DONE_LEARNING = "the trainer has finished"  # why searchers are asked to stop while the last version is scored
 ENDINGS = {"run-finished"}  # told to everybody though they are good news
-CLOSED = {"finished", "stopped", "failed"}  # last words of a lease: its role has ended and said so
+CLOSED = {"finished": FINISHED, "stopped": STOPPED, "failed": FAILED}
+"""Last words of a lease: its role has ended and said so. With the exit code that goes with each."""
 
 
 class Life(Protocol):
@@ -84,6 +86,8 @@ class Launcher(Protocol):
     """Seconds within which a life must take its lease."""
     end_grace: float
     """Seconds between `terminate` and `kill`, and after `kill` until a life is given up for lost."""
+    last_word_after: float
+    """Seconds after which the last word of a lease is the end of its life, though nobody else has said so."""
 
     def start(self, role: Role, number: int) -> Life:
         """NotNow, saying why, if it cannot be had at the moment."""
@@ -151,7 +155,6 @@ def hangs(seen: Seen | None, life_before: int, up: float, limits: LimitsConfig, 
     nothing is."""
     if not has_begun(seen, life_before):
         return f"has taken no lease for {up:.0f} s" if up > launcher.start_deadline else ""
-    assert seen is not None
     # One that has said its last word may take a while to leave.
     patience = limits.stop_grace if seen.lease.status in CLOSED else limits.silent_after
     if seen.silent_for > patience:
@@ -161,7 +164,7 @@ def hangs(seen: Seen | None, life_before: int, up: float, limits: LimitsConfig, 
     return ""
 
 
-def has_begun(seen: Seen | None, life_before: int) -> bool:
+def has_begun(seen: Seen | None, life_before: int) -> TypeGuard[Seen]:
     """Whether a life has taken the lease."""
     return seen is not None and seen.lease.life > life_before
 
@@ -336,12 +339,20 @@ class Supervisor:
         if w.life is None:
             if not self.lives_elsewhere(w) and not w.finished and time.monotonic() >= w.not_before:
                 self.start(w)
-        elif (code := w.life.poll()) is not None:
+        elif (code := self.end_of(w, w.life)) is not None:
             self.ended(w, w.life, code)
         elif w.killed is None:
             self.judge(w, w.life)
         else:
             self.insist(w, w.life, w.killed)
+
+    def end_of(self, w: Watched, life: Life) -> int | None:
+        """The exit code of a life that has ended: as whoever watches it there says, or as the role itself has said
+        where nobody watches it any more."""
+        code, seen = life.poll(), self.seen.get(w.role.name)
+        if code is None and has_begun(seen, w.life_before) and seen.silent_for > self.launcher.last_word_after:
+            return CLOSED.get(seen.lease.status)
+        return code
 
     def judge(self, w: Watched, life: Life) -> None:
         seen, now = self.seen.get(w.role.name), time.monotonic()
@@ -474,7 +485,7 @@ class Supervisor:
     def drain(self, w: Watched) -> None:
         """See to it that a searcher too many ends. It hears of that by itself, wherever it lives, and is made to only
         if it does not: on another machine SIGTERM leaves it less time than a round may take."""
-        if w.life and (code := w.life.poll()) is not None:
+        if w.life and (code := self.end_of(w, w.life)) is not None:
             self.bury(w, w.life, code)
         if not self.is_alive(w):
             if w.adopted:
@@ -517,7 +528,7 @@ class Supervisor:
         deadline = time.monotonic() + patience
         while True:
             for w in self.watched.values():
-                if w.life and (code := w.life.poll()) is not None:
+                if w.life and (code := self.end_of(w, w.life)) is not None:
                     self.bury(w, w.life, code)
             if time.monotonic() >= self.next_look:
                 try:

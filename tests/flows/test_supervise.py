@@ -9,7 +9,7 @@ import pytest
 
 from flows.alarms import how_far
 from flows.gpus import Devices
-from flows.processes import LocalLauncher, NotNow, Role, process_of
+from flows.processes import FINISHED, STOPPED, LocalLauncher, NotNow, Role, RoleProcess, process_of
 from flows.supervise import Event, StopRequest, supervise
 from storage import layout
 from storage.control import change_state, read_state
@@ -296,13 +296,16 @@ class Losing(LocalLauncher):
         super().__init__(run, command=script, devices=Devices(run.url, uuids=[]))
         self.loses, self.left = role, lives
         self.lost: list[Lost] = []
+        self.is_lost = False  # its latest life
 
     @property
     def start_deadline(self) -> float:
-        """Short once all the others have begun."""
-        return 1.0 if len(read_leases(self.run)) == len(ROLES) else 60.0
+        """Short once all the others have begun, for a life that is lost."""
+        return 1.0 if self.is_lost and len(read_leases(self.run)) == len(ROLES) else 60.0
 
     def start(self, role: Role, number: int) -> Any:
+        if role.name == self.loses:
+            self.is_lost = self.left > 0
         if role.name != self.loses or not self.left:
             return super().start(role, number)
         self.left -= 1
@@ -323,6 +326,39 @@ def test_a_life_that_can_neither_be_ended_nor_heard_of_is_given_up_and_replaced(
     assert launcher.lost[0].kills > 1
     finish(run)
     assert supervised.ended() is None
+
+
+class Unwatched(LocalLauncher):
+    """Lives go on, and nobody says how they end but they themselves: what watched them has been killed."""
+
+    last_word_after = 0.5
+
+    def __init__(self, run: Run):
+        super().__init__(run, command=script, devices=Devices(run.url, uuids=[]))
+
+    def start(self, role: Role, number: int) -> RoleProcess:
+        life = super().start(role, number)
+        life.poll = lambda: None
+        return life
+
+    def ended(self, life: RoleProcess) -> None:
+        life.process.wait()
+        super().ended(life)
+
+
+def test_the_last_word_of_a_role_counts_where_nobody_else_says_that_it_has_ended(run: Run):
+    supervised = Supervised(run, launcher=Unwatched(run))
+    at_work(run, *ROLES)
+    behave(run, "searcher-001", "leave")
+    until(lambda: supervised.said("role-ended", "searcher-001"))
+    behave(run, "searcher-001", "work")
+    at_work(run, "searcher-001", life=2)
+    finish(run)
+    assert supervised.ended() is None
+    assert not supervised.said("role-silent") and not supervised.said("role-stopping")
+    assert {of: supervised.said("role-ended", of)[0].data["code"] for of in ROLES} == {
+        "trainer": FINISHED, "evaluator": FINISHED, "searcher-000": STOPPED, "searcher-001": STOPPED,
+    }  # fmt: skip
 
 
 def test_a_role_that_never_begins_fails_the_run_and_says_before_what_it_waits_for(
