@@ -1,12 +1,15 @@
 """`tba compact`: the shards of a run into few objects, told as a table or as JSON."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 
 from flows.progress import bar
+from flows.runs import has_all
 from storage.compacting import Compacted, Progress, compact
-from storage.run import Run
+from storage.run import Run, run_urls
 from tba.config import parse
+from tba.errors import TBAError
 
 
 def compact_run(run: Run, *, drop_payloads: bool = False, progress: Progress | None = None) -> Compacted:
@@ -18,6 +21,23 @@ def compact_run(run: Run, *, drop_payloads: bool = False, progress: Progress | N
         drop_beyond=config.sampling.eligibility if drop_payloads else None,
         progress=progress,
     )
+
+
+def compact_all(
+    root: str, *, drop_payloads: bool, tell: Callable[[str], None], warn: Callable[[str], None]
+) -> list[str]:
+    """Every run under a root, as it stands; payloads are dropped of those that have finished. Returns the URLs of those
+    that were refused, once the reason is told."""
+    failed: list[str] = []
+    for url in run_urls(root):
+        try:
+            run = Run.open(url)
+            drops = drop_payloads and has_all(run)
+            tell(describe(compact_run(run, drop_payloads=drops), drop_payloads=drops))
+        except TBAError as error:
+            warn(f"{url}: {type(error).__name__}: {error}")
+            failed.append(url)
+    return failed
 
 
 def show(run: Run, *, drop_payloads: bool, as_json: bool) -> int:

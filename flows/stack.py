@@ -62,7 +62,7 @@ class Stack:
         self.home, self.pools, self.ui, self.tell = home.absolute(), pools, ui, tell
         self.variables = dict(variables or {})
         self.logs = self.home / "logs"
-        self.processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.port = 0
 
     @property
@@ -99,7 +99,8 @@ class Stack:
         self.stop()
 
     def start_server(self) -> None:
-        self.port = _free_port()
+        """At the same place as before, if there was one."""
+        self.port = self.port or _free_port()
         self.tell("starting the Prefect server")
         command = ["server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
         self.start("server", [*command, "--ui" if self.ui else "--no-ui"])
@@ -143,7 +144,7 @@ class Stack:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.processes.append((name, process))
+        self.processes[name] = process
 
     def wait_for(self, name: str, ready: Callable[[], bool]) -> None:
         log, deadline = self.logs / f"{name}.log", time.monotonic() + START_DEADLINE
@@ -157,7 +158,7 @@ class Stack:
 
     def check(self) -> None:
         """RunFailed if a process of the stack has ended by itself."""
-        for name, process in self.processes:
+        for name, process in self.processes.items():
             if process.poll() is not None:
                 log = self.logs / f"{name}.log"
                 raise RunFailed(f"Prefect's {name} ended with code {process.returncode}; {log}:\n{tail(log, 20)}")
@@ -218,10 +219,9 @@ class Stack:
     def stop(self) -> None:
         with suppress(OSError):
             self.cancel_runs()
-        while self.processes:
-            name, process = self.processes.pop()
+        for name in sorted(self.processes, key=lambda name: name == "server"):
             self.tell(f"stopping {name}")
-            _end(process)
+            _end(self.processes.pop(name))
 
     def cancel_runs(self) -> None:
         """Cancel what has not ended and wait for it, so that roles are stopped in order."""

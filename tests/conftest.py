@@ -50,6 +50,12 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    with servers.postgres() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with browsers.launch() as browser:
         yield browser

@@ -1,12 +1,15 @@
-"""S3 servers for the tests, each on a free port of loopback, stopped by the process ids of what was started."""
+"""S3 servers and a Postgres for the tests, each on a free port of loopback, stopped by the process ids of what was
+started."""
 
 import contextlib
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +21,7 @@ import pytest
 
 BUCKET = "tba-tests"
 CEPH = Path(__file__).parent / "ceph.sh"
+POSTGRES = Path("/usr/lib/postgresql")  # where Debian puts its versions
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,30 @@ def rclone(folder: Path) -> Iterator[Server]:
         yield server
 
 
+@contextmanager
+def postgres() -> Iterator[str]:
+    """A real Postgres; yields the URL of an empty database, as Prefect's server takes it. Where none is installed its
+    tests are skipped, unless TBA_TESTS_NEED_POSTGRES is set: then they fail."""
+    tools = max(POSTGRES.glob("*/bin/initdb"), default=POSTGRES / "initdb", key=lambda it: int(it.parts[-3])).parent
+    if not (tools / "initdb").exists():
+        refuse = pytest.fail if os.environ.get("TBA_TESTS_NEED_POSTGRES") else pytest.skip
+        refuse("no Postgres here: apt-get install --no-install-recommends postgresql")
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="tba-postgres-") as folder:
+        as_whom: list[str] = []
+        if os.getuid() == 0:  # which it refuses to run as
+            as_whom = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
+            shutil.chown(folder, "postgres")
+        data, log = Path(folder) / "data", Path(folder) / "log"
+        make = [*as_whom, tools / "initdb", "-D", data, "-U", "prefect", "-A", "trust", "-E", "UTF8", "--no-sync"]
+        subprocess.run([*make, "--locale=C"], check=True, capture_output=True, cwd=folder)
+        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "fsync": "off"}
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        command = [*as_whom, str(tools / "postgres"), "-D", str(data), "-p", str(port), *options]
+        with _process(command, port, log, end=signal.SIGQUIT):
+            yield f"postgresql+asyncpg://prefect@127.0.0.1:{port}/postgres"
+
+
 def free_port() -> int:
     """Below the range from which the system itself hands ports out, so that nobody is given it before it is used."""
     while True:
@@ -108,13 +136,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def _process(command: Sequence[str], port: int, log: Path) -> Iterator[None]:
+def _process(command: Sequence[str], port: int, log: Path, *, end: signal.Signals = signal.SIGKILL) -> Iterator[None]:
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as process:
         try:
             _await_port(process, port, log)
             yield
         finally:
-            process.kill()
+            process.send_signal(end)
 
 
 def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

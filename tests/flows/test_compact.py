@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from flows import audit, cli, forks, plan, wiring
-from flows.compact import compact_run, describe
+from flows.compact import compact_all, compact_run, describe
 from storage import layout
 from storage.attempts import claim_attempt
 from storage.check import check
+from storage.compacting import Compacted
 from storage.compactions import Compactions
 from storage.control import change_state
 from storage.run import Run
@@ -24,7 +25,7 @@ from tests.flows.test_forks import kill, role, rows, stored
 from tests.flows.test_roles import live, settings
 from tests.storage.indexes import drawable
 from tests.storage.oracle import Oracle, Row
-from tests.storage.synthetic import EVERY, B, K, S, SyntheticRun
+from tests.storage.synthetic import EVERY, B, K, S, SyntheticRun, make_live_run, make_run
 from tests.tba.tiny import tiny_folder
 
 STEPS, CAPACITY = 20, 4
@@ -183,3 +184,23 @@ def test_the_command_says_what_it_did(compacted: Run, tmp_path: Path, capsys: py
         assert cli.main(["compact", run.url, "--drop-payloads"]) == 0
         assert said in capsys.readouterr().out
     assert cli.main(["compact", str(tmp_path / "none")]) == 2
+
+
+def test_every_run_of_a_root_is_compacted_but_one_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("finished", "lives", "damaged"):
+        (make_run if name == "finished" else make_live_run)(str(tmp_path), name)
+    (tmp_path / "runs/damaged" / layout.RUN).write_text("{")
+    dropped: dict[str, bool] = {}
+
+    def note(run: Run, *, drop_payloads: bool) -> Compacted:
+        dropped[run.name] = drop_payloads
+        return compact_run(run, drop_payloads=drop_payloads)
+
+    monkeypatch.setattr("flows.compact.compact_run", note)
+    monkeypatch.setattr("flows.compact.has_all", lambda run: run.name == "finished")
+    told: list[str] = []
+    warned: list[str] = []
+    failed = compact_all(str(tmp_path), drop_payloads=True, tell=told.append, warn=warned.append)
+    assert failed == [f"{tmp_path}/runs/damaged"] and warned[0].startswith(failed[0])
+    assert len(told) == 2 and list((tmp_path / "runs/finished" / layout.COMPACTIONS).iterdir())
+    assert dropped == {"finished": True, "lives": False}

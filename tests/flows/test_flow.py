@@ -172,7 +172,7 @@ def test_roles_and_their_supervisor_outlive_the_server(root: Path, tmp_path: Pat
     with Stack(tmp_path / "home", ui=False, variables=variables) as own:
         run = Flow(own, root, "r").run()
         leases = at_work(run, *ROLES)
-        server = dict(own.processes)["server"]
+        server = own.processes["server"]
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
         os.kill(leases["searcher-000"].pid, signal.SIGKILL)

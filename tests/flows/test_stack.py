@@ -18,15 +18,16 @@ def test_the_server_offers_every_deployment_with_nothing_that_ties_it_to_a_machi
     flows = {flow["id"]: flow["name"] for flow in stack.call("POST", "/flows/filter", {})}
     names = {f"{flows[it['flow_id']]}/{it['name']}" for it in found}
     by_task = {f"{flow}/{task}" for flow in ("tba", "searcher", "trainer", "evaluate") for task in PRESETS}
-    assert names == {*by_task, "compact/compact"}
+    assert names == {*by_task, "compact/compact", "retention/nightly"}
     pools = {flows[it["flow_id"]]: it["work_pool_name"] for it in found}
     assert pools == {
-        "tba": "tba", "searcher": "gpu-search", "trainer": "gpu-train", "evaluate": "gpu-search", "compact": "tba"
+        "tba": "tba", "searcher": "gpu-search", "trainer": "gpu-train", "evaluate": "gpu-search", "compact": "tba",
+        "retention": "tba",
     }  # fmt: skip
     for deployment in found:
         assert deployment["entrypoint"].startswith("flows.")
         assert "/" not in str(deployment["pull_steps"])
-        assert not deployment["job_variables"].get("command")
+        assert deployment["job_variables"] == {"env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30"}}
 
 
 def test_the_tba_deployments_differ_in_their_task_alone():

@@ -1,0 +1,35 @@
+"""A real role, whose trainer takes no step beyond the one that the file $HELD_AT names: what a test does to a run that
+lives happens at the same step on every machine. Where a run names no policy it is a script (script_role.py). Started
+by the tests in place of `flows.role`.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from flows import role
+from storage.run import Run
+from tba.batching import Batch
+from tests.flows import script_role
+
+
+def hold() -> None:
+    from tba.learner import Learned, Learner
+
+    learn = Learner.learn
+
+    def learn_once_it_may(learner: Learner, step: int, batch: Batch) -> Learned:
+        while step > int(Path(os.environ["HELD_AT"]).read_text()):
+            time.sleep(0.05)
+        return learn(learner, step, batch)
+
+    Learner.learn = learn_once_it_may
+
+
+if __name__ == "__main__":
+    if not Run.open(sys.argv[sys.argv.index("--run") + 1]).config["model"]["path"]:
+        sys.exit(script_role.main())
+    if "trainer" in sys.argv:
+        hold()
+    sys.exit(role.main())

@@ -1,0 +1,194 @@
+"""A cluster in small: Prefect's server on Postgres, a worker for each pool, and all of it mortal."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storage
+from flows.cli import main
+from flows.stack import FINAL, POOLS, Stack
+from flows.supervise import CLOSED
+from storage.events import read_events
+from storage.leases import read_lease, read_leases
+from storage.run import Run
+from tests.flows.roles import LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
+from tests.flows.test_flow import ROLES, Flow
+from tests.tba.tiny import tiny_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+STEPS = 40
+PATIENCE = 180.0
+BLOCK = """
+import sys
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+text = {"text": "{{subject}} {{body}}"}
+CustomWebhookNotificationBlock(name="team", url=sys.argv[1], json_data=text).save("team")
+"""
+BEAT = """
+import sys
+from prefect.events import emit_event
+flow = {"prefect.resource.id": "prefect.flow.x", "prefect.resource.role": "flow", "prefect.resource.name": "tba"}
+emit_event("prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-run.{sys.argv[1]}"}, related=[flow])
+"""
+
+
+class Cluster(Stack):
+    """Whose processes a test kills and starts again, as whatever keeps them alive on a cluster would."""
+
+    def kill(self, name: str) -> None:
+        """With all that it started but roles, which have sessions of their own."""
+        process = self.processes.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def python(self, *arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            env=self.environment,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        ).stdout
+
+
+@pytest.fixture(scope="module")
+def cluster(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    home = tmp_path_factory.mktemp("cluster")
+    variables = {
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": postgres,
+        "TBA_ROLE_COMMAND": f"{sys.executable} {Path(__file__).with_name('held_role.py')}",
+        "TBA_HOME": str(home),
+        "TBA_CACHE": str(home / "cache"),
+        "HELD_AT": str(home / "held-at"),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    with Cluster(home, pools=POOLS, ui=False, variables=variables) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    for folder in tmp_path.glob("runs/*"):
+        end_roles(Run.open(str(folder)))
+
+
+def test_a_run_outlives_a_worker_a_role_and_the_server_and_is_scaled_meanwhile(cluster: Cluster, root: Path):
+    hold(cluster, at=4)
+    overrides = {"model.path": str(tiny_folder(root / "policy")), **TINY, "search.searchers": 1}
+    flow = Flow(cluster, root, "r", launcher="deployments", steps=STEPS, overrides=overrides)
+    run = flow.run()
+    until(lambda: step_of(run, life=1) >= 4 and searching(run), "the trainer learns", PATIENCE)
+    first = {role: until(lambda role=role: read_lease(run, role)) for role in ROLES}
+
+    cluster.kill("worker-gpu-search")
+    cluster.kill("server")
+    os.kill(first["trainer"].pid, signal.SIGKILL)
+    assert main(["scale", run.url, "--searchers", "4"]) == 0
+    cluster.start_server()
+    cluster.start_workers("gpu-search")
+    until(lambda: len(searching(run)) == 4, "four search", PATIENCE)
+    until(lambda: step_of(run, life=2) >= 2, "the trainer has another life", PATIENCE)
+    assert is_running(first["searcher-000"].pid), "no role ends with what watched it"
+
+    assert main(["scale", run.url, "--searchers", "2"]) == 0
+    until(lambda: len(searching(run)) == 2, "two are enough", PATIENCE)
+    hold(cluster, at=STEPS)
+    assert flow.ended(PATIENCE)["type"] == "COMPLETED", flow.ended()
+    assert main(["check", run.url]) == 0
+    with storage.connect(run) as con:
+        steps = con.execute("select count(*), count(distinct step), max(step) from steps").fetchall()
+        ((searchers,),) = con.execute("select count(distinct searcher) from trajectories").fetchall()
+    assert steps == [(STEPS, STEPS, STEPS)]
+    assert searchers == 4
+    assert "role-lost" not in {event["kind"] for event in read_events(run)}
+    kept = cluster.run_deployment("retention/nightly", {"root": str(root), "drop_payloads": True})
+    until(lambda: cluster.state_of(kept)["type"] in FINAL, "the shards are compacted", PATIENCE)
+    assert cluster.state_of(kept)["type"] == "COMPLETED", cluster.state_of(kept)
+    assert list((root / "runs/r/compactions").glob("*.parquet"))
+    assert main(["check", run.url]) == 0
+    for left in cluster.flow_runs("RUNNING"):  # whose processes were killed; an automation notices in two minutes
+        cluster.set_state(left["id"], "CRASHED")
+
+
+def hold(cluster: Cluster, *, at: int) -> None:
+    """The trainer after this step: written beside and renamed, as it may be reading."""
+    (cluster.home / "to-be-held-at").write_text(str(at))
+    os.replace(cluster.home / "to-be-held-at", cluster.home / "held-at")
+
+
+def step_of(run: Run, *, life: int) -> float:
+    """How far the trainer is in a life, or in one after it."""
+    lease = read_lease(run, "trainer")
+    return lease.progress.get("step", 0) if lease and lease.life >= life else 0
+
+
+def searching(run: Run) -> set[str]:
+    """The searchers that are at work and have appended something."""
+    leases = [it for it in read_leases(run) if it.role.startswith("searcher") and it.status not in CLOSED]
+    return {it.role for it in leases if it.progress.get("shards")}
+
+
+def test_a_supervisor_that_was_killed_has_another_go_and_alarms_are_told_by_automations(cluster: Cluster, root: Path):
+    with listener() as (address, heard):
+        cluster.python("-c", BLOCK, address)
+        made = cluster.python("-m", "flows.automations", "--tell", "custom-webhook/team", "--silent-after", "10")
+        changed = cluster.python("-m", "flows.automations", "--tell", "custom-webhook/team")
+        assert made == changed and len(made.splitlines()) == 3
+        assert sorted(it["name"] for it in cluster.call("POST", "/automations/filter", {})) == sorted(made.splitlines())
+
+        overrides = {**LIMITS, "limits.orphan_after": 900.0, "search.searchers": 1, "alarms.late_after": 1.0}
+        flow = Flow(cluster, root, "r", overrides=overrides)
+        run = flow.run()
+        leases = at_work(run, *ROLES)
+        behave(run, "searcher-000", "hang")
+        until(lambda: [it for it in heard if "tba.role-late" in it and "searcher-000" in it], "the alarm is told")
+        behave(run, "searcher-000", "work")
+        at_work(run, "searcher-000", life=2)
+
+        cluster.kill("worker-tba")
+        cluster.python("-m", "flows.automations", "--silent-after", "10")
+        cluster.python("-c", BEAT, flow.id)  # its last; otherwise there is one every thirty seconds
+        until(lambda: flow.runs() == 2 or flow.state() in ("CRASHED", "SCHEDULED"), "its silence is noticed", PATIENCE)
+        cluster.python("-m", "flows.automations")
+        cluster.start_workers("tba")
+        until(
+            lambda: len([e for e in read_events(run) if e["kind"] == "role-adopted"]) == 3, "all are adopted", PATIENCE
+        )
+        assert read_lease(run, "trainer") == leases["trainer"] or is_running(leases["trainer"].pid)
+        finish(run)
+        assert flow.ended()["type"] == "COMPLETED"
+        until(lambda: [it for it in heard if "tba.run-finished" in it], "good news are told, too")
+
+
+@contextmanager
+def listener() -> Iterator[tuple[str, list[str]]]:
+    """An address on loopback, and what has been posted there."""
+    heard: list[str] = []
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Listener) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/", heard
+        finally:
+            server.shutdown()
+            thread.join()
