@@ -17,7 +17,7 @@ from storage.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "weights").write_text("much")
     print(folder, flush=True)
-    time.sleep(1000)
+    time.sleep(30)
 """
 
 
