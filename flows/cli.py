@@ -73,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_stop(commands)
     _add_sql(commands)
     _add_report(commands)
+    _add_browse(commands)
     _add_check(commands)
     _add_compact(commands)
     _add_export(commands)
@@ -258,6 +259,26 @@ def _add_report(commands: Any) -> None:
     )
 
 
+def _add_browse(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "browse",
+        browse_command,
+        "Look through a run's log in a browser, also while it is running.",
+        "Trajectories by form or by SQL, each token by token with the steps that drew it and the version that made\n"
+        "it; steps with what they learned from, and in words why. It only reads, and only this machine sees it: with\n"
+        "another --host whoever looks needs the token that is printed.",
+        "example:\n  tba browse first",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("--port", type=_port, default=8610, metavar="N", help="default: 8610; 0 is any that is free")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
+    parser.add_argument("--token", action="store_true", help="ask for a token on this machine, too")
+    parser.add_argument(
+        "--seconds", type=_seconds, default=20.0, metavar="S", help="the longest that a query may take (default: 20)"
+    )
+
+
 def _add_check(commands: Any) -> None:
     parser = _add(
         commands,
@@ -385,6 +406,12 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"a number from 0 to 65535, got {text!r}")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -500,6 +527,18 @@ def report_command(options: argparse.Namespace) -> int:
     runs = [open_run(name) for name in options.run]
     print(comparison.write(runs, options.output) if len(runs) > 1 else report.write(runs[0], options.output))
     return DONE
+
+
+def browse_command(options: argparse.Namespace) -> int:
+    from flows.browse import server
+
+    return server.browse(
+        open_run(options.run),
+        host=options.host,
+        port=options.port,
+        with_token=options.token,
+        seconds=options.seconds,
+    )
 
 
 def check_command(options: argparse.Namespace) -> int:

@@ -1,0 +1,51 @@
+"""A run's tokenizer, as its versions carry it: what each token of a response reads as."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from storage import layout
+from storage.run import Run
+from storage.versions import Versions
+from tba.errors import TBAError
+
+_FILE = "tokenizer.json"
+
+
+class Tokens:
+    """Read from storage when it is first asked for. Nothing else is looked at: neither hub nor cache."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._first = threading.Lock()
+        self._tokenizer: Any = None
+        self._was_read = False
+
+    def texts(self, tokens: Sequence[int]) -> list[str] | None:
+        """Of each token its part of the text; empty where a character goes on in the next one. None without a
+        tokenizer that can say it."""
+        with self._first:
+            if not self._was_read:
+                self._tokenizer, self._was_read = _read(self._run), True
+        if self._tokenizer is None:
+            return None
+        from tokenizers.decoders import DecodeStream
+
+        try:
+            stream = DecodeStream(skip_special_tokens=False)
+            return [stream.step(self._tokenizer, token) or "" for token in tokens]
+        except Exception:  # whatever the library says of numbers that are none of its tokens
+            return None
+
+
+def _read(run: Run) -> Any:
+    from tokenizers import Tokenizer
+
+    try:
+        for version in reversed(Versions(run).complete()):
+            key = f"{layout.version(version)}{_FILE}"
+            if run.store.exists(key):
+                return Tokenizer.from_str(run.store.read(key).decode())
+    except (TBAError, Exception):  # a damaged one is as good as none: `tba check` names it
+        return None
+    return None

@@ -1,0 +1,526 @@
+"""`tba browse`: what its pages say is what storage says; nobody sees them who should not, and nothing in them runs."""
+
+import http.client
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+import duckdb
+import pytest
+from playwright.sync_api import Browser
+
+import storage
+from flows.browse import server
+from flows.browse.frame import shown
+from flows.browse.look import Look, TooLong
+from flows.browse.server import Door
+from flows.browse.step import Drawn
+from flows.charts import number
+from flows.cli import main
+from storage.run import Run
+from tests.browser import open_page
+from tests.storage.synthetic import STEPS, SyntheticRun, make_live_run, make_run
+
+HOSTILE = (
+    "</textarea></pre></title><script>document.title = 'owned'</script><img src=x onerror=alert(1)>'\"\u202ex\0y&amp;"
+)
+SLOW = "select sum(a.i * b.i) from range(10000000) a(i), range(10000000) b(i)"
+
+
+class Site:
+    """Pages of a run, from a server in a thread."""
+
+    def __init__(self, door: Door, look: Look):
+        self.door = door
+        self.look = look
+        self.url = f"http://127.0.0.1:{door.port}"
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.door.port, timeout=60)
+        try:
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            got = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, got, answer.read().decode()
+        finally:
+            connection.close()
+
+    def text(self, path: str) -> str:
+        status, _, body = self.ask(path)
+        assert status == 200, body
+        return Whole(body).said
+
+    def link(self, path: str, **query: str) -> str:
+        return f"{path}?{urlencode(query)}"
+
+
+class Whole(HTMLParser):
+    """The words of a page, whose tags have to close."""
+
+    VOID = ("meta", "link", "br", "input")
+    INSIDE_SVG = ("rect", "line", "circle", "polyline", "polygon")
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.parts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    @property
+    def said(self) -> str:
+        return " ".join("".join(self.parts).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag != "script"
+        assert not any(name.startswith("on") or name == "style" for name, _ in attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None: ...
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.parts.append(data)
+
+
+@contextmanager
+def serve(run: Run, *, with_token: bool = False, seconds: float = 20.0, host: str = "127.0.0.1") -> Iterator[Site]:
+    listening, door = server.open_door(host, 0, with_token=with_token)
+    look = Look(run, seconds)
+    uvicorn = server.make_server(look, door)
+    thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield Site(door, look)
+    finally:
+        uvicorn.should_exit = True
+        thread.join(30)
+        listening.close()
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(str(tmp_path_factory.mktemp("root")))
+
+
+@pytest.fixture(scope="module")
+def con(finished: Run) -> duckdb.DuckDBPyConnection:
+    return storage.connect(finished)
+
+
+@pytest.fixture(scope="module")
+def site(finished: Run) -> Iterator[Site]:
+    with serve(finished) as site:
+        yield site
+
+
+def one(con: duckdb.DuckDBPyConnection, query: str) -> tuple:
+    [row] = con.execute(query).fetchall()
+    return row
+
+
+# --- what the pages say -----------------------------------------------------------------------------------------------
+
+
+def test_every_link_leads_somewhere(site: Site):
+    """From the first page on, whatever pages link to is whole and there: the first few of each kind."""
+    seen: set[str] = set()
+    kinds: Counter[str] = Counter()
+    ahead = ["/"]
+    while ahead:
+        path = ahead.pop(0)
+        kind = path.split("/")[1].split("?")[0]
+        if path in seen or kinds[kind] == 3:
+            continue
+        seen.add(path)
+        kinds[kind] += 1
+        status, _, body = site.ask(path)
+        assert status in (200, 303), path
+        Whole(body)
+        ahead += links(body)
+    expected = {"", "steps", "step", "trajectories", "trajectory", "version", "prompt", "sql", "refresh"}
+    assert set(kinds) == expected
+
+
+def links(body: str) -> list[str]:
+    class Links(HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.found: list[str] = []
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            self.found += [value or "" for name, value in attrs if tag == "a" and name == "href"]
+
+    parser = Links()
+    parser.feed(body)
+    return parser.found
+
+
+def test_a_step_says_what_it_raised_and_lowered_most(site: Site, con: duckdb.DuckDBPyConnection):
+    said = site.text("/step/7")
+    draws, version = one(
+        con, "select count(*), any_value(s.version) from draws join steps s using (step) where step = 7"
+    )
+    assert f"It learned from {draws} draws" in said
+    assert f"from version {version}" in said
+    pushes = con.execute(
+        "select trajectory_id, sum(advantage) as push, any_value(advantage) "
+        "from learned_from(7) group by 1, slot order by 2"
+    ).fetchall()
+    lowest, highest = pushes[0], pushes[-1]
+    body = site.ask("/step/7")[2]
+    for word, (name, push, advantage) in (("raised", highest), ("lowered", lowest)):
+        assert (push > 0) == (word == "raised")
+        told = body.split(f">{word}</b>")[1].split("</p>")[0]
+        assert f"/trajectory/{name}'" in told
+        assert f"{number(abs(advantage))}</span>" in told
+
+
+def test_a_target_is_told_only_where_it_is_what_reward_and_log_z_come_to():
+    """Of residuals that somebody made up none is; of those of the loss it is the log-ratio without a residual."""
+    row = {
+        "reward": 1.0,
+        "log_z": 9.78,
+        "logp": -1.0,
+        "ref_logp": -1.7,
+        "residual": 0.7 + 9.78 - 20.0,
+        "advantage": 0.47,
+    }
+    assert Drawn(row, 4).wants(0.05) == pytest.approx(20.0 - 9.78)
+    assert Drawn(row, 4).push == pytest.approx(4 * 0.47)
+    assert Drawn({**row, "residual": 1.0}, 4).wants(0.05) is None
+    assert Drawn({**row, "residual": None}, 4).wants(0.05) is None
+    assert Drawn({**row, "logp": None}, 4).has is None
+
+
+def test_a_step_that_was_taken_twice_has_a_page_of_each(site: Site, con: duckdb.DuckDBPyConnection):
+    losses = dict(con.execute("select attempt, loss from steps_all where step = 5").fetchall())
+    assert set(losses) == {1, 2}
+    assert "attempt 2 · also taken by attempt 1" in site.text("/step/5")
+    assert "attempt 1, abandoned" in site.text("/step/5?attempt=1")
+    assert site.ask("/step/5?attempt=3")[0] == 404
+
+
+def test_a_trajectory_has_its_tokens_with_their_log_ratios(site: Site, con: duckdb.DuckDBPyConnection):
+    name, tokens, mask = one(
+        con,
+        "select trajectory_id, response_tokens, loss_mask from trajectories where loss_mask is not null "
+        "and trajectory_id in (select trajectory_id from draws) order by trajectory_id limit 1",
+    )
+    _, _, body = site.ask(f"/trajectory/{name}")
+    spans = body.split("<pre class='tokens'>")[1].split("</pre>")[0].split("<span class='t ")[1:]
+    assert [span.startswith("masked") for span in spans] == [not own for own in mask]
+    for at, (span, token) in enumerate(zip(spans, tokens, strict=True)):
+        assert f"token {at + 1} of {len(tokens)}, number {token}" in span
+        if mask[at]:
+            assert span.startswith("m10")  # -0.5 - (-0.25): as far below 0 as colours go here
+            assert "log-ratio −0.25 = −0.5 − (−0.25)" in span
+    for (step,) in con.execute("select distinct step from draws where trajectory_id = ?", [name]).fetchall():
+        assert f"href='/step/{step}'" in body
+    for (other,) in con.execute("select trajectory_id from group_of(?)", [name]).fetchall():
+        assert f"/trajectory/{other}'" in body
+    version, attempt = one(
+        con, f"select version_start, version_start_attempt from trajectories where trajectory_id = '{name}'"
+    )
+    assert f"href='/version/{version}/{attempt}'" in body
+
+
+@pytest.mark.parametrize(
+    ("form", "condition"),
+    [
+        ({}, "true"),
+        ({"reward_from": "1"}, "reward >= 1"),
+        ({"searcher": "1", "version_from": "1", "version_to": "2"}, "searcher = 1 and version_start between 1 and 2"),
+        ({"drawn": "yes"}, "trajectory_id in (select trajectory_id from draws)"),
+        ({"drawn": "no", "age_to": "1"}, "age <= 1 and trajectory_id not in (select trajectory_id from draws)"),
+        ({"text": "1+2", "in": "prompt"}, "true"),
+        ({"text": "it's"}, "false"),
+        ({"where": "seq = 2 or seq = 3 -- these", "reward_to": "0"}, "seq in (2, 3) and reward <= 0"),
+    ],
+)
+def test_the_form_finds_what_sql_finds_and_is_written_out_as_it(
+    site: Site, con: duckdb.DuckDBPyConnection, form: dict[str, str], condition: str
+):
+    (count,) = one(con, f"select count(*) from trajectories where {condition}")
+    _, _, body = site.ask(site.link("/trajectories", **form))
+    assert f">{count:,} trajector" in body
+    query = body.split("<textarea")[1].split(">", 1)[1].split("</textarea>")[0]
+    assert len(con.execute(unescape(query)).fetchall()) == count
+    assert site.ask(site.link("/sql", query=unescape(query)))[0] == 200
+
+
+def test_pages_of_what_is_found_follow_each_other(site: Site, con: duckdb.DuckDBPyConnection):
+    (count,) = one(con, "select count(*) from trajectories")
+    found: list[str] = []
+    for page in range(count // 50 + 1):
+        body = site.ask(site.link("/trajectories", order="longest", page=str(page)))[2]
+        found += [link for link in links(body) if link.startswith("/trajectory/")]
+        assert ("after →" in body) == (page < count // 50)
+    assert len(found) == len(set(found)) == count
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("selec 1", "syntax error"),
+        ("select nonsense from steps", "nonsense"),
+        ("create view trajectories as select 1", "one query that reads"),
+        ("select 1; select 2", "one query that reads"),
+        ("from '/etc/passwd.csv'", "disabled by configuration"),
+        ("select getenv('HOME')", "getenv"),
+        ("", ""),
+    ],
+)
+def test_what_sql_cannot_do_is_said_beside_the_box(site: Site, query: str, said: str):
+    status, _, body = site.ask(site.link("/sql", query=query))
+    assert status == 200
+    assert said in body
+    assert ("role='alert'" in body) == bool(said)
+    assert query.split("'")[0] in Whole(body).said
+
+
+def test_what_a_form_cannot_mean_is_said_beside_it(site: Site):
+    for form, said in (({"reward_from": "nan"}, "reward from: a number"), ({"where": "nonsense"}, "nonsense"),
+                       ({"page": "-1"}, "page: a number"), ({"order": "x"}, "order")):  # fmt: skip
+        body = site.ask(site.link("/trajectories", **form))[2]
+        assert said in body.split("role='alert'>")[1]
+
+
+def test_a_query_that_takes_too_long_ends_and_the_next_is_answered(finished: Run):
+    with serve(finished, seconds=0.5) as site:
+        body = site.ask(site.link("/sql", query=SLOW))[2]
+        assert "longer than 0.5 seconds" in body
+        assert f"<td class='n'>{STEPS}</td>" in site.ask(site.link("/sql", query="select count(*) from steps"))[2]
+        with pytest.raises(TooLong), site.look._turn(), site.look._turn():
+            pass
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/nothing", "/step/99", "/step/0x1", f"/step/{'9' * 30}", "/trajectory/9/9/9", "/version/77", "/prompt?id=none"],
+)
+def test_what_is_not_there_is_said_to_be_missing(site: Site, path: str):
+    status, headers, body = site.ask(path)
+    assert status == 404
+    assert "default-src 'none'" in headers["content-security-policy"]
+    assert "there is no" in Whole(body).said
+
+
+def test_a_run_that_goes_on_is_seen_anew_when_asked(tmp_path: Path):
+    run = make_live_run(str(tmp_path))
+    with serve(run) as site:
+        before = site.text("/trajectories")
+        SyntheticRun.of(run).search(version=2)
+        assert site.text("/trajectories") == before
+        status, headers, _ = site.ask("/refresh?to=/trajectories")
+        assert (status, headers["location"]) == (303, "/trajectories")
+        assert site.text("/trajectories") != before
+        for elsewhere in ("//example.org", "/\\example.org", "https://example.org", "/refresh"):
+            assert site.ask(site.link("/refresh", to=elsewhere))[1]["location"] == "/"
+        assert site.ask("/step/5")[0] == 404  # its record is there, its ledger is not
+
+
+# --- who may look -----------------------------------------------------------------------------------------------------
+
+
+def test_every_answer_tells_browsers_to_run_and_fetch_nothing(site: Site):
+    for path in ("/", "/nothing", "/refresh"):
+        _, headers, _ = site.ask(path)
+        policy = headers["content-security-policy"]
+        for part in ("default-src 'none'", "frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"):
+            assert part in policy
+        assert "unsafe" not in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-store"
+        assert "server" not in headers
+
+
+def test_only_reading_is_possible(site: Site):
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+        status, headers, _ = site.ask("/", method)
+        assert (status, headers["allow"]) == (405, "GET, HEAD")
+    status, _, body = site.ask("/step/7", "HEAD")
+    assert (status, body) == (200, "")
+
+
+def test_a_name_that_is_not_this_machines_is_refused(site: Site):
+    port = site.door.port
+    for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"LOCALHOST:{port}", f"[::1]:{port}"):
+        assert site.ask("/", Host=host)[0] == 200
+    for host in (
+        "example.org",
+        f"example.org:{port}",
+        "localhost",
+        f"localhost:{port + 1}",
+        f"127.0.0.1.example.org:{port}",
+        "",
+    ):
+        status, _, body = site.ask("/", Host=host)
+        assert status == 421
+        assert "first" not in Whole(body).said
+
+
+def test_another_site_can_link_here_and_nothing_else(site: Site):
+    crossed = {"Sec-Fetch-Site": "cross-site"}
+    assert site.ask("/", **crossed, **{"Sec-Fetch-Mode": "navigate"})[0] == 200
+    assert site.ask("/", **crossed, **{"Sec-Fetch-Mode": "no-cors"})[0] == 403
+    assert site.ask("/refresh", **crossed, **{"Sec-Fetch-Mode": "navigate"})[0] == 403
+
+
+def test_beyond_this_machine_a_token_is_asked_for(finished: Run):
+    with serve(finished, host="0.0.0.0") as site:
+        token = site.door.token
+        assert token
+        assert len(token) > 40
+        assert token in site.door.address
+        cookie = f"{site.door.cookie}={token}"
+        for path, headers in (
+            ("/", {}), ("/?token=", {}), (f"/?token={token[:-1]}", {}), (f"/?token={quote('é')}", {}),
+            ("/", {"Cookie": f"{site.door.cookie}="}), ("/", {"Cookie": f"{site.door.cookie}=\"x"}),
+            ("/", {"Cookie": "a b;;="}),
+        ):  # fmt: skip
+            status, got, body = site.ask(path, **headers)
+            assert status == 403
+            assert "set-cookie" not in got
+            assert "first" not in Whole(body).said
+        status, got, body = site.ask(f"/step/7?token={token}&attempt=2")
+        assert got["set-cookie"].startswith(f"{cookie};")
+        assert "httponly" in got["set-cookie"].lower()
+        assert "samesite=strict" in got["set-cookie"].lower()
+        assert "0;url=/step/7?attempt=2" in body
+        assert "Step" not in body
+        assert site.ask("/step/7", Cookie=f"other=1; {cookie}", Host="machine.example.org")[0] == 200
+        assert token not in site.ask("/", Cookie=cookie)[2]
+
+
+def test_a_token_can_be_asked_for_on_this_machine_too(finished: Run):
+    with serve(finished, with_token=True) as site:
+        assert site.ask("/")[0] == 403
+        assert site.ask(f"/?token={site.door.token}", Host="example.org")[0] == 421
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_a_port_that_is_in_use_is_named(finished: Run, capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["browse", finished.url, "--port", str(port)]) == 2
+    assert f"error: --port: {port} is in use" in capsys.readouterr().err
+    assert main(["browse", finished.url, "--host", "no such host"]) == 2
+    assert "error: --host:" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_it(finished: Run):
+    command = [sys.executable, "-m", "flows.cli", "browse", finished.url, "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout
+    said = process.stdout.readline()
+    assert said.startswith("first at http://127.0.0.1:")
+    port = int(said.split(":")[2].split("/")[0])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/")  # it may not listen to signals before it answers
+    assert connection.getresponse().read()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
+    connection.close()
+
+
+# --- in a real browser ------------------------------------------------------------------------------------------------
+
+
+def test_a_text_is_shown_as_it_is_and_what_is_invisible_by_name():
+    assert shown("a<b>&\u202eb\0\ud800") == (
+        "a&lt;b&gt;&amp;<span class='odd'>U+202E</span>b<span class='odd'>U+0000</span><span class='odd'>U+D800</span>"
+    )
+    assert shown("é 漢字 🙂\n\tx") == "é 漢字 🙂\n\tx"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_pages_are_as_wide_as_their_window_and_complain_of_nothing(site: Site, browser: Browser, dark: bool):
+    paths = ("/", "/steps", "/trajectories", "/step/7", "/trajectory/0/2/1", "/version/2", "/prompt?id=train/0",
+             "/sql?query=from+draws")  # fmt: skip
+    with open_page(browser, dark=dark) as page:
+        for path in paths:
+            page.goto(site.url + path)
+            for width in (400, 1280):
+                page.set_viewport_size({"width": width, "height": 900})
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            assert page.evaluate("getComputedStyle(document.body).maxWidth") == "1080px"  # the policy lets its style be
+
+
+def test_a_reader_goes_from_a_choice_to_a_token_to_a_step_to_a_version_and_back(
+    site: Site, browser: Browser, con: duckdb.DuckDBPyConnection
+):
+    with open_page(browser) as page:
+        page.goto(site.url)
+        page.get_by_role("link", name="Trajectories", exact=True).click()
+        page.get_by_label("reward from").fill("1")
+        page.get_by_label("drawn by a step").select_option("yes")
+        page.get_by_role("button", name="Find").click()
+        assert "reward >= 1" in page.locator("textarea").input_value()
+        assert page.get_by_label("reward from").input_value() == "1"
+        page.locator(".hits a").first.click()
+        name = page.inner_text("h1").removeprefix("Trajectory ")
+        reward, version = one(con, f"select reward, version_start from trajectories where trajectory_id = '{name}'")
+        assert reward == 1
+        token = page.locator(".t").first
+        token.focus()
+        assert "log-ratio" in page.evaluate("getComputedStyle(document.activeElement, '::after').content")
+        (step,) = one(con, f"select min(step) from draws where trajectory_id = '{name}'")
+        page.locator("table").first.get_by_role("link", name=str(step), exact=True).click()
+        assert page.inner_text("h1") == f"Step {step}"
+        assert page.locator(f"a[href='/trajectory/{name}']").count() > 0
+        page.go_back()
+        page.get_by_role("link", name=str(version), exact=True).first.click()
+        assert page.inner_text("h1") == f"Version {version}"
+        page.go_back()
+        page.go_back()
+        assert page.get_by_label("reward from").input_value() == "1"
+        page.get_by_role("button", name="Run it").click()
+        assert page.locator("td a[href^='/trajectory/']").count() > 0
+
+
+def test_what_a_model_writes_is_seen_and_never_runs(tmp_path: Path, browser: Browser):
+    made = SyntheticRun(str(tmp_path), "nasty")
+    made.says = HOSTILE
+    run = made.finish().run
+    doubled = HOSTILE.replace("'", "''")
+    seen = HOSTILE.replace("\u202e", "U+202E").replace("\0", "U+0000")
+    with serve(run) as site, open_page(browser) as page:
+        for path in ("/step/7", "/trajectory/0/2/1", "/trajectories", site.link("/prompt", id="train/0"),
+                     site.link("/trajectories", text=HOSTILE, where=f"response = '{HOSTILE}"),
+                     site.link("/sql", query=f"select '{doubled}' as \"{HOSTILE[:20]}\"")):  # fmt: skip
+            page.goto(site.url + path)
+            assert page.title().endswith(" · nasty"), path
+            assert page.locator("script, img").count() == 0
+            assert seen[:60] in page.inner_text("body") or "where=" in path
+        page.goto(f"{site.url}/trajectory/0/2/1")
+        page.locator("summary", has_text="As text").click() if page.locator("summary").count() else None
+        assert seen in page.inner_text("body")
+
+
+def test_the_token_is_given_once_and_kept_by_the_browser(finished: Run, browser: Browser):
+    with serve(finished, with_token=True) as site, open_page(browser) as page:
+        page.goto(f"{site.url}/steps?token={site.door.token}")
+        page.wait_for_url(f"{site.url}/steps")
+        page.get_by_role("link", name=str(STEPS), exact=True).click()
+        assert page.inner_text("h1") == f"Step {STEPS}"
+        assert page.evaluate("document.cookie") == ""
