@@ -279,8 +279,8 @@ def test_pages_of_what_is_found_follow_each_other(site: Site, con: duckdb.DuckDB
     [
         ("selec 1", "syntax error"),
         ("select nonsense from steps", "nonsense"),
-        ("create view trajectories as select 1", "one query that reads"),
-        ("select 1; select 2", "one query that reads"),
+        ("create view trajectories as select 1", "it begins with select"),
+        ("select 1; select 2", "it begins with select"),
         ("from '/etc/passwd.csv'", "disabled by configuration"),
         ("select getenv('HOME')", "getenv"),
         ("", ""),
@@ -289,8 +289,8 @@ def test_pages_of_what_is_found_follow_each_other(site: Site, con: duckdb.DuckDB
 def test_what_sql_cannot_do_is_said_beside_the_box(site: Site, query: str, said: str):
     status, _, body = site.ask(site.link("/sql", query=query))
     assert status == 200
-    assert said in body
     assert ("role='alert'" in body) == bool(said)
+    assert said in body.split("role='alert'>")[-1]
     assert query.split("'")[0] in Whole(body).said
 
 
