@@ -77,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_check(commands)
     _add_compact(commands)
     _add_export(commands)
+    _add_import(commands)
     _add_grade(commands)
     _add_audit(commands)
     _add_fork(commands)
@@ -334,6 +335,37 @@ def _add_export(commands: Any) -> None:
     parser.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
 
 
+def _add_import(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "import",
+        import_command,
+        "Take responses from elsewhere into a run, to be trained on.",
+        "FILES are JSON lines or Parquet, also at s3:// or hf:// URLs, or folders that `tba export --query` made.\n"
+        "A row has `prompt_id`, or the text of the `prompt`; a `response`, or `response_tokens`; and, if known, its\n"
+        "`reward`, whether it is `finished`, and `behaviour_logps`. What has no reward is scored by the task.\n"
+        "Nothing is stored unless all rows are good, and what has been imported before is not stored again.",
+        "examples:\n"
+        "  tba import first rollouts.jsonl --map response=completion --map reward=score\n"
+        "  tba import first ./imitate --dry-run",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("files", metavar="FILES", nargs="+", help="each becomes one shard, or is told to be imported")
+    parser.add_argument(
+        "--map",
+        metavar="FIELD=NAME",
+        action="append",
+        nargs="+",
+        default=[],
+        dest="renamed",
+        help="what a field is called in the files; may be repeated",
+    )
+    parser.add_argument(
+        "--version", type=int, metavar="N", help="count them as by this version (default: 0, the start)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be imported and store nothing")
+
+
 def _add_grade(commands: Any) -> None:
     parser = _add(
         commands,
@@ -563,6 +595,20 @@ def export_command(options: argparse.Namespace) -> int:
         raise ConfigError(f"{'--adapter' if adapter else '--attempt'} does not apply to --query")
     else:
         print(dataset.export(run, options.query, options.folder))
+    return DONE
+
+
+def import_command(options: argparse.Namespace) -> int:
+    from flows import imports
+
+    told = imports.import_files(
+        open_run(options.run),
+        options.files,
+        renamed=[text for texts in options.renamed for text in texts],
+        version=options.version,
+        dry_run=options.dry_run,
+    )
+    print("\n".join(told))
     return DONE
 
 

@@ -2,6 +2,7 @@
 flows/reader.py makes in a process without torch."""
 
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from functools import partial
@@ -46,6 +47,8 @@ from tba.tasks import get_task, policy_maker
 from tba.trainer import Trainer
 from tba.training_state import TrainingState
 from tba.types import Prompt, Version
+
+log = logging.getLogger(__name__)
 
 MODEL_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".py")
 """What is fetched of a model's folder: weights as safetensors only, whatever else tokenizers and models are made of."""
@@ -190,6 +193,20 @@ def _load_models(task: Task, run: Run, config: Config, tell: Tell) -> None:
 def _scorer(config: Config, adapter: Adapter | None, folder: Path, version: Version) -> PolicyScorer:
     policy = load_policy(config, adapter, folder)
     return PolicyScorer(policy, version, compute_dtype=config.training.compute_dtype)
+
+
+def open_scorer(run: Run, config: Config, task: Task) -> PolicyScorer:
+    """What scores responses from elsewhere as searchers score theirs: the reference, and the task with its models. The
+    run has a reference."""
+
+    def tell(status: str, **progress: float) -> None:
+        log.info(status)
+
+    _load_models(task, run, config, tell)
+    versions = Versions(run)
+    reference = versions.reference()
+    assert reference is not None
+    return _scorer(config, find_adapter(run, config, tell), versions.load(reference), reference)
 
 
 def load_policy(config: Config, adapter: Adapter | None, path: str | Path | None, *, device: str = "") -> Policy:

@@ -33,6 +33,8 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SEARCHER = re.compile(r"searcher=(\d{3,})")
 _SHARD = re.compile(r"trajectories/searcher=(\d{3,})/seq=(\d{8,})\.parquet")
 _LARGEST = 2**31 - 1  # of a searcher and of a seq: they are columns of 32 bits
+IMPORTS = 1_000_000_000
+"""Numbers from here on are no searchers of the run: each is of a file that was imported, by what it holds."""
 
 
 def _number(digits: int) -> str:
@@ -93,6 +95,11 @@ def shard(searcher: int, seq: int) -> str:
     if not (0 <= searcher <= _LARGEST and 0 <= seq <= _LARGEST):
         raise ValueError(f"searcher and seq are numbers from 0 to {_LARGEST}, got {searcher} and {seq}")
     return f"{searcher_folder(searcher)}seq={seq:08d}.parquet"
+
+
+def imported(sha256: str) -> int:
+    """As which searcher a file is imported that holds rows of this digest."""
+    return IMPORTS + int(sha256[:16], 16) % 1_000_000_000
 
 
 def parse_shard(key: str) -> tuple[int, int] | None:

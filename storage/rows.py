@@ -2,10 +2,10 @@
 
 import fnmatch
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import fsspec
 
@@ -20,14 +20,39 @@ def read_rows(url: str, *, limit: int | None = None, fields: Collection[str] | N
     """The rows of a file at a path or a `file://`, `s3://` or `hf://` URL, in its order, `limit` at most; if its name
     has a `*`, of all such files, in the order of their names. Of these fields, if any are given, where rows have them.
     DataError names the URL, and the line, at fault."""
-    suffix = PurePosixPath(url).suffix
-    if suffix not in _READABLE:
-        raise DataError(f"{url}: rows come from {', '.join(_READABLE)} files, not {suffix or 'one without a suffix'!r}")
+    suffix = _suffix(url)
     rows: list[dict[str, Any]] = []
     for part in _parts(url):
         data, left = _read(part), None if limit is None else limit - len(rows)
         rows += _parquet(part, data, left, fields) if suffix == ".parquet" else _json_lines(part, data, left, fields)
     return rows
+
+
+class Placed(NamedTuple):
+    """A row and where it stands, for whoever has to name it: `FILE line 3`, or `FILE row 3` of Parquet."""
+
+    place: str
+    row: dict[str, Any]
+
+
+def placed_rows(url: str) -> dict[str, list[Placed]]:
+    """The rows of each of the files that `read_rows` reads for a URL, by the name of the file."""
+    found: dict[str, list[Placed]] = {}
+    for part in _parts(url):
+        data = _read(part)
+        if _suffix(part) == ".parquet":
+            rows = enumerate(_parquet(part, data, None, None), start=1)
+            found[part] = [Placed(f"{part} row {number}", row) for number, row in rows]
+        else:
+            found[part] = [Placed(f"{part} line {n}", _row(part, n, line)) for n, line in _numbered_lines(data)]
+    return found
+
+
+def _suffix(url: str) -> str:
+    suffix = PurePosixPath(url).suffix
+    if suffix not in _READABLE:
+        raise DataError(f"{url}: rows come from {', '.join(_READABLE)} files, not {suffix or 'one without a suffix'!r}")
+    return suffix
 
 
 def _parts(url: str) -> list[str]:
@@ -69,9 +94,12 @@ def _parquet(url: str, data: bytes, limit: int | None, fields: Collection[str] |
 
 
 def _json_lines(url: str, data: bytes, limit: int | None, fields: Collection[str] | None) -> list[dict[str, Any]]:
-    lines = ((number, line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip())
-    rows = (_row(url, number, line) for number, line in islice(lines, limit))
+    rows = (_row(url, number, line) for number, line in islice(_numbered_lines(data), limit))
     return [{name: row[name] for name in row if fields is None or name in fields} for row in rows]
+
+
+def _numbered_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip())
 
 
 def _row(url: str, number: int, line: bytes) -> dict[str, Any]:

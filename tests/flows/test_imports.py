@@ -1,0 +1,229 @@
+"""`tba import`: responses from elsewhere are trained on like any other, or refused by the row at fault."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from flows import audit, forks, plan, wiring
+from flows.cli import main
+from flows.compact import compact_run
+from storage import layout
+from storage.check import check
+from storage.prompts import read_prompts
+from storage.run import Run
+from storage.versions import Versions
+from tba.errors import DeadlinePassed
+from tba.policy import Policy, PolicyScorer
+from tba.types import Prompt, Version
+from tests.flows.roles import DRAWS, LEDGER
+from tests.flows.test_forks import rows
+from tests.flows.test_roles import live, settings
+from tests.flows.test_vllm import response
+from tests.tba.tiny import tiny_folder
+
+STEPS, K = 8, 4
+DRAWN = "select distinct d.trajectory_id from draws d, trajectories t"
+LEARNING = {
+    "training.steps": STEPS,
+    "training.responses_per_prompt": K,
+    "search.initial_fill": 16,
+    "sync.checkpoint_every": 1,
+    "limits.data_deadline": 2.0,
+}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
+
+
+def begun(policy: Path, root: str, **changes: object) -> Run:
+    """A run whose trainer has stored what it begins with, and found nobody who generates."""
+    run = plan.start(settings(policy, **{**LEARNING, **changes}), root, "taken")
+    [ended] = live(run, "trainer", wiring.run_trainer)
+    assert isinstance(ended, DeadlinePassed)
+    return run
+
+
+@pytest.fixture(scope="module")
+def empty(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Nothing is imported into it."""
+    return begun(policy, str(tmp_path_factory.mktemp("root")))
+
+
+def given(run: Run, prompts: int = 6, responses: int = K, first: int = 0) -> list[dict[str, Any]]:
+    """Right and wrong answers to some prompts, all of them different."""
+    asked = read_prompts(run, "train")[first : first + prompts]
+    answers = [[it.answer, *(f"{it.answer}{n}" for n in range(1, responses))] for it in asked]
+    return [{"prompt_id": it.prompt_id, "response": said} for it, of in zip(asked, answers, strict=True) for said in of]
+
+
+def written(path: Path, found: Sequence[Mapping[str, Any]]) -> str:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in found))
+    return str(path)
+
+
+def imported(run: Run, *arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["import", run.url, *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_run_learns_from_what_was_imported_alone_and_so_does_a_fork_which_takes_more_in(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = begun(policy, str(tmp_path / "root"))
+    found = given(run)
+    told = imported(run, written(tmp_path / "a.jsonl", found), capsys=capsys)
+    assert "24 responses to 6 prompts, 24 of them to be scored by the task" in told
+    assert live(run, "trainer", wiring.run_trainer) == []
+    assert len(rows(run, f"{DRAWN} where d.trajectory_id = t.trajectory_id and searcher >= {layout.IMPORTS}")) > K
+    assert rows(run, "select count(*) from draws") == [(STEPS * 4 * K,)]
+    assert rows(run, "select response, reward from trajectories where reward = 1 order by prompt_id") == [
+        (row["response"], 1.0) for row in found[::K]
+    ]
+    same, further = (forks.fork(run, 4, {}, name=name) for name in ("same", "further"))
+    more = written(tmp_path / "b.jsonl", given(run, first=6))
+    imported(further, more, capsys=capsys)
+    for fork in (same, further):
+        assert live(fork, "trainer", wiring.run_trainer) == []
+    assert rows(same, LEDGER) == rows(run, LEDGER) and rows(same, DRAWS) == rows(run, DRAWS)
+    news = "(select prompt_id from trajectories where sync > 0)"
+    assert rows(further, f"select min(step) > 4, count(*) > 0 from draws where prompt_id in {news}") == [(True, True)]
+    compact_run(run)
+    for it in (run, same, further):
+        assert check(it).problems == [] and audit.audit(it, STEPS).ok
+    assert main(["import", run.url, more]) == 2
+    assert "has finished, nothing would admit them; `tba fork taken --step 8" in capsys.readouterr().err
+
+
+def test_a_policy_comes_to_say_what_was_rewarded(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    changes = {"training.steps": 40, "training.learning_rate": 1e-2, "search.temperature": 1.0}
+    run = begun(policy, str(tmp_path / "root"), **changes)
+    found = given(run, prompts=4)
+    imported(run, written(tmp_path / "a.jsonl", found), capsys=capsys)
+    assert live(run, "trainer", wiring.run_trainer) == []
+    versions = Versions(run)
+    before, after = (right(versions.load(it), run) for it in (versions.complete()[0], versions.complete()[-1]))
+    assert min(new - old for old, new in zip(before, after, strict=True)) > 1.0
+
+
+def right(folder: Path, run: Run) -> list[float]:
+    """By how much the right responses are likelier than the others of their prompts, on average."""
+    stored = rows(run, "select prompt_id, prompt_tokens, response_tokens, reward from trajectories order by all")
+    loaded, gaps = PolicyScorer(Policy.load(folder), Version(0, 1)), dict[str, list[list[float]]]()
+    for prompt_id, prompt_tokens, tokens, reward in stored:
+        prompt = Prompt(prompt_id=prompt_id, text="", tokens=tuple(prompt_tokens))
+        [[logps]] = loaded.token_logps([prompt], [[response(tuple(tokens))]], temperature=1.0)
+        gaps.setdefault(prompt_id, [[], []])[int(reward)].append(sum(logps))
+    return [sum(good) / len(good) - sum(bad) / len(bad) for bad, good in gaps.values()]
+
+
+KILLED = """
+import os, signal, sys
+from flows import cli, imports
+store = imports._store
+def second(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+def first(*arguments):
+    store(*arguments)
+    imports._store = second
+imports._store = first
+cli.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_what_was_killed_has_imported_whole_files_and_is_finished_by_the_same_command(
+    policy: Path, root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = begun(policy, root, **{"training.steps": 2})
+    files = [written(tmp_path / name, given(run, first=first)) for name, first in (("a.jsonl", 0), ("b.jsonl", 6))]
+    done = subprocess.run([sys.executable, "-c", KILLED, "import", run.url, *files], capture_output=True)
+    assert done.returncode == -signal.SIGKILL
+    assert len(run.store.list(layout.TRAJECTORIES)) == 1
+    told = imported(run, *files, capsys=capsys).splitlines()
+    assert "a.jsonl: imported already" in told[0] and "b.jsonl: 24 responses" in told[1]
+    assert len(run.store.list(layout.TRAJECTORIES)) == 2
+    assert live(run, "trainer", wiring.run_trainer) == []
+    assert rows(run, "select count(*), count(distinct content_hash) from trajectories") == [(48, 48)]
+    assert rows(run, "select count(*) from events where kind = 'imported'") == [(2,)]
+    assert check(run).problems == []
+
+
+def test_the_same_rows_in_another_form_are_the_same_import(
+    empty: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    found = given(empty, prompts=2)
+    prompts = {it.prompt_id: it for it in read_prompts(empty, "train")}
+    others = [
+        {"question": prompts[row["prompt_id"]].text, "completion": row["response"], "id": n}
+        for n, row in enumerate(reversed(found))
+    ]
+    folder = tmp_path / "set"
+    (folder / "data").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(others), folder / "data" / "train.parquet")
+    names = ("--map", "prompt=question", "response=completion")
+    [one] = imported(empty, written(tmp_path / "a.jsonl", found), "--dry-run", capsys=capsys).splitlines()[:1]
+    [two] = imported(empty, str(folder), "--dry-run", *names, capsys=capsys).splitlines()[:1]
+    assert one.rpartition(" ")[2] == two.rpartition(" ")[2]
+    assert empty.store.list(layout.TRAJECTORIES) == []
+
+
+GOOD = {"prompt_id": "train-00000", "response_tokens": [3, 4, 1]}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"response": "1"}, "prompt_id or prompt is needed"),
+        ({**GOOD, "prompt_id": "train-99999"}, "'train-99999' is no prompt of the run"),
+        ({**GOOD, "prompt_id": "test-00000"}, "'test-00000' is held out for evaluation"),
+        ({**GOOD, "prompt": "1+1="}, "prompt '1+1=' is not what the run asks as 'train-00000'"),
+        ({"prompt": "1+1=", "response": "2"}, "prompt '1+1=' is no prompt of the run, whose first is"),
+        ({"prompt_id": 3, "response": "2"}, "prompt_id must be text, got 3"),
+        ({"prompt_id": "train-00000", "completion": "2"}, "response or response_tokens is needed (it has 'prompt_id',"),
+        ({"prompt_id": "train-00000", "response": ""}, "response is empty"),
+        ({"prompt_id": "train-00000", "response": "~"}, "characters that the tokenizer does not know"),
+        ({**GOOD, "response_tokens": []}, "must have 1 to"),
+        ({**GOOD, "response_tokens": [3] * 99}, "(search.max_response_tokens), got 99"),
+        ({**GOOD, "response_tokens": [3, 999, 1]}, "response_tokens must be 0 to"),
+        ({**GOOD, "response_tokens": [3, 1.5]}, "must be a list of whole numbers, got [3, 1.5]"),
+        ({**GOOD, "response_tokens": [1, 3]}, "goes on after end token 1"),
+        ({**GOOD, "finished": False}, "finished is False, but the last token is an end token"),
+        ({**GOOD, "response": "7"}, "response_tokens say '01', but response '7'"),
+        ({**GOOD, "reward": float("nan")}, "reward must be a number of at most 1e+100 in size, got nan"),
+        ({**GOOD, "reward": True}, "reward must be a number"),
+        ({**GOOD, "behaviour_logps": [-1.0]}, "behaviour_logps must be as many as response_tokens, 3, got 1"),
+        ({**GOOD, "behaviour_logps": [-1.0, 0.5, 0.0]}, "behaviour_logps must be a list of numbers of at most 0"),
+    ],
+)
+def test_a_row_that_cannot_be_trained_on_is_named_and_nothing_is_stored(
+    empty: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], row: Mapping[str, Any], said: str
+):
+    good, bad = (written(tmp_path / name, found) for name, found in (("a.jsonl", [GOOD]), ("b.jsonl", [GOOD, row])))
+    assert main(["import", empty.url, good, bad]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"error: {tmp_path}/b.jsonl line 2: ") and said in error
+    assert empty.store.list(layout.TRAJECTORIES) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--map", "answer=x"], "--map: FIELD=NAME with a field of prompt_id, prompt, response"),
+        (["--version", "3"], "--version: taken keeps no version 3"),
+    ],
+)
+def test_options_that_say_nothing_of_the_run_are_refused(
+    empty: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+):
+    assert main(["import", empty.url, written(tmp_path / "a.jsonl", [GOOD]), *arguments]) == 2
+    assert said in capsys.readouterr().err
