@@ -78,6 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_compact(commands)
     _add_export(commands)
     _add_import(commands)
+    _add_wandb(commands)
     _add_grade(commands)
     _add_audit(commands)
     _add_fork(commands)
@@ -366,6 +367,21 @@ def _add_import(commands: Any) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would be imported and store nothing")
 
 
+def _add_wandb(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "wandb",
+        wandb_command,
+        "Write the metrics and scores of a run to Weights & Biases, from its log.",
+        "For a run that had W&B off, or whose W&B run was lost: a new W&B run has each step and each evaluated\n"
+        "version once. It is written offline, and `wandb sync` sends it, unless --online.",
+        "example:\n  tba wandb first --project experiments",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("--project", help="of W&B (default: metrics.wandb_project of the run)")
+    parser.add_argument("--online", action="store_true", help="send it at once")
+
+
 def _add_grade(commands: Any) -> None:
     parser = _add(
         commands,
@@ -609,6 +625,17 @@ def import_command(options: argparse.Namespace) -> int:
         dry_run=options.dry_run,
     )
     print("\n".join(told))
+    return DONE
+
+
+def wandb_command(options: argparse.Namespace) -> int:
+    from storage.wandb_writer import rebuild
+
+    run = open_run(options.run)
+    project = options.project or run.config.get("metrics", {}).get("wandb_project", "tba")
+    folder, steps, versions = rebuild(run, project, "online" if options.online else "offline")
+    print(f"{steps} steps and the scores of {versions} versions")
+    print(folder if options.online else f"wandb sync {folder}")
     return DONE
 
 

@@ -42,6 +42,9 @@ _STEP = (
 )
 _LAST = (("weights_sha256", pa.string()), ("created_at", pa.timestamp("us", tz="UTC")))
 
+NO_METRICS = tuple(name for name, _ in (*_STEP, *_LAST))
+"""Columns of steps that were not measured."""
+
 
 class ParquetLedger:
     """The `Ledger` of one attempt."""

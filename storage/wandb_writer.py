@@ -11,13 +11,16 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from storage import layout
+from storage import layout, records
+from storage.attempts import accepts, chain, stands
 from storage.cache import cache_folder
 from storage.evaluations import Evaluations
+from storage.ledger import NO_METRICS, read_entries
 from storage.run import Run
 from tba.errors import StorageError
 from tba.types import Score, Version
@@ -52,19 +55,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def begin(run: Run, project: str, mode: str) -> Any:
-    """One W&B run per run: later attempts of the trainer continue it."""
+def begin(run: Run, project: str, mode: str, *, anew: str = "") -> Any:
+    """One W&B run per run: later attempts of the trainer continue it. With `anew` another one, as W&B gives the id of a
+    run that was deleted to none again."""
     import wandb
 
     session = wandb.init(
         project=project,
-        id=hashlib.sha256(f"{run.url} {run.created_at}".encode()).hexdigest()[:16],
+        id=hashlib.sha256(f"{run.url} {run.created_at}{anew}".encode()).hexdigest()[:16],
         name=run.name,
         group=run.config.get("task", {}).get("name"),
         job_type="train",
         config=run.config,
         mode="offline" if mode == "offline" else "online",
-        resume="allow" if mode == "online" else None,
+        resume="allow" if mode == "online" and not anew else None,
         dir=str(_folder(run)),
         settings=wandb.Settings(console="off", silent=True, disable_git=True),
     )
@@ -89,6 +93,42 @@ def pass_on(run: Run, session: Any) -> None:
                 log.warning("wandb failed %d times in a row and is left alone; the ledger has everything", failures)
                 return
     scores.send(session, now=True)
+
+
+def rebuild(run: Run, project: str, mode: str) -> tuple[str, int, int]:
+    """A W&B run of all that the ledger and the evaluator have stored, each step once: the folder it was written to, and
+    how many steps and versions it has."""
+    import wandb
+
+    entries = [entry.step for sync, attempt in _closed(run) for entry in read_entries(run, sync, attempt)]
+    spans, by_version = chain(run), dict[Version, list[Score]]()
+    for score in Evaluations(run).scores():
+        if stands(spans, score.version):
+            by_version.setdefault(score.version, []).append(score)
+    lines = [(entry["step"], _line(entry)) for entry in entries]
+    lines += [(own[0].step, {f"eval/{it.metric}": it.value for it in own}) for own in by_version.values()]
+    try:
+        session = begin(run, project, mode, anew=f" {records.now()}")
+    except Exception as error:
+        raise StorageError(f"W&B is not available: {type(error).__name__}: {error}") from error
+    for step, line in sorted(lines, key=lambda it: it[0]):
+        session.log({AXIS: step, **line})
+    folder = str(Path(session.dir).parent)
+    session.finish()
+    wandb.teardown()  # waits for W&B's own process, which writes the file
+    return folder, len(entries), len(by_version)
+
+
+def _closed(run: Run) -> list[tuple[int, int]]:
+    """The syncs whose ledgers count, in order, each with its attempt."""
+    spans, names = chain(run), (layout.parse_ledger(entry.key) for entry in run.store.list(layout.STEPS))
+    found = [name for name in names if name and accepts(spans, name)]
+    return sorted((name.number, name.attempt) for name in found)
+
+
+def _line(entry: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {name: value for name, value in entry.items() if name not in NO_METRICS}
+    return {_name(name): value for name, value in numbers.items() if isinstance(value, int | float)}
 
 
 def leave_after(seconds: float) -> None:

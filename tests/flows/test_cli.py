@@ -33,7 +33,7 @@ from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, 
 
 COMMANDS = (
     "run", "resume", "runs", "watch", "scale", "stop", "sql", "report", "check", "export", "grade", "audit", "fork",
-    "compact", "import",
+    "compact", "import", "wandb",
 )  # fmt: skip
 
 

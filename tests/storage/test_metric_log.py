@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 
+from flows.cli import main
 from storage.evaluations import Evaluations
 from storage.metric_log import NoMetrics, open_metric_log
 from storage.run import Run
+from storage.views import connect
 from tba.types import Score, Version
+from tests.storage.synthetic import make_run
 
 SCRIPT = """
 import sys
@@ -140,3 +143,24 @@ def test_a_folder_that_cannot_be_written_is_a_warning(run: Run):
 def test_a_server_that_does_not_answer_is_not_waited_for(run: Run):
     said = train(run, "online", 1, 2, patience=1.0, WANDB_BASE_URL="http://127.0.0.1:9")
     assert "left alone" in said or "the run goes on without it" in said
+
+
+def test_a_run_without_wandb_is_rebuilt_from_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Each step once, also of a run whose trainer took steps again, with what the views say of it."""
+    for name, value in {"DO_NOT_TRACK": "1", "HOME": str(tmp_path), "TBA_CACHE": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    run = make_run(str(tmp_path / "root"))
+    assert main(["wandb", run.url, "--project", "again"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    (session,) = sessions(run)
+    assert told[-1] == f"wandb sync {session.parent}"
+    found = history(session)
+    with connect(run) as con:
+        steps = con.sql("select step, loss, seconds_wait from steps order by step").fetchall()
+        scores = con.sql("select distinct step from evaluations order by step").fetchall()
+    assert [(it["trainer/step"], it["loss/value"], it["time/wait"]) for it in found if "loss/value" in it] == steps
+    assert [(it["trainer/step"],) for it in found if "eval/greedy" in it] == scores
+    assert [it["trainer/step"] for it in found] == sorted(it["trainer/step"] for it in found)
+    assert not {"train/weights_sha256", "train/sync", "train/attempt"} & {name for it in found for name in it}
