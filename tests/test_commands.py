@@ -145,7 +145,7 @@ EXCUSES = [
     Excuse("python -m benchmarks", "it measures for minutes to days, and writes into the repository", has_its_options),
     Excuse("python -m flows.stack", "tests/flows/test_stack.py starts one", has_its_options),
     Excuse("prefect deployment run", "tests/flows run deployments on a server of their own", is_a_deployment),
-    Excuse("prefect (worker start|--no-prompt deploy)|for pool in .* prefect work-pool create", "as above"),
+    Excuse("prefect (server|worker) start|prefect --no-prompt deploy|for pool in .* work-pool create", "as above"),
     Excuse(r"(\S*python3? -m |\S*)pip (install|download)", "it reaches a registry", has_its_files),
     Excuse(r"python\S* -m venv", "it takes seconds, and is not ours"),
     Excuse("(HF_HUB_OFFLINE=1 )?lm-eval/bin/lm_eval", "lm-eval has an environment of its own, and needs the hub"),
