@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 SETTINGS = HERE / "site.yml"
-AS_THEY_ARE = (".svg", ".png", ".csv", ".css", ".js")
+AS_THEY_ARE = (".svg", ".png", ".webp", ".csv", ".css", ".js")
 MOVED = {"README.md": "index.md", "benchmarks/README.md": "benchmarks.md", "docs/results/README.md": "results/index.md"}
 _FENCED = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
