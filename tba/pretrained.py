@@ -79,7 +79,7 @@ def local_folder(setting: str, path: str | Path, *, revision: str = "main") -> P
     if Path(path).is_dir():
         return Path(path)
     try:
-        wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py"]
+        wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
         return Path(snapshot_download(str(path), revision=revision, allow_patterns=wanted))
     except (OSError, ValueError) as error:
         raise _cannot_load(setting, path, error) from error

@@ -161,10 +161,14 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     proxy: Proxy
 
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # of a client that has given up, or was killed
+            super().handle()
+
     def forward(self) -> None:
         operation, key = self.operation()
         fault = self.proxy.next_fault(operation, key)
-        with suppress(ConnectionError):  # of a client that has given up
+        with suppress(ConnectionError):
             self.meet(fault, operation, key)
 
     def operation(self) -> tuple[Operation, str]:
