@@ -308,6 +308,7 @@ def die_as_planned(process: ForkServerProcess, kill: Kill, roles: dict[str, Fork
 
 def fails_without_reader(trainer: ForkServerProcess) -> bool:
     """A trainer whose reader is killed says so and ends by itself; one that has finished before has none."""
+    pids = list[int]()
     while trainer.is_alive() and not (pids := readers_of(trainer)):
         trainer.join(0.02)
     if not trainer.is_alive():

@@ -42,7 +42,7 @@ from benchmarks.shards import SEARCHERS, filled, make_round
 from flows import reader
 from flows.charts import Series, picture
 from flows.reader import Reader, serve
-from flows.role import switch_soon
+from flows.threads import switch_soon
 from storage import layout
 from storage.attempts import claim_attempt
 from storage.events import Events
@@ -52,11 +52,11 @@ from storage.sampler import default_sampler
 from storage.schema import encode, to_table
 from storage.syncs import Shard
 from tba.batching import Batch
-from tba.config import quickstart
 from tba.interfaces import ReplayBuffer
 from tba.learner import Learner
 from tba.messages import take_pipes
 from tba.policy import Policy
+from tba.presets import preset
 from tba.tasks.quickstart_policy import make_model, make_tokenizer
 from tba.timing import timed
 from tba.types import Eligibility
@@ -270,7 +270,7 @@ def gradient_steps() -> Callable[[], Any]:
 
 
 def make_learner() -> Learner:
-    config = quickstart()
+    config = preset("quickstart")
     search = replace(config.search, responses_per_prompt=RESPONSES)
     training = replace(
         config.training, prompts_per_step=SLOTS, responses_per_prompt=RESPONSES, groups_per_micro_batch=SLOTS

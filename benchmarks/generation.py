@@ -93,13 +93,15 @@ def measure(workload: Workload) -> dict[str, Any]:
         write_model(workload, Path(folder))
         generator = TransformersGenerator(batch_responses=workload.batch, max_response_tokens=workload.response_tokens)
         generator.adopt(Path(folder), Version(0, 1))
-        model = LlamaForCausalLM.from_pretrained(folder).to(resolve_device("auto")).eval()
+        model: Any = LlamaForCausalLM.from_pretrained(folder)
+    model.to(resolve_device("auto")).eval()
 
     def ours() -> int:
         responses = generate(generator, prompts, seeds, temperature=1.0)
         return sum(len(response.tokens) for group in responses for response in group)
 
-    ours(), plain(model, workload, prompts)  # the first of each warms up
+    for warm_up in (ours, lambda: plain(model, workload, prompts)):
+        warm_up()
     pairs = [(speed(ours), speed(lambda: plain(model, workload, prompts))) for _ in range(REPEATS)]
     result = {
         **asdict(workload),
@@ -115,7 +117,7 @@ def measure(workload: Workload) -> dict[str, Any]:
     return result
 
 
-def plain(model: LlamaForCausalLM, workload: Workload, prompts: list[Prompt]) -> int:
+def plain(model: Any, workload: Workload, prompts: list[Prompt]) -> int:
     """Tokens of real responses, up to their end; what `generate` pads them with is not counted."""
     counted, per_batch = 0, max(1, workload.batch // workload.samples)
     for first in range(0, len(prompts), per_batch):

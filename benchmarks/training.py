@@ -181,7 +181,7 @@ def two_passes_of(learner: Learner, batch: Batch) -> Callable[[], None]:
 
 
 def bare(learner: Learner, batch: Batch, *, packs: bool, output_layer: bool = True) -> None:
-    model = learner.policy.model
+    model: Any = learner.policy.model
     for part in parts_of(learner, batch):
         if packs:
             row = Row.of(groups_of(part)[0], tokens_per_call(model.device), model.device)
@@ -283,7 +283,7 @@ def peak_bytes(learner: Learner, form: Callable[[], object]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         form()
     assert profiled.profiler and profiled.profiler.kineto_results
-    events = [it for it in profiled.profiler.kineto_results.events() if it.name() == "[memory]"]
+    events: list[Any] = [it for it in profiled.profiler.kineto_results.events() if it.name() == "[memory]"]
     held = np.cumsum([it.nbytes() for it in sorted(events, key=lambda it: it.start_ns())])
     return int(held.max())
 

@@ -71,9 +71,11 @@ def measure(options: argparse.Namespace, folder: Path, device: str) -> dict[str,
     plain = TransformersGenerator(device=device, max_response_tokens=TOKENS)
     engine = start_engine(device)
     memory, answers, took = list[tuple[float, float]](), list[tuple[Response, Response]](), timed(seconds)
+    parameters = 0
     try:
         for number in range(options.updates + 1):
             version, policy = Version(number, 1), make_policy(options, seed=number)
+            parameters = sum(it.numel() for it in policy.model.parameters())
             place = folder / "policy"
             shutil.rmtree(place, ignore_errors=True)
             took("save", policy.snapshot().save, place)
@@ -96,7 +98,7 @@ def measure(options: argparse.Namespace, folder: Path, device: str) -> dict[str,
             engine.close()
     size = sum(path.stat().st_size for path in (folder / "copy").glob("*.safetensors"))
     result = {
-        "parameters": sum(it.numel() for it in policy.model.parameters()),
+        "parameters": parameters,
         "megabytes": round(size / 1e6, 1),
         "updates": options.updates,
         "milliseconds": {name: round(1000 * statistics.median(found), 2) for name, found in seconds.items()},

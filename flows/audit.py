@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flows.progress import bar
-from flows.role import use_threads
+from flows.threads import use_threads
 from storage import layout
 from storage.attempts import chain
 from storage.ledger import LATER, Entry, read_entries

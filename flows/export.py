@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.role import use_threads
+from flows.threads import use_threads
 from storage import folders, layout
 from storage.run import Run
 from storage.versions import Versions

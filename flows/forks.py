@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from flows import plan
 from flows.progress import bar
-from flows.role import use_threads
 from flows.runs import newest_sync
+from flows.threads import use_threads
 from storage import layout, records
 from storage.attempts import chain, newest_attempt
 from storage.control import change_state

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from flows.progress import bar
-from flows.role import use_threads
 from flows.runs import newest_sync
+from flows.threads import use_threads
 from storage import layout
 from storage.attempts import chain, stands
 from storage.compactions import Compactions

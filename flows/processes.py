@@ -35,6 +35,7 @@ _KINDS: dict[str, Kind] = {"searcher": "searcher", "trainer": "trainer", "evalua
 Command = Callable[["Role", str], list[str]]
 
 FINISHED, FAILED, MISUSED, SUPERSEDED, STOPPED, GAVE_UP = 0, 1, 2, 3, 4, 5  # exit codes of `python -m flows.role`
+LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"  # a supervisor finds errors by it
 CLOCK_SLACK = 2.0  # seconds by which the clocks of a lease and of the process table may disagree
 
 

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.role import LOG_FORMAT, switch_soon, use_threads
+from flows.processes import LOG_FORMAT
+from flows.threads import switch_soon, use_threads
 from storage.run import Run
 from tba.children import end_with_parent
 from tba.config import Config, parse

@@ -10,25 +10,16 @@ import os
 import signal
 import sys
 
-from flows.processes import FAILED, FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED
+from flows.processes import FAILED, FINISHED, GAVE_UP, LOG_FORMAT, MISUSED, STOPPED, SUPERSEDED
+from flows.threads import switch_soon, use_threads
 from storage import layout
 from storage.events import Events
 from storage.leases import HeldLease
 from storage.run import Run
-from tba.children import ask_linux
 from tba.config import parse
 from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded, TBAError
 
 log = logging.getLogger("tba")
-
-LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"  # a supervisor finds errors by it
-
-SWITCH_SECONDS = 1e-5
-"""How soon a trainer's step gets the interpreter back from the threads beside it, which write what a sync stores and
-ask the reader. With Python's own 5 ms a step stood still for three times as long, measured beside a thread that reads.
-"""
-
-_PR_SET_TIMERSLACK = 29
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -94,22 +85,6 @@ def work(role: str, index: int, run: Run, lease: HeldLease, events: Events, *, t
         wiring.run_trainer(run, lease, events)
     else:
         wiring.run_evaluator(run, lease, events)
-
-
-def switch_soon() -> None:
-    """Let no thread of this process wait longer for the interpreter than `SWITCH_SECONDS`."""
-    sys.setswitchinterval(SWITCH_SECONDS)
-    ask_linux(_PR_SET_TIMERSLACK, 1)  # nanoseconds; a wait of this thread is otherwise up to 50 us longer than asked
-
-
-def use_threads(threads: int) -> None:
-    """Import torch, with so many threads for its arithmetic; 0 leaves their number to it."""
-    if threads:
-        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    import torch
-
-    if threads:
-        torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flows import role
-from flows.processes import FAILED
+from flows.processes import FAILED, LOG_FORMAT
 from flows.supervise import ERROR_LINE
 from storage.leases import read_lease
 from storage.run import Run
@@ -29,7 +29,7 @@ def test_what_nobody_foresaw_is_the_last_that_a_role_logs_as_an_error(
         signal.signal(signal.SIGTERM, before)
     lease = read_lease(run, "evaluator")
     assert lease and lease.status == "failed"
-    form = logging.Formatter(role.LOG_FORMAT)
+    form = logging.Formatter(LOG_FORMAT)
     log = [form.format(record) for record in caplog.records]
     assert "Traceback" in "\n".join(log)
     assert ERROR_LINE.findall("\n".join(log))[-1] == "ZeroDivisionError: nothing to divide by"
