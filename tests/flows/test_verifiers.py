@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     changes = {
         "task.name": "verifiers", "task.options": task, "training.steps": 4, "search.max_prompt_tokens": 32,
         "search.max_response_tokens": 48, "search.top_p": 1.0, "search.temperature": 1.0,
-        "training.prompts_per_step": 3, "search.prompts_per_round": 6,
+        "training.prompts_per_step": 3, "search.prompts_per_round": 6, "sync.lag": 1,
     }  # fmt: skip
     run = plan.start(settings(folder, **changes), str(tmp_path_factory.mktemp("root")), "tools")
     run_all(run)
