@@ -1,16 +1,21 @@
 """`tba run` with searcher and evaluator on real engines of vLLM, one of them killed: nothing of an engine outlives its
 role, and what is stored are the policy's log-probabilities."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import storage
+from flows.export import export
 from storage.check import check
 from storage.run import Run
 from storage.versions import Versions
@@ -22,6 +27,16 @@ from tests.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
 
 pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 8
+BY_PLAIN_VLLM = """
+import json, sys
+from vllm import LLM, SamplingParams
+folder, prompts, options = map(json.loads, sys.argv[1:])
+if __name__ == "__main__":
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    found = LLM(folder, dtype="float32", enforce_eager=True, max_model_len=64, **options).generate(prompts, greedy)
+    print(json.dumps([[list(it.prompt_token_ids), list(it.outputs[0].token_ids)] for it in found]))
+"""
+PROMPTS = ["1+1=", "12+34=", "7+8=", "90+9="]
 SETTINGS = {
     **TINY,
     "engine.name": "vllm",
@@ -85,6 +100,33 @@ def test_each_round_is_by_its_version_and_stores_the_log_probabilities_before_to
         assert {(row[1], row[2]) for row in found} == {(round, round)}
         assert distance(versions.load(version), found) < SIMILAR / 2
     assert distance(versions.load(Version(0, 1)), found) > max(0.01, 5 * SIMILAR)
+
+
+def test_an_exported_folder_says_the_same_in_vllm_and_in_transformers(finished: Run, tmp_path: Path):
+    """As others load one: by its path alone."""
+    folder = str(export(finished, STEPS // 2, None, str(tmp_path / "exported")))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    read = [tokenizer(text)["input_ids"] for text in PROMPTS]
+    said = [
+        model.generate(torch.tensor([row]), do_sample=False, max_new_tokens=12, eos_token_id=None)[0, len(row) :]
+        for row in read
+    ]
+    assert by_plain_vllm(folder, tmp_path) == [[a, b.tolist()] for a, b in zip(read, said, strict=True)]
+    assert len({tuple(it.tolist()) for it in said}) == len(PROMPTS)
+
+
+def by_plain_vllm(folder: str, tmp_path: Path) -> list[list[list[int]]]:
+    """What it reads of each prompt, and what it says."""
+    program = tmp_path / "plain.py"
+    program.write_text(BY_PLAIN_VLLM)
+    options = {"kv_cache_memory_bytes": 2**28} if ON_CPU else {"gpu_memory_utilization": 0.2}
+    given = [json.dumps(it) for it in (folder, PROMPTS, options)]
+    quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "WARNING", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    done = subprocess.run(
+        [sys.executable, str(program), *given], env=quiet, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def distance(folder: Path, rows: list[tuple[Any, ...]]) -> float:
