@@ -200,7 +200,8 @@ def _add_scale(commands: Any) -> None:
         scale_command,
         "Change how many searchers a run has, while it runs.",
         "From any machine that reaches its storage: whoever looks after the run starts those that are missing, and\n"
-        "the last ones stop after the round they are at. An interrupted run has so many when it is resumed.",
+        "the last ones stop after the round they are at. An interrupted run has so many when it is resumed. With 0 a\n"
+        "run goes on with the responses that it has, and with what `tba import` brings.",
         "example:\n  tba scale first --searchers 4",
     )
     parser.add_argument("run", metavar="RUN", help=_RUN)

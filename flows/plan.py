@@ -219,12 +219,7 @@ def describe(config: Config) -> str:
         ("syncs", f"every {sync.every} steps, {config.last_sync} in all; a checkpoint every {sync.checkpoint_every}"),
         ("ages", _ages(config)),
         *([("bounds", _bounds(*bounds))] if (bounds := config.sampling.mean_reward_between) else []),
-        (
-            "round",
-            f"{search.prompts_per_round} prompts x {search.responses_per_prompt} responses = "
-            f"{config.responses_per_round}, by each of {search.searchers} searcher(s)"
-            + (f", which has {search.open_rounds} in the making" if search.open_rounds > 1 else ""),
-        ),
+        ("round", _round(config)),
         *([("values", _values(config))] if search.value_samples else []),
         *([("initial fill", f"{search.initial_fill} trajectories")] if sync.lag is None else []),
         ("evaluation", _evaluation(config)),
@@ -242,6 +237,17 @@ def describe(config: Config) -> str:
 
 def _prompts(known: Known) -> str:
     return f"{len(known.chosen):,} of the {len(known.prompts):,} of {known.url}: where {known.where}"
+
+
+def _round(config: Config) -> str:
+    search = config.search
+    if not search.searchers:
+        return "none, as there are no searchers (search.searchers): `tba import` brings what is learnt from"
+    more = f", which has {search.open_rounds} in the making" if search.open_rounds > 1 else ""
+    return (
+        f"{search.prompts_per_round} prompts x {search.responses_per_prompt} responses = {config.responses_per_round}, "
+        f"by each of {search.searchers} searcher(s){more}"
+    )
 
 
 def _micro_batches(training: TrainingConfig) -> str:

@@ -27,7 +27,7 @@ from storage.store import open_store
 from tba.config import Config
 from tba.errors import ConfigError, RunFailed, Stopped, Superseded
 
-AtLeastOne = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
 
 
 @flow(name="tba", persist_result=False)
@@ -35,9 +35,9 @@ def tba(
     task: str = "quickstart",
     run: str | None = None,
     root: str | None = None,
-    steps: AtLeastOne | None = None,
-    searchers: AtLeastOne | None = None,
-    seed: Annotated[int, Field(ge=0)] | None = None,
+    steps: Annotated[int, Field(ge=1)] | None = None,
+    searchers: Count | None = None,
+    seed: Count | None = None,
     launcher: Literal["local", "deployments"] = "local",
     resume: bool = False,
     overrides: dict[str, Any] | None = None,
@@ -50,7 +50,7 @@ def tba(
         run: Name of the run; derived from the task if not given. With `resume`, its name or URL.
         root: Folder or s3:// URL for runs, as the machine that runs this flow sees it.
         steps: Gradient steps to take.
-        searchers: How many searchers generate side by side.
+        searchers: How many searchers generate side by side; with none a run learns from imports alone.
         seed: Of everything random.
         launcher: `local` starts every role beside this flow, `deployments` on the workers of gpu-search and gpu-train.
         resume: Go on with a run that was interrupted or stopped.

@@ -23,8 +23,8 @@ def scale(run: Run, searchers: int) -> str:
 
 
 def _refuse(run: Run, config: Config, summary: Summary, searchers: int) -> None:
-    if not 1 <= searchers <= MOST_SEARCHERS:
-        raise ConfigError(f"--searchers: between 1 and {MOST_SEARCHERS}, got {searchers}")
+    if not 0 <= searchers <= MOST_SEARCHERS:
+        raise ConfigError(f"--searchers: between 0 and {MOST_SEARCHERS}, got {searchers}")
     if summary.state in ("finished", "stopping", "unreadable"):
         raise ConfigError(f"run {run.name!r} is {summary.state}: searchers would be of no use to it")
     if run.inherits and run.inherits.replays:

@@ -371,9 +371,8 @@ def check_fill(config: Config, prompts: Sequence[Prompt]) -> None:
 
 def _stream(config: Config, prompts: Sequence[Prompt], searcher: int) -> PromptStream:
     search = config.search
-    return PromptStream(
-        prompts, seed=config.seed, searcher=searcher, searchers=search.searchers, shuffle=search.shuffle
-    )
+    together = max(1, search.searchers)  # of those that joined a run that began with none, each by itself
+    return PromptStream(prompts, seed=config.seed, searcher=searcher, searchers=together, shuffle=search.shuffle)
 
 
 def _make_prompts(

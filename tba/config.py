@@ -376,8 +376,8 @@ class SamplingConfig:
 class SearchConfig:
     """How searchers generate."""
 
-    searchers: Positive = 1
-    """That generate at once."""
+    searchers: Count = 1
+    """That generate at once; with 0 a run learns from what `tba import` brings alone."""
     responses_per_prompt: Positive = 8
     """S: responses per prompt and visit, at least K."""
     prompts_per_round: Positive = 8

@@ -114,7 +114,7 @@ class Trainer:
             if waited > self.config.limits.data_deadline:
                 raise DeadlinePassed(
                     f"{arrived} of {wanted} trajectories (search.initial_fill) after {waited:.0f} s "
-                    "(limits.data_deadline): are the searchers alive?"
+                    f"(limits.data_deadline): {self.who_is_missing}"
                 )
             self.lease.tell(f"waiting for the initial fill: {arrived} of {wanted}", arrived=arrived, wanted=wanted)
             time.sleep(1.0)  # each look lists the store
@@ -203,8 +203,14 @@ class Trainer:
         raise DeadlinePassed(
             f"fewer than {self.config.batch} responses (a batch) are at most {self.config.sampling.max_age} steps old "
             f"(sampling.max_age) at step {until}, the last before the next sync, after {deadline:g} s "
-            "(limits.data_deadline): are the searchers alive?"
+            f"(limits.data_deadline): {self.who_is_missing}"
         )
+
+    @property
+    def who_is_missing(self) -> str:
+        if self.config.search.searchers:
+            return "are the searchers alive?"
+        return "with search.searchers=0 it waits for `tba import`"
 
     def prepare(self, step: int, admitted: Future[dict[str, Any]]) -> Prepared:
         """Runs in the thread ahead, behind the record that this step may not cross: its batch."""

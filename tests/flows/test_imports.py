@@ -17,13 +17,15 @@ from flows.cli import main
 from flows.compact import compact_run
 from storage import layout
 from storage.check import check
+from storage.leases import read_leases
 from storage.prompts import read_prompts
 from storage.run import Run
 from storage.versions import Versions
 from tba.errors import DeadlinePassed
 from tba.policy import Policy, PolicyScorer
 from tba.types import Prompt, Version
-from tests.flows.roles import DRAWS, LEDGER
+from tests.flows.roles import DRAWS, LEDGER, TINY
+from tests.flows.test_end_to_end import lease_at, opened, tba, until
 from tests.flows.test_forks import rows
 from tests.flows.test_roles import live, settings
 from tests.flows.test_vllm import response
@@ -102,6 +104,36 @@ def test_a_run_learns_from_what_was_imported_alone_and_so_does_a_fork_which_take
         assert check(it).problems == [] and audit.audit(it, STEPS).ok
     assert main(["import", run.url, more]) == 2
     assert "has finished, nothing would admit them; `tba fork taken --step 8" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_run_without_searchers_learns_from_imports_some_of_which_come_while_it_learns(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    log, root = tmp_path / "tba.log", str(tmp_path / "root")
+    changes = {
+        **TINY, "model.path": policy, "search.searchers": 0, "search.initial_fill": 6 * K, "training.steps": 10**6,
+        "training.responses_per_prompt": K, "sync.keep_versions": 1000,
+    }  # fmt: skip
+    given_settings = [f"{key}={value}" for key, value in changes.items()]
+    going = tba("run", "quickstart", "--root", root, "--name", "r", "--set", *given_settings, log=log)
+    try:
+        run = until(lambda: opened(f"{root}/runs/r"), "the run was not created", log)
+        until(lambda: Versions(run).complete(), "there is no version 0", log)
+        imported(run, written(tmp_path / "a.jsonl", given(run)), capsys=capsys)
+        until(lambda: lease_at(run, "trainer", step=4), "the trainer took no steps", log)
+        newest = Versions(run).complete()[-1].number
+        imported(run, written(tmp_path / "b.jsonl", given(run, first=6)), "--version", str(newest), capsys=capsys)
+        drawn = f"{DRAWN} where d.trajectory_id = t.trajectory_id and version_start = {newest}"
+        until(lambda: rows(run, drawn), "nothing of the second import was drawn", log)
+        assert main(["stop", run.url]) == 0 and going.wait(60) != 0
+    finally:
+        going.terminate()
+    assert check(run).problems == []
+    assert newest > 0 and rows(run, "select version_start, count(*) from trajectories group by 1 order by 1") == [
+        (0, 6 * K), (newest, 6 * K),
+    ]  # fmt: skip
+    assert sorted(it.role for it in read_leases(run)) == ["evaluator", "supervisor", "trainer"]
 
 
 def test_a_policy_comes_to_say_what_was_rewarded(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

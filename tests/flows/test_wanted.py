@@ -74,7 +74,7 @@ def test_whoever_does_not_stop_is_named(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("changes", "searchers", "said"),
     [
-        ({}, "0", "--searchers: between 1 and 1000, got 0"),
+        ({}, "-1", "--searchers: between 0 and 1000, got -1"),
         ({"sync.lag": 1, "search.prompts_per_round": 64}, "3", "waits for each of 2 where sync.lag is set, got 3"),
     ],
 )
