@@ -312,12 +312,10 @@ class _Importer:
         return tuple(given)
 
     def _tokenised(self, text: str, finished: bool) -> tuple[int, ...]:
-        if not text:
-            raise _Fault("response is empty")
         tokens = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
         if (unknown := self.tokenizer.unk_token_id) is not None and unknown in tokens:
             raise _Fault(f"response {text!r:.80} has characters that the tokenizer does not know")
-        if not finished or self.end is None or tokens[-1] in self.ends:
+        if not finished or self.end is None or (tokens and tokens[-1] in self.ends):
             return tokens
         return (*tokens, self.end)
 

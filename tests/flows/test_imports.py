@@ -29,7 +29,7 @@ from tests.flows.test_end_to_end import lease_at, opened, tba, until
 from tests.flows.test_forks import rows
 from tests.flows.test_roles import live, settings
 from tests.flows.test_vllm import response
-from tests.tba.tiny import tiny_folder
+from tests.tba.tiny import EOS_ID, tiny_folder, tiny_tokenizer
 
 STEPS, K = 8, 4
 DRAWN = "select distinct d.trajectory_id from draws d, trajectories t"
@@ -193,19 +193,22 @@ def test_what_was_killed_has_imported_whole_files_and_is_finished_by_the_same_co
 def test_the_same_rows_in_another_form_are_the_same_import(
     empty: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    found = given(empty, prompts=2)
+    found = [*given(empty, prompts=2), {"prompt_id": "train-00000", "response": ""}]
     prompts = {it.prompt_id: it for it in read_prompts(empty, "train")}
     others = [
         {"question": prompts[row["prompt_id"]].text, "completion": row["response"], "id": n}
         for n, row in enumerate(reversed(found))
     ]
-    folder = tmp_path / "set"
+    folder, tokenizer = tmp_path / "set", tiny_tokenizer()
     (folder / "data").mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(others), folder / "data" / "train.parquet")
     names = ("--map", "prompt=question", "response=completion")
     [one] = imported(empty, written(tmp_path / "a.jsonl", found), "--dry-run", capsys=capsys).splitlines()[:1]
     [two] = imported(empty, str(folder), "--dry-run", *names, capsys=capsys).splitlines()[:1]
-    assert one.rpartition(" ")[2] == two.rpartition(" ")[2]
+    tokens = {row["response"]: [*tokenizer(row["response"])["input_ids"], EOS_ID] for row in found}
+    third = [{"prompt_id": row["prompt_id"], "response_tokens": tokens[row["response"]]} for row in found]
+    [three] = imported(empty, written(tmp_path / "c.jsonl", third), "--dry-run", capsys=capsys).splitlines()[:1]
+    assert "9 responses" in one and len({it.rpartition(" ")[2] for it in (one, two, three)}) == 1
     assert empty.store.list(layout.TRAJECTORIES) == []
 
 
@@ -222,7 +225,7 @@ GOOD = {"prompt_id": "train-00000", "response_tokens": [3, 4, 1]}
         ({"prompt": "1+1=", "response": "2"}, "prompt '1+1=' is no prompt of the run, whose first is"),
         ({"prompt_id": 3, "response": "2"}, "prompt_id must be text, got 3"),
         ({"prompt_id": "train-00000", "completion": "2"}, "response or response_tokens is needed (it has 'prompt_id',"),
-        ({"prompt_id": "train-00000", "response": ""}, "response is empty"),
+        ({"prompt_id": "train-00000", "response": "", "finished": False}, "must have 1 to 16 tokens"),
         ({"prompt_id": "train-00000", "response": "~"}, "characters that the tokenizer does not know"),
         ({**GOOD, "response_tokens": []}, "must have 1 to"),
         ({**GOOD, "response_tokens": [3] * 99}, "(search.max_response_tokens), got 99"),
