@@ -1,6 +1,7 @@
 """`tba browse`: what its pages say is what storage says; nobody sees them who should not, and nothing in them runs."""
 
 import http.client
+import re
 import signal
 import socket
 import subprocess
@@ -319,6 +320,15 @@ def test_what_is_not_there_is_said_to_be_missing(site: Site, path: str):
     assert status == 404
     assert "default-src 'none'" in headers["content-security-policy"]
     assert "there is no" in Whole(body).said
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+def test_a_run_on_s3_has_the_same_pages(site: Site, con: duckdb.DuckDBPyConnection, root: str):
+    [trajectory] = one(con, "select min(trajectory_id) from draws where step = 2")
+    with serve(make_run(root)) as remote:
+        for path in ("/steps", "/step/2", f"/trajectory/{quote(trajectory)}", "/trajectories?reward_from=1"):
+            here, there = (re.sub(r"\d\d:\d\d:\d\d", "", it.text(path)) for it in (site, remote))
+            assert here == there
 
 
 def test_a_run_that_goes_on_is_seen_anew_when_asked(tmp_path: Path):
