@@ -7,7 +7,6 @@ from typing import Any
 from storage import layout
 from storage.run import Run
 from storage.versions import Versions
-from tba.errors import TBAError
 
 _FILE = "tokenizer.json"
 
@@ -46,6 +45,6 @@ def _read(run: Run) -> Any:
             key = f"{layout.version(version)}{_FILE}"
             if run.store.exists(key):
                 return Tokenizer.from_str(run.store.read(key).decode())
-    except (TBAError, Exception):  # a damaged one is as good as none: `tba check` names it
+    except Exception:  # a damaged one is as good as none: `tba check` names it
         return None
     return None

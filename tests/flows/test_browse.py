@@ -18,6 +18,8 @@ from urllib.parse import quote, urlencode
 import duckdb
 import pytest
 from playwright.sync_api import Browser
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.trainers import BpeTrainer
 
 import storage
 from flows.browse import server
@@ -25,9 +27,12 @@ from flows.browse.frame import shown
 from flows.browse.look import Look, TooLong
 from flows.browse.server import Door
 from flows.browse.step import Drawn
+from flows.browse.tokens import Tokens
 from flows.charts import number
 from flows.cli import main
+from storage import layout
 from storage.run import Run
+from storage.versions import Versions
 from tests.browser import open_page
 from tests.storage.synthetic import STEPS, SyntheticRun, make_live_run, make_run
 
@@ -239,6 +244,21 @@ def test_a_trajectory_has_its_tokens_with_their_log_ratios(site: Site, con: duck
         con, f"select version_start, version_start_attempt from trajectories where trajectory_id = '{name}'"
     )
     assert f"href='/version/{version}/{attempt}'" in body
+
+
+def test_tokens_of_bytes_read_as_the_text_that_they_are_part_of(tmp_path: Path):
+    run, said = make_run(str(tmp_path)), "naïve 漢字\n 🙂 ends"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(["naive ends"], BpeTrainer(initial_alphabet=alphabet, show_progress=False))
+    newest = Versions(run).complete()[-1]
+    run.store.create(f"{layout.version(newest)}tokenizer.json", tokenizer.to_str().encode())
+    numbers = tokenizer.encode(said).ids
+    texts = Tokens(run).texts(numbers)
+    assert texts is not None and "".join(texts) == said and len(numbers) > len(said.split())
+    assert [texts[at] for at, it in enumerate(map(tokenizer.id_to_token, numbers)) if it == "Ċ"] == ["\n"]
 
 
 @pytest.mark.parametrize(
