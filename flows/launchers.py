@@ -126,11 +126,17 @@ def run_here(run: Run) -> None:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the program like Ctrl-C does, through its contexts. Only the main thread can say so."""
+    """SIGTERM ends the program like Ctrl-C does, through its contexts; a second one, as `make` sends to its children
+    and `timeout` to their group, does not disturb that. Only the main thread can say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     finally:

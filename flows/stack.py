@@ -217,11 +217,14 @@ class Stack:
     # Stopping
 
     def stop(self) -> None:
-        with suppress(OSError):
-            self.cancel_runs()
-        for name in sorted(self.processes, key=lambda name: name == "server"):
-            self.tell(f"stopping {name}")
-            _end(self.processes.pop(name))
+        """What was started here ends, even if nobody waits until the runs have."""
+        try:
+            with suppress(OSError):
+                self.cancel_runs()
+        finally:
+            for name in sorted(self.processes, key=lambda name: name == "server"):
+                self.tell(f"stopping {name}")
+                _end(self.processes.pop(name))
 
     def cancel_runs(self) -> None:
         """Cancel what has not ended and wait for it, so that roles are stopped in order."""

@@ -2,6 +2,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -82,8 +83,10 @@ def test_a_run_that_was_asked_to_stop_says_how_to_go_on(run: Run):
         run_here(run)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_program_that_is_told_to_end_stops_its_roles_first(run: Run, number: signal.Signals, code: int):
+@pytest.mark.parametrize(
+    ("numbers", "code"), [([signal.SIGINT], 130), ([signal.SIGTERM], 143), ([signal.SIGTERM] * 3, 143)]
+)
+def test_a_program_that_is_told_to_end_stops_its_roles_first(run: Run, numbers: list[signal.Signals], code: int):
     program = (
         "import sys; from flows.launchers import run_here; from storage.run import Run\n"
         "try: run_here(Run.open(sys.argv[1]))\n"
@@ -91,7 +94,9 @@ def test_a_program_that_is_told_to_end_stops_its_roles_first(run: Run, number: s
     )
     process = subprocess.Popen([sys.executable, "-c", program, run.url], stderr=subprocess.PIPE, text=True)
     leases = at_work(run, *ROLES)
-    process.send_signal(number)
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(0.2)
     _, said = process.communicate(timeout=30)
     assert process.returncode == code
     assert f"`tba resume {run.url}` goes on from there" in said

@@ -42,6 +42,20 @@ def test_a_command_finds_the_server(stack: Stack):
     assert told.stdout.strip() == "b'true'"
 
 
+def test_who_does_not_wait_for_runs_to_be_cancelled_leaves_no_server_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def cancel_runs():
+        raise KeyboardInterrupt
+
+    stack = Stack(tmp_path, pools=())
+    monkeypatch.setattr(stack, "cancel_runs", cancel_runs)
+    stack.processes["server"] = server = subprocess.Popen(["sleep", "600"])
+    with pytest.raises(KeyboardInterrupt):
+        stack.stop()
+    assert server.poll() is not None
+
+
 def test_nothing_of_the_users_own_prefect_is_seen(stack: Stack, monkeypatch):
     monkeypatch.setenv("PREFECT_API_KEY", "secret")
     assert "PREFECT_API_KEY" not in stack.environment
