@@ -257,7 +257,7 @@ def _agreement(slots: Sequence[Sequence[Drawn]]) -> str:
 def _tiles(it: dict[str, Any]) -> str:
     names = {
         "loss": "loss", "grad_norm": "gradient norm", "lr": "learning rate", "beta": "beta",
-        "reward_mean": "mean reward", "log_z": "mean log Z", "log_ratio_mean": "mean log-ratio", 
+        "reward_mean": "mean reward", "log_z": "mean log Z", "log_ratio_mean": "mean log-ratio",
         "residual_abs": "mean |residual|", "equal_rewards": "groups with equal rewards", "tokens": "tokens",
         "seconds_step": "seconds", "seconds_wait": "of them, waiting",
     }  # fmt: skip
