@@ -24,7 +24,8 @@ _MOST_LINES = 8  # of one chart
 _PICTURES = {"Reward of batches": "reward_mean", "Loss": "loss", "Mean age of draws, in steps": "age_mean"}
 
 SCORES = """
-select metric, step, value from evaluations where not abandoned order by length(metric), metric, step
+select metric, step, value from evaluations where not abandoned and value is not null
+order by length(metric), metric, step
 """
 
 BY_VERSION = """

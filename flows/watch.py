@@ -72,7 +72,7 @@ from evaluations, life where created_at > began_at
 """
 
 SCORES = """
-select metric, version, value from evaluations where not abandoned
+select metric, version, value from evaluations where not abandoned and value is not null
 order by length(metric), metric, attempt, version
 """
 

@@ -40,12 +40,14 @@ class Evaluations:
         return {version for version in found if version and stands(spans, version)}
 
     def scores(self) -> list[Score]:
-        """Every score, oldest version first, those of a version in the order in which they were written."""
+        """Every score, oldest version first, those of a version in the order in which they were written. One that was
+        not finite, as a task's own measure may be, is null where it is stored and is left out."""
         found: list[Score] = []
         for record in records.read_all(self.run.store, layout.EVALUATIONS, "version", "attempt", "step", "scores"):
             of = f"version {record['version']}, attempt {record['attempt']}"
             with records.reading(f"{self.run.url}/{layout.EVALUATIONS}: of {of}"):
                 number, attempt, step = records.integers(record, "version", "attempt", "step")
                 version = Version(number, attempt)
-                found += [records.known(Score, score, version=version, step=step) for score in record["scores"]]
+                finite = [score for score in record["scores"] if score["value"] is not None]
+                found += [records.known(Score, score, version=version, step=step) for score in finite]
         return sorted(found, key=lambda score: score.version.order)

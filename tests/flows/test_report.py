@@ -1,5 +1,6 @@
 """The report is one file that says what storage says, for any run in any state."""
 
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -7,13 +8,19 @@ from xml.etree import ElementTree
 
 import pytest
 
+from flows.browse import glance
+from flows.browse.look import Look
 from flows.charts import Series, line_chart, number
+from flows.cli import main
 from flows.page import STYLE, Table
-from flows.report import evaluated, write
+from flows.report import evaluated, render, write
+from flows.summary import last_scores, markdown
+from storage.evaluations import Evaluations
 from storage.run import Run
 from tba.errors import ConfigError
+from tba.types import Score, Version
 from tests.storage.choosing import ONLY_SHORT, make_choosing_run
-from tests.storage.synthetic import copy_run, make_live_run, make_run
+from tests.storage.synthetic import SyntheticRun, copy_run, make_live_run, make_run
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +169,24 @@ def test_a_live_run_and_an_empty_one_can_be_reported(tmp_path: Path):
     assert "Learning" in live.headings
     empty = Run.create(str(tmp_path), "empty", config={}, sampler_sql="", code_version="")
     assert Page(write(empty).read_text()).headings == ["Settings"]
+
+
+def test_a_measure_that_is_no_number_is_left_out_and_the_rest_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    made = SyntheticRun(str(tmp_path), "odd").begin()
+    scores = [("greedy", 0.5), ("greedy_kl", math.inf), ("greedy_perplexity", math.nan)]
+    Evaluations(made.run).write(
+        [Score(version=Version(1, 1), step=2, metric=metric, value=it, n=1, seconds=0.0) for metric, it in scores]
+    )
+    look = Look(made.run, 20.0)
+    assert main(["watch", made.run.url, "--once"]) == 0
+    told = capsys.readouterr().out
+    for said in (render(made.run), markdown(made.run), glance.page(look), told):
+        assert "0.5" in said
+        assert "greedy_kl" not in said.split("Evaluations</h2>")[0]
+    look.close()
+    assert "greedy 0.5" in last_scores(made.run)
 
 
 def test_names_are_escaped(finished: Run, tmp_path: Path):
