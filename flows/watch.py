@@ -16,6 +16,7 @@ from rich.text import Text
 from flows.charts import number
 from flows.progress import bar
 from flows.runs import Summary, living, summarise
+from storage import layout
 from storage.control import read_state
 from storage.events import ROUTINE
 from storage.leases import Lease, read_leases
@@ -36,12 +37,14 @@ select
 from steps where step > (select max(step) from steps) - 20
 """
 
-NEWEST_SHARDS = """
+NEWEST_SHARDS = f"""
+select searcher, max(seq) from shards
+where state in ('admitted', $waiting) and searcher < {layout.IMPORTS} group by searcher
+"""
+
+NEWEST_REWARDS = """
 select avg(reward), count(*), max(version_start), avg(length), avg(finished::int)
-from trajectories
-join (
-    select searcher, max(seq) as seq from shards where state in ('admitted', $waiting) group by searcher
-) using (searcher, seq)
+from trajectories where searcher in ({searchers}) and seq in ({seqs}) and (searcher, seq) in ({newest})
 """
 
 NEWEST_AGES = """
@@ -102,8 +105,20 @@ class View:
         rows = found.fetchall()
         return dict(zip(names, rows[0], strict=True)) if rows else {}
 
-    def values(self, query: str, **parameters: Any) -> tuple[Any, ...]:
-        return self.con.execute(query, parameters or None).fetchall()[0]
+    def values(self, query: str) -> tuple[Any, ...]:
+        return self.con.execute(query).fetchall()[0]
+
+    def newest_rewards(self) -> tuple[Any, ...]:
+        """Of the newest shard of each searcher, the only ones that are opened: reward, how many, the newest version,
+        length, and the share that ended."""
+        # What waits in a replay is its parent's future.
+        waiting = "admitted" if self.replays else "waiting"
+        newest = self.con.execute(NEWEST_SHARDS, {"waiting": waiting}).fetchall()
+        if not newest:
+            return (None, 0, None, None, None)
+        searchers, seqs = (", ".join(map(str, sorted(set(of)))) for of in zip(*newest, strict=True))
+        query = NEWEST_REWARDS.format(searchers=searchers, seqs=seqs, newest=", ".join(map(str, newest)))
+        return self.values(query)
 
     @property
     def replays(self) -> bool:
@@ -228,9 +243,7 @@ def _learning(view: View) -> str:
 
 
 def _reward(view: View) -> str:
-    # What waits in a replay is its parent's future.
-    waiting = "admitted" if view.replays else "waiting"
-    reward, rows, version, length, finished = view.values(NEWEST_SHARDS, waiting=waiting)
+    reward, rows, version, length, finished = view.newest_rewards()
     last = view.row(LAST_STEP).get("reward_mean")
     parts = [] if last is None else [f"last batch {last:.3f}"]
     if rows:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import storage
-from flows import plan, runs
+from flows import plan, runs, watch
 from flows.cli import main
 from storage import layout
 from storage.checkpoints import Checkpoints
@@ -25,8 +25,10 @@ from storage.evaluations import Evaluations
 from storage.events import Events
 from storage.leases import SUPERVISOR, HeldLease, read_leases
 from storage.run import Run
+from storage.trajectories import Trajectories
 from tba.presets import preset
 from tba.types import Score, Version
+from tests.builders import make_shard
 from tests.conftest import s3_root
 from tests.servers import Server
 from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
@@ -455,6 +457,33 @@ def test_watch_of_a_run_without_anything_shows_what_there_is(
     config = Run.open(f"{root}/runs/first").config
     run = Run.create(str(tmp_path), "new", config=config, sampler_sql="", code_version="")
     assert "step 0 of 8" in printed(capsys, "watch", run.url, "--once")
+
+
+def test_watch_tells_of_searchers_what_is_newest_and_not_of_imports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str
+):
+    run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
+    newest = re.findall(r"newest .*", printed(capsys, "watch", run.url, "--once"))
+    elsewhere = layout.imported("0" * 64)
+    rows = make_shard({PROMPTS[0]: [7.0] * 50}, searcher=elsewhere, version_start=Version(2, 1))
+    Trajectories(run).append(elsewhere, 0, rows)
+    assert re.findall(r"newest .*", printed(capsys, "watch", run.url, "--once")) == newest
+    assert newest and newest[0].startswith("newest 12 ")  # of two searchers, two prompts each
+
+
+def test_watch_reads_no_more_of_a_long_run_than_of_a_short_one(tmp_path: Path, root: str):
+    """What is not newest is not opened: here it has gone since the look."""
+    run = copy_run(Run.open(f"{root}/runs/first"), tmp_path / "runs")
+    view = watch.look(run)
+    expected = view.newest_rewards(), view.values(watch.NEWEST_AGES)
+    with view.con.cursor() as con:
+        newest = {key for (key,) in con.execute("select max(key) from shards group by searcher").fetchall()}
+    ledgers = sorted(Path(run.url, layout.DRAWS).iterdir())
+    for path in (*Path(run.url, layout.TRAJECTORIES).rglob("*.parquet"), *ledgers[:-1]):
+        if str(path.relative_to(run.url)) not in newest:
+            path.unlink()
+    assert (view.newest_rewards(), view.values(watch.NEWEST_AGES)) == expected
+    assert expected[0][1] == 12 and expected[1][0] is not None
 
 
 def test_watch_ends_with_the_run(capsys: pytest.CaptureFixture[str]):
