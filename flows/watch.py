@@ -181,7 +181,7 @@ def picture(view: View) -> RenderableType:
         *_scores(view),
     ):
         if content:
-            lines.add_row(name, content)
+            lines.add_row(Text(_plain(name)), Text(_plain(content)))
     return Group(_head(view), _progress(view), *_alarms(view), Text(), lines, Text(), *_events(view))
 
 
@@ -205,7 +205,7 @@ def line(view: View) -> str:
 def _head(view: View) -> Text:
     summary = view.summary
     colour = {"running": "green", "finished": "green", "failed": "red"}.get(summary.state, "yellow")
-    why = f"\n{view.why}" if summary.state in ("stopping", "stopped", "failed") else ""
+    why = f"\n{_plain(view.why)}" if summary.state in ("stopping", "stopped", "failed") else ""
     version = "no version yet" if summary.version is None else f"version {summary.version}"
     parent = f"  fork of {summary.parent}" if summary.parent else ""
     searchers = "" if view.replays else f"  {summary.searchers} of {view.config.search.searchers} searchers"
@@ -319,17 +319,22 @@ def _ends(values: Sequence[str]) -> list[str]:
 def _alarms(view: View) -> list[Text]:
     """Those that last; nothing lasts in a run that has ended."""
     rows = [] if view.summary.state in ENDED else view.con.execute(ALARMS).fetchall()
-    return [Text(f"! {kind}: {message}", f"bold {_COLOURS[severity]}") for kind, message, severity in rows]
+    return [Text(f"! {kind}: {_plain(message)}", f"bold {_COLOURS[severity]}") for kind, message, severity in rows]
 
 
 def _events(view: View) -> list[Text]:
     rows = view.con.execute(LAST_EVENTS).fetchall()
     return [
         Text(
-            f"{at:%H:%M:%S}  {role}  {kind}: {message}",
+            f"{at:%H:%M:%S}  {role}  {kind}: {_plain(message)}",
             _COLOURS.get(severity, "dim"),
             no_wrap=True,
             overflow="ellipsis",
         )
         for at, role, kind, message, severity in reversed(rows)
     ]
+
+
+def _plain(text: str) -> str:
+    """What roles tell may quote anybody: none of it commands the terminal or ends the line."""
+    return "".join(it if it.isprintable() else " " if it.isspace() else "\N{REPLACEMENT CHARACTER}" for it in text)

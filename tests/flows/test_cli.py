@@ -486,6 +486,19 @@ def test_watch_reads_no_more_of_a_long_run_than_of_a_short_one(tmp_path: Path, r
     assert expected[0][1] == 12 and expected[1][0] is not None
 
 
+def test_what_roles_tell_commands_no_terminal_and_is_no_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str
+):
+    run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
+    Events(run, "searcher-000", 1).write("odd", "no [/bold] answer: \x1b]0;owned\x07\u202e\nand more")
+    with HeldLease(run, "evaluator", every=60) as lease:
+        lease.tell("waits for [/data] and [red]more")
+        lease._renew()
+        told = printed(capsys, "watch", run.url, "--once")
+    assert "searcher-000  odd: no [/bold] answer: \ufffd]0;owned\ufffd\ufffd and more" in told
+    assert "waits for [/data] and [red]more" in told
+
+
 def test_watch_ends_with_the_run(capsys: pytest.CaptureFixture[str]):
     assert "finished" in printed(capsys, "watch", "first")
 
