@@ -30,6 +30,7 @@ _UNUSUAL = 2.0  # times the median of those
 _MOST_TOLD = 3
 _OPEN = 3  # slots that are open at first
 _MOST_SLOTS = 256
+_LEAST_PUSH = 1e-3  # less is the rounding of an advantage of 0
 
 STEP = "select * from steps_all where step = {step} order by abandoned, attempt desc"
 BATCH = """
@@ -229,11 +230,13 @@ def _one(one: Drawn, slot: Sequence[Drawn], beta: float | None) -> str:
 def _agreement(slots: Sequence[Sequence[Drawn]]) -> str:
     """How far the push follows rewards, and where it has to come from elsewhere."""
     alike = [slot for slot in slots if len({one.row["reward"] for one in slot}) == 1]
+    differing = [slot for slot in slots if len({one.row["reward"] for one in slot}) > 1]
+    balances = any(one.row["residual"] is not None for slot in slots for one in slot)
     better = worse = better_up = worse_down = 0
-    for slot in slots:
+    for slot in differing:
         mean = sum(one.row["reward"] * one.times for one in slot) / sum(one.times for one in slot)
         for one in slot:
-            if one.row["advantage"] is None or one.row["reward"] == mean or slot in alike:
+            if one.row["advantage"] is None or one.row["reward"] == mean:
                 continue
             if one.row["reward"] > mean:
                 better, better_up = better + one.times, better_up + one.times * (one.push > 0)
@@ -245,12 +248,14 @@ def _agreement(slots: Sequence[Sequence[Drawn]]) -> str:
             f"Of {better:,} draws with a reward above their slot's mean {better_up:,} were raised; of {worse:,} below "
             f"it {worse_down:,} were lowered."
         )
-        balances = any(one.row["residual"] is not None for slot in slots for one in slot)
         if balances and (better_up < better or worse_down < worse):
             said.append("Whatever went the other way is already likelier, or less likely, than its reward asks for.")
     if alike:
         many = "its slot" if len(slots) == 1 else f"{len(alike):,} of {len(slots):,} slots"
-        said.append(f"In {many} all rewards are alike: there nothing but the reference can push.")
+        # A baseline that is not the slot's, as a critic's or the whole batch's, pushes there too.
+        pushed = not balances and any(abs(one.push) > _LEAST_PUSH for slot in alike for one in slot)
+        why = "" if pushed else ": there nothing but the reference can push"
+        said.append(f"In {many} all rewards are alike{why}.")
     return " ".join(said)
 
 

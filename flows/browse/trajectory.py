@@ -25,6 +25,7 @@ from flows.browse.frame import (
 from flows.browse.look import Look, Refused
 from flows.browse.tokens import Tokens
 from flows.page import heading
+from storage import layout
 
 _LEAST_SCALE = 0.25  # nats: where all log-ratios are smaller, no colour is full
 _MOST_TOKENS = 8000
@@ -64,6 +65,7 @@ def page(look: Look, tokens: Tokens, searcher: int, seq: int, row: int) -> str:
     answer = f"<p class='note'>The task compares with {_quoted(asked[0]['answer'])}.</p>" if asked else ""
     name = it["trajectory_id"]
     query = f"from trajectory('{name}')"
+    by = "imported" if _is_imported(it) else f"by searcher {it['searcher']} in its round {it['round']}"
     return frame(
         look,
         f"/trajectory/{name}",
@@ -71,8 +73,7 @@ def page(look: Look, tokens: Tokens, searcher: int, seq: int, row: int) -> str:
         [
             f"<div class='title'><h1>Trajectory {line(name)}</h1><span class='around'>"
             f"{to_sql(query)}</span></div>"
-            f"<p class='lead'>a response to {to_prompt(it['prompt_id'])}, by searcher {it['searcher']} in its round "
-            f"{it['round']}</p>",
+            f"<p class='lead'>a response to {to_prompt(it['prompt_id'])}, {by}</p>",
             _words(it, draws),
             _tiles(it, draws),
             f"{heading('Prompt')}<pre class='text'>{shown(it['prompt'] or '')}</pre>{answer}",
@@ -83,6 +84,10 @@ def page(look: Look, tokens: Tokens, searcher: int, seq: int, row: int) -> str:
     )
 
 
+def _is_imported(it: dict[str, Any]) -> bool:
+    return it["searcher"] >= layout.IMPORTS
+
+
 def _quoted(text: str | None) -> str:
     return f"<q>{line(text or '', 80)}</q>"
 
@@ -91,7 +96,14 @@ def _words(it: dict[str, Any], draws: list[dict[str, Any]]) -> str:
     said = f"Version {to_version(it['version_start'], it['version_start_attempt'])} began it"
     if it["version_start"] != it["version_end"]:
         said += f" and version {to_version(it['version_end'], it['version_end_attempt'])} ended it"
-    parts = [f"{said}, at temperature {told(it['temperature'])}; it earned {told(it['reward'])}."]
+    said += f", at temperature {told(it['temperature'])}"
+    if _is_imported(it):
+        version = to_version(it["version_start"], it["version_start_attempt"])
+        said = (
+            f"It comes from elsewhere, and counts as by version {version}; the log-probabilities of who wrote it are "
+            "those that came with it, or else the reference's"
+        )
+    parts = [f"{said}; it earned {told(it['reward'])}."]
     if it["sync"] is None:
         parts.append("It waits for a sync, and no step could draw it so far.")
     else:

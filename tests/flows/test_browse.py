@@ -26,14 +26,16 @@ from flows.browse import server
 from flows.browse.frame import shown
 from flows.browse.look import Look, TooLong
 from flows.browse.server import Door
-from flows.browse.step import Drawn
+from flows.browse.step import Drawn, _agreement
 from flows.browse.tokens import Tokens
 from flows.charts import number
 from flows.cli import main
 from storage import layout
 from storage.run import Run
+from storage.trajectories import Trajectories
 from storage.versions import Versions
 from tests.browser import open_page
+from tests.builders import make_shard
 from tests.storage.synthetic import STEPS, SyntheticRun, make_live_run, make_run
 
 HOSTILE = (
@@ -283,6 +285,26 @@ def test_the_form_finds_what_sql_finds_and_is_written_out_as_it(
     query = body.split("<textarea")[1].split(">", 1)[1].split("</textarea>")[0]
     assert len(con.execute(unescape(query)).fetchall()) == count
     assert site.ask(site.link("/sql", query=unescape(query)))[0] == 200
+
+
+def test_a_slot_of_equal_rewards_is_pushed_where_the_baseline_is_not_its_own():
+    def drawn(advantage: float, residual: float | None) -> Drawn:
+        return Drawn({"reward": 1.0, "advantage": advantage, "residual": residual}, 1)
+
+    for advantage, residual, said in ((0.4, None, False), (1e-8, None, True), (0.4, -8.0, True)):
+        told = _agreement([[drawn(advantage, residual), drawn(-advantage, residual)]])
+        assert told.startswith("In its slot all rewards are alike")
+        assert ("nothing but the reference" in told) == said
+
+
+def test_a_response_from_elsewhere_is_not_said_to_be_a_searchers(tmp_path: Path):
+    run, elsewhere = make_live_run(str(tmp_path)), layout.imported("0" * 64)
+    Trajectories(run).append(elsewhere, 0, make_shard({"train/0": [1.0, 0.0]}, searcher=elsewhere))
+    with serve(run) as site:
+        said = site.text(f"/trajectory/{elsewhere}/0/0")
+        assert "imported" in said and "counts as by version 0" in said
+        assert "by searcher" not in said and "began it" not in said
+        assert "began it" in site.text("/trajectory/0/0/0")
 
 
 def test_pages_of_what_is_found_follow_each_other(site: Site, con: duckdb.DuckDBPyConnection):
