@@ -1,6 +1,7 @@
 """Trajectories chosen by a form, and what any query finds. The form is written out as the SQL that it stands for."""
 
 import math
+import re
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -33,11 +34,21 @@ _BOUNDS = {
     "length_from": "length >= {}", "length_to": "length <= {}",
 }  # fmt: skip
 
+_NAME = re.compile(r"([0-9]+)/([0-9]+)/[0-9]+")  # of a trajectory
+
 SELECTION = """
 select trajectory_id, prompt, response, reward, length, finished, version_start, age, draws
 from trajectories
 left join (select trajectory_id, count(*) as draws from draws group by trajectory_id) using (trajectory_id)
 {where}order by {order}
+"""
+CHOSEN = """
+select trajectory_id, reward, finished, version_start, draws from ({query}
+)
+"""
+TEXTS = """
+select trajectory_id, prompt, response from trajectories
+where searcher in ({searchers}) and seq in ({seqs}) and trajectory_id in (select unnest(?))
 """
 COUNT = """
 select count(*), min(reward), max(reward)
@@ -57,8 +68,9 @@ def page(look: Look, form: Form) -> str:
         query = SELECTION.format(where=where, order=_ORDERS[_order(form)][1]).strip()
         number = _page(form)
         [(count, low, high)] = look.answer(COUNT.format(where=where), most=1).rows
-        rows = look.answer(query, most=_A_PAGE, skip=number * _A_PAGE).rows
-        found = _counted(count, number, form) + _hits(rows, low, high) + _pages(form, number, count)
+        rows = look.answer(CHOSEN.format(query=query), most=_A_PAGE, skip=number * _A_PAGE).rows
+        hits = _hits(rows, _texts(look, [name for name, *_ in rows]), low, high)
+        found = _counted(count, number, form) + hits + _pages(form, number, count)
     except (Refused, ConfigError) as error:
         wrong = str(error)
     except duckdb.Error as error:
@@ -106,6 +118,16 @@ def sql_page(look: Look, form: Form) -> str:
     )
     here = f"/sql?{_encoded(form)}" if form else "/sql"
     return frame(look, here, "SQL", ["<h1>SQL</h1>", lead, box, found])
+
+
+def _texts(look: Look, names: list[str]) -> dict[str, tuple[str, str]]:
+    """Prompt and response of these trajectories. Only their shards are opened for that: all texts of a run are long."""
+    found = [part.groups() for name in names if (part := _NAME.fullmatch(name))]
+    if not found:
+        return {}
+    searchers, seqs = (", ".join(sorted(set(of))) for of in zip(*found, strict=True))
+    rows = look.ask(TEXTS.format(searchers=searchers, seqs=seqs), [names]).rows
+    return {name: (prompt or "", response or "") for name, prompt, response in rows}
 
 
 def conditions(form: Form) -> str:
@@ -213,13 +235,14 @@ def _counted(count: int, page: int, form: Form) -> str:
     return f"<p class='note'>{count:,} trajector{'y' if count == 1 else 'ies'}{shown}</p>"
 
 
-def _hits(rows: list[tuple[Any, ...]], low: float, high: float) -> str:
+def _hits(rows: list[tuple[Any, ...]], texts: Mapping[str, tuple[str, str]], low: float, high: float) -> str:
     inside = "".join(
         f"<li><a href='{address(name)}'>{chip(reward, low, high)}"
-        f"<span class='one'><span class='faint said'>{line(prompt or '', 90)}</span> "
-        f"<b class='said'>{line(response or '', 120)}</b></span>"
+        f"<span class='one'><span class='faint said'>{line(prompt, 90)}</span> "
+        f"<b class='said'>{line(response, 120)}</b></span>"
         f"<span class='facts'>version {version} · {_times(draws)}{'' if finished else ' · cut off'}</span></a></li>"
-        for name, prompt, response, reward, _, finished, version, _, draws in rows
+        for name, reward, finished, version, draws in rows
+        for prompt, response in [texts.get(name, ("", ""))]
     )
     return f"<ol class='hits'>{inside}</ol>" if rows else ""
 

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
 import storage
-from flows.browse import server
+from flows.browse import finding, server
 from flows.browse.frame import shown
 from flows.browse.look import Look, TooLong
 from flows.browse.server import Door
@@ -285,6 +285,20 @@ def test_the_form_finds_what_sql_finds_and_is_written_out_as_it(
     query = body.split("<textarea")[1].split(">", 1)[1].split("</textarea>")[0]
     assert len(con.execute(unescape(query)).fetchall()) == count
     assert site.ask(site.link("/sql", query=unescape(query)))[0] == 200
+
+
+def test_trajectories_are_chosen_without_the_texts_of_all_of_them(tmp_path: Path):
+    """A choice that asks for no words reads none; then only the shards of what is shown are opened."""
+    look = Look(make_run(str(tmp_path)), 20.0)
+    for form, reads in (({}, False), ({"reward_from": "1", "order": "drawn"}, False), ({"text": "3"}, True)):
+        query = finding.SELECTION.format(where=finding.conditions(form), order="created_at")
+        [[_, plan]] = look.ask(f"explain {finding.CHOSEN.format(query=query)}").rows
+        assert ("response" in plan) == reads
+    for path in Path(look.run.url, "trajectories").rglob("*.parquet"):
+        if path.name != "seq=00000003.parquet":
+            path.unlink()
+    assert finding._texts(look, ["0/3/1", "1/3/0"]) == dict.fromkeys(("0/3/1", "1/3/0"), ("1+2=", "3"))
+    look.close()
 
 
 def test_a_slot_of_equal_rewards_is_pushed_where_the_baseline_is_not_its_own():
