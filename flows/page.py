@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from html import escape
@@ -185,8 +185,8 @@ class Table:
         return list(zip(self.column(x), self.column(name), strict=True))
 
 
-def ask(con: duckdb.DuckDBPyConnection, query: str) -> Table:
-    found = con.execute(query)
+def ask(con: duckdb.DuckDBPyConnection, query: str, parameters: Mapping[str, Any] | None = None) -> Table:
+    found = con.execute(query, parameters)
     columns = [column[0] for column in found.description or ()]
     return Table(columns, found.fetchall())
 

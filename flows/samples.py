@@ -24,24 +24,27 @@ with entered as (select sync, ntile($syncs) over (order by sync) as part from sy
 select max(sync) from entered group by part order by part
 """
 
+CHOSEN = """
+with seen as (
+    select trajectory_id, sync, reward, (min(reward) over () + max(reward) over ()) / 2 as middle
+    from trajectories where sync in ({syncs})
+)
+select trajectory_id, middle from seen
+qualify row_number() over (partition by sync, reward > middle order by hash(trajectory_id)) <= {of_each}
+"""
+
 SAMPLE = """
-with
-  seen as (
-    select *, (min(reward) over () + max(reward) over ()) / 2 as middle from trajectories where sync in ({syncs})
-  ),
-  chosen as (
-    select * from seen
-    qualify row_number() over (partition by sync, reward > middle order by hash(trajectory_id)) <= {of_each}
-  ),
-  drawn as (
+with drawn as (
     select trajectory_id, count(*) as draws, min(step) as first_step, max(step) as last_step
-    from draws where trajectory_id in (select trajectory_id from chosen) group by 1
-  )
+    from draws where trajectory_id in (select unnest($chosen)) group by 1
+)
 select
-  trajectory_id, searcher, version_start, version_end, sync, step, age, prompt, response, reward, middle, length,
+  trajectory_id, searcher, version_start, version_end, sync, step, age, prompt, response, reward, length,
   finished, reward_parts, list_sum(behaviour_logps) - list_sum(ref_logps) as log_ratio,
   coalesce(draws, 0) as draws, first_step, last_step
-from chosen left join drawn using (trajectory_id) order by step desc, trajectory_id
+from trajectories left join drawn using (trajectory_id)
+where sync in ({syncs}) and trajectory_id in (select unnest($chosen))
+order by step desc, trajectory_id
 """
 
 
@@ -50,7 +53,10 @@ def section(con: duckdb.DuckDBPyConnection) -> str:
     syncs = [sync for (sync,) in con.execute(SYNCS, {"syncs": _SYNCS}).fetchall()]
     if not syncs:
         return ""
-    table = ask(con, SAMPLE.format(syncs=", ".join(map(str, syncs)), of_each=_OF_EACH))  # so only their shards are read
+    among = ", ".join(map(str, syncs))  # numbers, so that only their shards are read
+    # First without texts: those of all that entered there may be more than memory holds.
+    chosen = ask(con, CHOSEN.format(syncs=among, of_each=_OF_EACH))
+    table = ask(con, SAMPLE.format(syncs=among), {"chosen": chosen.column("trajectory_id")})
     samples = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     rewards = [it["reward"] for it in samples]
     shown = "".join(_sample(it, min(rewards), max(rewards)) for it in samples)
@@ -61,7 +67,7 @@ def section(con: duckdb.DuckDBPyConnection) -> str:
         "log π − log π_ref.</p>"
         "<div class='controls' hidden><input id='words' type='search' placeholder='search in texts and facts' "
         f"aria-label='search'>{_select('which', _CHOICES)}{_select('order', _ORDERS)}<span id='found'></span></div>"
-        f"<div id='samples' data-middle='{samples[0]['middle']!r}'>{shown}</div></section>"
+        f"<div id='samples' data-middle='{chosen.column('middle')[0]!r}'>{shown}</div></section>"
     )
 
 

@@ -2,12 +2,14 @@
 
 import math
 import re
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from flows import samples
 from flows.browse import glance
 from flows.browse.look import Look
 from flows.charts import Series, line_chart, number
@@ -17,10 +19,13 @@ from flows.report import evaluated, render, write
 from flows.summary import last_scores, markdown
 from storage.evaluations import Evaluations
 from storage.run import Run
+from storage.trajectories import Trajectories
+from storage.views import connect
 from tba.errors import ConfigError
 from tba.types import Score, Version
+from tests.builders import make_shard
 from tests.storage.choosing import ONLY_SHORT, make_choosing_run
-from tests.storage.synthetic import SyntheticRun, copy_run, make_live_run, make_run
+from tests.storage.synthetic import PROMPTS, SyntheticRun, copy_run, make_live_run, make_run
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +192,17 @@ def test_a_measure_that_is_no_number_is_left_out_and_the_rest_is_shown(
         assert "greedy_kl" not in said.split("Evaluations</h2>")[0]
     look.close()
     assert "greedy 0.5" in last_scores(made.run)
+
+
+def test_trajectories_are_chosen_from_more_than_memory_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("storage.views._memory_limit", lambda con: "64 MB")
+    made = SyntheticRun(str(tmp_path), "wordy").begin()
+    Trajectories(made.run).append(2, 0, make_shard({PROMPTS[0]: [0.0, 1.0] * 1000}, searcher=2, response="x" * 100_000))
+    made.take_syncs(1, range(1, 3), made.buffer(1))
+    with closing(connect(made.run)) as con:
+        section = samples.section(con)
+    assert section.count("<details class='sample'") > 8
+    assert section.count("(94,000 characters more)") == 8
 
 
 def test_names_are_escaped(finished: Run, tmp_path: Path):
