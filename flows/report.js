@@ -93,7 +93,7 @@
       this.figure = figure;
       this.svg = one("svg", figure);
       this.data = JSON.parse(figure.dataset.chart);
-      this.ofSteps = this.data.x === "step" && clocks.every(([steps]) => steps.length > 1);
+      this.ofSteps = this.data.x === "step" && clocks.some(([steps]) => steps.length > 1);
       this.times = this.data.lines.map((line) => this.ofSteps && line.x.map((step) => secondsAt(line.run, step)));
       this.range = null;
       figure.tabIndex = 0;

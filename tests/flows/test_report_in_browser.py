@@ -226,6 +226,18 @@ def test_runs_are_compared_line_by_line(finished: Run, forked: Run, tmp_path: Pa
         comparison.render([finished, finished])
 
 
+def test_a_run_without_steps_leaves_the_time_of_others_as_it_is(finished: Run, tmp_path: Path, browser: Browser):
+    begun = SyntheticRun(str(tmp_path), "begun").begin().run
+    path = comparison.write([begun, finished], str(tmp_path / "both.html"))
+    with open_page(browser) as shown:
+        shown.goto(path.as_uri())
+        shown.get_by_label("time").check()
+        loss = chart(shown, "Loss")
+        point_at(shown, loss, 1.0)
+        assert told(loss)[0] == "after 4 seconds"
+        assert chart(shown, "Score of versions: greedy").locator("circle.d0").get_attribute("cx") == "52"  # at 0
+
+
 def test_a_fork_tells_where_it_comes_from_and_its_parent_of_it(finished: Run, forked: Run, browser: Browser):
     with open_page(browser) as shown:
         shown.goto(write(forked).as_uri())
