@@ -67,7 +67,7 @@ def page(look: Look, form: Form) -> str:
         where = conditions(form)
         query = SELECTION.format(where=where, order=_ORDERS[_order(form)][1]).strip()
         number = _page(form)
-        [(count, low, high)] = look.answer(COUNT.format(where=where), most=1).rows
+        [(count, low, high)] = look.answer(COUNT.format(where=where), most=1).rows or [(0, None, None)]
         rows = look.answer(CHOSEN.format(query=query), most=_A_PAGE, skip=number * _A_PAGE).rows
         hits = _hits(rows, _texts(look, [name for name, *_ in rows]), low, high)
         found = _counted(count, number, form) + hits + _pages(form, number, count)

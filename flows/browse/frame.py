@@ -283,6 +283,10 @@ def cell(name: str, value: Any) -> str:
 def answer(names: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
     """The answer to somebody's query."""
     numeric = [any(isinstance(row[n], int | float) for row in rows) for n in range(len(names))]
-    unique = {f"{name}{' ' * names[:n].count(name)}": numeric[n] for n, name in enumerate(names)}
+    unique: dict[str, bool] = {}
+    for name, is_number in zip(names, numeric, strict=True):
+        while name in unique:
+            name += " "
+        unique[name] = is_number
     cells = [[cell(name, value) for name, value in zip(names, row, strict=True)] for row in rows]
     return table(unique, cells)

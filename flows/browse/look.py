@@ -65,8 +65,8 @@ class Look:
             statements = self._con.extract_statements(query.replace("\0", ""))
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise Refused("one query that reads: it begins with select, from or with")
-            written = statements[0].query.strip().rstrip(";")
-            return _table(self._con.execute(f"select * from ({written}\n) limit {most} offset {skip}"))
+            found = self._con.sql(statements[0]).limit(most, skip)
+            return Table(found.columns, found.fetchall())
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

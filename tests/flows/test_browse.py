@@ -351,9 +351,19 @@ def test_what_sql_cannot_do_is_said_beside_the_box(site: Site, query: str, said:
     assert query.split("'")[0] in Whole(body).said
 
 
+def test_a_query_is_answered_as_it_was_written(site: Site):
+    """With a comment after its end, with names that are not one each, and in its own order."""
+    body = site.ask(site.link("/sql", query='select 1 as a, 2 as a, 3 as "a "; -- all of them'))[2]
+    assert re.findall(r"<td[^>]*>(\d)</td>", body) == ["1", "2", "3"]
+    body = site.ask(site.link("/sql", query="from range(300) t(i) order by i desc", page="1"))[2]
+    assert [int(it) for it in re.findall(r"<td[^>]*>(\d+)</td>", body)] == [*range(99, -1, -1)]
+    assert "(line 2: frm steps)" in site.ask(site.link("/sql", query="select 1\nfrm steps"))[2]
+
+
 def test_what_a_form_cannot_mean_is_said_beside_it(site: Site):
     for form, said in (({"reward_from": "nan"}, "reward from: a number"), ({"where": "nonsense"}, "nonsense"),
-                       ({"page": "-1"}, "page: a number"), ({"order": "x"}, "order")):  # fmt: skip
+                       ({"page": "-1"}, "page: a number"), ({"order": "x"}, "order"),
+                       ({"where": "true) having (false"}, "GROUP BY")):  # fmt: skip
         body = site.ask(site.link("/trajectories", **form))[2]
         assert said in body.split("role='alert'>")[1]
 
