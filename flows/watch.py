@@ -17,7 +17,7 @@ from flows.charts import number
 from flows.progress import bar
 from flows.runs import Summary, living, summarise
 from storage import layout
-from storage.control import read_state
+from storage.control import State, read_state
 from storage.events import ROUTINE
 from storage.leases import Lease, read_leases
 from storage.run import Run
@@ -26,6 +26,7 @@ from tba.config import Config, parse_known
 
 WIDTH = 80
 ENDED = ("finished", "stopped", "failed")
+_LINES = 4  # of searchers, before they are told of together
 _COLOURS = {"warning": "yellow", "error": "red"}
 
 LAST_STEP = "select * from steps order by step desc limit 1"
@@ -94,7 +95,7 @@ class View:
     run: Run
     config: Config
     summary: Summary
-    why: str  # it is to stop
+    state: State  # what people want of it
     leases: list[Lease]
     con: duckdb.DuckDBPyConnection = field(repr=False)
 
@@ -163,7 +164,7 @@ def _print_lines(run: Run, view: View, every: float) -> None:
 def look(run: Run, progress: Any = None) -> View:
     config = parse_known(run.config)
     leases = living(read_leases(run), config.limits.silent_after)
-    return View(run, config, summarise(run), read_state(run).why, leases, connect(run, progress=progress))
+    return View(run, config, summarise(run), read_state(run), leases, connect(run, progress=progress))
 
 
 def picture(view: View) -> RenderableType:
@@ -175,7 +176,7 @@ def picture(view: View) -> RenderableType:
         ("reward", _reward(view)),
         ("ages", _ages(view)),
         ("trainer", _trainer(view)),
-        *((lease.role, _searcher(lease)) for lease in view.leases if lease.role.startswith("searcher")),
+        *_searchers([it for it in view.leases if it.role.startswith("searcher")]),
         ("evaluator", _evaluator(view)),
         ("buffer", _buffer(view)),
         *_scores(view),
@@ -205,10 +206,11 @@ def line(view: View) -> str:
 def _head(view: View) -> Text:
     summary = view.summary
     colour = {"running": "green", "finished": "green", "failed": "red"}.get(summary.state, "yellow")
-    why = f"\n{_plain(view.why)}" if summary.state in ("stopping", "stopped", "failed") else ""
+    why = f"\n{_plain(view.state.why)}" if summary.state in ("stopping", "stopped", "failed") else ""
     version = "no version yet" if summary.version is None else f"version {summary.version}"
     parent = f"  fork of {summary.parent}" if summary.parent else ""
-    searchers = "" if view.replays else f"  {summary.searchers} of {view.config.search.searchers} searchers"
+    is_alone = view.replays or summary.state in ENDED
+    searchers = "" if is_alone else f"  {summary.searchers} of {view.state.searchers} searchers"
     return Text.assemble(
         (view.run.name, "bold"), f"  {summary.task}  ", (summary.state, colour), f"  {version}{searchers}{parent}",
         (why, colour),
@@ -265,15 +267,30 @@ def _trainer(view: View) -> str:
     return f"{spent}  {told}" if told else spent
 
 
-def _searcher(lease: Lease) -> str:
-    """From what it says of itself: seconds are those of its whole life."""
+def _searchers(leases: Sequence[Lease]) -> list[tuple[str, str]]:
+    """A line of each; of many one of all, and one of whoever generates least."""
+    spent = {lease.role: _spent(lease) for lease in leases}
+    busy = [(share, lease) for lease in leases if (share := spent[lease.role][0]) is not None]
+    if len(leases) <= _LINES or not busy:
+        return [(lease.role, _searcher(lease, *spent[lease.role])) for lease in leases[:_LINES]]
+    (least, slowest), most = min(busy, key=lambda it: it[0]), max(share for share, _ in busy)
+    tokens = sum(tokens or 0.0 for _, tokens in spent.values())
+    together = f"{len(leases)} generate {least:.0%} to {most:.0%} of their time  {tokens:,.0f} tokens/s"
+    return [("searchers", together), (slowest.role, _searcher(slowest, *spent[slowest.role]))]
+
+
+def _spent(lease: Lease) -> tuple[float | None, float | None]:
+    """Its share of time in which it generates, and tokens a second, in its whole life, as it says itself."""
     progress = lease.progress
-    spent = {name: seconds for name, seconds in progress.items() if name.startswith("seconds_")}
-    parts = []
-    if total := sum(spent.values()):
-        parts.append(f"generates {spent.get('seconds_generate', 0.0) / total:.0%} of its time")
-        if progress.get("tokens"):
-            parts.append(f"{progress['tokens'] / total:,.0f} tokens/s")
+    total = sum(seconds for name, seconds in progress.items() if name.startswith("seconds_"))
+    if not total:
+        return None, None
+    return progress.get("seconds_generate", 0.0) / total, progress.get("tokens", 0.0) / total or None
+
+
+def _searcher(lease: Lease, share: float | None, tokens: float | None) -> str:
+    parts = [] if share is None else [f"generates {share:.0%} of its time"]
+    parts += [] if tokens is None else [f"{tokens:,.0f} tokens/s"]
     return "  ".join([*parts, lease.status])
 
 

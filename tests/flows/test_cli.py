@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -484,6 +485,23 @@ def test_watch_reads_no_more_of_a_long_run_than_of_a_short_one(tmp_path: Path, r
             path.unlink()
     assert (view.newest_rewards(), view.values(watch.NEWEST_AGES)) == expected
     assert expected[0][1] == 12 and expected[1][0] is not None
+
+
+def test_many_searchers_are_told_of_together_beside_as_many_as_are_wanted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str
+):
+    run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
+    change_state(run, desired="run", searchers=9)
+    with ExitStack() as held:
+        for n in range(9):
+            lease = held.enter_context(HeldLease(run, f"searcher-{n:03d}", every=60))
+            lease.tell(f"round {n}", seconds_generate=90 - 10 * n, seconds_store=10 + 10 * n, tokens=1000 * n)
+            lease._renew()
+        told = printed(capsys, "watch", run.url, "--once")
+    assert "9 of 9 searchers" in told
+    assert "9 generate 10% to 90% of their time  360 tokens/s" in told
+    assert "generates 10% of its time  80 tokens/s  round 8" in told
+    assert "searcher-001" not in told
 
 
 def test_what_roles_tell_commands_no_terminal_and_is_no_markup(
