@@ -68,7 +68,10 @@ ABSENCE = 6.0  # seconds that nobody listens for
 RATE = 0.1
 HARMLESS = ("pass", "silent", "late")  # the last two wait for as long as a store is given
 FAULTS: list[Fault] = [fault for fault in get_args(Fault) if fault not in HARMLESS]
-STEPS = "select step, seconds_step - seconds_wait - coalesce(seconds_backlog, 0) from steps order by step"
+STEPS = """
+select seconds_step - seconds_wait - coalesce(seconds_backlog, 0) as seconds, seconds - seconds_forward_backward
+from steps order by step
+"""
 TOTALS = """
 select
     (select count(*) from steps), (select count(distinct step) from steps), (select max(step) from steps),
@@ -263,12 +266,17 @@ def grown(lives: Mapping[tuple[str, int], Sequence[Look]]) -> dict[str, Any]:
     return found
 
 
-def step_times(run: Run) -> list[float]:
-    """The median of each tenth of all steps, in milliseconds."""
+def step_times(run: Run) -> dict[str, list[float]]:
+    """The median of each tenth of all steps, in milliseconds: of all of it, which depends on what else the processor
+    has to do, and of what is not arithmetic."""
     with storage.connect(run) as con:
-        seconds = [seconds for _, seconds in con.execute(STEPS).fetchall()]
-    size = max(1, len(seconds) // 10)
-    return [round(1e3 * statistics.median(seconds[n * size : (n + 1) * size]), 2) for n in range(10)]
+        whole, beside = zip(*con.execute(STEPS).fetchall(), strict=True)
+    size = max(1, len(whole) // 10)
+
+    def tenths(seconds: Sequence[float]) -> list[float]:
+        return [round(1e3 * statistics.median(seconds[n * size : (n + 1) * size]), 2) for n in range(10)]
+
+    return {"all": tenths(whole), "beside forward and backward": tenths(beside)}
 
 
 def report(soak: Soak, minutes: float, quiet: float, seed: int) -> dict[str, Any]:

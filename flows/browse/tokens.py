@@ -18,14 +18,12 @@ class Tokens:
         self._run = run
         self._first = threading.Lock()
         self._tokenizer: Any = None
-        self._was_read = False
 
     def texts(self, tokens: Sequence[int]) -> list[str] | None:
         """Of each token its part of the text; empty where a character goes on in the next one. None without a
         tokenizer that can say it."""
         with self._first:
-            if not self._was_read:
-                self._tokenizer, self._was_read = _read(self._run), True
+            self._tokenizer = self._tokenizer or _read(self._run)
         if self._tokenizer is None:
             return None
         from tokenizers.decoders import DecodeStream
