@@ -15,6 +15,7 @@ from typing import Any
 
 import duckdb
 
+from flows import texts
 from flows.charts import number
 from tba.errors import ConfigError
 
@@ -99,7 +100,9 @@ figure:focus-visible { outline: 2px solid var(--c0); outline-offset: 1px; }
 .sample .facts { flex: none; color: var(--faint); font-size: 0.82rem; }
 @media (max-width: 600px) { .sample .facts { display: none; } }
 pre { margin: 0.5rem 0; padding: 0.6rem 0.8rem; background: var(--page); border-radius: 6px; overflow-wrap: anywhere;
-  white-space: pre-wrap; font: 0.86rem/1.5 ui-monospace, SFMono-Regular, Menlo, monospace; }
+  white-space: pre-wrap; font: 0.86rem/1.5 ui-monospace, SFMono-Regular, Menlo, monospace; unicode-bidi: isolate; }
+.faint { color: var(--faint); }
+.odd { color: var(--c1); border: 1px solid currentColor; border-radius: 3px; padding: 0 0.15em; font-size: 0.75em; }
 pre.response { border-left: 3px solid var(--c0); }
 ul.tree { list-style: none; margin: 0.4rem 0; padding-left: 1.2rem; border-left: 1px solid var(--rule); }
 ul.tree li { margin: 0.3rem 0; } li.here > b { color: var(--c0); }
@@ -229,7 +232,7 @@ def _cell(value: Any) -> str:
         return f"{value:%Y-%m-%d %H:%M:%S}"
     if isinstance(value, int):
         return f"{value:,}"
-    return escape(number(value) if isinstance(value, float) else str(value))
+    return escape(number(value)) if isinstance(value, float) else texts.shown(str(value))
 
 
 def section(title: str, table: Table) -> str:

@@ -28,9 +28,9 @@ select metric, step, value from evaluations where not abandoned and value is not
 order by length(metric), metric, step
 """
 
-BY_VERSION = """
+BY_VERSION = f"""
 select version_step, avg(reward) as reward, avg(length) as length, avg(finished::int) as finished
-from trajectories group by version_step order by version_step
+from trajectories where searcher < {layout.IMPORTS} group by version_step order by version_step
 """
 
 BRANCHES = """
@@ -201,6 +201,8 @@ def _learning(steps: Table, scores: Table, versions: Table) -> list[str]:
         _chart(steps, "log π − log π_ref of batches", "log_ratio_mean"),
         _chart(steps, "Gradient norm", "grad_norm"),
         _chart(steps, "Entropy", "entropy"),
+        _chart(steps, "Loss of the values", "value_loss"),
+        _chart(steps, "Share of the returns that the values explain", "explained_variance"),
         _changing(steps, "Learning rate", "lr"),
         _changing(steps, "beta", "beta"),
     ]

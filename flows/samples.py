@@ -1,12 +1,12 @@
 """The report's trajectories to read: some of those that entered at syncs all along the run, high rewards and low."""
 
-from html import escape
 from typing import Any
 
 import duckdb
 
 from flows.charts import number
 from flows.page import ask, heading
+from flows.texts import line, shown
 
 _SYNCS, _OF_EACH = 32, 4  # how many syncs, and of each so many of the higher and of the lower rewards
 _MOST_CHARACTERS = 6000  # of a text
@@ -59,7 +59,7 @@ def section(con: duckdb.DuckDBPyConnection) -> str:
     table = ask(con, SAMPLE.format(syncs=among), {"chosen": chosen.column("trajectory_id")})
     samples = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     rewards = [it["reward"] for it in samples]
-    shown = "".join(_sample(it, min(rewards), max(rewards)) for it in samples)
+    listed = "".join(_sample(it, min(rewards), max(rewards)) for it in samples)
     return (
         f"<section>{heading('Trajectories')}"
         f"<p class='note'>{len(samples)} of those that entered at {len(syncs)} syncs all along the run; as many of "
@@ -67,7 +67,7 @@ def section(con: duckdb.DuckDBPyConnection) -> str:
         "log π − log π_ref.</p>"
         "<div class='controls' hidden><input id='words' type='search' placeholder='search in texts and facts' "
         f"aria-label='search'>{_select('which', _CHOICES)}{_select('order', _ORDERS)}<span id='found'></span></div>"
-        f"<div id='samples' data-middle='{chosen.column('middle')[0]!r}'>{shown}</div></section>"
+        f"<div id='samples' data-middle='{chosen.column('middle')[0]!r}'>{listed}</div></section>"
     )
 
 
@@ -83,10 +83,11 @@ def _sample(it: dict[str, Any], low: float, high: float) -> str:
         f"<details class='sample' data-step='{it['step']}' data-reward='{it['reward']!r}' "
         f"data-length='{it['length']}' data-draws='{it['draws']}'>"
         f"<summary><span class='reward' style='--share:{share:.0%}'>{number(it['reward'])}</span>"
-        f"<span class='line'>{_line(it['prompt'])} <b>{_line(it['response'])}</b></span>"
+        f"<span class='line'>{line(it['prompt'])} <b>{line(it['response'])}</b></span>"
         f"<span class='facts'>step {it['step']:,} · {drawn}</span></summary>"
-        f"<pre>{_text(it['prompt'])}</pre><pre class='response'>{_text(it['response'])}</pre>"
-        f"<p class='note'>{escape(' · '.join(_facts(it)))}</p></details>"
+        f"<pre>{shown(it['prompt'], _MOST_CHARACTERS)}</pre>"
+        f"<pre class='response'>{shown(it['response'], _MOST_CHARACTERS)}</pre>"
+        f"<p class='note'>{line(' · '.join(_facts(it)), _MOST_CHARACTERS)}</p></details>"
     )
 
 
@@ -106,13 +107,3 @@ def _facts(it: dict[str, Any]) -> list[str]:
         facts.append(f"drawn by step {it['first_step']:,}" + ("" if once else f" to {it['last_step']:,}"))
     parts = it["reward_parts"] or {}
     return facts + [f"{name} {number(value)}" for name, value in parts.items() if value is not None]
-
-
-def _line(text: str) -> str:
-    flat = " ".join(text.split())
-    return escape(flat if len(flat) <= 160 else f"{flat[:160]}…")
-
-
-def _text(text: str) -> str:
-    left_out = len(text) - _MOST_CHARACTERS
-    return escape(text if left_out <= 0 else f"{text[:_MOST_CHARACTERS]}… ({left_out:,} characters more)")

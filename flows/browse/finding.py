@@ -9,9 +9,10 @@ from urllib.parse import urlencode
 
 import duckdb
 
-from flows.browse.frame import address, answer, chip, frame, line, to_sql
+from flows.browse.frame import address, answer, chip, frame, to_sql
 from flows.browse.look import Look, Refused
 from flows.sql import explain
+from flows.texts import line
 from tba.errors import ConfigError
 
 _A_PAGE = 50

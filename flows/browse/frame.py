@@ -1,9 +1,8 @@
-"""What the pages have in common: their style, what stands around them, and how they show values and hostile text."""
+"""What the pages have in common: their style, what stands around them, and how they show values."""
 
 import base64
 import hashlib
 import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape
@@ -13,8 +12,8 @@ from urllib.parse import quote, urlencode
 from flows.browse.look import Look
 from flows.charts import number
 from flows.page import STYLE
+from flows.texts import line
 
-_MOST_CHARACTERS = 20_000  # of a text
 _SHORT = 40  # characters of what is not broken into lines
 _SHADES = 10  # of a colour that means more or less
 
@@ -32,9 +31,7 @@ header.bar a[aria-current] { color: var(--ink); font-weight: 600; }
 .words.wrong { border-left-color: var(--c1); }
 q { quotes: "“" "”"; } q, .said { font-family: ui-monospace, SFMono-Regular, Menlo, monospace; font-size: 0.9em;
   overflow-wrap: anywhere; unicode-bidi: isolate; }
-.up { color: var(--c2); } .down { color: var(--c1); } .faint { color: var(--faint); }
-.odd { color: var(--c1); border: 1px solid currentColor; border-radius: 3px; padding: 0 0.15em; font-size: 0.75em; }
-pre { unicode-bidi: isolate; }
+.up { color: var(--c2); } .down { color: var(--c1); }
 pre.text { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
 pre.tokens { font-size: 1rem;
   background: var(--card); border: 1px solid var(--rule); border-radius: 8px; line-height: 1.9; }
@@ -126,30 +123,6 @@ def bare(title: str, body: str, head: str = "") -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"{head}<title>{escape(title)}</title><style>{SHEET}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
-
-
-# --- texts that a model may have written ------------------------------------------------------------------------------
-
-
-def shown(text: str, most: int = _MOST_CHARACTERS) -> str:
-    """A text as it is, where nothing in it is markup; what would be invisible, or turn what follows around, by name."""
-    left_out = len(text) - most
-    told = "".join(map(_character, text[:most]))
-    return told if left_out <= 0 else f"{told}… <span class='faint'>({left_out:,} characters more)</span>"
-
-
-def line(text: str, most: int = 160) -> str:
-    """Its beginning, in one line."""
-    flat = " ".join(text.split())
-    return "".join(map(_character, flat[:most])) + ("…" if len(flat) > most else "")
-
-
-def _character(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return escape(character)
-    if character in "\u200d\u200c":  # inside of emoji and words
-        return character
-    return f"<span class='odd'>U+{ord(character):04X}</span>"
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

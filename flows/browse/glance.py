@@ -2,11 +2,12 @@
 
 from html import escape
 
-from flows.browse.frame import frame, line, table, tiles, to_sql, to_step, to_trajectory, to_version, told
+from flows.browse.frame import frame, table, tiles, to_sql, to_step, to_trajectory, to_version, told
 from flows.browse.look import Look
 from flows.charts import Series, line_chart
 from flows.page import Table, heading
 from flows.report import SCORES, evaluated
+from flows.texts import line
 from storage.events import ROUTINE
 
 _STEPS_A_PAGE = 100

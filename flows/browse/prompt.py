@@ -3,10 +3,11 @@
 from typing import Any
 from urllib.parse import urlencode
 
-from flows.browse.frame import address, chip, frame, line, shown, table, tiles, to_sql, to_step, to_version, told
+from flows.browse.frame import address, chip, frame, table, tiles, to_sql, to_step, to_version, told
 from flows.browse.look import Look, Refused
 from flows.charts import Series, line_chart
 from flows.page import heading
+from flows.texts import line, shown
 
 _MOST = 200
 

@@ -21,10 +21,11 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from flows.browse import finding, glance, prompt, step, trajectory, version
-from flows.browse.frame import HEADERS, bare, frame, line
+from flows.browse.frame import HEADERS, bare, frame
 from flows.browse.look import Look, Refused, TooLong
 from flows.browse.tokens import Tokens
 from flows.sql import explain
+from flows.texts import line
 from storage.run import Run
 from tba.errors import ConfigError, TBAError
 

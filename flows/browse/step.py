@@ -6,23 +6,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from flows.browse.frame import (
-    address,
-    chip,
-    frame,
-    line,
-    push,
-    signed,
-    table,
-    tiles,
-    to_prompt,
-    to_sql,
-    to_version,
-    told,
-)  # fmt: skip
+from flows.browse.frame import address, chip, frame, push, signed, table, tiles, to_prompt, to_sql, to_version, told
 from flows.browse.glance import events_table
 from flows.browse.look import Look, Refused
 from flows.page import heading
+from flows.texts import line
 from storage.events import ROUTINE
 
 _BEFORE = 20  # steps that a step is compared with
@@ -44,8 +32,8 @@ from drawn join (
 order by slot, position
 """
 SHARDS = """
-select distinct split_part(trajectory_id, '/', 1)::int as searcher, split_part(trajectory_id, '/', 2)::int as seq
-from draws_all where sync = {sync} and step = {step} and attempt = {attempt}
+select split_part(trajectory_id, '/', 1)::int as searcher, split_part(trajectory_id, '/', 2)::int as seq, count(*)
+from draws_all where sync = {sync} and step = {step} and attempt = {attempt} group by 1, 2
 """
 BEFORE = """
 select loss, grad_norm from steps where step < {step} and step >= {step} - {before} and attempt <= {attempt}
@@ -103,7 +91,7 @@ def page(look: Look, number: int, attempt: int | None) -> str:
         raise Refused(f"there is no step {number}{of}: it has not been taken, or its ledger is not stored yet")
     it = chosen[0]
     place = {"step": number, "sync": it["sync"], "attempt": it["attempt"]}
-    slots = _batch(look, place)
+    slots, lost = _batch(look, place)
     events = look.rows(EVENTS.format(**place))
     alarms = look.rows(LASTING, [it["created_at"], it["created_at"]])
     return frame(
@@ -112,7 +100,7 @@ def page(look: Look, number: int, attempt: int | None) -> str:
         f"step {number}",
         [
             _head(look, it, steps),
-            _words(it, slots, look.ask(BEFORE.format(**place, before=_BEFORE)).rows),
+            _words(it, slots, lost, look.ask(BEFORE.format(**place, before=_BEFORE)).rows),
             _tiles(it),
             _pushed(it, slots),
             _slots(it, slots),
@@ -122,15 +110,17 @@ def page(look: Look, number: int, attempt: int | None) -> str:
     )
 
 
-def _batch(look: Look, place: dict[str, int]) -> list[list[Drawn]]:
-    """What was drawn, slot by slot. Only shards that it came from are opened."""
-    pairs = look.ask(SHARDS.format(**place)).rows
-    searchers, seqs = (",".join(map(str, sorted({pair[n] for pair in pairs}))) or "-1" for n in (0, 1))
+def _batch(look: Look, place: dict[str, int]) -> tuple[list[list[Drawn]], int]:
+    """What was drawn, slot by slot, and how many draws are of shards that are gone. Only its own shards are opened."""
+    shards = look.ask(SHARDS.format(**place)).rows
+    searchers, seqs = (",".join(map(str, sorted({shard[n] for shard in shards}))) or "-1" for n in (0, 1))
     pruned = f"searcher in ({searchers}) and seq in ({seqs}) and trajectory_id in (select trajectory_id from drawn)"
     grouped: defaultdict[int, dict[str, list[dict[str, Any]]]] = defaultdict(dict)
-    for row in look.rows(BATCH.format(**place, pruned=pruned)):
+    rows = look.rows(BATCH.format(**place, pruned=pruned))
+    for row in rows:
         grouped[row["slot"]].setdefault(row["trajectory_id"], []).append(row)
-    return [[Drawn(rows[0], len(rows)) for rows in grouped[slot].values()] for slot in sorted(grouped)]
+    slots = [[Drawn(found[0], len(found)) for found in grouped[slot].values()] for slot in sorted(grouped)]
+    return slots, sum(draws for _, _, draws in shards) - len(rows)
 
 
 def _head(look: Look, it: dict[str, Any], steps: list[dict[str, Any]]) -> str:
@@ -157,8 +147,8 @@ def _head(look: Look, it: dict[str, Any], steps: list[dict[str, Any]]) -> str:
 # --- in words ---------------------------------------------------------------------------------------------------------
 
 
-def _words(it: dict[str, Any], slots: Sequence[Sequence[Drawn]], before: Sequence[tuple[Any, ...]]) -> str:
-    said = [_what(it, slots), *_outcome(it, before)]
+def _words(it: dict[str, Any], slots: Sequence[Sequence[Drawn]], lost: int, before: Sequence[tuple[Any, ...]]) -> str:
+    said = [_what(it, slots), _lost(lost), *_outcome(it, before)]
     if not it.get("skipped"):
         said += [_extremes(it, slots), _agreement(slots)]
     return f"<section class='words'>{''.join(f'<p>{text}</p>' for text in said if text)}</section>"
@@ -176,6 +166,16 @@ def _what(it: dict[str, Any], slots: Sequence[Sequence[Drawn]]) -> str:
         f"It learned from {times:,} draws of {len(drawn):,} responses to {prompts:,} prompt{'s' * (prompts != 1)}. "
         f"{recent:.0%} of them were recent: they had entered at the newest sync. Their age was "
         f"{told(sum(ages) / times)} steps in the mean, and {max(ages):,} at most."
+    )
+
+
+def _lost(draws: int) -> str:
+    one = draws == 1
+    return (
+        f"{draws:,} draw{' is' if one else 's are'} missing from all that follows: the response{'' if one else 's'} "
+        "cannot be found. <code>tba check</code> says which shards are gone."
+        if draws
+        else ""
     )
 
 

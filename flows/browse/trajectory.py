@@ -8,10 +8,8 @@ from flows.browse.frame import (
     address,
     chip,
     frame,
-    line,
     scale,
     shade,
-    shown,
     signed,
     table,
     tiles,
@@ -25,6 +23,7 @@ from flows.browse.frame import (
 from flows.browse.look import Look, Refused
 from flows.browse.tokens import Tokens
 from flows.page import heading
+from flows.texts import line, shown
 from storage import layout
 
 _LEAST_SCALE = 0.25  # nats: where all log-ratios are smaller, no colour is full

@@ -2,9 +2,11 @@
 
 from typing import Any
 
-from flows.browse.frame import frame, line, signed, table, tiles, to_prompt, to_sql, to_step, to_version, told
+from flows.browse.frame import frame, signed, table, tiles, to_prompt, to_sql, to_step, to_version, told
 from flows.browse.look import Look, Refused
 from flows.page import heading
+from flows.texts import line
+from storage import layout
 
 _MOST_PROMPTS = 30
 
@@ -16,22 +18,24 @@ order by length(metric), metric
 STEPS = """
 select min(step), max(step), count(*) from steps_all where version = {version} and version_attempt = {attempt}
 """
-GENERATED = """
+GENERATED = f"""
 select count(*), avg(reward), avg(length), avg(finished::int), count(distinct prompt_id), count(distinct searcher)
-from trajectories where version_start = {version} and version_start_attempt = {attempt}
+from trajectories
+where version_start = {{version}} and version_start_attempt = {{attempt}} and searcher < {layout.IMPORTS}
 """
-PROMPTS = """
+PROMPTS = f"""
 with
   own as (
     select prompt_id from trajectories
-    where version_start = {version} and version_start_attempt = {attempt}
-    group by 1 order by hash(prompt_id) limit {most}
+    where version_start = {{version}} and version_start_attempt = {{attempt}} and searcher < {layout.IMPORTS}
+    group by 1 order by hash(prompt_id) limit {{most}}
   )
 select prompt_id, any_value(prompt) as prompt,
-    avg(reward) filter (version_start < {version}) as before,
-    avg(reward) filter (version_start = {version}) as here,
-    avg(reward) filter (version_start > {version}) as after
-from trajectories where prompt_id in (from own) group by 1 order by here desc nulls last, prompt_id
+    avg(reward) filter (version_start < {{version}}) as before,
+    avg(reward) filter (version_start = {{version}}) as here,
+    avg(reward) filter (version_start > {{version}}) as after
+from trajectories where prompt_id in (from own) and searcher < {layout.IMPORTS}
+group by 1 order by here desc nulls last, prompt_id
 """
 AROUND = """
 select (select max(version) from versions where version < {version}),

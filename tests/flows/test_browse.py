@@ -9,7 +9,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -23,20 +23,20 @@ from tokenizers.trainers import BpeTrainer
 
 import storage
 from flows.browse import finding, server
-from flows.browse.frame import shown
 from flows.browse.look import Look, TooLong
 from flows.browse.server import Door
 from flows.browse.step import Drawn, _agreement
 from flows.browse.tokens import Tokens
 from flows.charts import number
 from flows.cli import main
+from flows.texts import shown
 from storage import layout
 from storage.run import Run
 from storage.trajectories import Trajectories
 from storage.versions import Versions
 from tests.browser import open_page
 from tests.builders import make_shard
-from tests.storage.synthetic import STEPS, SyntheticRun, make_live_run, make_run
+from tests.storage.synthetic import STEPS, SyntheticRun, copy_run, make_live_run, make_run
 
 HOSTILE = (
     "</textarea></pre></title><script>document.title = 'owned'</script><img src=x onerror=alert(1)>'\"\u202ex\0y&amp;"
@@ -301,6 +301,17 @@ def test_trajectories_are_chosen_without_the_texts_of_all_of_them(tmp_path: Path
     look.close()
 
 
+def test_a_step_tells_of_draws_whose_shard_is_gone(finished: Run, tmp_path: Path, con: duckdb.DuckDBPyConnection):
+    run = copy_run(finished, tmp_path)
+    (gone, drawn) = one(con, "select count(*) filter (trajectory_id like '0/0/%'), count(*) from draws where step = 1")
+    assert 0 < gone < drawn
+    Path(run.url, "trajectories/searcher=000/seq=00000000.parquet").unlink()
+    with serve(run) as site:
+        said = site.text("/step/1")
+    assert f"It learned from {drawn - gone} draws" in said
+    assert f"{gone} draws are missing" in said
+
+
 def test_a_slot_of_equal_rewards_is_pushed_where_the_baseline_is_not_its_own():
     def drawn(advantage: float, residual: float | None) -> Drawn:
         return Drawn({"reward": 1.0, "advantage": advantage, "residual": residual}, 1)
@@ -314,11 +325,14 @@ def test_a_slot_of_equal_rewards_is_pushed_where_the_baseline_is_not_its_own():
 def test_a_response_from_elsewhere_is_not_said_to_be_a_searchers(tmp_path: Path):
     run, elsewhere = make_live_run(str(tmp_path)), layout.imported("0" * 64)
     Trajectories(run).append(elsewhere, 0, make_shard({"train/0": [1.0, 0.0]}, searcher=elsewhere))
+    with closing(storage.connect(run)) as con:
+        (begun,) = one(con, "select count(*) from trajectories where version_start = 0 and searcher < 1000000000")
     with serve(run) as site:
         said = site.text(f"/trajectory/{elsewhere}/0/0")
         assert "imported" in said and "counts as by version 0" in said
         assert "by searcher" not in said and "began it" not in said
         assert "began it" in site.text("/trajectory/0/0/0")
+        assert f"Searchers began {begun} trajectories with it" in site.text("/version/0")
 
 
 def test_pages_of_what_is_found_follow_each_other(site: Site, con: duckdb.DuckDBPyConnection):

@@ -15,8 +15,9 @@ from flows.browse.look import Look
 from flows.charts import Series, line_chart, number
 from flows.cli import main
 from flows.page import STYLE, Table
-from flows.report import evaluated, render, write
+from flows.report import BY_VERSION, _learning, evaluated, render, write
 from flows.summary import last_scores, markdown
+from storage import layout
 from storage.evaluations import Evaluations
 from storage.run import Run
 from storage.trajectories import Trajectories
@@ -142,6 +143,36 @@ def test_what_a_task_measures_has_charts_of_its_own():
         "kl by step: greedy ends at 0.5; sampled ends at 0.5",
         "win rate by step: greedy ends at 0.5",
     ]
+
+
+def test_what_only_some_objectives_measure_has_a_chart_where_it_is_measured():
+    names = ["step", "loss", "value_loss", "explained_variance"]
+    none = Table(["version_step", "reward"], [])
+    for columns, charts in ((names, 3), (names[:2], 1)):
+        steps = Table(columns, [(step, 1.0, 0.5, 0.2)[: len(columns)] for step in range(1, 4)])
+        assert (
+            len([chart for chart in _learning(steps, Table(["metric", "step", "value"], []), none) if chart]) == charts
+        )
+
+
+def test_what_was_imported_is_not_the_reward_of_a_version(tmp_path: Path):
+    run, elsewhere = make_live_run(str(tmp_path)), layout.imported("0" * 64)
+    with closing(connect(run)) as con:
+        before = con.execute(BY_VERSION).fetchall()
+    Trajectories(run).append(elsewhere, 0, make_shard({"train/0": [7.0, 7.0]}, searcher=elsewhere))
+    with closing(connect(run)) as con:
+        assert con.execute("select max(reward) from trajectories").fetchone() == (7.0,)
+        assert con.execute(BY_VERSION).fetchall() == before
+
+
+def test_what_is_invisible_in_a_text_is_shown_by_name(tmp_path: Path):
+    made = SyntheticRun(str(tmp_path), "hidden")
+    made.says = "3\u202e\0</pre>"
+    made.begin().take_syncs(1, range(1, 2), made.buffer(1))
+    with closing(connect(made.run)) as con:
+        section = samples.section(con)
+    assert "\u202e" not in section and "\0" not in section
+    assert "3<span class='odd'>U+202E</span><span class='odd'>U+0000</span>&lt;/pre&gt;" in section
 
 
 def test_every_line_of_a_chart_has_a_colour_however_many_there_are():
