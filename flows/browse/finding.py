@@ -67,8 +67,8 @@ def page(look: Look, form: Form) -> str:
     try:
         where = conditions(form)
         query = SELECTION.format(where=where, order=_ORDERS[_order(form)][1]).strip()
-        number = _page(form)
         [(count, low, high)] = look.answer(COUNT.format(where=where), most=1).rows or [(0, None, None)]
+        number = min(_page(form), max(0, count - 1) // _A_PAGE)
         rows = look.answer(CHOSEN.format(query=query), most=_A_PAGE, skip=number * _A_PAGE).rows
         hits = _hits(rows, _texts(look, [name for name, *_ in rows]), low, high)
         found = _counted(count, number, form) + hits + _pages(form, number, count)

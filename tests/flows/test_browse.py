@@ -343,6 +343,8 @@ def test_pages_of_what_is_found_follow_each_other(site: Site, con: duckdb.DuckDB
         found += [link for link in links(body) if link.startswith("/trajectory/")]
         assert ("after →" in body) == (page < count // 50)
     assert len(found) == len(set(found)) == count
+    last = site.text(site.link("/trajectories", order="longest", page=str(count // 50)))
+    assert site.text(site.link("/trajectories", order="longest", page="999")) == last
 
 
 @pytest.mark.parametrize(
