@@ -34,13 +34,13 @@ def settings(policy: Path) -> list[str]:
     return [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
 
 
-def until(found: Callable[[], T | None], what: str, log: Path) -> T:
-    ends = time.monotonic() + DEADLINE
+def until(found: Callable[[], T | None], what: str, log: Path, *, within: float = DEADLINE) -> T:
+    ends = time.monotonic() + within
     while time.monotonic() < ends:
         if result := found():
             return result
         time.sleep(0.1)
-    pytest.fail(f"{what} after {DEADLINE:.0f} s:\n{log.read_text()[-3000:]}")
+    pytest.fail(f"{what} after {within:.0f} s:\n{log.read_text()[-3000:]}")
 
 
 def lease_at(run: Run, role: str, *, step: int = 0, life: int = 1) -> Lease | None:
