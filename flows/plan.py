@@ -28,7 +28,7 @@ from flows.workdir import is_temporary
 from storage import layout
 from storage.control import change_state, is_state_known
 from storage.difficulty import Known, ask
-from storage.leases import SUPERVISOR, read_lease
+from storage.leases import SUPERVISOR, Lease, read_lease
 from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
 from storage.store import open_store
@@ -173,17 +173,29 @@ def resume(url: str) -> tuple[Run, Config]:
     return run, config
 
 
+class LookedAfter(ConfigError):
+    def __init__(self, run: Run, lease: Lease):
+        super().__init__(
+            f"run {run.name!r} is looked after already, by pid {lease.pid} on {lease.host}: `tba watch {run.url}` "
+            "shows it; to go on under another supervisor, stop that one first"
+        )
+        self.run = run
+
+
 def refuse_supervised(run: Run, config: Config) -> None:
+    if lease := living_supervisor(run, config):
+        raise LookedAfter(run, lease)
+
+
+def living_supervisor(run: Run, config: Config) -> Lease | None:
     """A supervisor that lives renews its lease; one whose machine cannot be asked is watched for a moment."""
     lease, deadline = read_lease(run, SUPERVISOR), time.monotonic() + 3 * config.limits.lease_every
     while lease and lease.status not in CLOSED and not is_gone(lease) and time.monotonic() < deadline:
         time.sleep(0.2)
         now = read_lease(run, SUPERVISOR)
         if now and (now.life, now.counter) != (lease.life, lease.counter):
-            raise ConfigError(
-                f"run {run.name!r} is looked after already, by pid {lease.pid} on {lease.host}: `tba watch {run.url}` "
-                "shows it; to go on under another supervisor, stop that one first"
-            )
+            return now
+    return None
 
 
 def code_version() -> str:

@@ -7,11 +7,13 @@ learning, and holds nothing: when it dies the roles go on, and `resume` adopts t
 order and leaves a run that can be resumed.
 """
 
+import time
 from functools import partial
 from typing import Annotated, Any, Literal
 
 from prefect import flow
 from prefect.context import FlowRunContext
+from prefect.logging import get_run_logger
 from prefect.states import Cancelled, State
 from pydantic import Field
 
@@ -19,12 +21,13 @@ from flows import plan
 from flows.deployments import DeploymentLauncher
 from flows.launchers import Background, local_launcher
 from flows.reports import SECONDS_LEFT, Reports
-from flows.supervise import Launcher, supervise
+from flows.supervise import FAILED_WHY, Launcher, supervise
 from storage import layout
-from storage.control import change_state
+from storage.control import change_state, read_state
+from storage.leases import SUPERVISOR, read_lease
 from storage.run import Run, default_root
 from storage.store import open_store
-from tba.config import Config
+from tba.config import Config, parse_known
 from tba.errors import ConfigError, RunFailed, Stopped, Superseded
 
 Count = Annotated[int, Field(ge=0)]
@@ -60,7 +63,16 @@ def tba(
     if resume or is_another_go(name, root):
         if resume and (overrides or steps is not None or seed is not None):
             raise ConfigError("a run that is resumed keeps its settings: give neither steps nor seed nor overrides")
-        subject, config = resume_run(task, name, root, searchers)
+        while True:
+            try:
+                # another go leaves the number of searchers alone, which `tba scale` may have changed since
+                subject, config = resume_run(task, name, root, searchers if goes() == 1 else None)
+                break
+            except plan.LookedAfter as taken:
+                if goes() == 1:
+                    raise
+                if ended := stand_by(taken.run):
+                    return ended
     else:
         here = launcher == "local"
         config = plan.resolve(task, overrides, runs_here=here, steps=steps, searchers=searchers, seed=seed)
@@ -87,6 +99,24 @@ def look_after(run: Run, config: Config, launcher: str) -> None:
                 reports.finish()
                 raise
         reports.finish()
+
+
+def stand_by(run: Run) -> str | State[Any] | None:
+    """Wait while another supervisor lives: where Prefect's server or a cluster took one for dead, its flow run is gone
+    through twice at once. What the flow returns if the run came to an end with it; None if it has to be looked
+    after."""
+    get_run_logger().info(f"{run.url} is looked after by an earlier go, which lives: this one stands by")
+    config = parse_known(run.config)
+    while plan.living_supervisor(run, config):  # which takes as long as a lease is good for
+        time.sleep(config.limits.lease_every)
+    last, wanted = read_lease(run, SUPERVISOR), read_state(run)
+    if last and last.status == "finished":
+        return run.url
+    if wanted.desired == "run":
+        return None
+    if wanted.why.startswith(FAILED_WHY):
+        raise RunFailed(f"run {run.name} has {wanted.why}")
+    return Cancelled(message=f"run {run.name} was stopped: {wanted.why}; it can be resumed: {run.url}")
 
 
 def resume_run(task: str, name: str | None, root: str, searchers: int | None) -> tuple[Run, Config]:
@@ -121,11 +151,16 @@ def this_flow_run() -> str:
     return f"flow run {context.flow_run.id}" if context and context.flow_run else "flow tba"
 
 
+def goes() -> int:
+    """How often Prefect has begun with this flow run."""
+    context = FlowRunContext.get()
+    return context.flow_run.run_count if context and context.flow_run else 1
+
+
 def is_another_go(name: str | None, root: str) -> bool:
     """Whether Prefect runs this flow run once more, after a crash or at somebody's request, and the run is there. One
     of that name that somebody else has made is not."""
-    context = FlowRunContext.get()
-    if name is None or context is None or context.flow_run is None or context.flow_run.run_count < 2:
+    if name is None or goes() < 2:
         return False
     url = url_of(name, root)
     return open_store(url).exists(layout.RUN) and Run.open(url).created_by == this_flow_run()

@@ -65,12 +65,22 @@ class Flow:
 
     def again(self) -> None:
         """As somebody does who presses Retry, once the worker is done with the first go and its folder."""
+        self.gone()
+        self.go_on()
+
+    def gone(self) -> None:
         name = self.stack.call("GET", f"/flow_runs/{self.id}")["name"]
         log = self.stack.logs / "worker-tba.log"
         until(lambda: f"Process for flow run '{name}' exited" in log.read_text(), "the process has ended")
         time.sleep(3.0)  # the worker may then call the flow run crashed, whatever its state is by now
+
+    def go_on(self) -> None:
         state = {"type": "SCHEDULED", "name": "AwaitingRetry"}
         self.stack.call("POST", f"/flow_runs/{self.id}/set_state", {"state": state, "force": True})
+
+    def log(self) -> str:
+        wanted = {"logs": {"flow_run_id": {"any_": [self.id]}}}
+        return "\n".join(it["message"] for it in self.stack.call("POST", "/logs/filter", wanted))
 
     def cancel(self) -> None:
         self.stack.set_state(self.id, "CANCELLING")
@@ -152,6 +162,37 @@ def test_another_go_of_a_flow_run_finds_the_run_it_made(stack: Stack, root: Path
     finish(run)
     assert flow.ended()["type"] == "COMPLETED"
     assert not any(is_running(lease.pid) for lease in leases.values())
+
+
+def test_another_go_stands_by_while_the_first_lives_takes_its_place_and_keeps_what_was_scaled(stack: Stack, root: Path):
+    flow = Flow(stack, root, "r", searchers=1)
+    run = flow.run()
+    at_work(run, *ROLES)
+    assert main(["scale", run.url, "--searchers", "2"]) == 0
+    at_work(run, "searcher-001")
+    first = until(lambda: read_lease(run, "supervisor"))
+    flow.go_on()
+    until(lambda: "this one stands by" in flow.log(), "the second stands by", 90)
+    assert len([it for it in read_events(run) if it["kind"] == "supervisor-started"]) == 1
+
+    os.kill(first.pid, signal.SIGKILL)
+    until(lambda: len([e for e in read_events(run) if e["kind"] == "role-adopted"]) == 4, "all are adopted", 90)
+    assert read_state(run).searchers == 2
+    finish(run)
+    until(lambda: flow.state() == "COMPLETED", "it ends well", 90)
+    assert "role-draining" not in {it["kind"] for it in read_events(run) if "too many of 1" in it["message"]}
+
+
+def test_another_go_that_stands_by_ends_as_the_first(stack: Stack, root: Path):
+    flow = Flow(stack, root, "r")
+    run = flow.run()
+    at_work(run, *ROLES)
+    flow.go_on()
+    until(lambda: "this one stands by" in flow.log(), "the second stands by", 90)
+    assert main(["stop", run.url]) == 0
+    until(lambda: flow.log().count("was stopped: ") >= 2, "both end", 90)
+    assert flow.ended()["type"] == "CANCELLED"
+    assert len([it for it in read_events(run) if it["kind"] == "supervisor-started"]) == 1
 
 
 def test_another_go_of_a_flow_run_leaves_a_run_of_the_same_name_alone(stack: Stack, root: Path):
