@@ -16,6 +16,7 @@ from flows.one_life import watch_one
 from flows.processes import FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED, Kind, Role
 from flows.reports import LEVELS, SECONDS_LEFT
 from flows.supervise import Event
+from flows.tba import goes
 from storage.run import Run
 from tba.config import parse
 from tba.errors import ConfigError
@@ -40,7 +41,11 @@ def evaluate(run: str, life: int = 1) -> State[Any]:
 
 
 def live(kind: Kind, url: str, index: int, life: int) -> State[Any]:
+    """A life is lived once: where Prefect or a cluster has another go at its flow run, the supervisor has started
+    another life of the role, or will, or the first go lives."""
     run, role, logger = Run.open(url), Role(kind, index), get_run_logger()
+    if goes() > 1:
+        return final_state(role, SUPERSEDED, "")
     config = parse(run.config)
     try:
         launcher = local_launcher(run, config, trains=kind == "trainer", generates=kind != "trainer")
@@ -65,6 +70,6 @@ def final_state(role: Role, code: int, last_words: str) -> State[Any]:
     if code == STOPPED:
         return Completed(name="Stopped", message=f"{role.name} was asked to stop")
     if code == SUPERSEDED:
-        return Completed(name="Superseded", message=f"another life of {role.name} has taken over")
+        return Completed(name="Superseded", message=f"if {role.name} lives, it is in another life")
     name = {MISUSED: "Misused", GAVE_UP: "Gave up"}.get(code, "Failed")
     return Failed(name=name, message=f"{role.name} ended with code {code}; its last words:\n{last_words}")

@@ -93,6 +93,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
 
 def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
+    lease.check()  # a life that has been superseded while it imported must not have the one that did superseded in turn
     attempt = claim_attempt(run)
     with scratch_folder() as scratch:
         checkpoint = None

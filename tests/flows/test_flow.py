@@ -74,9 +74,10 @@ class Flow:
         until(lambda: f"Process for flow run '{name}' exited" in log.read_text(), "the process has ended")
         time.sleep(3.0)  # the worker may then call the flow run crashed, whatever its state is by now
 
-    def go_on(self) -> None:
+    def go_on(self, child: str = "") -> None:
+        of = self.found_children()[child]["id"] if child else self.id
         state = {"type": "SCHEDULED", "name": "AwaitingRetry"}
-        self.stack.call("POST", f"/flow_runs/{self.id}/set_state", {"state": state, "force": True})
+        self.stack.call("POST", f"/flow_runs/{of}/set_state", {"state": state, "force": True})
 
     def log(self) -> str:
         wanted = {"logs": {"flow_run_id": {"any_": [self.id]}}}
@@ -86,8 +87,11 @@ class Flow:
         self.stack.set_state(self.id, "CANCELLING")
 
     def children(self) -> dict[str, str]:
+        return {name: it["state_name"] for name, it in self.found_children().items()}
+
+    def found_children(self) -> dict[str, dict[str, Any]]:
         wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [self.id]}}}
-        return {it["name"]: it["state_name"] for it in self.stack.call("POST", "/flow_runs/filter", wanted)}
+        return {it["name"]: it for it in self.stack.call("POST", "/flow_runs/filter", wanted)}
 
 
 def once_at_work(url: str) -> Run:
@@ -239,6 +243,20 @@ def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, roo
     ended = flow.children()
     assert ended["r-searcher-000-1"] == "Failed"
     assert ended["r-searcher-000-2"] in ("Stopped", "Cancelled")
+
+
+def test_another_go_of_a_deployed_role_disturbs_neither_its_life_nor_its_run(stack: Stack, root: Path):
+    flow = Flow(stack, root, "r", launcher="deployments")
+    run = flow.run()
+    leases = at_work(run, *ROLES)
+    flow.go_on("r-trainer-1")
+    until(lambda: flow.children()["r-trainer-1"] == "Superseded", "it has another go", 90)
+    time.sleep(3 * LIMITS["limits.lease_every"])
+    trainer = at_work(run, "trainer")["trainer"]
+    assert (trainer.life, trainer.pid) == (1, leases["trainer"].pid)
+    finish(run)
+    assert flow.ended()["type"] == "COMPLETED"
+    assert set(flow.children()) == {"r-trainer-1", "r-evaluator-1", "r-searcher-000-1"}
 
 
 def test_a_deployed_searcher_stops_by_itself_once_the_trainer_has_finished(stack: Stack, root: Path):

@@ -339,7 +339,7 @@ def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_a
     [(first, last)] = rows(run, "select min(attempt), max(attempt) from attempts where attempt > 3")
     assert last == first + 1
     log_z = dict(rows(run, "select step, max(abs(log_z)) from draws where step > 18 group by step"))
-    assert log_z[19] == 0 and min(log_z[step] for step in range(25, 43)) > 0.1
+    assert log_z[19] == 0 and all(log_z[step] != 0 for step in range(20, 43)), "it has begun again from nothing"
     for name, step in (("learned-whole", 18), ("learned-later", 30)):
         again = forks.fork(run, step, {}, name=name, replay=True)
         assert live(again, "trainer", wiring.run_trainer) == []

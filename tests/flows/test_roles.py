@@ -14,7 +14,7 @@ import storage
 from flows import plan, wiring
 from flows.reader import make_buffer
 from storage import layout
-from storage.attempts import claim_attempt
+from storage.attempts import claim_attempt, newest_attempt
 from storage.cache import cache_folder
 from storage.check import check
 from storage.checkpoints import Checkpoints
@@ -330,6 +330,19 @@ def test_a_superseded_trainer_stops_without_writing_a_record(finished, tmp_path)
     with pytest.raises(Superseded):
         buffer.sync(3, step=3 * EVERY)
     assert not run.store.exists(layout.sync(3))
+
+
+def test_a_trainer_that_was_superseded_before_its_attempt_leaves_the_newer_lifes_attempt_alone(policy, tmp_path):
+    run = plan.start(settings(policy), str(tmp_path), "twice")
+    with HeldLease(run, "trainer", every=0.05) as earlier, HeldLease(run, "trainer", every=60):
+        newer = claim_attempt(run)
+        with pytest.raises(Superseded):
+            while True:
+                earlier.check()
+                time.sleep(0.01)
+        with pytest.raises(Superseded):
+            wiring.run_trainer(run, earlier, Events(run, "trainer", earlier.life))
+        assert newest_attempt(run) == newer.number
 
 
 def test_without_searchers_the_initial_fill_has_a_deadline(policy, tmp_path):
