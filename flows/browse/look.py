@@ -64,7 +64,8 @@ class Look:
         with self._turn(), _within(self._con, self.seconds):
             statements = self._con.extract_statements(query.replace("\0", ""))
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-                raise Refused("one query that reads: it begins with select, from or with")
+                pivots = "; a pivot names its values: pivot ... on ... in (...)" if "pivot" in query.lower() else ""
+                raise Refused(f"one query that reads: it begins with select, from or with{pivots}")
             found = self._con.sql(statements[0]).limit(most, skip)
             return Table(found.columns, found.fetchall())
 

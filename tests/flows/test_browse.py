@@ -354,6 +354,7 @@ def test_pages_of_what_is_found_follow_each_other(site: Site, con: duckdb.DuckDB
         ("select nonsense from steps", "nonsense"),
         ("create view trajectories as select 1", "it begins with select"),
         ("select 1; select 2", "it begins with select"),
+        ("pivot steps on version using avg(loss)", "a pivot names its values"),
         ("from '/etc/passwd.csv'", "disabled by configuration"),
         ("select getenv('HOME')", "getenv"),
         ("", ""),
