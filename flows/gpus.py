@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -166,10 +167,17 @@ def _lock_file(folder: Path, uuid: str) -> Path:
 
 
 def _open(path: Path) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(PermissionError):
-        path.parent.chmod(0o1777)  # every user of the host locks here
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    """Every user of the host locks here. What somebody else has put there is opened, but no link is followed: nothing of
+    ours that lies elsewhere becomes everybody's."""
+    with suppress(FileExistsError):
+        path.parent.mkdir(parents=True)
+    folder = path.parent.lstat()
+    if stat.S_ISDIR(folder.st_mode) and folder.st_uid == os.geteuid():
+        path.parent.chmod(0o1777)
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise RunFailed(f"GPUs are locked by {path}, which cannot be opened: {error.strerror}") from None
     with suppress(PermissionError):
         os.fchmod(lock, 0o666)
     return lock

@@ -57,8 +57,13 @@ _OTHERS = re.compile(
 )
 
 
+def is_run_name(name: object) -> bool:
+    """Whatever else a record calls a run must become no part of a path."""
+    return isinstance(name, str) and _RUN_NAME.fullmatch(name) is not None
+
+
 def run_url(root: str, run: str) -> str:
-    if not _RUN_NAME.fullmatch(run):
+    if not is_run_name(run):
         raise ConfigError(f"run: a name of letters, digits, '.', '_' and '-' (100 at most), got {run!r}")
     return f"{root.rstrip('/')}/{RUNS}{run}"
 

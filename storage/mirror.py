@@ -1,6 +1,7 @@
 """A run's records and shards as files on this machine. Those of a remote run are copied once: they never change."""
 
 import os
+import re
 import secrets
 import shutil
 import time
@@ -40,6 +41,7 @@ LISTED = (
 PAUSES = (0.1, 0.3, 1.0, 2.0)
 """Seconds before another look where rows are gone that were listed: the run was compacted meanwhile, most likely."""
 
+_OF_A_RUN = re.compile(r"-[0-9a-f]{16}$")  # the end of the name of a folder that is one of ours
 _SIDE_BY_SIDE = 16  # objects copied at once
 _KEPT = 30 * 24 * 3600.0  # seconds for which the copies of a run stay when nobody asks for it
 _ROWS = (layout.TRAJECTORIES, layout.COMPACTIONS)
@@ -132,7 +134,7 @@ def _use(folder: Path) -> None:
     """And forget the copies of runs that nobody has asked for in a long time."""
     folder.mkdir(exist_ok=True)
     os.utime(folder)
-    for other in folder.parent.iterdir():
+    for other in filter(lambda it: _OF_A_RUN.search(it.name), folder.parent.iterdir()):
         with suppress(FileNotFoundError):  # another process forgets it too
             if time.time() - other.stat().st_mtime > _KEPT:
                 shutil.rmtree(other, ignore_errors=True)

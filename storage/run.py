@@ -8,7 +8,7 @@ from typing import Any, Self
 from storage import layout, records
 from storage.inheritance import ForkedStore, Parent
 from storage.store import Store, open_store, probe
-from tba.errors import AlreadyExists, ConfigError, Missing, StorageError
+from tba.errors import AlreadyExists, ConfigError, Damaged, Missing, StorageError
 
 SCHEMA_VERSION = 1
 _FIELDS = ("run", "created_at", "created_by", "code_version", "schema_version", "config", "sampler_sql", "parent")
@@ -87,7 +87,10 @@ class Run:
 
     @classmethod
     def _of(cls, store: Store, record: Mapping[str, Any]) -> Self:
-        parent = Parent.decode(record["parent"], f"{store.url}/{layout.RUN}") if record["parent"] else None
+        name = f"{store.url}/{layout.RUN}"
+        if not layout.is_run_name(record["run"]):
+            raise Damaged(f"{name}: run is no name of a run: {record['run']!r:.120}")
+        parent = Parent.decode(record["parent"], name) if record["parent"] else None
         older = _parent_beside(store, parent) if parent else None
         forked = ForkedStore(store, older.store, parent) if parent and older else None
         return cls(

@@ -35,6 +35,8 @@ _BOUNDS = {
     "length_from": "length >= {}", "length_to": "length <= {}",
 }  # fmt: skip
 
+_FOREIGN = "a link of another site wrote this: it runs once you have read it and press the button"
+
 _NAME = re.compile(r"([0-9]+)/([0-9]+)/[0-9]+")  # of a trajectory
 
 SELECTION = """
@@ -61,10 +63,12 @@ left join (select trajectory_id, count(*) as draws from draws group by trajector
 Form = Mapping[str, str]
 
 
-def page(look: Look, form: Form) -> str:
+def page(look: Look, form: Form, *, foreign: bool = False) -> str:
     """Chosen trajectories; a form that cannot be answered comes back with what is wrong with it."""
     found, wrong, query = "", "", ""
     try:
+        if foreign and form.get("where", "").strip():
+            raise Refused(_FOREIGN)
         where = conditions(form)
         query = SELECTION.format(where=where, order=_ORDERS[_order(form)][1]).strip()
         [(count, low, high)] = look.answer(COUNT.format(where=where), most=1).rows or [(0, None, None)]
@@ -88,11 +92,13 @@ def page(look: Look, form: Form) -> str:
     return frame(look, here, "trajectories", ["<h1>Trajectories</h1>", _form(form, wrong), as_sql, found])
 
 
-def sql_page(look: Look, form: Form) -> str:
+def sql_page(look: Look, form: Form, *, foreign: bool = False) -> str:
     """Any query, with links where a column is named like something that has a page."""
     query = form.get("query", "")
     found, wrong = "", ""
     try:
+        if foreign and query.strip():
+            raise Refused(_FOREIGN)
         if query.strip():
             number = _page(form)
             table = look.answer(query, most=_ROWS_A_PAGE + 1, skip=number * _ROWS_A_PAGE)

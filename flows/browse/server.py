@@ -152,7 +152,7 @@ class Guard:
                 "ssh -L, take the same port on both sides.",
                 421,
             )
-        if request.headers.get("sec-fetch-site") == "cross-site" and (
+        if _is_foreign(request) and (
             request.headers.get("sec-fetch-mode") != "navigate" or request.url.path == "/refresh"
         ):
             return _told("Another site asks for this.", 403)
@@ -180,6 +180,11 @@ class Guard:
         assert self.door.token
         response.set_cookie(self.door.cookie, self.door.token, httponly=True, samesite="strict")
         return response
+
+
+def _is_foreign(request: Request) -> bool:
+    """Whether another site asks, by a link that is followed if at all: any other port of this machine is one too."""
+    return request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
 
 def _same(given: str, token: str) -> bool:
@@ -224,8 +229,8 @@ def make_app(look: Look) -> App:
     pages: dict[str, Callable[[Request], str]] = {
         "/": lambda request: glance.page(look),
         "/steps": lambda request: glance.steps_page(look, _number(request.query_params.get("page", "0"))),
-        "/trajectories": lambda request: finding.page(look, given(request)),
-        "/sql": lambda request: finding.sql_page(look, given(request)),
+        "/trajectories": lambda request: finding.page(look, given(request), foreign=_is_foreign(request)),
+        "/sql": lambda request: finding.sql_page(look, given(request), foreign=_is_foreign(request)),
         "/step/{step}": lambda request: step.page(look, number(request, "step"), optional(request)),
         "/version/{version}": lambda request: version.page(look, number(request, "version"), optional(request)),
         "/version/{version}/{attempt}": lambda request: version.page(

@@ -476,6 +476,21 @@ def test_another_site_can_link_here_and_nothing_else(site: Site):
     assert site.ask("/refresh", **crossed, **{"Sec-Fetch-Mode": "navigate"})[0] == 403
 
 
+def test_sql_of_another_sites_link_is_shown_and_not_run(site: Site):
+    own = {"Sec-Fetch-Mode": "navigate", "Sec-Fetch-Site": "same-origin"}
+    for page, wrote in (
+        (site.link("/sql", query="select 7000000 + 777777 as found"), "select 7000000 + 777777 as found"),
+        (site.link("/trajectories", where="reward > -99"), "reward > -99"),
+    ):
+        for foreign in ("cross-site", "same-site"):  # another port of this machine is of the same site
+            status, _, body = site.ask(page, **{**own, "Sec-Fetch-Site": foreign})
+            assert status == 200 and wrote in unescape(body) and "press the button" in body
+            assert "7777777" not in body.replace(",", "") and "/trajectory/" not in body
+        for sent in (own, {}):
+            assert "press the button" not in site.ask(page, **sent)[2]
+    assert "7777777" in site.ask(site.link("/sql", query="select 7000000 + 777777 as found"), **own)[2].replace(",", "")
+
+
 def test_beyond_this_machine_a_token_is_asked_for(finished: Run):
     with serve(finished, host="0.0.0.0") as site:
         token = site.door.token

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from storage.control import change_state
 from storage.events import Events, read_events
 from storage.run import Run
 from tba.config import Config, EngineConfig
-from tba.errors import ConfigError
+from tba.errors import ConfigError, RunFailed
 from tba.presets import preset
 from tests.flows.roles import LIMITS, at_work, end_roles, script, until
 
@@ -337,6 +338,24 @@ def shown_to(run: Run, role: str) -> str:
     pid = at_work(run, role)[role].pid
     variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
     return dict(it.split("=", 1) for it in variables if "=" in it)["CUDA_VISIBLE_DEVICES"]
+
+
+def test_no_file_or_folder_of_ours_becomes_everybodys_by_a_link_that_somebody_put_there(tmp_path: Path):
+    own, ours, locks = tmp_path / "own", tmp_path / "ours", tmp_path / "locks"
+    own.write_text("private")
+    own.chmod(0o600)
+    ours.mkdir(0o700)
+    Devices("first", folder=locks, uuids=["GPU-0"]).take("searcher")
+    assert stat.S_IMODE(locks.stat().st_mode) == 0o1777
+    assert {stat.S_IMODE(path.stat().st_mode) for path in locks.iterdir()} == {0o666}
+    (locks / "taking.lock").unlink()
+    (locks / "taking.lock").symlink_to(own)
+    with pytest.raises(RunFailed, match=r"taking\.lock, which cannot be opened"):
+        Devices("second", folder=locks, uuids=["GPU-0"]).take("searcher")
+    (tmp_path / "linked").symlink_to(ours)
+    Devices("third", folder=tmp_path / "linked", uuids=["GPU-0"]).take("searcher")
+    assert (own.read_text(), stat.S_IMODE(own.stat().st_mode)) == ("private", 0o600)
+    assert stat.S_IMODE(ours.stat().st_mode) == 0o700
 
 
 def test_devices_are_listed_as_what_cuda_can_be_given():

@@ -1,5 +1,6 @@
 """A run's folder, and how it is found again."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,21 @@ def test_a_run_that_cannot_be_read_is_damaged(root: str, content: str):
     run = create(root, "first")
     (Path(run.url) / "run.json").write_text(content)
     with pytest.raises(Damaged, match=r"first/run\.json"):
+        Run.open(run.url)
+
+
+@local
+@pytest.mark.parametrize("name", ["/elsewhere/x", "../x", "..", "", "x/y", "x\n", "x" * 101, 3, None, ["x"]])
+def test_what_a_record_calls_a_run_or_its_parent_becomes_no_path_unless_it_is_a_name(root: str, name: object):
+    run = create(root, "first")
+    path = Path(run.url) / "run.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "run": name}))
+    with pytest.raises(Damaged, match=r"first/run\.json: run is no name of a run"):
+        Run.open(run.url)
+    origin = {"run": name, "step": 1, "sync": 1, "attempt": 1, "attempts": 1, "replays": None, "rebuilt": False}
+    path.write_text(json.dumps({**record, "parent": origin}))
+    with pytest.raises(Damaged, match=r"first/run\.json: parent.run is no name of a run"):
         Run.open(run.url)
 
 

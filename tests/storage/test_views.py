@@ -488,7 +488,11 @@ def test_copies_of_runs_that_nobody_asks_for_are_forgotten(root: str, cache: Pat
         [copy] = copies_of(cache, run, connect=True)
         then = time.time() - days * 24 * 3600
         os.utime(next(path for path in copy.parents if path.parent.name == "runs"), (then, then))
+    nobodys = cache / "runs" / "photos-2019"
+    nobodys.mkdir()
+    os.utime(nobodys, (0, 0))
     storage.connect(runs[2])
+    assert nobodys.exists()
     assert [len(copies_of(cache, run)) for run in runs] == [0, 1, 1]
 
 
