@@ -167,8 +167,8 @@ def _lock_file(folder: Path, uuid: str) -> Path:
 
 
 def _open(path: Path) -> int:
-    """Every user of the host locks here. What somebody else has put there is opened, but no link is followed: nothing of
-    ours that lies elsewhere becomes everybody's."""
+    """Every user of the host locks here. No link that somebody has put there is followed: nothing of ours that lies
+    elsewhere becomes everybody's."""
     with suppress(FileExistsError):
         path.parent.mkdir(parents=True)
     folder = path.parent.lstat()

@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal
 from hashlib import sha256
+from itertools import product
 from numbers import Real
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
 from flows.progress import bar
@@ -46,6 +48,7 @@ FIELDS = ("prompt_id", "prompt", "response", "response_tokens", "finished", "rew
 MOST_TOKENS = 16_000_000
 """Of the prompts and responses of one file, which is one object and is read whole when it is admitted."""
 
+_LEAST_LOGP = -1e30  # columns of them are of 32 bits
 _AT_A_TIME = 64  # responses, of which the bar tells
 
 
@@ -84,6 +87,7 @@ def import_files(
     counted = _counted_from(run, config, version)
     mapping = _mapping(renamed)
     found = {part: rows for name in names for part, rows in placed_rows(_inside(name)).items()}
+    _check_names(mapping, found)
     importer = _open(run, config, task)
     read = [importer.read(name, rows, mapping) for name, rows in found.items()]
     new = _new(run, read)
@@ -98,18 +102,29 @@ def import_files(
 
 def _inside(name: str) -> str:
     """Of a dataset's folder its rows."""
-    return f"{name.rstrip('/')}/data/*.parquet" if (Path(name) / "data").is_dir() else name
+    is_folder = not PurePosixPath(name).suffix if "://" in name else (Path(name) / "data").is_dir()
+    return f"{name.rstrip('/')}/data/*.parquet" if is_folder else name
 
 
 def _mapping(renamed: Sequence[str]) -> dict[str, str]:
-    """What each field is called in the files."""
-    mapping = {field: field for field in FIELDS}
+    """What each field is called in the files, of those that are called otherwise."""
+    mapping: dict[str, str] = {}
     for text in renamed:
         field, separator, name = text.partition("=")
         if not (separator and name and field in FIELDS):
             raise ConfigError(f"--map: FIELD=NAME with a field of {', '.join(FIELDS)}, got {text!r}")
+        if field in mapping:
+            raise ConfigError(f"--map: {field} cannot be {mapping[field]!r} and {name!r}")
         mapping[field] = name
     return mapping
+
+
+def _check_names(mapping: Mapping[str, str], files: Mapping[str, Sequence[Placed]]) -> None:
+    """A name that no row has is a slip: the task would be asked for rewards that were given."""
+    for (field, name), (file, rows) in product(mapping.items(), files.items()):
+        if rows and not any(name in it.row for it in rows):
+            said = ", ".join(map(repr, rows[0].row))
+            raise ConfigError(f"--map: no row of {file} has a {name!r} to be {field}; its first has {said}")
 
 
 # --- what a run takes -------------------------------------------------------------------------------------------------
@@ -232,6 +247,7 @@ class _Importer:
         held_out: set[str],
     ):
         self.config, self.task, self.scorer, self.tokenizer, self.ends = config, task, scorer, policy.tokenizer, ends
+        self.special = frozenset(policy.tokenizer.all_special_ids)
         eos = policy.tokenizer.eos_token_id
         self.end = eos if eos in ends else min(ends, default=None)
         self.vocabulary = cast("nn.Embedding", policy.model.get_input_embeddings()).num_embeddings
@@ -255,7 +271,7 @@ class _Importer:
         return File(name=name, rows=read, sha256=sha256("\n".join(sorted(said)).encode()).hexdigest())
 
     def _row(self, placed: Placed, mapping: Mapping[str, str]) -> Read:
-        row = {field: placed.row.get(name) for field, name in mapping.items()}
+        row = {field: placed.row.get(mapping.get(field, field)) for field in FIELDS}
         try:
             prompt = self._prompt(row)
             tokens, finished = self._tokens(row)
@@ -315,6 +331,9 @@ class _Importer:
         tokens = tuple(self.tokenizer(text, add_special_tokens=False).input_ids)
         if (unknown := self.tokenizer.unk_token_id) is not None and unknown in tokens:
             raise _Fault(f"response {text!r:.80} has characters that the tokenizer does not know")
+        if special := [token for token in tokens if token in self.special and token not in self.ends]:
+            name = self.tokenizer.convert_ids_to_tokens(special[0])
+            raise _Fault(f"response {text!r:.80} has {name!r} in it, a token and no text: give response_tokens")
         if not finished or self.end is None or (tokens and tokens[-1] in self.ends):
             return tokens
         return (*tokens, self.end)
@@ -345,11 +364,12 @@ class _Importer:
             return ()
         if row["response_tokens"] is None:
             raise _Fault("behaviour_logps are those of response_tokens, which is needed")
-        if not isinstance(given, list) or not all(_is_number(logp) and logp <= 0 for logp in given):
-            raise _Fault(f"behaviour_logps must be a list of numbers of at most 0, got {given!r:.80}")
-        if len(given) != len(tokens):
-            raise _Fault(f"behaviour_logps must be as many as response_tokens, {len(tokens)}, got {len(given)}")
-        return tuple(map(float, given))
+        logps = [_number(it) for it in given] if isinstance(given, list) else [None]
+        if not all(logp is not None and _LEAST_LOGP <= logp <= 0 for logp in logps):
+            raise _Fault(f"behaviour_logps must be a list of numbers from {_LEAST_LOGP:g} to 0, got {given!r:.80}")
+        if len(logps) != len(tokens):
+            raise _Fault(f"behaviour_logps must be as many as response_tokens, {len(tokens)}, got {len(logps)}")
+        return tuple(cast(list[float], logps))
 
     def trajectories(self, file: File, version: Version) -> list[Trajectory]:
         """As a searcher would store them that generated them all in one round."""
@@ -415,16 +435,28 @@ def _text(row: Mapping[str, Any], field: str) -> str | None:
     value = row[field]
     if value is not None and not isinstance(value, str):
         raise _Fault(f"{field} must be text, got {value!r:.80}")
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError:
+        raise _Fault(f"{field} has half a character in it: {value!r:.80}") from None
     return value
 
 
 def _reward(value: Any) -> float | None:
     if value is None:
         return None
-    if not _is_number(value) or abs(value) > LARGEST_REWARD:
+    number = _number(value)
+    if number is None or abs(number) > LARGEST_REWARD:
         raise _Fault(f"reward must be a number of at most {LARGEST_REWARD:g} in size, got {value!r:.80}")
-    return float(value)
+    return number
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+def _number(value: Any) -> float | None:
+    """None if it is none, or one that no float can be."""
+    if isinstance(value, bool) or not isinstance(value, Real | Decimal):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

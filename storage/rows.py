@@ -1,16 +1,16 @@
 """Rows of a data set, from JSON lines or Parquet, wherever they lie."""
 
-import fnmatch
 import json
+import os
+import re
 from collections.abc import Collection, Iterator
 from itertools import islice
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import fsspec
 
 from storage import parquet
-from storage.store import open_store
 from tba.errors import Damaged, DataError
 
 _READABLE = (".jsonl", ".json", ".parquet")
@@ -61,23 +61,34 @@ def _parts(url: str) -> list[str]:
     if "*" not in name:
         return [url]
     try:
-        if url.startswith("s3://"):
-            names = [entry.key for entry in open_store(folder).list() if "/" not in entry.key]
-        else:
-            system, path = fsspec.url_to_fs(folder or ".")
-            names = [PurePosixPath(found).name for found in system.ls(path, detail=False)]
+        names = _names(folder)
     except Exception as error:
         raise DataError(f"{url} cannot be read: {error or type(error).__name__}") from error
-    if found := sorted(fnmatch.filter(names, name)):
+    pattern = re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
+    if found := sorted(filter(pattern.fullmatch, names)):
         return [f"{folder}/{name}" if folder else name for name in found]
     raise DataError(f"{url} cannot be read: no such file")
 
 
+def _names(folder: str) -> list[str]:
+    if folder.startswith("s3://"):
+        from storage.s3 import S3Store  # only rows on S3 pay for the import
+
+        return list(S3Store.names_in(folder))
+    if "://" not in folder:  # a "::" in a path is no chain of file systems
+        return os.listdir(Path(folder or ".").expanduser())
+    system, path = fsspec.url_to_fs(folder)
+    return [PurePosixPath(found).name for found in system.ls(path, detail=False)]
+
+
 def _read(url: str) -> bytes:
-    folder, _, name = url.rpartition("/")
     try:
         if url.startswith("s3://"):
-            return open_store(folder).read(name)
+            from storage.s3 import S3Store
+
+            return S3Store.read_any(url)
+        if "://" not in url:
+            return Path(url).expanduser().read_bytes()
         with fsspec.open(url, "rb") as file:
             return cast(BinaryIO, file).read()
     except Exception as error:  # file systems, the hub's above all, let their transport's own errors through
@@ -105,7 +116,7 @@ def _numbered_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _row(url: str, number: int, line: bytes) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{url} line {number} is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise DataError(f"{url} line {number} is a {type(row).__name__}, not an object")

@@ -154,6 +154,21 @@ class S3Store:
         check_key(key)
         return None
 
+    @classmethod
+    def read_any(cls, url: str) -> bytes:
+        """An object of any name: one that others have put into a bucket, to be read and no more."""
+        bucket, _, key = url.removeprefix("s3://").partition("/")
+        store = cls(f"s3://{bucket}")
+        return store._run(store._read, key)
+
+    @classmethod
+    def names_in(cls, url: str) -> Sequence[str]:
+        """The objects right in a folder of others, likewise."""
+        bucket, _, folder = url.removeprefix("s3://").partition("/")
+        store, prefix = cls(f"s3://{bucket}"), f"{folder}/" if folder else ""
+        names = [entry.key.removeprefix(prefix) for entry in store._run(store._entries, prefix, "")]
+        return [name for name in names if "/" not in name]
+
     @contextmanager
     def _naming(self, key: str, trouble: str) -> Iterator[None]:
         """What this machine's disk refuses, as an error that names the key."""

@@ -5,12 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 
 from flows import audit, forks, plan, wiring
 from flows.cli import main
@@ -24,11 +26,13 @@ from storage.versions import Versions
 from tba.errors import DeadlinePassed
 from tba.policy import Policy, PolicyScorer
 from tba.types import Prompt, Version
+from tests.conftest import s3_root
 from tests.flows.roles import DRAWS, LEDGER, TINY
 from tests.flows.test_end_to_end import lease_at, opened, tba, until
 from tests.flows.test_forks import rows
 from tests.flows.test_roles import live, settings
 from tests.flows.test_vllm import response
+from tests.servers import Server
 from tests.tba.tiny import EOS_ID, tiny_folder, tiny_tokenizer
 
 STEPS, K = 8, 4
@@ -212,6 +216,24 @@ def test_the_same_rows_in_another_form_are_the_same_import(
     assert empty.store.list(layout.TRAJECTORIES) == []
 
 
+def test_a_dataset_that_lies_in_a_bucket_with_decimals_and_names_of_its_own_is_the_same_import(
+    empty: Run, tmp_path: Path, moto: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    root, system = s3_root(moto, monkeypatch), s3fs.S3FileSystem(endpoint_url=moto.endpoint)
+    found = [
+        {"prompt_id": "train-00000", "response": "12", "reward": Decimal("0.5")},
+        {"prompt_id": "train-00001", "response": "3", "reward": Decimal("-1.0")},
+    ]
+    pq.write_table(pa.Table.from_pylist(found), tmp_path / "part.parquet")
+    plain = written(tmp_path / "a.jsonl", [{**it, "reward": float(it["reward"])} for it in found])
+    system.put(str(tmp_path / "part.parquet"), f"{root}/a set/data/train (1).parquet")
+    system.put(plain, f"{root}/ü/a b.jsonl")
+    names = (plain, f"{root}/a set", f"{root}/a set/data/*.parquet", f"{root}/ü/a b.jsonl", f"{root}/ü/*.jsonl")
+    told = [imported(empty, name, "--dry-run", capsys=capsys).splitlines()[0] for name in names]
+    assert "2 responses to 2 prompts, as searcher" in told[0]
+    assert len({it.rpartition(" ")[2] for it in told}) == 1
+
+
 GOOD = {"prompt_id": "train-00000", "response_tokens": [3, 4, 1]}
 
 
@@ -236,8 +258,12 @@ GOOD = {"prompt_id": "train-00000", "response_tokens": [3, 4, 1]}
         ({**GOOD, "response": "7"}, "response_tokens say '01', but response '7'"),
         ({**GOOD, "reward": float("nan")}, "reward must be a number of at most 1e+100 in size, got nan"),
         ({**GOOD, "reward": True}, "reward must be a number"),
+        ({**GOOD, "reward": 10**400}, "reward must be a number of at most 1e+100 in size, got 1000"),
+        ({"prompt_id": "train-00000", "response": "12<pad>3"}, "has '<pad>' in it, a token and no text"),
+        ({"prompt_id": "train-00000", "response": "\ud800"}, "response has half a character in it: '\\ud800'"),
+        ({**GOOD, "behaviour_logps": [-1.0, -1e39, 0.0]}, "behaviour_logps must be a list of numbers from -1e+30 to 0"),
         ({**GOOD, "behaviour_logps": [-1.0]}, "behaviour_logps must be as many as response_tokens, 3, got 1"),
-        ({**GOOD, "behaviour_logps": [-1.0, 0.5, 0.0]}, "behaviour_logps must be a list of numbers of at most 0"),
+        ({**GOOD, "behaviour_logps": [-1.0, 0.5, 0.0]}, "behaviour_logps must be a list of numbers from -1e+30 to 0"),
     ],
 )
 def test_a_row_that_cannot_be_trained_on_is_named_and_nothing_is_stored(
@@ -255,6 +281,8 @@ def test_a_row_that_cannot_be_trained_on_is_named_and_nothing_is_stored(
     [
         (["--map", "answer=x"], "--map: FIELD=NAME with a field of prompt_id, prompt, response"),
         (["--version", "3"], "--version: taken keeps no version 3"),
+        (["--map", "reward=scroe"], "a.jsonl has a 'scroe' to be reward; its first has 'prompt_id', 'response_tokens'"),
+        (["--map", "reward=a", "reward=b"], "--map: reward cannot be 'a' and 'b'"),
     ],
 )
 def test_options_that_say_nothing_of_the_run_are_refused(

@@ -50,6 +50,14 @@ def test_a_star_stands_for_several_files_in_the_order_of_their_names(store: Stor
         read_rows(f"{store.url}/data/valid-*.{suffix}")
 
 
+def test_a_path_is_taken_as_it_is_but_for_stars(tmp_path: Path):
+    for name in ("x::y.jsonl", "run[1]-0.jsonl", "run[1]-1.jsonl", "run1-2.jsonl", "what?.jsonl"):
+        (tmp_path / name).write_bytes(lines([{"of": name}]))
+    assert read_rows(f"{tmp_path}/x::y.jsonl") == [{"of": "x::y.jsonl"}]
+    assert read_rows(f"{tmp_path}/run[1]-*.jsonl") == [{"of": "run[1]-0.jsonl"}, {"of": "run[1]-1.jsonl"}]
+    assert read_rows(f"{tmp_path}/*t?.jsonl") == [{"of": "what?.jsonl"}]
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_only_the_fields_that_are_asked_for_are_read(tmp_path: Path, suffix: str):
     """A column of tokens would be a hundred times the text."""
@@ -82,6 +90,7 @@ def test_json_lines_come_back_exactly(tmp_path_factory: pytest.TempPathFactory, 
     ("name", "content", "fault"),
     [
         ("x.jsonl", b'{"a": 1}\n\n{"a": \n', "x.jsonl line 3 is not JSON"),
+        ("x.jsonl", b'{"a": 1}\n{"a": ' + b"[" * 100_000, "x.jsonl line 2 is not JSON"),
         ("x.json", b'[{"a": 1}]', "x.json line 1 is a list"),
         ("x.jsonl", b'{"a": 1}\n\xff\n', "x.jsonl line 2 is not JSON"),
         ("x.parquet", b"PAR1 no more", "x.parquet is not a readable Parquet object"),
