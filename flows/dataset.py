@@ -1,10 +1,12 @@
 """`tba export --query`: rows of a run as a dataset that others load: Parquet, and a card that says where it is from."""
 
-import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
+from duckdb.sqltypes import DuckDBPyType
 
 from flows import sql
 from flows.export import appearing
@@ -13,9 +15,15 @@ from storage.run import Run
 from storage.views import connect
 from tba.errors import ConfigError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 FILE = "data/train-00000-of-00001.parquet"
 
-_ROWS = 65_536  # of a row group, and in memory at a time
+_AT_A_TIME = 2_048  # rows that DuckDB hands over
+_GROUP = 65_536  # rows of a row group at most
+_GROUP_BYTES = 64_000_000  # that it has in memory, more or less
+_UNFIT = ("bignum", "bit", "interval", "map", "union")  # types that `datasets` does not know
 _CARD = """\
 ---
 configs:
@@ -29,11 +37,11 @@ tags:
 
 # {name}
 
-{rows:,} rows of the run `{run}`: task {task}, {policy}, made with TBA {code_version} and begun on {created}.
+{count:,} rows of the run `{run}`: task {task}, {policy}, made with TBA {code_version} and begun on {created}.
 
-```sql
+{fence}sql
 {query}
-```
+{fence}
 
 | column | type |
 |---|---|
@@ -53,22 +61,60 @@ def export(run: Run, query: str, folder: str) -> Path:
         if rows is None:
             raise ConfigError("--query: the last statement has no rows")
         sql.check_names("--query", rows.columns)
+        rows = _fit(rows)
         (unfinished / FILE).parent.mkdir()
         if not (count := _write(rows, unfinished / FILE)):
             raise ConfigError("--query: there are no such rows")
-        (unfinished / "README.md").write_text(_card(run, query, rows, count, target.name))
+        card = _card(run, query, rows, count, target.name)
+        (unfinished / "README.md").write_text(card, encoding="utf-8", errors="replace")
     return target
+
+
+def _fit(rows: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+    """With maps, which `datasets` cannot load, as lists of their keys and values."""
+    chosen: list[str] = []
+    for name, kind in zip(rows.columns, rows.types, strict=True):
+        column = '"' + name.replace('"', '""') + '"'
+        if any(map(_is_unfit, _inner(kind) if kind.id == "map" else [kind])):
+            raise ConfigError(f"--query: {name!r} is of type {kind}, which no dataset has: cast it, as to varchar")
+        chosen.append(f"map_entries({column}) as {column}" if kind.id == "map" else column)
+    return rows.project(", ".join(chosen))
+
+
+def _is_unfit(kind: DuckDBPyType) -> bool:
+    return kind.id in _UNFIT or any(map(_is_unfit, _inner(kind)))
+
+
+def _inner(kind: DuckDBPyType) -> list[DuckDBPyType]:
+    """The types inside of a type."""
+    if kind.id not in ("array", "list", "map", "struct"):
+        return []
+    return [inner for _, inner in kind.children if isinstance(inner, DuckDBPyType)]
 
 
 def _write(rows: duckdb.DuckDBPyRelation, path: Path) -> int:
     import pyarrow.parquet as pq
 
-    batches, count = rows.to_arrow_reader(_ROWS), 0
+    batches, count = rows.to_arrow_reader(_AT_A_TIME), 0
     with pq.ParquetWriter(path, batches.schema, compression="zstd") as file:
-        for batch in batches:
-            file.write_batch(batch, row_group_size=_ROWS)
-            count += batch.num_rows
+        for group in _groups(batches):
+            file.write_table(group)
+            count += group.num_rows
     return count
+
+
+def _groups(batches: "pa.RecordBatchReader") -> Iterator["pa.Table"]:
+    """As many rows together as fit into memory, however long their texts are."""
+    import pyarrow as pa
+
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(it.num_rows for it in held) >= _GROUP or sum(it.nbytes for it in held) >= _GROUP_BYTES:
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)
 
 
 def _card(run: Run, query: str, rows: duckdb.DuckDBPyRelation, count: int, name: str) -> str:
@@ -76,13 +122,22 @@ def _card(run: Run, query: str, rows: duckdb.DuckDBPyRelation, count: int, name:
         section, _, field = dotted.partition(".")
         return run.config.get(section, {}).get(field)
 
-    path = str(setting("model.path") or "")
+    path, query = str(setting("model.path") or ""), query.strip()
+    types = zip(rows.columns, rows.types, strict=True)
     return _CARD.format(
-        file=FILE, name=json.dumps(name)[1:-1], rows=count, run=run.name, task=setting("task.name"),
+        file=FILE, name=name, count=count, run=run.name, fence=_fence(query),
+        task=setting("task.name"),
         policy=f"policy {path.rstrip('/').rpartition('/')[2]}" if path else "the policy that the task makes",
-        code_version=run.code_version, created=run.created_at[:10], query=query.strip(),
-        columns="\n".join(
-            f"| {column} | {str(kind).lower()} |" for column, kind in zip(rows.columns, rows.types, strict=True)
-        ),
+        code_version=run.code_version, created=run.created_at[:10], query=query,
+        columns="\n".join(f"| {_cell(column)} | {_cell(str(kind).lower())} |" for column, kind in types),
         temperature=setting("search.temperature") or 1.0, top_p=setting("search.top_p") or 1.0,
     )  # fmt: skip
+
+
+def _fence(text: str) -> str:
+    """Longer than any in the text."""
+    return max(["``", *re.findall("`+", text)], key=len) + "`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())

@@ -3,11 +3,12 @@
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flows.threads import use_threads
 from storage import folders, layout
+from storage.attempts import chain, stands
 from storage.run import Run
 from storage.versions import Versions
 from tba.config import Config, parse
@@ -34,10 +35,15 @@ def export(run: Run, number: int, attempt: int | None, folder: str, *, adapter: 
 def appearing(folder: str) -> Iterator[tuple[Path, Path]]:
     """Where a folder is to be, and one to fill that becomes it once all has been written. ConfigError if something is
     there already, or nothing can be."""
+    if "://" in folder:
+        raise ConfigError(f"DIR: a folder of this machine, to be copied from there, got {folder}")
     target = Path(folder).absolute()
+    if target.is_mount() or target == Path.cwd():
+        raise ConfigError(f"DIR: {folder} is where something is mounted or where you are: name a folder inside of it")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{folder} exists already and is not an empty folder")
     unfinished = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+    made = [parent for parent in target.parents if not parent.exists()]
     try:
         unfinished.mkdir(parents=True)
     except OSError as error:
@@ -47,12 +53,18 @@ def appearing(folder: str) -> Iterator[tuple[Path, Path]]:
         if target.exists():
             target.rmdir()
         unfinished.rename(target)
-    finally:
+    except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(OSError):  # somebody else has put something there meanwhile
+            for parent in made:
+                parent.rmdir()
+        raise
 
 
 def _find(run: Run, number: int, attempt: int | None) -> Version:
-    kept = Versions(run).complete()
+    """Of the attempt that is asked for, else the one that the run goes on from."""
+    spans = chain(run)
+    kept = [it for it in Versions(run).complete() if attempt is not None or stands(spans, it)]
     fitting = [it for it in kept if it.number == number and attempt in (None, it.attempt)]
     if not fitting:
         numbers = ", ".join(map(str, sorted({it.number for it in kept}))) or "none"

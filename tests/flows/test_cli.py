@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -573,6 +574,15 @@ def test_export_takes_the_newest_attempt_unless_told(first: Run, tmp_path: Path,
         target = tmp_path / f"of-{attempt}"
         printed(capsys, "export", first.url, "--version", "2", *arguments, str(target))
         assert (target / "model.safetensors").read_bytes().startswith(f"weights 000002-a000{attempt}".encode())
+
+
+def test_a_version_that_was_abandoned_is_exported_by_its_attempt_alone(
+    first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    shutil.rmtree(Path(first.url, "versions", str(Version(3, 2))))
+    assert "kept: 0, 1, 2, 4" in refused(capsys, "export", first.url, "--version", "3", str(tmp_path / "none"))
+    printed(capsys, "export", first.url, "--version", "3", "--attempt", "1", str(tmp_path / "old"))
+    assert (tmp_path / "old" / "model.safetensors").exists()
 
 
 def test_export_refuses_what_it_cannot_do(first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -42,6 +42,43 @@ def test_a_dataset_has_the_rows_of_its_query_and_a_card_that_names_it(run: Run, 
     assert str(tmp_path) not in card and run.url not in card
 
 
+def test_all_of_a_view_is_loaded_by_datasets(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets")
+    for query in (
+        "from trajectories order by trajectory_id",
+        "from steps order by step",
+        "from draws order by step, slot, trajectory_id",
+    ):
+        folder = tmp_path / query.split()[1]
+        exported(run, query, folder)
+        loaded = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"), split="train")
+        with storage.connect(run) as con:
+            found = con.sql(query).to_arrow_table().to_pylist()
+        assert len(loaded) == len(found) > 0
+        same = [name for name in found[0] if not isinstance(found[0][name], list | float)]
+        assert [[row[name] for name in same] for row in loaded] == [[row[name] for name in same] for row in found]
+
+
+def test_maps_are_lists_of_keys_and_values(run: Run, tmp_path: Path):
+    found = exported(run, "select map {'a': 1.5, 'b': 2.5} as \"the map\", [1, 2] as l", tmp_path / "maps")
+    assert found == [{"the map": [{"key": "a", "value": 1.5}, {"key": "b", "value": 2.5}], "l": [1, 2]}]
+
+
+def test_rows_come_in_groups_that_fit_into_memory_and_in_their_order(run: Run, tmp_path: Path):
+    exported(run, "select i, repeat('x', 40000) as long from range(5000) t(i)", tmp_path / "long")
+    file = pq.ParquetFile(tmp_path / "long" / "data" / "train-00000-of-00001.parquet")
+    assert file.metadata.num_row_groups == 3
+    assert file.read(["i"])["i"].to_pylist() == list(range(5000))
+
+
+def test_a_card_says_what_there_is_whatever_it_is_called(run: Run, tmp_path: Path):
+    query = 'select 1 as "a|b" -- ``` and {rows}\n'
+    exported(run, query, tmp_path / "résumé")
+    card = (tmp_path / "résumé" / "README.md").read_text(encoding="utf-8")
+    assert "# résumé\n" in card and f"````sql\n{query.strip()}\n````" in card and "| a\\|b | integer |" in card
+
+
 def test_pairs_are_the_best_and_the_worst_of_each_group_that_are_far_enough_apart(run: Run, tmp_path: Path):
     groups: dict[object, list[dict[str, object]]] = {}
     for row in rows_of(run):
@@ -79,6 +116,8 @@ def test_demonstrations_are_what_was_rewarded_enough_each_once(run: Run):
         (["--query", "from trajectories where false"], "--query: there are no such rows"),
         (["--query", "select 1 as a, 2 as a"], "names more than one column"),
         (["--query", "create table t (i int)"], "--query: the last statement has no rows"),
+        (["--query", "select interval 1 day as i"], "--query: 'i' is of type INTERVAL, which no dataset has"),
+        (["--query", "select [map {1: 2}] as m"], "--query: 'm' is of type MAP(INTEGER, INTEGER)[], which no dataset"),
         (["--query", "from steps", "--adapter"], "--adapter does not apply to --query"),
         (["--query", "from steps", "--attempt", "1"], "--attempt does not apply to --query"),
     ],
@@ -86,6 +125,20 @@ def test_demonstrations_are_what_was_rewarded_enough_each_once(run: Run):
 def test_what_is_no_dataset_is_refused_and_leaves_nothing(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ):
-    assert main(["export", run.url, *arguments, str(tmp_path / "out")]) == 2
+    assert main(["export", run.url, *arguments, str(tmp_path / "new" / "out")]) == 2
     assert says in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_can_be_none_of_this_machine_is_refused_before_anything_is_written(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    for name, says in (
+        ("s3://bucket/x", "DIR: a folder of this machine"),
+        (".", "DIR: . is where"),
+        ("/", "DIR: / is where"),
+    ):
+        assert main(["export", run.url, "--query", "from steps", name]) == 2
+        assert says in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
