@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -29,11 +30,11 @@ _COMMANDS = re.compile(r"\A( *)```\n(?=\1(\$ )?(?:tba|python3?|pip|make|prefect|
 
 def main(arguments: list[str]) -> None:
     out = Path(arguments[0] if arguments else ROOT / "build/site").resolve()
-    copies = out.with_name(f"{out.name}-pages")
-    stage(copies)
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", copies / "mkdocs.yml"]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run([*command, "--site-dir", out], env=quiet, capture_output=True, text=True)
+    with TemporaryDirectory() as copies:
+        stage(Path(copies))
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", f"{copies}/mkdocs.yml"]
+        done = subprocess.run([*command, "--site-dir", out], env=quiet, capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr)
     print(out / "index.html")
@@ -41,7 +42,6 @@ def main(arguments: list[str]) -> None:
 
 def stage(folder: Path) -> None:
     """What the site is built from: copies of pages, pictures and rows; settings with what there is of the nav."""
-    shutil.rmtree(folder, ignore_errors=True)
     copies = folder / "docs"
     for source in pages():
         write(copies / place(source), copied(source, copies))

@@ -54,9 +54,10 @@ class Role:
 
     @classmethod
     def parse(cls, name: str) -> "Role | None":
-        """The role that holds a lease; None for the supervisor, which also holds one."""
+        """The role that holds a lease; None for the supervisor, which also holds one, and whatever else does."""
         kind, _, index = name.partition("-")
-        return cls(_KINDS[kind], int(index or 0)) if kind in _KINDS else None
+        is_one = kind in _KINDS and (not index or (index.isascii() and index.isdigit()))
+        return cls(_KINDS[kind], int(index or 0)) if is_one else None
 
 
 def role_command(role: Role, run: str) -> list[str]:

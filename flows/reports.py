@@ -138,7 +138,8 @@ class Reports:
     def emit(self, event: Event) -> None:
         """For automations of Prefect."""
         resource = {"prefect.resource.id": f"tba.run.{self.run.name}", "prefect.resource.name": self.run.url}
-        emit_event(f"tba.{event.kind}", resource, payload={**event.data, "message": event.message})
+        told = {**event.data, "severity": event.severity, "message": event.message}
+        emit_event(f"tba.{event.kind}", resource, payload=told)
 
     def attempt(self, show: Callable[[], Any]) -> None:
         try:

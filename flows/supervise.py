@@ -33,7 +33,7 @@ from storage.control import State, change_state, read_state
 from storage.events import EventReader, Events
 from storage.leases import SUPERVISOR, HeldLease, Lease, LeaseWatch, Seen
 from storage.run import Run
-from tba.alarms import Alarms
+from tba.alarms import Alarm, Alarms
 from tba.config import Config, LimitsConfig
 from tba.errors import RunFailed, Stopped, StorageError
 
@@ -217,6 +217,7 @@ class Supervisor:
         self.others = EventReader(run)
         self.operating = OperatingAlarms(config.alarms, lag=config.sync.lag or 0)
         self.alarms = Alarms(self.tell)
+        self.store_alarm = Alarms(self.tell_of_store)
         self.watched: dict[Role, Watched] = {}
         self.watch = LeaseWatch()
         self.seen: dict[str, Seen] = {}
@@ -326,10 +327,11 @@ class Supervisor:
                 self.state = change_state(self.run, searchers=0, why=DONE_LEARNING)
             for role in self.watched.keys() - set(self.wanted()):
                 self.drain(self.watched[role])
+            self.store_alarm.look([])
         except StorageError as error:
             if now - self.last_look > self.limits.orphan_after:
                 raise
-            self.on_event(Event("store-trouble", str(error), "warning"))
+            self.store_alarm.look([Alarm("store-trouble", str(error))])
             time.sleep(self.limits.lease_every)
             self.next_look = 0.0
 
@@ -533,8 +535,9 @@ class Supervisor:
             if time.monotonic() >= self.next_look:
                 try:
                     self.look()
+                    self.store_alarm.look([])
                 except StorageError as error:
-                    self.on_event(Event("store-trouble", str(error), "warning"))
+                    self.store_alarm.look([Alarm("store-trouble", str(error))])
                     self.next_look = time.monotonic() + self.limits.lease_every
             for w in self.watched.values():
                 if w.adopted and not self.is_alive(w):
@@ -561,6 +564,10 @@ class Supervisor:
         about = {"of": w.role.name, "life": w.number, **data} if w else data
         self.events.write(kind, message, severity=severity, **about)
         self.on_event(Event(kind, message, severity, about))
+
+    def tell_of_store(self, kind: str, message: str, severity: str, **data: Any) -> None:
+        """Nothing of it is stored: it would have to wait for the store."""
+        self.on_event(Event(kind, message, severity, data))
 
 
 def _is_open(lease: Lease) -> bool:

@@ -27,7 +27,17 @@ VARIABLE = "TBA_WEBHOOK"
 
 _TRIES, _TIMEOUT, _FIRST_DELAY = 3, 10.0, 1.0  # seconds
 _WAITING = 1000  # events that may wait before further ones are dropped
+_REDIRECTED = (301, 302, 303, 307, 308)
 _PATIENCE = 15.0  # seconds for the last ones to be told
+
+
+class _Stays(urllib.request.HTTPRedirectHandler):
+    """A redirected POST would arrive as a GET without what it told."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None: ...
+
+
+_opener = urllib.request.build_opener(_Stays)
 
 
 class NoWebhook:
@@ -69,10 +79,10 @@ class Webhook:
         why = ""
         for number in range(_TRIES):
             try:
-                with urllib.request.urlopen(request, timeout=_TIMEOUT):
+                with _opener.open(request, timeout=_TIMEOUT):
                     return
             except urllib.error.HTTPError as error:
-                why = f"answers {error.code}"
+                why = f"answers {error.code}" + (", another address" if error.code in _REDIRECTED else "")
                 error.close()
             except (OSError, ValueError, HTTPException) as error:
                 why = f"cannot be reached: {type(error).__name__}"
@@ -101,11 +111,18 @@ class Webhook:
 
 
 def open_webhook(run: Run) -> Webhook | NoWebhook:
+    address = address_of_webhook()
+    return Webhook(run, address) if address else NoWebhook()
+
+
+def address_of_webhook() -> str | None:
     """ConfigError if what stands in the environment is no address."""
     address = os.environ.get(VARIABLE)
-    if not address:
-        return NoWebhook()
-    parts = urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(address or "")
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 80) > 0
+    except ValueError:
+        is_one = False
+    if address and not is_one:
         raise ConfigError(f"${VARIABLE}: an address that begins with http:// or https:// is needed")
-    return Webhook(run, address)
+    return address

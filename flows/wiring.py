@@ -4,7 +4,7 @@ flows/reader.py makes in a process without torch."""
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from hashlib import sha256
 from numbers import Integral
@@ -33,7 +33,7 @@ from storage.versions import Versions
 from tba.adapters import Adapter, files_sha256, merge
 from tba.asking import asking
 from tba.config import Config, parse
-from tba.errors import ConfigError, Damaged, DataError, StorageError
+from tba.errors import ConfigError, Damaged, DataError, Stopped, StorageError
 from tba.evaluator import Evaluator
 from tba.first_policy import check_first_policy
 from tba.generation import TransformersGenerator
@@ -93,7 +93,8 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
 
 def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
-    lease.check()  # a life that has been superseded while it imported must not have the one that did superseded in turn
+    with suppress(Stopped):  # which is for the next sync
+        lease.check()  # a life that was superseded while it imported must not supersede the attempt of the one that did
     attempt = claim_attempt(run)
     with scratch_folder() as scratch:
         checkpoint = None

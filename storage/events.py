@@ -3,17 +3,20 @@
 import json
 import logging
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from storage import layout, records
 from storage.run import Run
-from tba.errors import AlreadyExists, StorageError
+from tba.errors import AlreadyExists, Damaged, Missing, StorageError
 
 log = logging.getLogger(__name__)
 
 ROUTINE = {"version-adopted"}  # kinds of which there are many and none is news
 
+_FIELDS = ("at", "role", "kind", "severity", "message")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -89,11 +92,33 @@ class EventReader:
         """What has come since the last time, in the order in which it says it happened."""
         keys = [entry.key for entry in self.run.store.list(layout.EVENTS) if layout.is_part(entry.key)]
         keys = [key for key in keys if key not in self._known]
-        found = zip(keys, self.run.store.read_many(keys), strict=True)
-        fields = ("at", "role", "kind", "severity", "message")
-        events = [records.decode(data, f"{self.run.url}/{key}", *fields) for key, data in found]
-        self._known.update(keys)
+        events = [event for key, data in self._read(keys) if (event := self._decoded(key, data))]
         return sorted(events, key=lambda event: (event["at"], event["role"]))
+
+    def _read(self, keys: list[str]) -> Iterator[tuple[str, bytes]]:
+        """One that is listed and cannot be found keeps nobody from the others."""
+        try:
+            found = self.run.store.read_many(keys)
+        except Missing:
+            for key in keys:
+                with suppress(Missing):
+                    yield key, self.run.store.read(key)
+        else:
+            yield from zip(keys, found, strict=True)
+
+    def _decoded(self, key: str, data: bytes) -> dict[str, Any] | None:
+        """None, and a word about it once, for one that is damaged."""
+        self._known.add(key)
+        name = f"{self.run.url}/{key}"
+        try:
+            event = records.decode(data, name, *_FIELDS)
+            with records.reading(name):
+                for field in _FIELDS:
+                    records.check_kind(field, event[field], str)
+        except Damaged as error:
+            log.warning("an event is passed over: %s", error)
+            return None
+        return event
 
 
 def read_events(run: Run) -> list[dict[str, Any]]:

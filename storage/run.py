@@ -70,8 +70,11 @@ class Run:
         return cls._of(store, record)
 
     @classmethod
-    def open(cls, url: str) -> Self:
+    def open(cls, url: str, *, forks: tuple[str, ...] = ()) -> Self:
+        """`forks`: of this run, one of the other, that are being opened."""
         store = open_store(url.rstrip("/"))
+        if store.url in forks:
+            raise Damaged(f"{forks[0]}/{layout.RUN}: parent.run leads back to {store.url}")
         try:
             data = store.read(layout.RUN)
         except Missing:
@@ -83,15 +86,15 @@ class Run:
                 f"{store.url} was written with schema version {written}, this code reads {SCHEMA_VERSION}"
             )
         record = records.decode(data, name, *_FIELDS)
-        return cls._of(open_store(store.url, deadline=_deadline(record["config"])), record)
+        return cls._of(open_store(store.url, deadline=_deadline(record["config"])), record, forks)
 
     @classmethod
-    def _of(cls, store: Store, record: Mapping[str, Any]) -> Self:
+    def _of(cls, store: Store, record: Mapping[str, Any], forks: tuple[str, ...] = ()) -> Self:
         name = f"{store.url}/{layout.RUN}"
         if not layout.is_run_name(record["run"]):
             raise Damaged(f"{name}: run is no name of a run: {record['run']!r:.120}")
         parent = Parent.decode(record["parent"], name) if record["parent"] else None
-        older = _parent_beside(store, parent) if parent else None
+        older = _parent_beside(store, parent, forks) if parent else None
         forked = ForkedStore(store, older.store, parent) if parent and older else None
         return cls(
             name=record["run"],
@@ -125,10 +128,10 @@ class Run:
         return run.name
 
 
-def _parent_beside(store: Store, parent: Parent) -> Run:
+def _parent_beside(store: Store, parent: Parent, forks: tuple[str, ...]) -> Run:
     url = f"{store.url.rpartition('/')[0]}/{parent.run}"
     try:
-        return Run.open(url)
+        return Run.open(url, forks=(*forks, store.url))
     except Missing:
         raise Missing(f"{store.url} is a fork of {parent.run!r}, which is not beside it: {url}") from None
 

@@ -94,7 +94,8 @@ class LearningAlarms:
             self.best, self.spread = mean, statistics.pstdev(self.rewards)
         self.first = mean if self.first is None else self.first
         gained = self.best - self.first
-        if self.best - mean <= max(self.config.reward_lost * gained, _NOISE * self.spread, _LEAST * abs(self.best)):
+        noise = _NOISE * (self.spread or statistics.pstdev(self.rewards))  # rewards may have been the same throughout
+        if self.best - mean <= max(self.config.reward_lost * gained, noise, _LEAST * abs(self.best)):
             return None
         return Alarm(
             "reward-collapsed",

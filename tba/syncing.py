@@ -65,7 +65,8 @@ class SyncWriter:
         self.previous: Future[None] | None = None  # the ledger before
         self.ledger, self.versions, self.checkpoints = ledger, versions, checkpoints
         self.writing, self.publishing, self.keeping = map(Background, ("ledger", "versions", "checkpoints"))
-        self.before: Path | None = None  # the version that was published last, as its files
+        self.published = -1  # the number of the version that was published last
+        self.before: Path | None = None  # its files
         self.base: Base | None = None  # the last that is stored whole, with its files
         self.saving = threading.Lock()  # transformers notes things in a model's config while it saves the model
 
@@ -146,7 +147,7 @@ class SyncWriter:
             changed_share=changed_share(before, folder) if before else None,
             base=base if base and sync // every == base.version.number // every else None,
         )
-        self.before = folder
+        self.published, self.before = sync, folder
         if whole:
             self.base = Base(version, folder)
         for path in {before, base.folder} if before and base else ():

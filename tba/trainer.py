@@ -245,7 +245,8 @@ class Trainer:
         self.metrics.write(dict(metrics), step=step)
         self.alarms.look(self.learning.find(step, metrics, learned.outcomes))
         state = "stopping at the next sync" if self.stopping else f"step {step} of {config.training.steps}"
-        self.lease.tell(state, step=step, version=version.number, **metrics)
+        published = self.syncs.published  # often one before: storing it takes its time
+        self.lease.tell(state, step=step, version=version.number, published=published, **metrics)
         return StepRecord(
             step=step,
             sync=config.sync_of_step(step),

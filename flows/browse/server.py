@@ -40,6 +40,9 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+_HTTP = 80  # a port that browsers leave out
+
+
 @dataclass(frozen=True)
 class Door:
     """Where pages are offered, and what has to be shown to see them."""
@@ -53,7 +56,8 @@ class Door:
     def names(self) -> frozenset[str]:
         """What a browser on this machine calls it. Whatever else a request calls it was led here by somebody's DNS."""
         own = f"[{self.host}]" if ":" in self.host else self.host
-        return frozenset(f"{name}:{self.port}".lower() for name in ("127.0.0.1", "localhost", "[::1]", own))
+        names = ("127.0.0.1", "localhost", "[::1]", own.lower())
+        return frozenset(f"{name}:{self.port}" for name in names) | frozenset(names if self.port == _HTTP else ())
 
     @property
     def cookie(self) -> str:

@@ -59,7 +59,7 @@ def test_a_role_that_gets_no_further_is_stalled_until_it_does_or_begins_another_
 @pytest.mark.parametrize("lag", [0, 2])
 def test_a_searcher_that_takes_no_version_is_told_of_once_it_has_had_the_time(lag: int):
     alarms = OperatingAlarms(AlarmsConfig(adopted_within=SOON), lag=lag)
-    trainer, old = seen("trainer", version=5 + lag), ("version-not-adopted", "searcher-001")
+    trainer, old = seen("trainer", version=9 + lag, published=5 + lag), ("version-not-adopted", "searcher-001")
     fresh = seen("searcher-000", version=5)
     assert not find(alarms, trainer, fresh, seen("searcher-001", version=4))
     time.sleep(2 * SOON)
@@ -153,6 +153,36 @@ def test_silence_is_told_everywhere_while_it_lasts_and_when_it_is_over(
     assert not [path for path in Path(run.url).rglob("*") if path.is_file() and b"hooks/secret" in path.read_bytes()]
 
 
+def test_a_webhook_that_has_moved_is_complained_of_and_is_told_nothing_by_halves(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    asked: list[str] = []
+
+    class Moved(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(f"POST {self.path}")
+            self.send_response(301)
+            self.send_header("Location", "/new/secret")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            asked.append(f"GET {self.path}")
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    monkeypatch.setattr("flows.webhook._FIRST_DELAY", 0.01)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Moved) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{server.server_port}/old/secret")
+        with open_webhook(run) as webhook:
+            webhook.tell("run-failed", "…", "error", {})
+        server.shutdown()
+    assert set(asked) == {"POST /old/secret"}
+    assert "answers 301, another address" in caplog.text and "secret" not in caplog.text
+
+
 def test_a_webhook_that_nobody_answers_is_spoken_of_once_and_without_its_address(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -164,7 +194,9 @@ def test_a_webhook_that_nobody_answers_is_spoken_of_once_and_without_its_address
     assert len(caplog.records) == 1 and "secret" not in caplog.text and VARIABLE in caplog.text
 
 
-@pytest.mark.parametrize("address", ["file:///etc/passwd", "hooks.example.com/x", "https:///hooks"])
+@pytest.mark.parametrize(
+    "address", ["file:///etc/passwd", "hooks.example.com/x", "https:///hooks", "http://[bad/x", "http://x:y/"]
+)
 def test_what_is_no_address_is_refused_without_being_told(run: Run, monkeypatch: pytest.MonkeyPatch, address: str):
     monkeypatch.setenv(VARIABLE, address)
     with pytest.raises(ConfigError, match=rf"\${VARIABLE}: .*http") as found:

@@ -469,6 +469,11 @@ def test_a_name_that_is_not_this_machines_is_refused(site: Site):
         assert "first" not in Whole(body).said
 
 
+def test_a_browser_leaves_out_the_port_of_http():
+    assert {"localhost", "localhost:80", "127.0.0.1"} <= Door("127.0.0.1", 80, None, True).names
+    assert "localhost" not in Door("127.0.0.1", 8080, None, True).names
+
+
 def test_another_site_can_link_here_and_nothing_else(site: Site):
     crossed = {"Sec-Fetch-Site": "cross-site"}
     assert site.ask("/", **crossed, **{"Sec-Fetch-Mode": "navigate"})[0] == 200

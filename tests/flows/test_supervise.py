@@ -1,6 +1,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,23 @@ def run(tmp_path: Path) -> Iterator[Run]:
     run = make_run(tmp_path)
     yield run
     end_roles(run)
+
+
+def test_trouble_with_the_store_is_told_once_when_it_begins_and_once_when_it_is_over(run: Run):
+    supervised = Supervised(run)
+    at_work(run, *ROLES)
+    state = Path(run.url, layout.STATE)
+    whole = state.read_bytes()
+    state.write_bytes(b"[]")
+    until(lambda: supervised.said("store-trouble"))
+    time.sleep(6 * LIMITS["limits.lease_every"])
+    state.write_bytes(whole)
+    until(lambda: len(supervised.said("store-trouble")) > 1)
+    time.sleep(6 * LIMITS["limits.lease_every"])
+    told = supervised.said("store-trouble")
+    assert [(event.severity, event.is_more_than_news) for event in told] == [("warning", True), ("info", True)]
+    finish(run)
+    assert supervised.ended() is None
 
 
 def test_a_run_finishes_when_trainer_and_evaluator_have_and_no_searcher_goes_on(run: Run):

@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from storage import layout
-from storage.events import Events, read_events
+from storage.events import EventReader, Events, read_events
 from storage.run import Run
 from tba.types import Version
 from tests.flows.roles import until
@@ -78,6 +78,21 @@ def test_what_is_no_event_is_passed_over(run: Run):
     Events(run, "trainer", 1).write("started", "hello")
     put(run, "events/notes.txt", b"x")
     assert len(read_events(run)) == 1
+
+
+@local
+def test_one_that_is_damaged_keeps_nobody_from_the_others_and_is_spoken_of_once(
+    run: Run, caplog: pytest.LogCaptureFixture
+):
+    for number, data in enumerate(
+        (b'{"at"', b"[]", b'{"at": 3, "role": "x", "kind": "", "severity": "", "message": ""}')
+    ):
+        put(run, f"events/searcher-000/0001-00000{number}.json", data)
+    reader, trainer = EventReader(run), Events(run, "trainer", 1)
+    for kind in ("started", "reward-collapsed"):
+        trainer.write(kind, "hello", severity="warning")
+        assert [event["kind"] for event in reader.new()] == [kind]
+    assert sum("an event is passed over" in record.message for record in caplog.records) == 3
 
 
 @local

@@ -98,6 +98,17 @@ def test_what_a_record_calls_a_run_or_its_parent_becomes_no_path_unless_it_is_a_
 
 
 @local
+@pytest.mark.parametrize("names", [["first"], ["first", "second"], ["first", "second", "third"]])
+def test_runs_that_are_forks_of_each_other_are_damaged(root: str, names: list[str]):
+    for name, parent in zip(names, [*names[1:], names[0]], strict=True):
+        path = Path(create(root, name).url) / "run.json"
+        origin = {"run": parent, "step": 1, "sync": 1, "attempt": 1, "attempts": 1, "replays": None, "rebuilt": False}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "parent": origin}))
+    with pytest.raises(Damaged, match=r"first/run\.json: parent.run leads back to .*/first$"):
+        Run.open(f"{root}/runs/first")
+
+
+@local
 def test_a_run_of_another_schema_is_refused(root: str):
     run = create(root, "first")
     path = Path(run.url) / "run.json"

@@ -66,6 +66,8 @@ def after(rewards: list[float], **changes: Any) -> list[str]:
         ([0.2, 1.0] * 4 + [0.1] * 4, False),  # they differ by more among each other
         ([-1.0] * 4 + [-0.2] * 4 + [-0.9] * 4, True),
         ([0.5] * 2 + [0.0], False),  # before there is a window
+        ([0.0] * 8 + [-0.001], False),  # one step after none that differed
+        ([0.0] * 8 + [-1.0] * 4, True),
     ],
 )
 def test_a_reward_has_collapsed_when_more_is_lost_than_chance_would(rewards: list[float], expected: bool):

@@ -800,10 +800,18 @@ def run_counting(trainer: Trainer, store: Store, alive: Callable[[], int], *, pa
 def test_where_publishing_is_slow_numbers_are_skipped_and_no_step_waits(tmp_path, alive):
     config = settings(training__steps=60, sync__checkpoint_every=15)
     trainer, store = make(tmp_path, config, slow={"version": 0.5})
+    told: list[float] = []
+
+    def tell(status: str, **progress: float) -> None:
+        told.append(progress.get("published", -1))
+        assert told[-1] in [-1, *store.published()], "the lease tells of a version that nobody can load"
+
+    trainer.lease.tell = tell
     assert run_counting(trainer, store, alive, pause=0.02) <= 4
     assert {0, 1, 15, 30} < set(store.published()) and len(store.published()) < 20
     assert [entry for entry in store.journal if entry.startswith("ledger")] == [f"ledger {n}" for n in range(1, 31)]
     assert sum(seen.get("seconds_backlog", 0.0) for seen in store.written) < 1.0
+    assert len(set(told)) > 2 and told == sorted(told)
 
 
 def test_where_the_ledger_is_slow_versions_go_on_memory_is_bounded_and_the_wait_is_measured(tmp_path, alive):
