@@ -166,7 +166,10 @@ class _Compaction:
     # --- payloads ---------------------------------------------------------------------------------------------------
 
     def choose_payloads(self, eligibility: Eligibility) -> None:
-        """Which rows no step after the checkpoint can draw: the index says so, as it is then."""
+        """Which rows no step after the checkpoint can draw: the index says so, as it is then. Damaged if nobody could
+        go on from there, and steps would have to be taken from further back again."""
+        if self.checkpoint:
+            folders.check_sizes(self.run.own, layout.checkpoint(self.checkpoint))
         self.outcome.forks = forks.names(self.run)
         last = [record for record in self.synced if self.checkpoint and record.sync <= self.checkpoint.number]
         first = 1 + max(forks.newest_pinned_record(self.run), self.run.parent.sync if self.run.parent else -1)

@@ -113,6 +113,15 @@ def survey(store: Store, prefix: str) -> Found:
     )
 
 
+def check_sizes(store: Store, prefix: str) -> None:
+    """Missing or Damaged unless each file is there that the manifest promises, in its size: no weights are read."""
+    sizes = {entry.key: entry.size for entry in store.list(prefix)}
+    for file in stored_files(_existing(store, prefix)):
+        key = prefix + file["name"]
+        if sizes.get(key) != file["bytes"]:
+            raise Damaged(f"{store.url}/{key} has {sizes.get(key, 'no')} bytes, its manifest says {file['bytes']}")
+
+
 def complete(store: Store, prefix: str) -> list[Version]:
     """Those that exist, oldest first."""
     return survey(store, prefix).complete

@@ -325,11 +325,11 @@ copies: how often it was generated
 version_start: the first version that generated it
 reward: the greatest that it had';
 
-comment on macro table preferences is 'Pairs to prefer by: of each group the best and the worst response, where their rewards are far enough apart. Of equals any may be taken, always the same.
+comment on macro table preferences is 'Pairs to prefer by: of each group the best response that ended by itself and the worst one, where their rewards are far enough apart. Of equals any may be taken, always the same.
 least_gap: the least difference of their rewards
 chosen: the response with the greatest reward of its group
 rejected: the one with the least
-chosen_reward: its reward
+chosen_reward: its reward, the mean if it was generated more than once
 rejected_reward: likewise
 version_start: the version that began the group';
 

@@ -214,14 +214,22 @@ group by prompt_id, prompt, response
 order by prompt_id, reward desc, response;
 
 create macro preferences(least_gap := 1) as table
-with pairs as (
-  select
-    any_value(prompt_id) as prompt_id, group_id, any_value(prompt) as prompt,
-    max_by(response, {'reward': reward, 'id': trajectory_id}) as chosen,
-    min_by(response, {'reward': reward, 'id': trajectory_id}) as rejected,
-    max(reward) as chosen_reward, min(reward) as rejected_reward, any_value(version_start) as version_start
-  from trajectories group by group_id
-)
+with
+  texts as (
+    select
+      any_value(prompt_id) as prompt_id, group_id, any_value(prompt) as prompt, response, avg(reward) as reward,
+      bool_or(finished) as finished, min(trajectory_id) as id, min(version_start) as version_start
+    from trajectories group by group_id, response
+  ),
+  pairs as (
+    select
+      any_value(prompt_id) as prompt_id, group_id, any_value(prompt) as prompt,
+      max_by(response, {'reward': reward, 'id': id}) filter (finished) as chosen,
+      min_by(response, {'reward': reward, 'id': id}) as rejected,
+      max(reward) filter (finished) as chosen_reward, min(reward) as rejected_reward,
+      min(version_start) as version_start
+    from texts group by group_id
+  )
 from pairs where chosen_reward > rejected_reward and chosen_reward - rejected_reward >= least_gap order by group_id;
 
 -- --- progress -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,10 @@
 """`tba export --query`: rows as a dataset, and the pairs and demonstrations that macros make."""
 
+import random
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -9,6 +13,8 @@ import yaml
 import storage
 from flows.cli import main
 from storage.run import Run
+from storage.trajectories import Trajectories
+from tests.builders import make_trajectory
 from tests.storage.synthetic import make_run
 
 
@@ -79,22 +85,61 @@ def test_a_card_says_what_there_is_whatever_it_is_called(run: Run, tmp_path: Pat
     assert "# résumé\n" in card and f"````sql\n{query.strip()}\n````" in card and "| a\\|b | integer |" in card
 
 
-def test_pairs_are_the_best_and_the_worst_of_each_group_that_are_far_enough_apart(run: Run, tmp_path: Path):
-    groups: dict[object, list[dict[str, object]]] = {}
-    for row in rows_of(run):
-        groups.setdefault(row["group_id"], []).append(row)
-    rewards = {name: [float(str(row["reward"])) for row in rows] for name, rows in groups.items()}
-    found = exported(run, "from preferences(1)", tmp_path / "pairs")
-    assert [pair["group_id"] for pair in found] == sorted(
-        str(name) for name, it in rewards.items() if set(it) == {0, 1}
-    )
+@pytest.fixture(scope="module")
+def answered(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two rounds of groups of eight: few texts, some of which were rewarded in two ways or cut off."""
+    config = {"task": {"name": "quickstart"}}
+    run = Run.create(str(tmp_path_factory.mktemp("root")), "many", config=config, sampler_sql="", code_version="t")
+    chance = random.Random(0)
+    for seq in range(2):
+        Trajectories(run).append(
+            0,
+            seq,
+            [
+                make_trajectory(
+                    f"train/{slot // 8}",
+                    tokens=(slot, seq),
+                    reward=chance.choice([0.0, 0.5, 1.0]),
+                    round=seq,
+                    slot=slot,
+                    response=chance.choice("abc"),
+                    finished=chance.random() < 0.7,
+                    version=chance.randrange(3),
+                )
+                for slot in range(8 * 12)
+            ],
+        )
+    return run
+
+
+def test_pairs_are_the_best_whole_text_and_the_worst_of_each_group_that_are_far_enough_apart(
+    answered: Run, tmp_path: Path
+):
+    groups: defaultdict[str, defaultdict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows_of(answered):
+        groups[str(row["group_id"])][str(row["response"])].append(row)
+    expected: dict[str, tuple[float, float]] = {}
+    for name, texts in groups.items():
+        means = {text: fmean(it["reward"] for it in rows) for text, rows in texts.items()}
+        whole = [means[text] for text, rows in texts.items() if any(it["finished"] for it in rows)]
+        if whole and max(whole) - min(means.values()) >= 0.25:
+            expected[name] = (max(whole), min(means.values()))
+    assert 8 < len(expected) < len(groups) == 24
+    found = exported(answered, "from preferences(0.25)", tmp_path / "pairs")
+    assert [pair["group_id"] for pair in found] == sorted(expected)
     for pair in found:
-        said = {(row["response"], row["reward"]) for row in groups[pair["group_id"]]}
-        assert (pair["chosen"], pair["chosen_reward"]) in said and (pair["rejected"], pair["rejected_reward"]) in said
-        assert (pair["chosen_reward"], pair["rejected_reward"]) == (1.0, 0.0)
-        assert {row["prompt"] for row in groups[pair["group_id"]]} == {pair["prompt"]}
-    with storage.connect(run) as con:
-        assert con.sql("from preferences(0)").fetchall() == con.sql("from preferences(1)").fetchall(), "equals are none"
+        texts = groups[str(pair["group_id"])]
+        chosen, rejected = (texts[str(pair[name])] for name in ("chosen", "rejected"))
+        assert pair["chosen"] != pair["rejected"] and any(it["finished"] for it in chosen)
+        rewards = tuple(fmean(it["reward"] for it in rows) for rows in (chosen, rejected))
+        assert (pair["chosen_reward"], pair["rejected_reward"]) == rewards == expected[str(pair["group_id"])]
+        everything = [it for rows in texts.values() for it in rows]
+        assert pair["version_start"] == min(it["version_start"] for it in everything)
+        assert {it["prompt_id"] for it in everything} == {pair["prompt_id"]}
+    with storage.connect(answered) as con:
+        assert all(chosen > rejected for chosen, rejected in con.sql(
+            "select chosen_reward, rejected_reward from preferences(0)"
+        ).fetchall()), "equals are none"  # fmt: skip
         assert not con.sql("from preferences(1.5)").fetchall()
 
 

@@ -572,6 +572,27 @@ def test_rows_that_cannot_be_drawn_any_more_lose_their_tokens_and_nothing_else(r
 
 
 @local
+@pytest.mark.parametrize("damage", ["manifest", "gone", "short"])
+def test_nothing_is_given_up_behind_a_checkpoint_that_nobody_could_go_on_from(root: str, damage: str):
+    run = make_run(root)
+    before = {key: run.store.read(key) for key in loose(run)}
+    [folder] = sorted(Path(run.url, "checkpoints").iterdir())[-1:]
+    manifest = folder / "MANIFEST.json"
+    [file, *_] = [path for path in folder.iterdir() if path != manifest]
+    if damage == "manifest":
+        manifest.write_text("{}")
+    elif damage == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(
+        Damaged, match=f"checkpoints/{folder.name}/{manifest.name if damage == 'manifest' else file.name}"
+    ):
+        compacted(run, drop_beyond=CAPACITY)
+    assert {key: run.store.read(key) for key in loose(run)} == before and not run.store.list(layout.RETENTION)
+
+
+@local
 def test_where_the_worst_are_evicted_others_lose_their_tokens(root: str, tmp_path: Path):
     run, other = make_run(root), make_run(str(tmp_path))
     buffer = replayed(run, capacity=CAPACITY, evict="worst")
