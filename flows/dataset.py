@@ -11,6 +11,7 @@ from duckdb.sqltypes import DuckDBPyType
 from flows import sql
 from flows.export import appearing
 from flows.progress import bar
+from storage import layout
 from storage.run import Run
 from storage.views import connect
 from tba.errors import ConfigError
@@ -48,7 +49,8 @@ tags:
 {columns}
 
 Responses were sampled from versions of a policy in training, at temperature {temperature:g} and top-p {top_p:g} unless
-the task asked otherwise. Rewards are the task's. Terms of use follow from those of its prompts and of the policy.
+the task asked otherwise, and rewards are the task's, but for rows that were imported (`searcher` from {imports:,} on):
+those are as their files had them. Terms of use follow from those of the prompts and of whatever answered.
 """
 
 
@@ -130,7 +132,7 @@ def _card(run: Run, query: str, rows: duckdb.DuckDBPyRelation, count: int, name:
         policy=f"policy {path.rstrip('/').rpartition('/')[2]}" if path else "the policy that the task makes",
         code_version=run.code_version, created=run.created_at[:10], query=query,
         columns="\n".join(f"| {_cell(column)} | {_cell(str(kind).lower())} |" for column, kind in types),
-        temperature=setting("search.temperature") or 1.0, top_p=setting("search.top_p") or 1.0,
+        imports=layout.IMPORTS, temperature=setting("search.temperature") or 1.0, top_p=setting("search.top_p") or 1.0,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from flows.threads import use_threads
 from storage import layout
 from storage.attempts import chain, stands
 from storage.compactions import Compactions
-from storage.events import Events
+from storage.events import Events, read_events
 from storage.prompts import has_prompts, read_prompts
 from storage.rows import Placed, placed_rows
 from storage.run import Run
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 FIELDS = ("prompt_id", "prompt", "response", "response_tokens", "finished", "reward", "behaviour_logps")
 """What is read of a row, by the names that the view `trajectories` has for it."""
+IMPORTED = "imported"
+"""The kind of event that tells of a file."""
 MOST_TOKENS = 16_000_000
 """Of the prompts and responses of one file, which is one object and is read whole when it is admitted."""
 
@@ -86,7 +88,8 @@ def import_files(
     _check_run(run, config, task)
     counted = _counted_from(run, config, version)
     mapping = _mapping(renamed)
-    found = {part: rows for name in names for part, rows in placed_rows(_inside(name)).items()}
+    fields = [mapping.get(field, field) for field in FIELDS]
+    found = {part: rows for name in names for part, rows in placed_rows(_inside(name), fields=fields).items()}
     _check_names(mapping, found)
     importer = _open(run, config, task)
     read = [importer.read(name, rows, mapping) for name, rows in found.items()]
@@ -94,9 +97,8 @@ def import_files(
     told = [f"{file.name}: {_tell(file, new)}" for file in read]
     if dry_run or not new:
         return [*told, *_tell_of_groups(config, new), *(["nothing was stored: --dry-run"] if dry_run else [])]
-    scored = [(file, importer.trajectories(file, counted)) for file in new]
-    for file, trajectories in scored:
-        _store(run, file, trajectories)
+    for file in new:
+        _store(run, file, importer.trajectories(file, counted))
     return [*told, *_tell_of_groups(config, new), f"the trainer of {run.name} admits them at its next sync"]
 
 
@@ -122,8 +124,8 @@ def _mapping(renamed: Sequence[str]) -> dict[str, str]:
 def _check_names(mapping: Mapping[str, str], files: Mapping[str, Sequence[Placed]]) -> None:
     """A name that no row has is a slip: the task would be asked for rewards that were given."""
     for (field, name), (file, rows) in product(mapping.items(), files.items()):
-        if rows and not any(name in it.row for it in rows):
-            said = ", ".join(map(repr, rows[0].row))
+        if rows and not any(name in it.names for it in rows):
+            said = ", ".join(map(repr, rows[0].names))
             raise ConfigError(f"--map: no row of {file} has a {name!r} to be {field}; its first has {said}")
 
 
@@ -175,8 +177,13 @@ def _new(run: Run, files: Iterable[File]) -> list[File]:
     compactions = Compactions(run)
     compactions.look()
     taken_in = compactions.shards()
-    once = {file.key: file for file in files}
-    return [file for key, file in once.items() if key not in taken_in and not run.store.exists(key)]
+    once = {file.key: file for file in reversed(list(files))}
+    there = {key: file for key, file in once.items() if key in taken_in or run.store.exists(key)}
+    told = [it.get("data") or {} for it in (read_events(run) if there else ()) if it["kind"] == IMPORTED]
+    for it in told:
+        if (file := there.get(it.get("key", ""))) and it.get("sha256") != file.sha256:
+            raise DataError(f"{file.name}: searcher {file.searcher} is another file already: import it with a row less")
+    return [file for key, file in reversed(once.items()) if key not in there]
 
 
 def _store(run: Run, file: File, trajectories: Sequence[Trajectory]) -> None:
@@ -189,7 +196,7 @@ def _store(run: Run, file: File, trajectories: Sequence[Trajectory]) -> None:
     mean = sum(rewards) / len(rewards)
     told = f"{len(trajectories)} trajectories of {file.name} with mean reward {mean:.4g}"
     events = Events(run, f"import-{file.sha256[:12]}", 1, logs=False)
-    events.write("imported", told, key=key, file=file.name, sha256=file.sha256, rows=len(trajectories))
+    events.write(IMPORTED, told, key=key, file=file.name, sha256=file.sha256, rows=len(trajectories))
 
 
 def _tell(file: File, new: Sequence[File]) -> str:
@@ -220,14 +227,18 @@ def _tell_of_groups(config: Config, files: Sequence[File]) -> list[str]:
 
 def _open(run: Run, config: Config, task: Task) -> "_Importer":
     use_threads(config.model.threads)
+    from transformers.utils import logging
+
     from flows import wiring
     from tba.generation import end_tokens
 
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # a text that is too long is refused by its row
     scorer = wiring.open_scorer(run, config, task)
     policy = scorer.policy
     ends = end_tokens(policy.model.generation_config, policy.tokenizer)
-    prompts = read_prompts(run, "train")
-    return _Importer(config, task, scorer, policy, ends, prompts, {it.prompt_id for it in read_prompts(run, "test")})
+    prompts, held_out = (read_prompts(run, split) for split in ("train", "test"))
+    return _Importer(config, task, scorer, policy, ends, prompts, held_out)
 
 
 class _Fault(Exception): ...
@@ -244,7 +255,7 @@ class _Importer:
         policy: "Policy",
         ends: frozenset[int],
         prompts: Sequence[Prompt],
-        held_out: set[str],
+        held_out: Sequence[Prompt],
     ):
         self.config, self.task, self.scorer, self.tokenizer, self.ends = config, task, scorer, policy.tokenizer, ends
         self.special = frozenset(policy.tokenizer.all_special_ids)
@@ -252,7 +263,7 @@ class _Importer:
         self.end = eos if eos in ends else min(ends, default=None)
         self.vocabulary = cast("nn.Embedding", policy.model.get_input_embeddings()).num_embeddings
         self.prompts = {it.prompt_id: it for it in prompts}
-        self.held_out = held_out
+        self.held_out = {name for it in held_out for name in (it.prompt_id, it.text)}
         self.by_text: dict[str, list[Prompt]] = {}
         for it in prompts:
             self.by_text.setdefault(it.text, []).append(it)
@@ -277,7 +288,7 @@ class _Importer:
             tokens, finished = self._tokens(row)
             return Read(prompt=prompt, response=self._response(row, tokens, finished), reward=_reward(row["reward"]))
         except _Fault as fault:
-            said = ", ".join(map(repr, placed.row))
+            said = ", ".join(map(repr, placed.names))
             hint = f" (it has {said}; --map says what a field is called)" if "is needed" in str(fault) else ""
             raise DataError(f"{placed.place}: {fault}{hint}") from None
 
@@ -289,13 +300,16 @@ class _Importer:
             if (found := self.prompts.get(prompt_id)) is None:
                 why = "is held out for evaluation" if prompt_id in self.held_out else "is no prompt of the run"
                 raise _Fault(f"prompt_id {prompt_id!r} {why}")
-            if text not in (None, found.text):
-                raise _Fault(f"prompt {text!r:.80} is not what the run asks as {prompt_id!r}: {found.text!r:.80}")
+            if text is not None and text != found.text:
+                given, asked = _apart(text, found.text)
+                raise _Fault(f"prompt {given} is not what the run asks as {prompt_id!r}: {asked}")
             return found
         same = self.by_text.get(text or "", [])
+        if not same and text in self.held_out:
+            raise _Fault(f"prompt {text!r:.80} is held out for evaluation")
         if not same:
-            example = next(iter(self.prompts.values())).text
-            raise _Fault(f"prompt {text!r:.80} is no prompt of the run, whose first is {example!r:.80}")
+            given, first = _apart(text or "", next(iter(self.prompts.values())).text)
+            raise _Fault(f"prompt {given} is no prompt of the run, whose first is {first}")
         if len(same) > 1:
             raise _Fault(f"prompt {text!r:.80} is that of {len(same)} prompts of the run: prompt_id has to say which")
         return same[0]
@@ -429,6 +443,14 @@ def _by_prompt(rows: Iterable[Read]) -> list[list[Read]]:
     for it in rows:
         groups.setdefault(it.prompt.prompt_id, []).append(it)
     return list(groups.values())
+
+
+def _apart(one: str, other: str) -> tuple[str, str]:
+    """Two texts as far as they can be shown, from shortly before where they begin to differ."""
+    same = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    start = max(0, same - 20) if same > 40 else 0
+    shown = [f"{'…' if start else ''}{text[start:]!r:.80}" for text in (one, other)]
+    return shown[0], shown[1]
 
 
 def _text(row: Mapping[str, Any], field: str) -> str | None:

@@ -3,12 +3,13 @@
 import json
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import fsspec
+import pyarrow as pa
 
 from storage import parquet
 from tba.errors import Damaged, DataError
@@ -33,18 +34,21 @@ class Placed(NamedTuple):
 
     place: str
     row: dict[str, Any]
+    names: Sequence[str]  # of all that it has
 
 
-def placed_rows(url: str) -> dict[str, list[Placed]]:
+def placed_rows(url: str, *, fields: Collection[str]) -> dict[str, list[Placed]]:
     """The rows of each of the files that `read_rows` reads for a URL, by the name of the file."""
     found: dict[str, list[Placed]] = {}
     for part in _parts(url):
         data = _read(part)
         if _suffix(part) == ".parquet":
-            rows = enumerate(_parquet(part, data, None, None), start=1)
-            found[part] = [Placed(f"{part} row {number}", row) for number, row in rows]
+            table = _table(part, data)
+            rows = enumerate(_rows(part, table, fields), start=1)
+            found[part] = [Placed(f"{part} row {number}", row, table.column_names) for number, row in rows]
         else:
-            found[part] = [Placed(f"{part} line {n}", _row(part, n, line)) for n, line in _numbered_lines(data)]
+            rows = ((n, _row(part, n, line)) for n, line in _numbered_lines(data))
+            found[part] = [Placed(f"{part} line {n}", _some(row, fields), list(row)) for n, row in rows]
     return found
 
 
@@ -96,17 +100,37 @@ def _read(url: str) -> bytes:
 
 
 def _parquet(url: str, data: bytes, limit: int | None, fields: Collection[str] | None) -> list[dict[str, Any]]:
+    return _rows(url, _table(url, data).slice(0, limit), fields)
+
+
+def _table(url: str, data: bytes) -> pa.Table:
     try:
-        table = parquet.decode(data, url).slice(0, limit)
-        wanted = [name for name in table.column_names if fields is None or name in fields]
-        return table.select(wanted).to_pylist()
+        return parquet.decode(data, url)
     except Damaged as error:
         raise DataError(str(error)) from None
 
 
+def _rows(url: str, table: pa.Table, fields: Collection[str] | None) -> list[dict[str, Any]]:
+    columns: dict[str, list[Any]] = {}
+    for name in table.column_names:
+        if fields is not None and name not in fields:
+            continue
+        if table.column_names.count(name) > 1:
+            raise DataError(f"{url} has more than one column {name!r}")
+        try:
+            columns[name] = table[name].to_pylist()
+        except (pa.ArrowException, OverflowError, ValueError, LookupError) as error:  # as of times in nanoseconds
+            raise DataError(f"{url}: column {name!r} cannot be read: {error}") from None
+    return [{name: column[n] for name, column in columns.items()} for n in range(len(table))]
+
+
 def _json_lines(url: str, data: bytes, limit: int | None, fields: Collection[str] | None) -> list[dict[str, Any]]:
     rows = (_row(url, number, line) for number, line in islice(_numbered_lines(data), limit))
-    return [{name: row[name] for name in row if fields is None or name in fields} for row in rows]
+    return [_some(row, fields) for row in rows]
+
+
+def _some(row: dict[str, Any], fields: Collection[str] | None) -> dict[str, Any]:
+    return {name: row[name] for name in row if fields is None or name in fields}
 
 
 def _numbered_lines(data: bytes) -> Iterator[tuple[int, bytes]]:

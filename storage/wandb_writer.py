@@ -105,8 +105,10 @@ def rebuild(run: Run, project: str, mode: str) -> tuple[str, int, int]:
     for score in Evaluations(run).scores():
         if stands(spans, score.version):
             by_version.setdefault(score.version, []).append(score)
+    # Two attempts may share a version, the one that the second goes on from, and each have had it scored.
+    last = {version.number: own for version, own in sorted(by_version.items(), key=lambda it: it[0].order)}
     lines = [(entry["step"], _line(entry)) for entry in entries]
-    lines += [(own[0].step, {f"eval/{it.metric}": it.value for it in own}) for own in by_version.values()]
+    lines += [(own[0].step, {f"eval/{it.metric}": it.value for it in own}) for own in last.values()]
     try:
         session = begin(run, project, mode, anew=f" {records.now()}")
     except Exception as error:
@@ -116,7 +118,7 @@ def rebuild(run: Run, project: str, mode: str) -> tuple[str, int, int]:
     folder = str(Path(session.dir).parent)
     session.finish()
     wandb.teardown()  # waits for W&B's own process, which writes the file
-    return folder, len(entries), len(by_version)
+    return folder, len(entries), len(last)
 
 
 def _closed(run: Run) -> list[tuple[int, int]]:

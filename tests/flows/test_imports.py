@@ -17,6 +17,7 @@ import s3fs
 from flows import audit, forks, plan, wiring
 from flows.cli import main
 from flows.compact import compact_run
+from flows.imports import _apart
 from storage import layout
 from storage.check import check
 from storage.leases import read_leases
@@ -216,6 +217,65 @@ def test_the_same_rows_in_another_form_are_the_same_import(
     assert empty.store.list(layout.TRAJECTORIES) == []
 
 
+@pytest.mark.parametrize(
+    ("unread", "is_taken"),
+    [
+        (pa.array([1_700_000_000_123_456_789], pa.timestamp("ns")), True),
+        (pa.array([10**15], pa.timestamp("ms")), True),
+        (pa.array([0], pa.timestamp("us", tz="Nowhere/Land")), True),
+        (pa.array([1], pa.duration("ns")), True),
+        (None, False),
+    ],
+)
+def test_a_column_that_is_not_read_is_in_nobodys_way(
+    empty: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], unread: pa.Array | None, is_taken: bool
+):
+    columns = {"prompt_id": pa.array(["train-00000"]), "response": pa.array(["12"])}
+    columns |= {"when": unread} if unread is not None else {}
+    table = pa.table(columns)
+    table = table if is_taken else table.append_column("response", pa.array(["3"]))
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert main(["import", empty.url, str(tmp_path / "rows.parquet"), "--dry-run"]) == (0 if is_taken else 2)
+    out, error = capsys.readouterr()
+    assert "1 responses to 1 prompts" in out if is_taken else "more than one column 'response'" in error
+    assert main(["import", empty.url, str(tmp_path / "rows.parquet"), "--map", "reward=when"]) == 2
+    assert "rows.parquet" in capsys.readouterr().err
+
+
+def test_another_file_with_the_number_of_one_that_was_imported_is_refused(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(layout, "imported", lambda sha256: 1_234_567_890)
+    run = begun(policy, str(tmp_path / "root"))
+    one, two = (written(tmp_path / f"{n}.jsonl", [{**GOOD, "reward": n}]) for n in (1, 2))
+    assert main(["import", run.url, one, "--dry-run"]) == 0
+    assert main(["import", run.url, one]) == 0
+    assert main(["import", run.url, two]) == 2
+    assert "2.jsonl: searcher 1234567890 is another file already" in capsys.readouterr().err
+    assert "imported already" in imported(run, one, capsys=capsys)
+
+
+def test_what_was_read_is_scored_and_stored_file_by_file(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    run = begun(policy, str(tmp_path / "root"))
+    one, two = (written(tmp_path / f"{n}.jsonl", [{**GOOD, "reward": n}]) for n in (1, 2))
+    scored: list[int] = []
+    reached = PolicyScorer.token_logps
+
+    def token_logps(self: PolicyScorer, *given: Any, **options: Any) -> Any:
+        scored.append(1)
+        if len(scored) == 2:
+            raise KeyboardInterrupt
+        return reached(self, *given, **options)
+
+    monkeypatch.setattr(PolicyScorer, "token_logps", token_logps)
+    assert main(["import", run.url, one, two]) == 130
+    assert len(run.store.list(layout.TRAJECTORIES)) == 1
+    told = imported(run, one, two, capsys=capsys).splitlines()
+    assert "1.jsonl: imported already" in told[0] and "2.jsonl: 1 responses" in told[1]
+
+
 def test_a_dataset_that_lies_in_a_bucket_with_decimals_and_names_of_its_own_is_the_same_import(
     empty: Run, tmp_path: Path, moto: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -232,6 +292,22 @@ def test_a_dataset_that_lies_in_a_bucket_with_decimals_and_names_of_its_own_is_t
     told = [imported(empty, name, "--dry-run", capsys=capsys).splitlines()[0] for name in names]
     assert "2 responses to 2 prompts, as searcher" in told[0]
     assert len({it.rpartition(" ")[2] for it in told}) == 1
+
+
+def test_a_prompt_that_is_held_out_is_known_by_its_text(empty: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    row = {"prompt": read_prompts(empty, "test")[0].text, "response": "2"}
+    assert main(["import", empty.url, written(tmp_path / "a.jsonl", [row])]) == 2
+    assert "is held out for evaluation" in capsys.readouterr().err
+
+
+def test_two_long_prompts_are_shown_from_where_they_differ(
+    empty: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    asked = read_prompts(empty, "train")[0]
+    row = {"prompt_id": asked.prompt_id, "prompt": asked.text[:3] + "~" * 99, "response": "2"}
+    assert main(["import", empty.url, written(tmp_path / "a.jsonl", [row])]) == 2
+    assert f"~ is not what the run asks as 'train-00000': {asked.text!r}" in capsys.readouterr().err
+    assert _apart("x" * 99 + "1+2=", "x" * 99 + "2+1=") == (f"…'{'x' * 20}1+2='", f"…'{'x' * 20}2+1='")
 
 
 GOOD = {"prompt_id": "train-00000", "response_tokens": [3, 4, 1]}
