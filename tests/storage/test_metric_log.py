@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,6 +153,8 @@ def test_a_run_without_wandb_is_rebuilt_from_its_log(
     for name, value in {"DO_NOT_TRACK": "1", "HOME": str(tmp_path), "TBA_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     run = make_run(str(tmp_path / "root"))
+    both = [score for score in Evaluations(run).scores() if score.version == Version(2, 1)]
+    Evaluations(run).write([replace(score, version=Version(2, 2), value=score.value / 2) for score in both])
     assert main(["wandb", run.url, "--project", "again"]) == 0
     told = capsys.readouterr().out.splitlines()
     (session,) = sessions(run)
@@ -162,5 +165,6 @@ def test_a_run_without_wandb_is_rebuilt_from_its_log(
         scores = con.sql("select distinct step from evaluations order by step").fetchall()
     assert [(it["trainer/step"], it["loss/value"], it["time/wait"]) for it in found if "loss/value" in it] == steps
     assert [(it["trainer/step"],) for it in found if "eval/greedy" in it] == scores
+    assert [it["eval/greedy"] for it in found if it.get("eval/greedy") and it["trainer/step"] == 4] == [0.25]
     assert [it["trainer/step"] for it in found] == sorted(it["trainer/step"] for it in found)
     assert not {"train/weights_sha256", "train/sync", "train/attempt"} & {name for it in found for name in it}
