@@ -10,8 +10,10 @@ roles, then the workers, then the server.
 """
 
 import argparse
+import base64
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -64,10 +66,15 @@ class Stack:
         self.logs = self.home / "logs"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.port = 0
+        self.password = f"tba:{secrets.token_urlsafe(16)}"
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def api_url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/api"
+        return f"{self.address}/api"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -75,6 +82,10 @@ class Stack:
         return inherited | {
             "PREFECT_API_URL": self.api_url,
             "PREFECT_HOME": str(self.home),
+            # Whoever may start deployments runs code: no other user of this machine, and no page in a browser.
+            "PREFECT_SERVER_API_AUTH_STRING": self.password,
+            "PREFECT_API_AUTH_STRING": self.password,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.address,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
             "PREFECT_WORKER_QUERY_SECONDS": "2",
@@ -202,7 +213,8 @@ class Stack:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Asked again while the server is busy: it answers 503 when its database is locked, and has done nothing."""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
+        key = base64.b64encode(self.password.encode()).decode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Basic {key}"}
         request = urllib.request.Request(self.api_url + path, data=data, headers=headers, method=method)
         deadline = time.monotonic() + BUSY_DEADLINE
         while True:
@@ -278,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.keep = True
     try:
         with ending_on_sigterm(), Stack(Path(options.home), ui=not options.no_ui, tell=_tell) as stack:
-            _tell(f"the server is at {stack.api_url.removesuffix('/api')}, its logs are in {stack.logs}")
+            _tell(f"the server is at {stack.address}, its password {stack.password}, its logs are in {stack.logs}")
             code = 0
             if command:
                 code = subprocess.run(command, env=stack.environment).returncode
@@ -374,7 +386,8 @@ def show_result(run: Run) -> None:
 
 def stay(stack: Stack) -> None:
     print("\nThe server and a worker stay up until Ctrl-C. To use them from another shell:\n")
-    print(f"export PREFECT_API_URL={stack.api_url}\nexport PREFECT_HOME={stack.home}\n", flush=True)
+    print(f"export PREFECT_API_URL={stack.api_url}\nexport PREFECT_API_AUTH_STRING={stack.password}")
+    print(f"export PREFECT_HOME={stack.home}\n", flush=True)
     with suppress(KeyboardInterrupt):
         while True:
             stack.check()

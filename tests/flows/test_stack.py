@@ -1,12 +1,14 @@
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 import yaml
 
-from flows.stack import Stack, command_line, prefect_file
+from flows.stack import POOLS, Stack, command_line, prefect_file
 from flows.tba import tba
 from flows.workdir import leave_temporary_folder
 from tba.errors import ConfigError
@@ -37,9 +39,28 @@ def test_the_tba_deployments_differ_in_their_task_alone():
 
 
 def test_a_command_finds_the_server(stack: Stack):
-    script = "import os, urllib.request as u; print(u.urlopen(os.environ['PREFECT_API_URL'] + '/health').read())"
-    told = subprocess.run([sys.executable, "-c", script], env=stack.environment, capture_output=True, text=True)
-    assert told.stdout.strip() == "b'true'"
+    command = [sys.executable, "-m", "prefect", "work-pool", "ls"]
+    told = subprocess.run(command, env={**stack.environment, "COLUMNS": "200"}, capture_output=True, text=True)
+    assert told.returncode == 0 and all(pool in told.stdout for pool in POOLS), told.stderr
+
+
+def test_nobody_else_on_this_machine_and_no_page_in_a_browser_starts_a_deployment(stack: Stack):
+    """Whoever can runs code as the worker."""
+    deployment = stack.call("GET", "/deployments/name/tba/quickstart")["id"]
+    before = len(stack.flow_runs())
+    url = f"{stack.api_url}/deployments/{deployment}/create_flow_run"
+    for given in ({}, {"Authorization": "Basic dGJhOng="}, {"Origin": "https://example.org"}):
+        asked = urllib.request.Request(url, b"{}", {"Content-Type": "application/json", **given}, method="POST")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(asked)
+    assert len(stack.flow_runs()) == before
+    for origin, allowed in ((stack.address, stack.address), ("https://example.org", None)):
+        given = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        try:
+            answer = urllib.request.urlopen(urllib.request.Request(url, headers=given, method="OPTIONS"))
+        except urllib.error.HTTPError as refused:
+            answer = refused
+        assert answer.headers["Access-Control-Allow-Origin"] == allowed
 
 
 def test_who_does_not_wait_for_runs_to_be_cancelled_leaves_no_server_behind(
