@@ -99,6 +99,7 @@ def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
     if step not in closed:
         near = sorted(closed, key=lambda it: (abs(it - step), it))[:2]
         known = f"; near it are steps {' and '.join(map(str, sorted(near)))}" if near else ""
+        known += f", and the last is step {max(closed)}" if closed and step > max(closed) else ""
         raise ConfigError(f"--step: {parent.name} can be left at a sync whose ledger is stored, got {step}{known}")
     sync = closed[step]
     attempt = next(span.attempt for span in spans if span.covers(sync))

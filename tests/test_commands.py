@@ -163,6 +163,7 @@ if (ROOT / "docs/kubernetes.md").exists():
 """A command of ours is still read by its own parser; tests/test_pages.py has its settings checked."""
 CODE = [
     Excuse('"""Add two numbers', "tests/flows/test_task_from_outside.py trains on it"),
+    Excuse('"""Questions of a file', "as above"),
     Excuse("from tba.config import parse_options", "a part of it; tests/tba/test_config.py parses options of tasks"),
     Excuse(r"\s*def (reply|step_ends)", "methods of a task: tests/flows/test_turns.py, tests/tba/test_steps.py"),
     Excuse("import re\n\nimport verifiers", "the library is an extra: tests/flows/test_verifiers.py"),

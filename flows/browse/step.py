@@ -210,17 +210,17 @@ def _extremes(it: dict[str, Any], slots: Sequence[Sequence[Drawn]]) -> str:
 
 def _one(one: Drawn, slot: Sequence[Drawn], beta: float | None) -> str:
     row, has, wants = one.row, one.has, one.wants(beta)
-    often = "" if one.times == 1 else f", drawn {one.times} times"
+    often = "" if one.times == 1 else f" {one.times} times"
     which = (
         f"<a href='{address(row['trajectory_id'])}'><q>{line(row['response'] or '', 60)}</q></a> to "
-        f"<q>{line(row['prompt'] or '', 60)}</q> (reward {told(row['reward'])}{often}): "
+        f"<q>{line(row['prompt'] or '', 60)}</q> (reward {told(row['reward'])}, drawn{often} in slot {row['slot']}): "
     )
     if has is not None and wants is not None:
         side = "above" if has > wants else "below"
         return (
             f"{which}its log-ratio to the reference is {told(has)}, {told(abs(has - wants))} nats {side} the "
             f"{told(wants)} that its reward is worth ({told(row['reward'])} / β = {told(row['reward'] / beta)}, less "
-            f"{told(row['log_z'])}, the log Z of its prompt). Its advantage is {signed(row['advantage'])}."
+            f"{told(row['log_z'])}, the log Z of its slot). Its advantage is {signed(row['advantage'])}."
         )
     mean = sum(other.row["reward"] * other.times for other in slot) / sum(other.times for other in slot)
     against = f"the mean reward of its slot is {told(mean)}, and " if len(slot) > 1 else ""
@@ -276,7 +276,7 @@ _COLUMNS = {"reward": True, "response": False, "draws": True, "advantage": True,
 
 
 def _pushed(it: dict[str, Any], slots: Sequence[Sequence[Drawn]]) -> str:
-    """What was raised most and what was lowered most, of all slots."""
+    """What was raised most and what was lowered most, in which slot: a prompt may have several."""
     drawn = sorted((one for slot in slots for one in slot), key=lambda one: one.push, reverse=True)
     most = max((abs(one.row["advantage"] or 0.0) for one in drawn), default=0.0)
     rewards = [one.row["reward"] for one in drawn]
@@ -285,8 +285,11 @@ def _pushed(it: dict[str, Any], slots: Sequence[Sequence[Drawn]]) -> str:
         ("Raised most", [one for one in drawn[:_MOST_TOLD] if one.push > 0]),
         ("Lowered most", [one for one in drawn[::-1][:_MOST_TOLD] if one.push < 0]),
     ):
-        rows = [_row(one, it["beta"], most, min(rewards), max(rewards), prompt=True) for one in chosen]
-        said += f"{heading(title)}{table(_COLUMNS, rows)}" if rows else ""
+        rows = [
+            [told(one.row["slot"]), *_row(one, it["beta"], most, min(rewards), max(rewards), prompt=True)]
+            for one in chosen
+        ]
+        said += f"{heading(title)}{table({'slot': True, **_COLUMNS}, rows)}" if rows else ""
     return said
 
 

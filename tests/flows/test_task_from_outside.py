@@ -1,5 +1,6 @@
 """The task that docs/tasks.md writes, run as it says: from the folder where its file lies."""
 
+import json
 import re
 import subprocess
 import sys
@@ -31,8 +32,9 @@ def write_task(folder: Path) -> None:
     (folder / "carryless.py").write_text(written[1])
 
 
-def run_from(folder: Path, task: str) -> "subprocess.CompletedProcess[str]":
-    changes = {"model.path": tiny_folder(folder / "policy"), **TINY}
+def run_from(folder: Path, task: str, **given: str) -> "subprocess.CompletedProcess[str]":
+    policy = folder / "policy"
+    changes = {"model.path": policy if policy.exists() else tiny_folder(policy), **TINY, **given}
     command = [str(Path(sys.executable).with_name("tba")), "run", task, "--root", "here", "--steps", "8"]
     for key, value in changes.items():
         command += ["--set", f"{key}={value}"]
@@ -55,6 +57,27 @@ def test_the_task_of_the_documentation_runs_from_the_folder_of_its_file(tmp_path
         asked = con.execute("select split, count(*) from prompts group by 1 order by 1").fetchall()
         steps = con.execute("select count(*) from steps").fetchone()
     assert (wrong, parts, asked, steps) == ([], (True,), [("test", 256), ("train", 1024)], (8,))
+
+
+@pytest.mark.slow
+def test_the_task_over_a_file_runs_and_says_what_lacks_without_one(tmp_path: Path):
+    written = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    [code] = [it for it in written if "class Questions" in it]
+    (tmp_path / "questions.py").write_text(code)
+    for split, first in (("train", 10), ("test", 60)):
+        asked = [
+            {"id": n, "question": f"{n}+{n}", "answer": str(2 * n), "unread": None} for n in range(first, first + 9)
+        ]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    lacking = run_from(tmp_path, "questions:Questions")
+    assert lacking.returncode == 1
+    assert "task 'questions' makes no prompt of split 'train', for which there are no rows" in lacking.stderr
+    told = run_from(tmp_path, "questions:Questions", **{"task.train": "train.jsonl", "task.test": "test.jsonl"})
+    assert told.returncode == 0, told.stderr
+    folder = max((tmp_path / "here" / "runs").iterdir(), key=lambda it: it.stat().st_ctime)
+    with storage.connect(Run.open(str(folder))) as con:
+        asked = con.execute("select split, count(*), any_value(answer) from prompts group by 1 order by 1").fetchall()
+    assert [(split, count) for split, count, _ in asked] == [("test", 9), ("train", 9)]
 
 
 @pytest.mark.slow
