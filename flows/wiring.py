@@ -399,15 +399,12 @@ def _prompts_of(task: Task, split: str, rows: Sequence[Mapping[str, Any]], token
     """Those that the task makes, which may be anybody's: what no policy can read is refused here, not in a searcher."""
     with asking(task, "prompts"):
         prompts = list(task.prompts(split, rows, tokenizer, max_tokens=limit))
-    if not prompts and not rows:
-        raise DataError(
-            f"task {task.name!r} makes no prompt of split {split!r}, for which there are no rows: neither task.{split} "
-            "nor the task itself says where they lie"
-        )
     if not prompts:
+        lacks = not rows and isinstance(task, ReadsFields)
+        unread = f"; it was given no rows, which task.{split} says where to find" if lacks else ""
         raise DataError(
             f"task {task.name!r} makes no prompt of split {split!r} with at most {limit} tokens "
-            "(search.max_prompt_tokens)"
+            f"(search.max_prompt_tokens){unread}"
         )
     for prompt in prompts:
         if fault := _fault_of(prompt, limit):

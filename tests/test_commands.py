@@ -19,6 +19,8 @@ import pytest
 
 import storage
 from flows.cli import build_parser
+from storage.trajectories import Trajectories
+from tests.builders import make_trajectory
 from tests.flows.roles import TINY
 from tests.storage.synthetic import make_live_run
 from tests.tba.tiny import tiny_folder
@@ -181,7 +183,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tba = [sys.executable, "-m", "flows.cli", "run", "quickstart", "--name", "first", "--root", root, "--set", *changes]
     done = subprocess.run([*tba, "--steps", str(STEPS)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    make_live_run(str(root))
+    right, wrong = (
+        make_trajectory(response=text, reward=reward, tokens=(slot, 2), searcher=7, slot=slot)
+        for slot, (text, reward) in enumerate({"3": 1.0, "4": 0.0}.items())
+    )
+    Trajectories(make_live_run(str(root))).append(7, 0, [right, wrong])  # a pair
     return root
 
 

@@ -51,8 +51,9 @@ def test_nobody_else_on_this_machine_and_no_page_in_a_browser_starts_a_deploymen
     url = f"{stack.api_url}/deployments/{deployment}/create_flow_run"
     for given in ({}, {"Authorization": "Basic dGJhOng="}, {"Origin": "https://example.org"}):
         asked = urllib.request.Request(url, b"{}", {"Content-Type": "application/json", **given}, method="POST")
-        with pytest.raises(urllib.error.HTTPError, match="401"):
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
             urllib.request.urlopen(asked)
+        refused.value.close()
     assert len(stack.flow_runs()) == before
     for origin, allowed in ((stack.address, stack.address), ("https://example.org", None)):
         given = {"Origin": origin, "Access-Control-Request-Method": "POST"}
@@ -60,7 +61,8 @@ def test_nobody_else_on_this_machine_and_no_page_in_a_browser_starts_a_deploymen
             answer = urllib.request.urlopen(urllib.request.Request(url, headers=given, method="OPTIONS"))
         except urllib.error.HTTPError as refused:
             answer = refused
-        assert answer.headers["Access-Control-Allow-Origin"] == allowed
+        with answer:
+            assert answer.headers["Access-Control-Allow-Origin"] == allowed
 
 
 def test_who_does_not_wait_for_runs_to_be_cancelled_leaves_no_server_behind(
