@@ -71,8 +71,8 @@ class OperatingAlarms:
         return course
 
     def _newest_version(self, seen: Mapping[str, Seen]) -> float | None:
-        """That searchers could have taken."""
-        version = seen["trainer"].lease.progress.get("published") if "trainer" in seen else None
+        """That searchers could have taken: the one that the trainer published last."""
+        version = seen["trainer"].lease.progress.get("version") if "trainer" in seen else None
         return None if version is None else version - self.lag
 
     def _disks(self, seen: Mapping[str, Seen]) -> list[Alarm]:

@@ -24,7 +24,7 @@ FILE = "data/train-00000-of-00001.parquet"
 _AT_A_TIME = 2_048  # rows that DuckDB hands over
 _GROUP = 65_536  # rows of a row group at most
 _GROUP_BYTES = 64_000_000  # that it has in memory, more or less
-_UNFIT = ("bignum", "bit", "interval", "map", "union")  # types that `datasets` does not know
+_UNFIT = ("bignum", "bit", "interval", "map", "union")  # types that `datasets` cannot load as what they are
 _CARD = """\
 ---
 configs:

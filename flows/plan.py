@@ -24,6 +24,7 @@ from flows.gpus import usable
 from flows.processes import is_gone
 from flows.progress import bar
 from flows.supervise import CLOSED
+from flows.webhook import address_of_webhook
 from flows.workdir import is_temporary
 from storage import layout
 from storage.control import change_state, is_state_known
@@ -60,6 +61,7 @@ def resolve(
     if forked := [key for key in changes if key.split(".")[0] == "start"]:
         raise ConfigError(f"{forked[0]}: only `tba fork` sets it")
     config = checked(preset_of(task).replace(changes))
+    address_of_webhook()  # of whoever supervises, which is this process
     if runs_here and config.model.path and "://" not in config.model.path:
         check_place("model.path", config.model.path)
         if (folder := Path(config.model.path)).is_dir():

@@ -245,8 +245,8 @@ class Trainer:
         self.metrics.write(dict(metrics), step=step)
         self.alarms.look(self.learning.find(step, metrics, learned.outcomes))
         state = "stopping at the next sync" if self.stopping else f"step {step} of {config.training.steps}"
-        published = self.syncs.published  # often one before: storing it takes its time
-        self.lease.tell(state, step=step, version=version.number, published=published, **metrics)
+        # The last that can be taken, often one before the step's own: to store it takes its time.
+        self.lease.tell(state, step=step, version=self.syncs.published, **metrics)
         return StepRecord(
             step=step,
             sync=config.sync_of_step(step),

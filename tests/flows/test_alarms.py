@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows import watch
+from flows import plan, watch
 from flows.alarms import OperatingAlarms
 from flows.webhook import VARIABLE, open_webhook
 from storage.disks import fullest_disk
@@ -59,7 +59,7 @@ def test_a_role_that_gets_no_further_is_stalled_until_it_does_or_begins_another_
 @pytest.mark.parametrize("lag", [0, 2])
 def test_a_searcher_that_takes_no_version_is_told_of_once_it_has_had_the_time(lag: int):
     alarms = OperatingAlarms(AlarmsConfig(adopted_within=SOON), lag=lag)
-    trainer, old = seen("trainer", version=9 + lag, published=5 + lag), ("version-not-adopted", "searcher-001")
+    trainer, old = seen("trainer", version=5 + lag), ("version-not-adopted", "searcher-001")
     fresh = seen("searcher-000", version=5)
     assert not find(alarms, trainer, fresh, seen("searcher-001", version=4))
     time.sleep(2 * SOON)
@@ -202,3 +202,5 @@ def test_what_is_no_address_is_refused_without_being_told(run: Run, monkeypatch:
     with pytest.raises(ConfigError, match=rf"\${VARIABLE}: .*http") as found:
         open_webhook(run)
     assert address not in str(found.value)
+    with pytest.raises(ConfigError, match=rf"\${VARIABLE}"):  # before there is a run
+        plan.resolve("quickstart")

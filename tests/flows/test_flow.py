@@ -236,6 +236,7 @@ def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, roo
     asked = {"filter": {"event": {"name": ["tba.role-ended"]}}}
     [told, *_] = until(lambda: stack.call("POST", "/events/filter", asked)["events"], "an automation can hear of that")
     assert told["resource"]["prefect.resource.id"] == "tba.run.r" and "searcher-000" in told["payload"]["message"]
+    assert told["payload"]["severity"] == "warning"
     flow.cancel()
     assert flow.ended()["type"] == "CANCELLED"
     assert not any(is_running(lease.pid) for lease in read_leases(run) if lease.role != "supervisor")

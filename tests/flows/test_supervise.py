@@ -74,6 +74,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
     end_roles(run)
 
 
+@pytest.mark.parametrize("name", ["supervisor", "searcher-abc", "searcher--1", "searcher-²", "somebody-001"])
+def test_a_lease_of_another_name_is_no_roles(run: Run, name: str):
+    assert Role.parse(name) is None
+    assert Role.parse(Role("searcher", 12).name) == Role("searcher", 12)
+
+
 def test_trouble_with_the_store_is_told_once_when_it_begins_and_once_when_it_is_over(run: Run):
     supervised = Supervised(run)
     at_work(run, *ROLES)

@@ -803,7 +803,7 @@ def test_where_publishing_is_slow_numbers_are_skipped_and_no_step_waits(tmp_path
     told: list[float] = []
 
     def tell(status: str, **progress: float) -> None:
-        told.append(progress.get("published", -1))
+        told.append(progress.get("version", -1))
         assert told[-1] in [-1, *store.published()], "the lease tells of a version that nobody can load"
 
     trainer.lease.tell = tell
