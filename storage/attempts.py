@@ -22,6 +22,7 @@ class Attempt:
     number: int
     continues: Version | None  # the checkpoint, by its sync and attempt; None starts from the beginning
     created_at: str
+    previous_sha256: str | None = None  # of the record of the attempt before; None for the first, and in older runs
 
 
 class Span(NamedTuple):
@@ -43,7 +44,12 @@ def claim_attempt(run: Run) -> Attempt:
     while True:
         before = newest_attempt(run)
         continues = _to_continue(run, before)
-        attempt = Attempt(number=before + 1, continues=continues, created_at=records.now())
+        attempt = Attempt(
+            number=before + 1,
+            continues=continues,
+            created_at=records.now(),
+            previous_sha256=records.sha256_of(run.store, layout.attempt(before)) if before else None,
+        )
         try:
             run.store.create(layout.attempt(attempt.number), _encode(attempt))
         except AlreadyExists:
@@ -72,7 +78,12 @@ def read_attempt(run: Run, number: int) -> Attempt:
         continues = Version(int(origin["sync"]), int(origin["attempt"])) if origin else None
     if continues and continues.attempt >= number:
         raise Damaged(f"{run.url}/{layout.attempt(number)} continues a later attempt, {continues.attempt}")
-    return Attempt(number=number, continues=continues, created_at=record["created_at"])
+    return Attempt(
+        number=number,
+        continues=continues,
+        created_at=record["created_at"],
+        previous_sha256=record.get("previous_sha256"),
+    )
 
 
 def newest_attempt(run: Run) -> int:
@@ -125,6 +136,7 @@ def _encode(attempt: Attempt) -> bytes:
         "continues": {"sync": origin.number, "attempt": origin.attempt} if origin else None,
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "previous_sha256": attempt.previous_sha256,
         "created_at": attempt.created_at,
     }
     return records.encode(record)

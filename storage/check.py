@@ -15,11 +15,14 @@ import pyarrow.parquet as pq
 
 from storage import folders, layout, parquet, records, tables
 from storage.attempts import Attempt, Span, accepts, chain, read_attempt, stands
+from storage.check_digests import RecordDigests
 from storage.compactions import Compaction, Compactions, Part, Place, is_record, places
 from storage.compactions import decode as decode_compaction
 from storage.consistency import Relations
+from storage.digests import Digest
+from storage.evaluations import named_before
 from storage.inheritance import Parent
-from storage.ledger import DRAWS_SCHEMA, LATER
+from storage.ledger import DRAWS_SCHEMA, LATER, LedgerRecord
 from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
 from storage.retention import GivenUp, RetentionRecord, given_up, given_up_payloads
@@ -69,12 +72,13 @@ class _Check:
         self.listed = {
             prefix: [entry.key for entry in run.store.list(prefix) if layout.is_part(entry.key)]
             for prefix in (
-                layout.EVALUATIONS, layout.CHECKPOINTS, layout.VERSIONS, layout.STEPS, layout.DRAWS, layout.SYNCS,
-                layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS, layout.ATTEMPTS, layout.RETENTION,
-                layout.EVENTS, layout.ROLES, layout.FORKS,
+                layout.EVALUATIONS, layout.CHECKPOINTS, layout.VERSIONS, layout.LEDGER, layout.STEPS, layout.DRAWS,
+                layout.SYNCS, layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS, layout.ATTEMPTS,
+                layout.RETENTION, layout.EVENTS, layout.ROLES, layout.FORKS,
             )
         }  # fmt: skip
         self.strangers = [entry.key for entry in run.store.list() if not layout.is_part(entry.key)]
+        self.records = RecordDigests(run)
         self.payloads: list[RetentionRecord] = []
         self.weights: dict[Version, str | None] = {}  # their sha256, in full precision as in the ledger, by manifests
         self.compactions = Compactions(run)  # as they are when a shard is not where it was listed
@@ -108,8 +112,16 @@ class _Check:
         self.relations.add_published({*published, *self.replayed()})
         for key, problem in self.relations.problems():
             self.wrong(key, problem)
+        for key, problem in self.records.problems():
+            self.wrong_too(key, problem)
+        self.unverified()
         self.progress(self.total, self.total)
         return self.findings
+
+    def unverified(self) -> None:
+        """What older versions wrote without digests is read as it is."""
+        if unverified := self.records.unverified:
+            self.note(f"{len(unverified)} records have no digest and are not verified: {unverified[0]} and the like")
 
     def replayed(self) -> list[Version]:
         """Versions of its parent that a fork which replays may cite beyond those it shares."""
@@ -120,6 +132,11 @@ class _Check:
 
     def wrong(self, key: str, problem: str) -> None:
         self.findings.problems.append(Problem(key, problem))
+
+    def wrong_too(self, key: str, problem: str) -> None:
+        """Unless something is known to be wrong with the object: one problem is enough to look at it."""
+        if all(it.key != key for it in self.findings.problems):
+            self.wrong(key, problem)
 
     def note(self, note: str) -> None:
         self.findings.notes.append(note)
@@ -152,8 +169,10 @@ class _Check:
         found: list[Attempt] = []
         for key in self.listed[layout.ATTEMPTS]:
             with self.looking_at(key):
-                fitting([tables.attempt_row(records.read(self.store, key))], tables.ATTEMPTS)
-                found.append(read_attempt(self.run, layout.parse_attempt(key) or 0))
+                fitting([tables.attempt_row(self.records.decode(key))], tables.ATTEMPTS)
+                attempt = read_attempt(self.run, layout.parse_attempt(key) or 0)
+                self.records.link(key, layout.attempt(attempt.number - 1), attempt.previous_sha256)
+                found.append(attempt)
         self.count("attempts", len(found))
         for number in range(1, max((attempt.number for attempt in found), default=0) + 1):
             if layout.attempt(number) not in self.listed[layout.ATTEMPTS]:
@@ -183,7 +202,7 @@ class _Check:
                 self.wrong(layout.sync(number), f"is missing, but {key} exists")
                 break
             with self.looking_at(key):
-                data = self.store.read(key)
+                data = self.records.read(key)
                 record = decode(data, key)
                 fitting([tables.sync_row(record)], tables.SYNCS)
                 self._sync_record(key, record, found[-1] if found else None)
@@ -212,7 +231,11 @@ class _Check:
     def given_up(self) -> GivenUp:
         for key in self.listed[layout.RETENTION]:
             with self.looking_at(key):
-                removed = records.read(self.store, key, "removed", "why")["removed"]
+                record = self.records.decode(key, "retention", "removed", "why")
+                removed, number = record["removed"], record["retention"]
+                if key != layout.retention(number):
+                    self.wrong(key, f"says it is record {number}")
+                self.records.link(key, layout.retention(number - 1), record.get("previous_sha256"))
                 for name in (*removed["versions"], *removed["checkpoints"]):
                     Version.parse(name)
         try:
@@ -226,7 +249,9 @@ class _Check:
         found: list[Version] = []
         for key in self.listed[layout.EVALUATIONS]:
             with self.looking_at(key):
-                record = records.read(self.store, key, "version", "attempt", "step", "scores")
+                record = self.records.decode(key, "version", "attempt", "step", "scores")
+                if before := named_before(record):
+                    self.records.link(key, layout.evaluation(before), record["previous"].get("sha256"))
                 version = Version(record["version"], record["attempt"])
                 if key != layout.evaluation(version):
                     self.wrong(key, f"says it is of version {version}")
@@ -242,7 +267,7 @@ class _Check:
         """What pruning must understand of each fork; and of a fork, that its parent knows what it starts from."""
         for key in self.listed[layout.FORKS]:
             with self.looking_at(key), suppress(Missing):  # of one that was given up before it was made
-                if (left := Parent.decode(records.read(self.store, key, "fork"), key).run) != self.run.name:
+                if (left := Parent.decode(self.records.decode(key, "fork"), key).run) != self.run.name:
                     self.wrong(key, f"says that it leaves run {left!r}")
         if self.listed[layout.FORKS]:
             self.count("forks", len(self.listed[layout.FORKS]))
@@ -268,11 +293,17 @@ class _Check:
         """What nothing refers to, but what must be readable."""
         for key in self.listed[layout.EVENTS]:
             with self.looking_at(key):
-                fitting([tables.event_row(records.read(self.store, key))], tables.EVENTS)
+                event = self.records.decode(key)
+                fitting([tables.event_row(event)], tables.EVENTS)
+                if before := event.get("previous"):
+                    previous = layout.event(key.split("/")[1], event["life"], before["seq"])
+                    self.records.link(key, previous, before["sha256"])
+        with self.looking_at(layout.RUN):
+            self.records.decode(layout.RUN)
         for key in (*self.listed[layout.ROLES], layout.STATE):
             if key != layout.STATE or self.store.exists(key):
                 with self.looking_at(key):
-                    records.read(self.store, key)
+                    self.records.decode(key)
         self.count("events", len(self.listed[layout.EVENTS]))
 
     def what_else_is_there(self) -> None:
@@ -326,7 +357,7 @@ class _Check:
             if is_record(key):
                 with self.looking_at(key):
                     try:
-                        found.append(decode_compaction(self.store.read(key), key))
+                        found.append(decode_compaction(self.records.read(key), key))
                     except Missing:
                         self.note(f"{key} has just been taken the place of")
         if found:
@@ -485,7 +516,7 @@ class _Check:
         newest = max((name.number for name in standing), default=0)
         upto = max(newest, reached)
         expected = {Version(sync, span.attempt) for sync in range(1, upto + 1) for span in spans if span.covers(sync)}
-        self.ledger_objects(steps, draws, expected)
+        self.ledger_objects(steps, draws, expected, self.ledger_records(expected, reached=reached))
         if halves := (steps ^ draws) - expected:
             self.note(
                 f"syncs of which half the ledger is stored, by a trainer that was killed or is at it: {len(halves)}"
@@ -497,18 +528,50 @@ class _Check:
         if newest_record > upto:
             self.note(f"the steps up to record {newest_record} are not in the ledger yet, those up to {newest} are")
 
-    def ledger_objects(self, steps: set[Version], draws: set[Version], expected: set[Version]) -> None:
+    def ledger_records(self, expected: set[Version], *, reached: int) -> dict[Version, LedgerRecord]:
+        """The digests of each sync's draws and steps."""
+        found: dict[Version, LedgerRecord] = {}
+        for key in self.listed[layout.LEDGER]:
+            with self.looking_at(key):
+                record = LedgerRecord.decode(self.records.read(key), key)
+                if key != layout.ledger(record.sync, record.attempt):
+                    self.wrong(key, f"says it is of sync {record.sync} of attempt {record.attempt}")
+                if it := record.previous:
+                    self.records.link(key, layout.ledger(it.sync, it.attempt), it.sha256)
+                found[Version(record.sync, record.attempt)] = record
+        self.count("ledger records", len(found))
+        unverified = [name for name in expected if layout.ledger(*name) not in self.listed[layout.LEDGER]]
+        for name in sorted(unverified, key=lambda it: it.order):
+            if name.number <= reached and self.run.owner_of(layout.ledger(*name)).digests:
+                self.wrong(layout.ledger(*name), "is missing, but a version or a checkpoint has gone past it")
+        if unverified:
+            self.note(f"the ledger of {len(unverified)} syncs has no digests and is not verified")
+        return found
+
+    def ledger_objects(
+        self,
+        steps: set[Version],
+        draws: set[Version],
+        expected: set[Version],
+        ledger_records: Mapping[Version, LedgerRecord],
+    ) -> None:
         """Each by itself; those that are expected also with the others."""
         for name in sorted(steps | draws | expected, key=lambda name: name.order):
             if name in draws | expected:
                 with self.looking_at(key := layout.draws(*name)):
-                    table = parquet.decode(self.store.read(key), key, DRAWS_SCHEMA, later=LATER)
+                    data = self.store.read(key)
+                    if record := ledger_records.get(name):
+                        record.draws.verify(data, key)
+                    table = parquet.decode(data, key, DRAWS_SCHEMA, later=LATER)
                     self.count("ledger objects")
                     if name in expected:
                         self.relations.add_draws(table, key=key, sync=name.number)
             if name in steps | expected:
                 with self.looking_at(key := layout.steps(*name)):
-                    table = tables.decode_steps(self.store.read(key), key)
+                    data = self.store.read(key)
+                    if record := ledger_records.get(name):
+                        record.steps.verify(data, key)
+                    table = tables.decode_steps(data, key)
                     _check_names(table, sync=name.number, attempt=name.attempt)
                     digest = self.weights.get(name)
                     if digest and {*table["weights_sha256"].drop_null().to_pylist()} - {digest}:
@@ -552,7 +615,7 @@ class _Check:
 
     def _folder(self, folder: str, prefix: str, version: Version) -> None:
         try:
-            manifest = records.read(self.store, folder + layout.MANIFEST, "files", "sha256", "attempt")
+            manifest = self.records.decode(folder + layout.MANIFEST, "files", "sha256", "attempt")
             for file in manifest["files"]:
                 _check_name(folder, file["name"])
             if prefix == layout.VERSIONS:
@@ -579,15 +642,43 @@ class _Check:
         now = given_up(self.run)
         return version in (now.versions if prefix == layout.VERSIONS else now.checkpoints)
 
+    def prompts_records(self) -> dict[str, Digest]:
+        """The digest of each split, as far as there is one."""
+        found: dict[str, Digest] = {}
+        for key in self.listed[layout.PROMPTS]:
+            if layout.parse_prompts(key) is None:
+                with self.looking_at(key):
+                    record = self.records.decode(key, "split", "bytes", "sha256")
+                    if key != layout.prompts_record(record["split"]):
+                        self.wrong(key, f"says it is of split {record['split']!r}")
+                    if layout.prompts(record["split"]) not in self.listed[layout.PROMPTS]:
+                        self.wrong_too(layout.prompts(record["split"]), f"is missing, but {key} names it")
+                    found[record["split"]] = Digest.decode(record)
+        lacking = [
+            key for key in self.listed[layout.PROMPTS] if (split := layout.parse_prompts(key)) and split not in found
+        ]
+        for key in lacking:
+            if self.run.owner_of(key).digests and self.listed[layout.SYNCS]:
+                self.wrong(layout.prompts_record(layout.parse_prompts(key) or ""), "is missing")
+            else:
+                self.note(f"{key} has no digest and is not verified")
+        return found
+
     def prompts(self) -> None:
         """What was asked: of every trajectory, and of every evaluation."""
         for prefix, split in ((layout.TRAJECTORIES, "train"), (layout.EVALUATIONS, "test")):
             key = layout.prompts(split)
             if self.listed[prefix] and key not in self.listed[layout.PROMPTS]:
                 self.wrong(key, f"is missing, but there are {prefix.rstrip('/')}")
+        digests = self.prompts_records()
         for key in self.listed[layout.PROMPTS]:
+            if (split := layout.parse_prompts(key)) is None:
+                continue
             with self.looking_at(key):
-                found = parquet.decode(self.store.read(key), key, PROMPTS_SCHEMA)
+                data = self.store.read(key)
+                if split in digests:
+                    digests[split].verify(data, key)
+                found = parquet.decode(data, key, PROMPTS_SCHEMA)
                 doubled = len(found) - len(set(found["prompt_id"].to_pylist()))
                 if doubled:
                     self.wrong(key, f"has {doubled} prompt ids twice")

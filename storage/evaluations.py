@@ -1,11 +1,17 @@
-"""Scores of versions: one record per version, written once."""
+"""Scores of versions: one record per version, written once.
 
-from collections.abc import Sequence
+Each record names the record that was written before it, so a record that was lost or replaced is found, and its version
+is not evaluated again under the same name.
+"""
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
 
 from storage import layout, records
 from storage.attempts import chain, stands
 from storage.run import Run
-from tba.errors import AlreadyExists
+from tba.errors import AlreadyExists, Damaged
 from tba.types import Score, Version
 
 SCORE = ("metric", "value", "n", "seconds", "temperature", "top_p")
@@ -16,6 +22,8 @@ class Evaluations:
 
     def __init__(self, run: Run):
         self.run = run
+        self._newest: dict[str, Any] | None = None  # names the record that was written last
+        self._named: dict[str, Version | None] = {}  # by key of each record that was read: the version it names
 
     def write(self, scores: Sequence[Score]) -> None:
         """Store the scores of each version. One that was evaluated before keeps its scores."""
@@ -26,18 +34,38 @@ class Evaluations:
                 "attempt": version.attempt,
                 "step": own[0].step,
                 "scores": [{name: getattr(score, name) for name in SCORE} for score in own],
+                "previous": self._newest or self._last_stored(),
                 "created_at": records.now(),
             }
             try:
-                self.run.store.create(layout.evaluation(version), records.encode(record))
+                self.run.store.create(layout.evaluation(version), data := records.encode(record))
             except AlreadyExists:
                 continue
+            self._newest = _link(version, data)
+
+    def _last_stored(self) -> dict[str, Any] | None:
+        """Name the record of the newest version that has one: whoever wrote records before is unknown here."""
+        found = (layout.parse_evaluation(entry.key) for entry in self.run.store.list(layout.EVALUATIONS))
+        newest = max((version for version in found if version), key=lambda it: it.order, default=None)
+        return _link(newest, self.run.store.read(layout.evaluation(newest))) if newest else None
 
     def done(self) -> set[Version]:
-        """Versions that have scores and that the current weights descend from: the others' numbers come again."""
+        """Return the versions that have scores, or had some that were lost since, and that the current weights descend
+        from: the others' numbers come again."""
         spans = chain(self.run)
-        found = (layout.parse_evaluation(entry.key) for entry in self.run.store.list(layout.EVALUATIONS))
+        keys = [entry.key for entry in self.run.store.list(layout.EVALUATIONS)]
+        found = [*map(layout.parse_evaluation, keys), *self._named_by(keys)]
         return {version for version in found if version and stands(spans, version)}
+
+    def _named_by(self, keys: Sequence[str]) -> list[Version | None]:
+        """Return the versions that records name as those before them. Each record is read once."""
+        new = [key for key in keys if key not in self._named and layout.is_part(key)]
+        for key, data in zip(new, self.run.store.read_many(new), strict=True):
+            try:
+                self._named[key] = named_before(records.decode(data, f"{self.run.url}/{key}"))
+            except Damaged:
+                self._named[key] = None
+        return list(self._named.values())
 
     def scores(self) -> list[Score]:
         """Every score, oldest version first, those of a version in the order in which they were written. One that was
@@ -51,3 +79,16 @@ class Evaluations:
                 finite = [score for score in record["scores"] if score["value"] is not None]
                 found += [records.known(Score, score, version=version, step=step) for score in finite]
         return sorted(found, key=lambda score: score.version.order)
+
+
+def named_before(record: Mapping[str, Any]) -> Version | None:
+    """Return the version whose record was written before this one; None if it names none, as in older runs."""
+    previous = record.get("previous")
+    try:
+        return Version(*records.integers(previous, "version", "attempt")) if previous else None
+    except (KeyError, TypeError):
+        return None
+
+
+def _link(version: Version, data: bytes) -> dict[str, Any]:
+    return {"version": version.number, "attempt": version.attempt, "sha256": sha256(data).hexdigest()}

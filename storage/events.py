@@ -1,4 +1,7 @@
-"""Starts, stops, adoptions, refusals and failures of every role: one small record each."""
+"""Starts, stops, adoptions, refusals and failures of every role: one small record each.
+
+Each event names the event that its writer stored before it, so an event that was lost or replaced is found.
+"""
 
 import json
 import logging
@@ -6,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any
 
 from storage import layout, records
@@ -32,6 +36,8 @@ class Events:
         self.logs = logs
         self._seq = 0
         self._lock = threading.Lock()
+        self._storing = threading.Lock()  # of the chain: events are stored one after the other
+        self._newest: dict[str, Any] | None = None  # names the event that was stored last
         self._routine = ThreadPoolExecutor(1, "events")  # a process that ends waits for what was submitted
 
     def write(self, kind: str, message: str, *, severity: str = "info", **data: Any) -> None:
@@ -61,16 +67,19 @@ class Events:
             log.warning("event %s was not stored: %s", event["kind"], error)
 
     def _create(self, event: dict[str, Any]) -> None:
-        """Under the next free number: another object of the same role and life may write events too."""
-        while True:
-            try:
-                self.run.store.create(layout.event(self.role, self.life, event["seq"]), records.encode(event))
-            except AlreadyExists:
-                with self._lock:
-                    event["seq"] = self._seq
-                    self._seq += 1
-                continue
-            return
+        """Store an event under the next free number: another object of the same role and life may write events too."""
+        with self._storing:
+            while True:
+                data = records.encode({**event, "previous": self._newest})
+                try:
+                    self.run.store.create(layout.event(self.role, self.life, event["seq"]), data)
+                except AlreadyExists:
+                    with self._lock:
+                        event["seq"] = self._seq
+                        self._seq += 1
+                    continue
+                self._newest = {"seq": event["seq"], "sha256": sha256(data).hexdigest()}
+                return
 
 
 def _plain(data: dict[str, Any]) -> Any:

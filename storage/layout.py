@@ -14,6 +14,7 @@ COMPACTIONS = "compactions/"
 SYNCS = "syncs/"
 DRAWS = "draws/"
 STEPS = "steps/"
+LEDGER = "ledger/"
 VERSIONS = "versions/"
 CHECKPOINTS = "checkpoints/"
 ATTEMPTS = "attempts/"
@@ -24,7 +25,9 @@ ROLES = "roles/"
 LOGS = "logs/"
 PROMPTS = "prompts/"
 FORKS = "forks/"
-SHARED = (PROMPTS, TRAJECTORIES, COMPACTIONS, SYNCS, DRAWS, STEPS, VERSIONS, CHECKPOINTS, ATTEMPTS, EVALUATIONS)
+SHARED = (
+    PROMPTS, TRAJECTORIES, COMPACTIONS, SYNCS, DRAWS, STEPS, LEDGER, VERSIONS, CHECKPOINTS, ATTEMPTS, EVALUATIONS,
+)  # fmt: skip
 """Folders in which a fork sees objects of its parent under their own names."""
 MANIFEST = "MANIFEST.json"
 REPORT = "report.html"
@@ -47,13 +50,13 @@ _VERSION = f"{_number(6)}-a{_number(4)}"
 _PROMPTS = re.compile(rf"prompts/({_PART})\.parquet")
 _COMPACTION = re.compile(rf"compactions/{_number(6)}-{_number(6)}-([0-9a-f]{{16}})\.(parquet|json)")
 _SYNC = re.compile(rf"syncs/{_number(6)}\.json")
-_LEDGER = re.compile(rf"(?:draws|steps)/{_VERSION}\.parquet")
+_LEDGER = re.compile(rf"(?:(?:draws|steps)/{_VERSION}\.parquet|ledger/{_VERSION}\.json)")
 _FOLDER = re.compile(rf"(?:versions|checkpoints)/{_VERSION}/((?:{_PART}/)*{_PART})")
 _ATTEMPT = re.compile(rf"attempts/{_number(4)}\.json")
 _EVALUATION = re.compile(rf"evaluations/{_VERSION}\.json")
 _OTHERS = re.compile(
-    rf"run\.json|report\.html|retention/{_number(6)}\.json|forks/{_PART}\.json|events/{_PART}/{_number(4)}-{_number(6)}\.json"
-    rf"|control/state\.json|control/probe/{_PART}|roles/{_PART}/lease\.json|logs/.+"
+    rf"run\.json|report\.html|prompts/{_PART}\.json|retention/{_number(6)}\.json|forks/{_PART}\.json"
+    rf"|events/{_PART}/{_number(4)}-{_number(6)}\.json|control/state\.json|control/probe/{_PART}|roles/{_PART}/lease\.json|logs/.+"
 )
 
 
@@ -78,8 +81,14 @@ def prompts(split: str) -> str:
     return f"{PROMPTS}{split}.parquet"
 
 
+def prompts_record(split: str) -> str:
+    """The record that holds the digest of a split's prompts."""
+    return f"{PROMPTS}{split}.json"
+
+
 def parse_prompts(key: str) -> str | None:
-    """The split of an object of prompts; None if this is not the name of one. So do all that parse."""
+    """Return the split of an object of prompts; None if the key is not the name of one. The other functions that parse
+    return None likewise."""
     match = _PROMPTS.fullmatch(key)
     return match[1] if match else None
 
@@ -159,10 +168,16 @@ def steps(number: int, attempt: int) -> str:
     return f"{STEPS}{Version(number, attempt)}.parquet"
 
 
+def ledger(number: int, attempt: int) -> str:
+    """The record that holds the digests of a sync's draws and steps."""
+    return f"{LEDGER}{Version(number, attempt)}.json"
+
+
 def parse_ledger(key: str) -> Version | None:
-    """Sync and attempt of an object of the ledger, of draws or of steps."""
+    """Return the sync and the attempt of an object of draws or of steps, or of the record of both."""
     match = _LEDGER.fullmatch(key)
-    return Version(int(match[1]), int(match[2])) if match else None
+    sync, attempt = (match[1] or match[3], match[2] or match[4]) if match else ("", "")
+    return Version(int(sync), int(attempt)) if match else None
 
 
 def version(version: Version) -> str:

@@ -1,16 +1,23 @@
-"""The ledger: what each gradient step drew, found and measured. Two objects per sync and attempt."""
+"""The ledger: what each gradient step drew, found and measured.
+
+A sync of an attempt has two objects, its draws and its steps, and then a record with the digests of both. The record
+also names the record before it, so a record that was replaced is found by the one that follows.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any
 
 import pyarrow as pa
 
-from storage import layout, parquet
+from storage import layout, parquet, records
+from storage.attempts import read_attempt
+from storage.digests import Digest
 from storage.records import reading
 from storage.run import Run
-from tba.errors import AlreadyExists, Superseded
+from tba.errors import AlreadyExists, Missing, Superseded
 from tba.types import StepRecord
 
 DRAWS_SCHEMA = pa.schema(
@@ -51,12 +58,25 @@ class ParquetLedger:
 
     def __init__(self, run: Run, attempt: int):
         self.run, self.attempt = run, attempt
+        self._newest: LedgerLink | None = None  # the record that this attempt wrote last
 
-    def write(self, sync: int, records: Sequence[StepRecord], *, weights_sha256: str) -> None:
-        """Draws first, steps last: where the steps are, the ledger of the sync is whole."""
-        _check(sync, records)
-        self._create(layout.draws(sync, self.attempt), _draws(records))
-        self._create(layout.steps(sync, self.attempt), self._steps(records, weights_sha256))
+    def write(self, sync: int, steps: Sequence[StepRecord], *, weights_sha256: str) -> None:
+        """Write the draws, the steps and then their record: where the record is, the ledger of the sync is whole."""
+        _check(sync, steps)
+        draws = parquet.encode(_draws(steps))
+        measured = parquet.encode(self._steps(steps, weights_sha256))
+        record = LedgerRecord(
+            sync=sync,
+            attempt=self.attempt,
+            draws=Digest.of(draws),
+            steps=Digest.of(measured),
+            previous=self._newest or _last_of_others(self.run, self.attempt),
+            created_at=records.now(),
+        )
+        self._create(layout.draws(sync, self.attempt), draws)
+        self._create(layout.steps(sync, self.attempt), measured)
+        self._create(layout.ledger(sync, self.attempt), data := record.encode())
+        self._newest = LedgerLink(sync, self.attempt, sha256(data).hexdigest())
 
     def _steps(self, records: Sequence[StepRecord], weights_sha256: str) -> pa.Table:
         """One column per metric that any of the steps measured; null where a step did not."""
@@ -75,8 +95,7 @@ class ParquetLedger:
         }
         return pa.table(columns, schema=pa.schema([*_STEP, *((name, pa.float64()) for name in names), *_LAST]))
 
-    def _create(self, key: str, table: pa.Table) -> None:
-        data = parquet.encode(table)
+    def _create(self, key: str, data: bytes) -> None:
         try:
             self.run.store.create(key, data)
         except AlreadyExists:
@@ -84,6 +103,69 @@ class ParquetLedger:
                 raise Superseded(
                     f"{self.run.url}/{key} holds something else: another trainer is attempt {self.attempt} too"
                 ) from None
+
+
+@dataclass(frozen=True)
+class LedgerLink:
+    """A record of the ledger, as the record after it names it."""
+
+    sync: int
+    attempt: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerRecord:
+    """The digests of the draws and the steps that one sync of an attempt has stored."""
+
+    sync: int
+    attempt: int
+    draws: Digest
+    steps: Digest
+    previous: LedgerLink | None  # None for the first sync, and after a ledger of a version that wrote no records
+    created_at: str
+
+    def encode(self) -> bytes:
+        digests = {"draws": self.draws.encode(), "steps": self.steps.encode()}
+        previous = asdict(self.previous) if self.previous else None
+        return records.encode(
+            {
+                "sync": self.sync,
+                "attempt": self.attempt,
+                **digests,
+                "previous": previous,
+                "created_at": self.created_at,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, name: str) -> "LedgerRecord":
+        said = records.decode(data, name, "sync", "attempt", "draws", "steps", "previous", "created_at")
+        with reading(name):
+            previous = records.known(LedgerLink, said["previous"]) if said["previous"] else None
+            draws, steps = (Digest.decode(said[part]) for part in ("draws", "steps"))
+            return records.known(cls, said, draws=draws, steps=steps, previous=previous)
+
+
+def read_ledger_record(run: Run, sync: int, attempt: int) -> LedgerRecord | None:
+    """Return the record with the digests of a sync's ledger; None if there is none, as in older runs."""
+    key = layout.ledger(sync, attempt)
+    try:
+        return LedgerRecord.decode(run.store.read(key), f"{run.url}/{key}")
+    except Missing:
+        return None
+
+
+def _last_of_others(run: Run, attempt: int) -> LedgerLink | None:
+    """Return the record of the checkpoint from which an attempt goes on, if it has one."""
+    origin = read_attempt(run, attempt).continues if run.store.exists(layout.attempt(attempt)) else None
+    if origin is None:
+        return None
+    try:
+        data = run.store.read(layout.ledger(*origin))
+    except Missing:
+        return None
+    return LedgerLink(*origin, sha256(data).hexdigest())
 
 
 @dataclass(frozen=True)
@@ -95,12 +177,17 @@ class Entry:
 
 
 def read_entries(run: Run, sync: int, attempt: int) -> list[Entry]:
-    """The steps that a sync closed, in order. Missing if that attempt has not stored it."""
-    steps, draws = layout.steps(sync, attempt), layout.draws(sync, attempt)
-    drawn = parquet.decode(run.store.read(draws), f"{run.url}/{draws}", DRAWS_SCHEMA, later=LATER).to_pylist()
+    """Return the steps that a sync closed, in order. Missing if that attempt has not stored it; Damaged if it is not
+    what its record says."""
+    steps, draws = f"{run.url}/{layout.steps(sync, attempt)}", f"{run.url}/{layout.draws(sync, attempt)}"
+    measured, data = run.store.read(layout.steps(sync, attempt)), run.store.read(layout.draws(sync, attempt))
+    if record := read_ledger_record(run, sync, attempt):
+        record.steps.verify(measured, steps)
+        record.draws.verify(data, draws)
+    drawn = parquet.decode(data, draws, DRAWS_SCHEMA, later=LATER).to_pylist()
     drawn.sort(key=lambda row: (row["step"], row["slot"], row["position"]))
-    with reading(name := f"{run.url}/{steps}"):
-        found = parquet.decode(run.store.read(steps), name).to_pylist()
+    with reading(steps):
+        found = parquet.decode(measured, steps).to_pylist()
         found.sort(key=lambda row: row["step"])
         return [Entry(row, [draw for draw in drawn if draw["step"] == row["step"]]) for row in found]
 

@@ -26,6 +26,7 @@ LISTED = (
     layout.EVALUATIONS,
     layout.CHECKPOINTS,
     layout.VERSIONS,
+    layout.LEDGER,
     layout.DRAWS,
     layout.STEPS,
     layout.SYNCS,

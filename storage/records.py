@@ -1,17 +1,28 @@
-"""How small facts are written: one JSON object each, readable by a person and by DuckDB."""
+"""How small facts are written: one JSON object each, readable by a person and by DuckDB.
+
+The last field of a record, `digest`, is the sha256 of all bytes before it, so whoever reads a record learns whether
+it is still what was written. Records of older runs have no digest and are read as they are.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any, TypeVar
 
 from storage import layout
 from storage.store import Store
-from tba.errors import Damaged
+from tba.errors import Damaged, Missing
 
 T = TypeVar("T")
+
+DIGEST = "digest"
+"""The field of a record that holds the sha256 of the bytes before it."""
+
+_BEFORE_DIGEST = f',\n "{DIGEST}": '.encode()
+_ONLY_DIGEST = f'\n "{DIGEST}": '.encode()  # of a record without fields
 
 _PLAIN: dict[Any, tuple[type, ...]] = {int: (int,), float: (float, int, type(None)), str: (str,), bool: (bool,)}
 """What a field of a plain type may be in JSON: true and false are no numbers, and one that is not finite is null."""
@@ -23,27 +34,43 @@ def now() -> str:
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """The same record gives the same bytes. Numbers that are not finite become null: JSON has none."""
+    """Write a record with its digest. The same record gives the same bytes. Numbers that are not finite become null:
+    JSON has none."""
+    plain = {name: value for name, value in record.items() if name != DIGEST}
     try:
-        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+        text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
     except ValueError:
-        finite = json.loads(json.dumps(record), parse_constant=lambda _: None)
+        finite = json.loads(json.dumps(plain), parse_constant=lambda _: None)
         text = json.dumps(finite, indent=1, ensure_ascii=False)
-    return (text + "\n").encode()
+    body = text.removesuffix("}").rstrip("\n").encode()
+    return body + (_BEFORE_DIGEST if plain else _ONLY_DIGEST) + f'"{sha256(body).hexdigest()}"\n}}\n'.encode()
 
 
 def decode(data: bytes, name: str, *fields: str) -> dict[str, Any]:
-    """The record in `data`; Damaged, naming the object and what it lacks, unless it is one with these fields."""
+    """Return the record in `data` without its digest. Damaged names the object if it is not a record with these
+    fields, or not what its digest promises."""
     try:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{name} is not JSON: {error}") from None
     if not isinstance(record, dict):
         raise Damaged(f"{name} is not a record but a {type(record).__name__}")
+    if (digest := record.pop(DIGEST, None)) is not None and digest != _digest_of(data):
+        raise Damaged(f"{name} is not what was written: its digest differs")
     missing = [field for field in fields if field not in record]
     if missing:
         raise Damaged(f"{name} lacks {', '.join(map(repr, missing))}")
     return record
+
+
+def has_digest(data: bytes) -> bool:
+    """True if a record was written with a digest, so that `decode` verifies it."""
+    return _BEFORE_DIGEST in data or _ONLY_DIGEST in data
+
+
+def _digest_of(data: bytes) -> str:
+    body, separator, _ = data.rpartition(_BEFORE_DIGEST)
+    return sha256(body if separator else data.partition(_ONLY_DIGEST)[0]).hexdigest()
 
 
 def known(kind: type[T], record: Mapping[str, Any], **others: Any) -> T:
@@ -82,6 +109,14 @@ def reading(name: str) -> Iterator[None]:
 
 def read(store: Store, key: str, *fields: str) -> dict[str, Any]:
     return decode(store.read(key), f"{store.url}/{key}", *fields)
+
+
+def sha256_of(store: Store, key: str) -> str | None:
+    """Return the sha256 of an object, for a record that follows it to hold; None if there is no such object."""
+    try:
+        return sha256(store.read(key)).hexdigest()
+    except Missing:
+        return None
 
 
 def read_all(store: Store, prefix: str, *fields: str) -> Iterator[dict[str, Any]]:

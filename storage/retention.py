@@ -76,7 +76,13 @@ def give_up(
     number = max(_numbers(run), default=0)
     while True:
         number += 1
-        record = {"retention": number, "removed": removed, "why": why, "created_at": records.now()}
+        record = {
+            "retention": number,
+            "removed": removed,
+            "why": why,
+            "previous_sha256": records.sha256_of(run.own, layout.retention(number - 1)) if number > 1 else None,
+            "created_at": records.now(),
+        }
         try:
             run.store.create(layout.retention(number), records.encode(record))
         except AlreadyExists:

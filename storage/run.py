@@ -29,6 +29,7 @@ class Run:
     created_at: str
     created_by: str  # who asked for it
     parent: Parent | None  # of a fork
+    digests: bool = False  # whether every record of the run was written with a digest
     inherits: ForkedStore | None = field(default=None, repr=False)  # a fork's store, which knows what is its parent's
     older: "Run | None" = field(default=None, repr=False)  # the parent itself
 
@@ -60,6 +61,7 @@ class Run:
             "config": dict(config),
             "sampler_sql": sampler_sql,
             "parent": parent.encode() if parent else None,
+            "digests": True,
         }
         try:
             store.create(layout.RUN, records.encode(record))
@@ -107,6 +109,7 @@ class Run:
             created_at=record["created_at"],
             created_by=record["created_by"],
             parent=parent,
+            digests=record.get("digests") is True,
             inherits=forked,
             older=older,
         )
@@ -122,10 +125,14 @@ class Run:
 
     def writer_of(self, key: str) -> str:
         """The name of the run that wrote an object: this one, or one that it inherits from."""
+        return self.owner_of(key).name
+
+    def owner_of(self, key: str) -> "Run":
+        """Return the run that wrote an object: this one, or one that it inherits from."""
         run: Run = self
         while run.older and run.inherits and run.inherits.inherits(key):
             run = run.older
-        return run.name
+        return run
 
 
 def _parent_beside(store: Store, parent: Parent, forks: tuple[str, ...]) -> Run:

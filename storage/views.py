@@ -198,7 +198,11 @@ def _are_one(fields: Sequence[pa.Field]) -> bool:
 
 
 def _prompts(snapshot: Snapshot) -> ds.Dataset:
-    facts = {key: {"split": layout.parse_prompts(key)} for key in snapshot.keys(layout.PROMPTS)}
+    facts = {
+        key: {"split": split}
+        for key in snapshot.keys(layout.PROMPTS)
+        if (split := layout.parse_prompts(key)) is not None
+    }
     return _dataset(snapshot, facts, PROMPTS_SCHEMA, {"split": pa.string()})
 
 

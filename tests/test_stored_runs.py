@@ -30,6 +30,7 @@ from tba.policy import Policy
 from tests.flows.test_roles import live
 from tests.later import add_to_everything
 from tests.make_stored_run import answer, drawn, search
+from tests.rewriting import with_digest
 
 FOLDERS = sorted(path.parent for path in (Path(__file__).parent / "data").glob("*/expected.json"))
 OTHER_MACHINES = 0.01
@@ -163,7 +164,7 @@ def test_settings_that_are_not_known_are_no_reason_not_to_look_and_one_not_to_go
     record = json.loads(path.read_text())
     record["config"]["limits"]["added_later"] = 1
     record["config"]["added_section"] = {"x": {"y": 2}}
-    path.write_text(json.dumps(record))
+    path.write_bytes(with_digest(record))
     run = opened(stored, "replayed")
     assert summarise(run) == known and known.state == "interrupted"
     assert check(run).problems == []

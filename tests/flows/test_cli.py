@@ -32,6 +32,7 @@ from tba.presets import preset
 from tba.types import Score, Version
 from tests.builders import make_shard
 from tests.conftest import s3_root
+from tests.rewriting import with_digest
 from tests.servers import Server
 from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
 
@@ -426,7 +427,7 @@ def test_watch_tells_how_long_it_will_take(
     run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
     record = json.loads((Path(run.url) / layout.RUN).read_text())
     record["config"]["training"]["steps"] = steps
-    (Path(run.url) / layout.RUN).write_text(json.dumps(record))
+    (Path(run.url) / layout.RUN).write_bytes(with_digest(record))
     assert "to go" not in printed(capsys, "watch", run.url, "--once")
     with HeldLease(run, "trainer", every=60):
         out = printed(capsys, "watch", run.url, "--once")

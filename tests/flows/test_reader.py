@@ -23,6 +23,7 @@ from tba.errors import ConfigError, Missing, RunFailed, Superseded
 from tba.types import Version
 from tests.builders import fetched_of, from_table, make_shard, rows_in, rows_of
 from tests.flows.roles import is_running, until
+from tests.rewriting import with_digest
 from tests.storage.synthetic import EVERY, PROMPTS, make_config
 
 RESPONSES = [0.0, 0.5, 1.0]
@@ -76,7 +77,7 @@ def test_an_objective_that_looks_at_tokens_gets_them_as_they_were_sampled_and_th
     plain = json.loads(open_store(run.url).read(layout.RUN))
     plain["config"]["objective"]["name"] = "vine-ppo"
     plain["config"]["search"]["value_samples"] = 9
-    rewrite(run, json.dumps(plain).encode())
+    rewrite(run, with_digest(plain))
     with Reader(run, 1, 1, deadline=60) as reader:
         reader.sync(0, step=0)
         fetched = reader.fetch(draws := reader.draw(1))

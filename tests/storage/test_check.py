@@ -19,6 +19,7 @@ from storage.schema import encode
 from storage.trajectories import Trajectories
 from tba.types import Eligibility, Version
 from tests.builders import make_shard
+from tests.rewriting import describe_again, replace_text, rewrite, with_digest
 from tests.storage.indexes import make_eligibility
 from tests.storage.synthetic import (
     LAST_SYNC,
@@ -62,12 +63,13 @@ def path_of(run: Run, key: str) -> Path:
 
 
 def rewrite_json(run: Run, key: str, **changes: Any) -> None:
-    path_of(run, key).write_text(json.dumps({**json.loads(run.store.read(key)), **changes}))
+    rewrite(path_of(run, key), **changes)
 
 
 def rewrite_parquet(run: Run, key: str, change: Any) -> None:
     table = pq.read_table(io.BytesIO(run.store.read(key)))
     pq.write_table(change(table), path_of(run, key))
+    describe_again(run, key)
 
 
 def flip(run: Run, key: str, place: float = 0.5) -> None:
@@ -97,6 +99,7 @@ def test_a_whole_run_is_clean_on_every_store(root: str):
         "checkpoints": 2,
         "evaluations": 3,
         "ledger objects": 2 * 5,
+        "ledger records": 5,
         "steps": STEPS,
         "draws": STEPS * B * K,
         "prompts": len(PROMPTS) + 1,
@@ -463,7 +466,7 @@ def test_a_record_of_a_fork_that_makes_no_sense_is_found(parent: Run, content: s
     if content:
         path_of(parent, key).write_text(content)
     else:
-        path_of(parent, key).write_text(parent.store.read(key).decode().replace('"run": "first"', '"run": "another"'))
+        replace_text(path_of(parent, key), '"run": "first"', '"run": "another"')
     findings = check(parent)
     assert found(findings, key, problem) and len(findings.problems) == 1
 
@@ -502,7 +505,7 @@ def test_a_version_of_other_weights_than_the_ledger_says_is_found(whole: Run):
     assert len(findings.problems) == 1
     record = json.loads(whole.store.read(key))
     del record["weights_sha256"]
-    path_of(whole, key).write_text(json.dumps(record))
+    path_of(whole, key).write_bytes(with_digest(record))
     assert check(whole).ok
 
 
@@ -526,6 +529,7 @@ def test_steps_that_are_missing_or_doubled_are_found(whole: Run):
 
 def test_a_ledger_under_anothers_name_is_found(whole: Run):
     path_of(whole, layout.steps(2, 1)).write_bytes(whole.store.read(layout.steps(1, 1)))
+    describe_again(whole, layout.steps(2, 1))
     assert found(check(whole), layout.steps(2, 1), "another sync")
 
 
@@ -558,7 +562,7 @@ def test_trajectories_of_unknown_prompts_are_found(whole: Run):
 def test_an_evaluation_of_a_version_that_never_was_is_found(whole: Run):
     record = json.loads(whole.store.read(layout.evaluation(Version(2, 1))))
     key = layout.evaluation(Version(7, 1))
-    whole.store.create(key, json.dumps({**record, "version": 7}).encode())
+    whole.store.create(key, with_digest({**record, "version": 7}))
     assert found(check(whole), key, "neither stored nor given up")
 
 

@@ -2,6 +2,7 @@
 given up on the way is known and refused by name."""
 
 import contextlib
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from storage.trajectories import Trajectories
 from tba.errors import Damaged, Missing, Superseded
 from tba.types import Version
 from tests.builders import make_shard, rows_of
+from tests.rewriting import with_digest
 from tests.storage.indexes import make_eligibility
 from tests.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_config, make_run
 from tests.storage.test_crashes import Killed, Watched
@@ -167,8 +169,10 @@ def save_checkpoint(run: Run, sync: int, *, step: int) -> None:
     prefix = layout.checkpoint(Version(sync, 2))
     source = layout.checkpoint(Version(LAST_SYNC, 2))
     for entry in run.store.list(source):
-        data = run.store.read(entry.key).replace(b'"sync": 4', b'"sync": %d' % sync)
-        run.store.create(prefix + entry.key.removeprefix(source), data.replace(b'"step": 8', b'"step": %d' % step))
+        data, name = run.store.read(entry.key), entry.key.removeprefix(source)
+        manifest = name == layout.MANIFEST
+        changed = with_digest({**json.loads(data), "sync": sync, "step": step}) if manifest else data
+        run.store.create(prefix + name, changed)
 
 
 @local

@@ -12,6 +12,7 @@ from storage.evaluations import Evaluations
 from storage.run import Run
 from tba.errors import Damaged
 from tba.types import Score, Version
+from tests.rewriting import with_digest
 from tests.storage.synthetic import LAST_SYNC, SyntheticRun, put
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
@@ -69,7 +70,7 @@ def test_scores_from_before_sampling_settings_were_stored_are_read(run: Run):
     record = json.loads(run.store.read(layout.evaluation(Version(0, 1))))
     for score in record["scores"]:
         assert (score.pop("temperature"), score.pop("top_p")) == (0.35, 0.9)
-    put(run, layout.evaluation(Version(0, 1)), json.dumps(record).encode())
+    put(run, layout.evaluation(Version(0, 1)), with_digest(record))
     assert {(s.temperature, s.top_p, s.value) for s in Evaluations(run).scores()} == {(None, None, 0.25)}
     with storage.connect(run) as con:
         query = "select distinct temperature, top_p, value from evaluations"
@@ -82,6 +83,6 @@ def test_what_is_no_evaluation_is_passed_over_and_one_of_another_shape_is_named(
     put(run, "evaluations/best.json", b"x")
     assert Evaluations(run).scores() == scores(Version(0, 1), 0.25)
     record = json.loads(run.store.read(layout.evaluation(Version(0, 1))))
-    put(run, layout.evaluation(Version(0, 1)), json.dumps({**record, "scores": [{"value": 1}]}).encode())
+    put(run, layout.evaluation(Version(0, 1)), with_digest({**record, "scores": [{"value": 1}]}))
     with pytest.raises(Damaged, match="of version 0, attempt 1"):
         Evaluations(run).scores()

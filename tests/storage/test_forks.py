@@ -25,6 +25,7 @@ from storage.versions import Versions
 from tba.errors import AlreadyExists, Damaged, Missing, StorageError
 from tba.types import Version
 from tests.builders import make_shard
+from tests.rewriting import replace_text
 from tests.storage.synthetic import EVERY, LAST_SYNC, PROMPTS, SyntheticRun, make_run, prune_version
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
@@ -435,6 +436,6 @@ def test_a_fork_whose_parent_is_gone_or_whose_record_makes_no_sense_says_so(root
         Run.open(run.url)
     Path(parent.url, "gone.json").rename(Path(parent.url, layout.RUN))
     path = Path(run.url, layout.RUN)
-    path.write_text(path.read_text().replace('"attempts": 2', '"attempts_": 2'))
+    replace_text(path, '"attempts": 2', '"attempts_": 2')
     with pytest.raises(Damaged, match=r"run.json lacks 'attempts'"):
         Run.open(run.url)

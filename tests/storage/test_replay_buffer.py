@@ -25,6 +25,7 @@ from storage.trajectories import Trajectories
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
 from tba.types import Draw, Trajectory, Version
 from tests.builders import as_stored, fetched_of, make_shard, make_trajectory, rows_of
+from tests.rewriting import with_digest
 from tests.storage.indexes import make_eligibility, oracle_rows
 from tests.storage.oracle import Oracle
 
@@ -583,7 +584,7 @@ def test_a_shard_that_changed_since_it_was_admitted_is_damage(run: Run):
 def test_a_record_that_breaks_the_chain_is_damage(run: Run):
     train(run, make_buffer(run), range(3))
     record = json.loads(run.store.read(layout.sync(1)))
-    overwrite(run, layout.sync(1), json.dumps({**record, "created_at": "2030-01-01"}).encode())
+    overwrite(run, layout.sync(1), with_digest({**record, "created_at": "2030-01-01"}))
     buffer = make_buffer(run)
     for sync in range(2):
         buffer.sync(sync, step=2 * sync)

@@ -10,6 +10,7 @@ from storage.run import Run, default_root, resolve, run_urls
 from tba.errors import AlreadyExists, ConfigError, Damaged, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
 from tests.proxy import faulty
+from tests.rewriting import rewrite, with_digest
 from tests.servers import Server
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
@@ -88,11 +89,11 @@ def test_what_a_record_calls_a_run_or_its_parent_becomes_no_path_unless_it_is_a_
     run = create(root, "first")
     path = Path(run.url) / "run.json"
     record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "run": name}))
+    path.write_bytes(with_digest({**record, "run": name}))
     with pytest.raises(Damaged, match=r"first/run\.json: run is no name of a run"):
         Run.open(run.url)
     origin = {"run": name, "step": 1, "sync": 1, "attempt": 1, "attempts": 1, "replays": None, "rebuilt": False}
-    path.write_text(json.dumps({**record, "parent": origin}))
+    path.write_bytes(with_digest({**record, "parent": origin}))
     with pytest.raises(Damaged, match=r"first/run\.json: parent.run is no name of a run"):
         Run.open(run.url)
 
@@ -103,7 +104,7 @@ def test_runs_that_are_forks_of_each_other_are_damaged(root: str, names: list[st
     for name, parent in zip(names, [*names[1:], names[0]], strict=True):
         path = Path(create(root, name).url) / "run.json"
         origin = {"run": parent, "step": 1, "sync": 1, "attempt": 1, "attempts": 1, "replays": None, "rebuilt": False}
-        path.write_text(json.dumps({**json.loads(path.read_text()), "parent": origin}))
+        rewrite(path, parent=origin)
     with pytest.raises(Damaged, match=r"first/run\.json: parent.run leads back to .*/first$"):
         Run.open(f"{root}/runs/first")
 
@@ -112,8 +113,8 @@ def test_runs_that_are_forks_of_each_other_are_damaged(root: str, names: list[st
 def test_a_run_of_another_schema_is_refused(root: str):
     run = create(root, "first")
     path = Path(run.url) / "run.json"
-    for later in (path.read_text().replace('"schema_version": 1', '"schema_version": 2'), '{"schema_version": 2}'):
-        path.write_text(later)
+    for later in ({**json.loads(path.read_text()), "schema_version": 2}, {"schema_version": 2}):
+        path.write_bytes(with_digest(later))
         with pytest.raises(StorageError, match=r"first was written with schema version 2, this code reads 1"):
             Run.open(run.url)
 

@@ -10,6 +10,7 @@ from storage import layout
 from storage.run import Run
 from storage.syncs import Refusal, Shard, SyncRecord, encode, read_chain, read_record
 from tba.errors import Damaged
+from tests.rewriting import with_digest
 
 pytestmark = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -41,7 +42,7 @@ def store_chain(run: Run, n: int) -> list[SyncRecord]:
 def overwrite(run: Run, key: str, changes: Mapping[str, Any]) -> None:
     found = run.store.read_tagged(key)
     assert found is not None
-    run.store.replace(key, json.dumps({**json.loads(found[0]), **changes}).encode(), tag=found[1])
+    run.store.replace(key, with_digest({**json.loads(found[0]), **changes}), tag=found[1])
 
 
 def test_records_come_back_exactly(run: Run):

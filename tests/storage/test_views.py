@@ -32,6 +32,7 @@ from storage.versions import Versions
 from tba.errors import Damaged, Missing
 from tba.types import Version
 from tests.builders import make_shard
+from tests.rewriting import with_digest
 from tests.storage.synthetic import (
     EVERY,
     PROMPTS,
@@ -339,7 +340,7 @@ def test_a_refused_shard_says_why_and_is_not_read(live: Run):
     record = json.loads(live.store.read(last))
     path = live.store.local_path(last)
     assert path is not None
-    path.write_text(json.dumps({**record, "refused": [{"key": key, "reason": "not Parquet"}]}))
+    path.write_bytes(with_digest({**record, "refused": [{"key": key, "reason": "not Parquet"}]}))
     con = storage.connect(live)
     assert rows(con, "select state, reason, sync from shards where seq = 50") == [("refused", "not Parquet", None)]
 
@@ -350,7 +351,7 @@ def test_what_was_refused_for_its_name_is_listed(live: Run):
     last = max(entry.key for entry in live.store.list(layout.SYNCS))
     record = json.loads(live.store.read(last))
     refused = [{"key": key, "reason": "not the name of a shard"}]
-    path_of(live, last).write_text(json.dumps({**record, "refused": refused}))
+    path_of(live, last).write_bytes(with_digest({**record, "refused": refused}))
     con = storage.connect(live)
     assert rows(con, "select key, searcher, seq, reason from shards where state = 'refused'") == [
         (key, None, None, "not the name of a shard")
@@ -402,7 +403,7 @@ def test_a_record_that_lacks_what_a_view_needs_is_named_and_a_problem(whole: Run
         prune_version(whole, Version(1, 1))
     record = json.loads(whole.store.read(key))
     LACKING[key](record)
-    path_of(whole, key).write_text(json.dumps(record))
+    path_of(whole, key).write_bytes(with_digest(record))
     with pytest.raises(Damaged, match=key if key != layout.attempt(2) else layout.ATTEMPTS):
         storage.connect(whole)
     assert any(it.key in (key, key.removesuffix(layout.MANIFEST)) for it in check(whole).problems)

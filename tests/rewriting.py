@@ -1,0 +1,49 @@
+"""Changes records of a run as somebody would who knows their format: the digests fit what they describe."""
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from storage import layout, records
+from storage.digests import Digest
+from storage.run import Run
+
+
+def with_digest(record: Any) -> bytes:
+    """Return a record as its writer would store it."""
+    return records.encode(record)
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Change fields of a record."""
+    path.write_bytes(with_digest({**json.loads(path.read_bytes()), **changes}))
+
+
+def replace_text(path: Path, old: str, new: str) -> None:
+    """Change a record's text."""
+    path.write_bytes(with_digest(json.loads(path.read_text().replace(old, new))))
+
+
+def describe_again(run: Run, key: str) -> None:
+    """Make the record of an object of the ledger or of prompts say what the object holds, and the records that follow
+    say what that record holds."""
+    digest = Digest.of(run.store.read(key)).encode()
+    if split := layout.parse_prompts(key):
+        rewrite(Path(run.url, layout.prompts_record(split)), **digest)
+        return
+    name = layout.parse_ledger(key)
+    assert name
+    rewrite(Path(run.url, layout.ledger(*name)), **{key.split("/")[0]: digest})
+    link_again(run, layout.LEDGER, ("sync", "attempt"))
+
+
+def link_again(run: Run, folder: str, named_by: tuple[str, ...]) -> None:
+    """Make every record under a folder name the one before it by what that one holds, in the order of their names."""
+    for path in sorted(Path(run.url, folder).rglob("*.json")):
+        previous = json.loads(path.read_bytes()).get("previous")
+        if not previous:
+            continue
+        number, attempt = (previous[name] for name in named_by)
+        before = path.parent / f"{number:06d}-a{attempt:04d}.json"
+        rewrite(path, previous={**previous, "sha256": sha256(before.read_bytes()).hexdigest()})
