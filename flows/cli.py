@@ -76,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_browse(commands)
     _add_check(commands)
     _add_compact(commands)
+    _add_give_up(commands)
     _add_export(commands)
     _add_import(commands)
     _add_wandb(commands)
@@ -311,6 +312,25 @@ def _add_compact(commands: Any) -> None:
     parser.add_argument("run", metavar="RUN", help=_RUN)
     parser.add_argument("--drop-payloads", action="store_true", help="give up tokens that no later step can draw")
     parser.add_argument("--json", action="store_true", help="what was done as one object")
+
+
+def _add_give_up(commands: Any) -> None:
+    parser = _add(
+        commands,
+        "give-up",
+        give_up_command,
+        "Let a run go on without shards that are lost.",
+        "A run is not resumed while a shard that its records admit is missing or damaged. Restore the object where\n"
+        "you can. Where you cannot, this command stores a record that gives the shard up: its trajectories are drawn\n"
+        "no more, and steps that were taken while it was there can be queried but not audited. Nothing is removed.",
+        "examples:\n"
+        "  tba give-up first\n"
+        "  tba give-up first trajectories/searcher=000/seq=00000003.parquet --why 'the disk lost it'",
+    )
+    parser.add_argument("run", metavar="RUN", help=_RUN)
+    parser.add_argument("keys", metavar="KEY", nargs="*", help="a lost shard, as `tba check` names it (default: all)")
+    parser.add_argument("--why", default="lost", metavar="TEXT", help="the reason that the record states")
+    parser.add_argument("--json", action="store_true", help="what was given up as one object")
 
 
 def _add_export(commands: Any) -> None:
@@ -600,6 +620,12 @@ def compact_command(options: argparse.Namespace) -> int:
     from flows import compact
 
     return compact.show(open_run(options.run), drop_payloads=options.drop_payloads, as_json=options.json)
+
+
+def give_up_command(options: argparse.Namespace) -> int:
+    from flows import give_up
+
+    return give_up.show(open_run(options.run), options.keys, why=options.why, as_json=options.json)
 
 
 def export_command(options: argparse.Namespace) -> int:

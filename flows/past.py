@@ -11,7 +11,7 @@ from storage.attempts import accepts, chain
 from storage.checkpoints import Checkpoints
 from storage.events import Events
 from storage.replay_buffer import DuckReplayBuffer
-from storage.retention import in_the_way
+from storage.retention import in_the_way, lost_for
 from storage.run import Run
 from storage.scratch import scratch_folder
 from tba.config import parse
@@ -70,6 +70,13 @@ def load_past(run: Run, before: int) -> Past:
         raise ConfigError(
             f"--step: the steps of {run.name} after step {config.step_of_sync(start)} drew tokens that have been given "
             f"up, says {gone}; steps can be taken again from step {min(later, default=gone.payloads.step) + 1} on"
+        )
+    sync = config.sync_before(before)
+    taken_by = next((span.attempt for span in spans if span.covers(config.sync_of_step(before))), spans[-1].attempt)
+    if lost := lost_for(run, sync, taken_by):
+        raise ConfigError(
+            f"--step: step {before} of {run.name} was taken while the buffer held shards that {lost} gives up: "
+            "it cannot be taken again"
         )
     buffer = make_buffer(run, config, spans[-1].attempt, Events(run, "past", 0))  # it will write nothing
     if not usable and config.start.sync:

@@ -27,6 +27,7 @@ from flows.supervise import CLOSED
 from flows.webhook import address_of_webhook
 from flows.workdir import is_temporary
 from storage import layout
+from storage.admitted import refuse_damage
 from storage.control import change_state, is_state_known
 from storage.difficulty import Known, ask
 from storage.leases import SUPERVISOR, Lease, read_lease
@@ -166,10 +167,12 @@ def _taken(root: str, name: str) -> ConfigError:
 
 
 def resume(url: str) -> tuple[Run, Config]:
-    """An interrupted run, asked to go on. ConfigError if somebody looks after it."""
+    """Ask an interrupted run to go on. ConfigError if somebody looks after it; Damaged, before anything is written, if
+    something that its records admit is lost."""
     run = Run.open(url)
     config = parse(run.config)
     refuse_supervised(run, config)
+    refuse_damage(run, whole=True)
     given = {} if is_state_known(run) else {"searchers": config.search.searchers}  # it was created and no more
     change_state(run, desired="run", why="resumed", **given)
     return run, config

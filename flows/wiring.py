@@ -9,19 +9,21 @@ from functools import partial
 from hashlib import sha256
 from numbers import Integral
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol
 
 from flows.engines import evaluation_sampling, open_generator, search_sampling
 from flows.ranks import leading
 from flows.reader import Reader
-from storage.attempts import claim_attempt
+from storage.admitted import refuse_damage
+from storage.attempts import Attempt, chain, claim_attempt
 from storage.cache import shared_copy
 from storage.checkpoints import Checkpoints
 from storage.difficulty import ask
 from storage.evaluations import Evaluations
 from storage.events import Events
 from storage.leases import HeldLease
-from storage.ledger import ParquetLedger
+from storage.ledger import ParquetLedger, find_faults
 from storage.metric_log import open_metric_log
 from storage.prompts import has_prompts, read_prompts, write_prompts
 from storage.rows import read_rows
@@ -95,7 +97,9 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
     with suppress(Stopped):  # which is for the next sync
         lease.check()  # a life that was superseded while it imported must not supersede the attempt of the one that did
+    refuse_damage(run, whole=False)
     attempt = claim_attempt(run)
+    Thread(target=_tell_of_ledger, args=(run, attempt, events), daemon=True).start()
     with scratch_folder() as scratch:
         checkpoint = None
         if attempt.continues is not None:
@@ -158,6 +162,18 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
             events=events,
         )
         evaluator.run()
+
+
+def _tell_of_ledger(run: Run, attempt: Attempt, events: Events) -> None:
+    """Say what is damaged of the ledger before an attempt. No step depends on it, so none waits for this."""
+    newest = attempt.continues.number if attempt.continues else 0
+    spans = [span for span in chain(run) if span.attempt != attempt.number]
+    names = [Version(sync, span.attempt) for sync in range(1, newest + 1) for span in spans if span.covers(sync)]
+    try:
+        for fault in find_faults(run, names):
+            events.write("ledger-damaged", fault, severity="error")
+    except StorageError as error:
+        log.warning("the ledger was not verified: %s", error)
 
 
 def _no_start(run: Run, config: Config) -> Damaged:

@@ -79,6 +79,7 @@ class _Check:
         }  # fmt: skip
         self.strangers = [entry.key for entry in run.store.list() if not layout.is_part(entry.key)]
         self.records = RecordDigests(run)
+        self.lost: frozenset[str] = frozenset()  # admitted shards that were given up
         self.payloads: list[RetentionRecord] = []
         self.weights: dict[Version, str | None] = {}  # their sha256, in full precision as in the ledger, by manifests
         self.compactions = Compactions(run)  # as they are when a shard is not where it was listed
@@ -95,6 +96,7 @@ class _Check:
         attempts, spans = self.attempts()
         sync_records = self.sync_records()
         removed = self.given_up()
+        self.lost = removed.shards
         self.shards(sync_records)
         versions, checkpoints = (self.folders(prefix, removed) for prefix in (layout.VERSIONS, layout.CHECKPOINTS))
         published = {*versions, *removed.versions}
@@ -324,7 +326,9 @@ class _Check:
         found = places(it for it in compactions if it.object in self.listed[layout.COMPACTIONS])
         for shard, record in admitted.values():
             self.relations.add_shard(shard.searcher, shard.seq, shard.rows, sync=record.sync, step=record.step)
-            if (shard.key, shard.sha256) not in found:
+            if shard.key in self.lost:
+                self.note(f"{shard.key} was lost, and is given up")
+            elif (shard.key, shard.sha256) not in found:
                 with self.looking_at(shard.key):
                     table = self._admitted(shard, record)
                     self.relations.add_trajectories(table, sync=record.sync, step=record.step)

@@ -84,7 +84,8 @@ class _Compaction:
         self.run, self.store, self.progress = run, run.store, progress
         self.drop_beyond = drop_beyond
         self.compactions = Compactions(run)
-        self.synced = read_chain(run)
+        lost = retention.given_up(run).shards
+        self.synced = [record.without(lost) for record in read_chain(run)]
         self.checkpoint = _oldest_checkpoint(run, keep)
         self.outcome = Compacted(run.name, self.checkpoint)
         self.drawable: dict[str, np.ndarray] = {}  # by key of the shards that may lose payloads: which rows may not

@@ -4,7 +4,8 @@ A sync of an attempt has two objects, its draws and its steps, and then a record
 also names the record before it, so a record that was replaced is found by the one that follows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -17,8 +18,8 @@ from storage.attempts import read_attempt
 from storage.digests import Digest
 from storage.records import reading
 from storage.run import Run
-from tba.errors import AlreadyExists, Missing, Superseded
-from tba.types import StepRecord
+from tba.errors import AlreadyExists, Damaged, Missing, Superseded
+from tba.types import StepRecord, Version
 
 DRAWS_SCHEMA = pa.schema(
     {
@@ -48,6 +49,9 @@ _STEP = (
     ("version_attempt", pa.int32()),
 )
 _LAST = (("weights_sha256", pa.string()), ("created_at", pa.timestamp("us", tz="UTC")))
+
+SIDE_BY_SIDE = 16
+"""Syncs whose ledger is read at the same time."""
 
 NO_METRICS = tuple(name for name, _ in (*_STEP, *_LAST))
 """Columns of steps that were not measured."""
@@ -154,6 +158,22 @@ def read_ledger_record(run: Run, sync: int, attempt: int) -> LedgerRecord | None
         return LedgerRecord.decode(run.store.read(key), f"{run.url}/{key}")
     except Missing:
         return None
+
+
+def find_faults(run: Run, names: Sequence[Version]) -> Iterator[str]:
+    """Say what is wrong with the ledger of these syncs, as far as records describe it. No later step depends on it."""
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        yield from filter(None, pool.map(lambda name: _fault(run, name), names))
+
+
+def _fault(run: Run, name: Version) -> str:
+    try:
+        if record := read_ledger_record(run, *name):
+            for key, digest in ((layout.draws(*name), record.draws), (layout.steps(*name), record.steps)):
+                digest.verify(run.store.read(key), key)
+    except (Missing, Damaged) as error:
+        return str(error)
+    return ""
 
 
 def _last_of_others(run: Run, attempt: int) -> LedgerLink | None:

@@ -10,11 +10,14 @@ from storage.attempts import newest_attempt
 from storage.events import Events
 from storage.index import COLUMNS, Index
 from storage.payloads import Payloads
+from storage.retention import given_up
 from storage.run import Run
 from storage.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
 from tba.errors import AlreadyExists, Damaged, Missing, Superseded
 from tba.fetched import Fetched
 from tba.types import Branch, Draw, Eligibility, Version
+
+_GIVEN_UP = "given_up"  # beside the branches, in the queues of a checkpoint: the shards they were kept without
 
 
 class DuckReplayBuffer:
@@ -62,7 +65,9 @@ class DuckReplayBuffer:
             run, memory_bytes=memory_bytes, disk_bytes=disk_bytes, behaviour=behaviour, values=values
         )
         self.arrivals = Arrivals(run, self.payloads, self.index.check)
-        self.recording = Recording(run.inherits) if run.inherits and run.inherits.replays else None
+        self.given_up = given_up(run).shards  # admitted shards that were lost: the buffer does without them
+        replays = run.inherits if run.inherits and run.inherits.replays else None
+        self.recording = Recording(replays, given_up=self.given_up) if replays else None
         self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq
         self.in_step = None if self.recording else searchers_in_step
         self.batch = slots * responses
@@ -97,7 +102,8 @@ class DuckReplayBuffer:
 
     def _admit(self, stored: StoredRecord) -> None:
         self._steps[stored.record.sync] = stored.record.step
-        self._apply(stored.record)
+        self.arrivals.settle(shard.key for shard in stored.record.shards if shard.key in self.given_up)
+        self._apply(stored.record.without(self.given_up))
         self.applied, self._newest_sha256 = stored.record.sync, stored.sha256
         self._queues = self.index.queues()
 
@@ -224,11 +230,21 @@ class DuckReplayBuffer:
     # --- draws ----------------------------------------------------------------------------------------------------
 
     def queues(self) -> dict[str, Any]:
-        return self._queues
+        return {**self._queues, **({_GIVEN_UP: sorted(self.given_up)} if self.given_up else {})}
 
     def restore(self, queues: Mapping[str, Any]) -> None:
-        self.index.restore(queues)
-        self._queues = self.index.queues()
+        """Queues number the prompts that are in the buffer, so those that were kept before a shard was given up are of
+        no use: every prompt can be drawn again."""
+        if set(queues.get(_GIVEN_UP, ())) == self.given_up:
+            self.index.restore(queues)
+            self._queues = self.index.queues()
+        else:
+            self.events.write(
+                "queues-restarted",
+                f"shards were given up since the checkpoint was stored ({', '.join(sorted(self.given_up)[:3])} and the "
+                "like): every prompt can be drawn again",
+                severity="warning",
+            )
 
     def draw(self, step: int) -> list[Draw]:
         return self.index.draw(step)

@@ -17,6 +17,25 @@ _FIRST_RULE = {"evict": "oldest", "copies": "newest", "max_age": None}
 class GivenUp:
     versions: frozenset[Version]
     checkpoints: frozenset[Version]
+    shards: frozenset[str] = frozenset()  # keys of admitted shards that were lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenUpShards:
+    """Admitted shards that were lost. The buffer of every later attempt does without them, so steps that an earlier
+    attempt took with them in its buffer cannot be taken again."""
+
+    keys: tuple[str, ...]
+    first_sync: int  # the first that admitted any of them
+    attempt: int  # the newest when they were given up
+
+    def were_there(self, sync: int, attempt: int) -> bool:
+        """True if the buffer of this attempt held any of them once it had applied record `sync`."""
+        return attempt <= self.attempt and sync >= self.first_sync
+
+    @classmethod
+    def decode(cls, said: Mapping[str, Any]) -> Self:
+        return records.known(cls, said, keys=tuple(said["keys"]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +87,12 @@ def give_up(
     versions: Iterable[Version] = (),
     checkpoints: Iterable[Version] = (),
     payloads: GivenUpPayloads | None = None,
+    shards: GivenUpShards | None = None,
 ) -> int:
-    """Write the record that allows these to be removed; returns its number."""
+    """Write the record that allows these to be removed, or says that they are lost; return its number."""
     removed: dict[str, Any] = {"versions": [str(v) for v in versions], "checkpoints": [str(c) for c in checkpoints]}
+    if shards:
+        removed["shards"] = asdict(shards)
     if payloads:
         removed["payloads"] = payloads.encode()
     number = max(_numbers(run), default=0)
@@ -123,15 +145,19 @@ def given_up(run: Run) -> GivenUp:
     """Everything that any record gives up, of what a run has stored or shares with those it inherits from."""
     versions: set[Version] = set()
     checkpoints: set[Version] = set()
+    shards: set[str] = set()
     for record in _told(run):
         with records.reading(f"{run.url}/{layout.retention(record['retention'])}"):
             versions.update(map(Version.parse, record["removed"]["versions"]))
             checkpoints.update(map(Version.parse, record["removed"]["checkpoints"]))
+            if said := record["removed"].get("shards"):
+                shards.update(GivenUpShards.decode(said).keys)
     if run.older and (fork := run.inherits):  # what its parent gives up later may have the name of something of its own
         theirs = given_up(run.older)
         versions |= {it for it in theirs.versions if fork.inherits(layout.version(it) + layout.MANIFEST)}
         checkpoints |= {it for it in theirs.checkpoints if fork.inherits(layout.checkpoint(it) + layout.MANIFEST)}
-    return GivenUp(versions=frozenset(versions), checkpoints=frozenset(checkpoints))
+        shards |= set(filter(fork.inherits, theirs.shards))
+    return GivenUp(versions=frozenset(versions), checkpoints=frozenset(checkpoints), shards=frozenset(shards))
 
 
 def given_up_payloads(run: Run) -> list[RetentionRecord]:
@@ -141,6 +167,18 @@ def given_up_payloads(run: Run) -> list[RetentionRecord]:
     if run.older and run.parent:
         found += [it for it in given_up_payloads(run.older) if it.payloads.first_sync <= run.parent.sync]
     return found
+
+
+def lost_for(run: Run, sync: int, attempt: int) -> str | None:
+    """Return the name of a record that keeps steps of an attempt on record `sync` from being taken again, because it
+    gives up shards that were in the buffer then; None if there is none."""
+    for record in _told(run):
+        name = layout.retention(record["retention"])
+        with records.reading(f"{run.url}/{name}"):
+            said = record["removed"].get("shards")
+            if said and GivenUpShards.decode(said).were_there(sync, attempt):
+                return name
+    return lost_for(run.older, sync, attempt) if run.older and run.parent and sync <= run.parent.newest_record else None
 
 
 def in_the_way(run: Run, start: int, newest: int) -> RetentionRecord | None:

@@ -1,7 +1,11 @@
-"""Sync records: what each sync admitted to the replay buffer, chained by hash. Whoever wrote one, it is a fact."""
+"""Sync records: what each sync admitted to the replay buffer, chained by hash. Whoever wrote one, it is a fact.
+
+A shard that a retention record gives up is admitted as ever, and no longer in the buffer. `SyncRecord.without` leaves
+such shards out.
+"""
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import count, islice, takewhile
 
@@ -45,6 +49,11 @@ class SyncRecord:
     refused: Sequence[Refusal]
     created_at: str
 
+    def without(self, given_up: Collection[str]) -> "SyncRecord":
+        """Return the record as it would be, had these shards, by key, never arrived."""
+        kept = [shard for shard in self.shards if shard.key not in given_up]
+        return replace(self, shards=kept, rows=sum(shard.rows for shard in kept))
+
 
 @dataclass(frozen=True)
 class StoredRecord:
@@ -71,10 +80,10 @@ def decode(data: bytes, name: str) -> SyncRecord:
 class Recording:
     """What a fork that replays lives on: whatever had entered its parent's buffer by the same step arrives."""
 
-    def __init__(self, store: ForkedStore):
+    def __init__(self, store: ForkedStore, *, given_up: Collection[str] = ()):
         keys = [layout.sync(number) for number in range(store.origin.newest_record + 1)]
         found = zip(keys, store.parent.read_many(keys), strict=True)
-        self._records = [decode(data, f"{store.parent.url}/{key}") for key, data in found]
+        self._records = [decode(data, f"{store.parent.url}/{key}").without(given_up) for key, data in found]
         self._steps = {record.sync: record.step for record in self._records}
         self._attempts = store.origin.attempts
         self._entered = 0  # records from the first one on whose shards have all been admitted
@@ -109,6 +118,11 @@ def read_record(run: Run, sync: int, *, previous_sha256: str | None) -> StoredRe
         return None
     record = _continuing(data, name, sync, previous_sha256)
     return StoredRecord(record, sha256(data).hexdigest())
+
+
+def named_shards(run: Run) -> set[str]:
+    """Return the keys of all shards that any record admits or refuses: none of them is ever written again."""
+    return {it.key for record in read_chain(run) for it in (*record.shards, *record.refused)}
 
 
 def read_chain(run: Run) -> list[SyncRecord]:

@@ -27,6 +27,7 @@ from storage.schema import (
     to_table,
     trajectory_ids,
 )
+from storage.syncs import named_shards
 from tba.errors import AlreadyExists, Damaged, DataError, Missing, Superseded
 from tba.types import Asked, Trajectory
 
@@ -50,7 +51,7 @@ class Trajectories:
     def next_seq(self, searcher: int) -> int:
         entries = self.run.store.list(layout.searcher_folder(searcher))
         self.compactions.look()  # afterwards: what has been taken in since is in both
-        keys = {*(entry.key for entry in entries), *self.compactions.shards()}
+        keys = {*(entry.key for entry in entries), *self.compactions.shards(), *named_shards(self.run)}
         names = [name for key in keys if (name := layout.parse_shard(key))]
         stored = {seq for owner, seq in names if owner == searcher}
         free = (seq for seq in count() if seq not in stored)

@@ -250,7 +250,7 @@ class ReplayBuffer(Protocol):
 class Ledger(Protocol):
     """What each gradient step used and found, written once per sync."""
 
-    def write(self, sync: int, records: Sequence[StepRecord], *, weights_sha256: str) -> None:
+    def write(self, sync: int, steps: Sequence[StepRecord], *, weights_sha256: str) -> None:
         """Store the steps that sync `sync` closes under this attempt's name; `weights_sha256` is of the weights
         after the last of them."""
         ...

@@ -1,0 +1,103 @@
+"""Compares what records admit with what is stored, before anything is written on top of damage.
+
+A run goes on only with all that its records admit: a searcher that found the name of a lost shard free, or a trainer
+that drew from a buffer with a hole, would replace recorded facts by other ones. Whoever resumes a run, and the trainer
+before it claims an attempt, asks here first.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+
+from storage import layout
+from storage.compactions import Compactions, Place
+from storage.prompts import has_prompts, read_prompts
+from storage.retention import given_up
+from storage.run import Run
+from storage.syncs import Shard, SyncRecord, read_chain
+from tba.errors import Damaged, Missing
+
+_THREADS = 4  # that read a disk at the same time
+
+
+def refuse_damage(run: Run, *, whole: bool) -> None:
+    """Damaged, with what a person can do, if anything that records admit is lost. With `whole` what lies on a disk is
+    compared with its sha256, else by its size alone, as that of a remote store is in any case: its reader compares the
+    sha256 of what it fetches."""
+    _refuse_lost_prompts(run)
+    if lost := find_lost(run, whole=whole):
+        first, why = next(iter(lost.items()))
+        more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise Damaged(
+            f"{run.url} cannot go on: {first}, which its records admit, {why}{more}. Restore what "
+            f"`tba check {run.url}` names, or go on without these trajectories: `tba give-up {run.url}`"
+        )
+
+
+def find_lost(run: Run, *, whole: bool) -> dict[str, str]:
+    """Return what is wrong with each admitted shard that is not as its record says and was not given up, by key."""
+    return _Admitted(run, whole=whole).find_lost()
+
+
+def first_syncs(run: Run) -> dict[str, int]:
+    """Return the sync that admits each shard, by key."""
+    return {shard.key: record.sync for record in read_chain(run) for shard in record.shards}
+
+
+def _refuse_lost_prompts(run: Run) -> None:
+    """Searchers and the evaluator ask what is stored; what a task would make now may be something else."""
+    for split, prefix in (("train", layout.SYNCS), ("test", layout.EVALUATIONS)):
+        if has_prompts(run, split):
+            read_prompts(run, split)
+        elif run.store.list(prefix):
+            raise Damaged(f"{run.url} cannot go on: {layout.prompts(split)} is missing; restore it")
+
+
+class _Admitted:
+    def __init__(self, run: Run, *, whole: bool):
+        self.run, self.store = run, run.store
+        self.whole = whole and run.store.local_path(layout.TRAJECTORIES[:-1]) is not None
+        lost = given_up(run).shards
+        self.records: list[SyncRecord] = [record.without(lost) for record in read_chain(run)]
+        self.sizes = {
+            entry.key: entry.size
+            for prefix in (layout.TRAJECTORIES, layout.COMPACTIONS)
+            for entry in run.store.list(prefix)
+        }
+        self.compactions = Compactions(run)
+        self.compactions.look()
+
+    def find_lost(self) -> dict[str, str]:
+        shards = [shard for record in self.records for shard in record.shards]
+        with ThreadPoolExecutor(_THREADS) as pool:
+            places = filter(None, map(self.compactions.place, shards))
+            objects = {place.compaction.object: place.compaction for place in places}.values()
+            wrong = dict(pool.map(lambda it: (it.object, self._fault(it.object, it.bytes, it.sha256)), objects))
+            found = zip(shards, pool.map(lambda shard: self._fault_of(shard, wrong), shards), strict=True)
+            return {shard.key: why for shard, why in found if why}
+
+    def _fault_of(self, shard: Shard, wrong: dict[str, str]) -> str:
+        """Return what is wrong with a shard, wherever it lies; empty if nothing is."""
+        place = self.compactions.place(shard)
+        why = wrong[place.compaction.object] if place else self._fault(shard.key, shard.bytes, shard.sha256)
+        if why and place:
+            why = f"lies in {place.compaction.object}, which {why}"
+        return why and self._fault_elsewhere(shard, place, why)
+
+    def _fault_elsewhere(self, shard: Shard, known: Place | None, why: str) -> str:
+        """A compaction that is at work may just have moved the shard."""
+        place = self.compactions.place_now(shard, known)
+        if place is None or place == known:
+            return why
+        return self._fault(place.compaction.object, place.compaction.bytes, place.compaction.sha256)
+
+    def _fault(self, key: str, size: int, digest: str) -> str:
+        """Return what is wrong with an object of this size and sha256; empty if nothing is."""
+        if self.whole and self.sizes.get(key) == size:
+            try:
+                same = sha256(self.store.read(key)).hexdigest() == digest
+            except Missing:
+                return "is missing"
+            return "" if same else "is not what its record says: its sha256 differs"
+        if key not in self.sizes:
+            return "" if self.store.exists(key) else "is missing"  # a listing may be behind
+        return "" if self.sizes[key] == size else f"has {self.sizes[key]} bytes, its record says {size}"
