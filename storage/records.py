@@ -1,15 +1,16 @@
 """How small facts are written: one JSON object each, readable by a person and by DuckDB."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 
 from storage import layout
 from storage.store import Store
-from tba.errors import Damaged
+from tba.errors import Damaged, Missing
 
 T = TypeVar("T")
 
@@ -82,6 +83,16 @@ def reading(name: str) -> Iterator[None]:
 
 def read(store: Store, key: str, *fields: str) -> dict[str, Any]:
     return decode(store.read(key), f"{store.url}/{key}", *fields)
+
+
+def read_each(store: Store, keys: Sequence[str]) -> list[tuple[str, Callable[[], bytes]]]:
+    """Several objects, read side by side, each behind a call. The call raises Missing for an object that is not there,
+    so that it keeps nobody from reading the others."""
+    try:
+        found = store.read_many(keys)
+    except Missing:
+        return [(key, partial(store.read, key)) for key in keys]
+    return [(key, partial(bytes, data)) for key, data in zip(keys, found, strict=True)]
 
 
 def read_all(store: Store, prefix: str, *fields: str) -> Iterator[dict[str, Any]]:
