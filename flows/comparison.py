@@ -9,10 +9,12 @@ from pathlib import Path
 import duckdb
 
 from flows.charts import Series, line_chart, number
-from flows.page import CONTROLS, Table, ask, charts, clock, document, heading, save, table_of
+from flows.damage import warn
+from flows.page import CONTROLS, Table, ask, charts, clock, damage_mark, document, heading, save, table_of
 from flows.progress import bar
 from flows.report import BRANCHES, BY_VERSION, SCORES, STEPS, TOTALS
 from flows.runs import Summary, summarise
+from storage.damage import Damage
 from storage.run import Run
 from storage.tables import by_name
 from storage.views import connect
@@ -54,6 +56,7 @@ class _Compared:
     steps: Table
     versions: Table
     branches: Table
+    damage: list[Damage]
 
 
 def write(runs: Sequence[Run], output: str | None = None) -> Path:
@@ -68,16 +71,16 @@ def render(runs: Sequence[Run]) -> str:
     with ExitStack() as stack:
         compared = [_ask(name, run, stack) for name, run in zip(told, runs, strict=True)]
         head = f"<header><h1>{escape(' · '.join(told))}</h1><p class='lead'>{len(runs)} runs compared</p></header>"
-        sections = [_overview(compared), _curves(compared), _settings(compared), _footer(told)]
+        marks = [damage_mark(it.damage, it.name) for it in compared]
+        sections = [*marks, _overview(compared), _curves(compared), _settings(compared), _footer(told)]
         return document(" · ".join(told), head, sections, [clock(it.con) for it in compared])
 
 
 def _ask(name: str, run: Run, stack: ExitStack) -> _Compared:
     with bar(f"copying what is new of {run.name}") as tell:
         con = stack.enter_context(closing(connect(run, progress=tell)))
-    return _Compared(
-        name, run, summarise(run), con, ask(con, SCORES), ask(con, STEPS), ask(con, BY_VERSION), ask(con, BRANCHES)
-    )
+    scores, steps, versions, branches = (ask(con, query) for query in (SCORES, STEPS, BY_VERSION, BRANCHES))
+    return _Compared(name, run, summarise(run), con, scores, steps, versions, branches, warn(run, con))
 
 
 # --- parts of the page ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import duckdb
 from rich.markup import escape
 
 from flows import sql
+from flows.damage import warn
 from flows.progress import bar, was_interrupted
 from storage.cache import cache_folder
 from storage.run import Run
@@ -66,6 +67,7 @@ class _Asking:
     def refresh(self) -> None:
         with bar("copying what is new") as tell:
             self.con = connect(self.run, progress=tell)
+        warn(self.run, self.con)
         if readline:
             names = [name for (name,) in self.con.execute(_NAMES).fetchall()]
             _complete_with(Completer(names))

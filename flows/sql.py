@@ -16,6 +16,7 @@ from typing import Any
 
 import duckdb
 
+from flows.damage import warn
 from flows.progress import bar
 from storage.run import Run
 from storage.views import connect
@@ -44,6 +45,7 @@ def answer(
         return prompt(run)
     with bar("copying what is new") as tell:
         con = connect(run, progress=tell)
+    warn(run, con)
     with naming_errors(), stopping(con):
         rows = last(con, query)
         if rows is None:

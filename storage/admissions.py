@@ -165,7 +165,7 @@ class _Found:
 
     def note_compactions(self, rows: Iterable[Row]) -> None:
         """Compactions that are damaged matter where no other object holds their shards."""
-        names = [(row["key"], row.get("sha256")) for row in rows if row["state"] in ("missing", "damaged")]
+        names = [(row["key"], row.get("sha256", "")) for row in rows if row["state"] in ("missing", "damaged")]
         held = Counter(self.lost[name].compaction.object for name in names if name in self.lost)
         for key, shards in held.items():
             self.damage.add(key, f"{self.problems[key]}; {shards} shards lie in it")

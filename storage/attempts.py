@@ -108,6 +108,16 @@ def chain(run: Run, attempt: int | None = None) -> list[Span]:
     return spans[::-1]
 
 
+def chain_as_readable(run: Run, ledger: Collection[Version], damage: DamageLog) -> list[Span]:
+    """`readable_chain` of the records as they are stored."""
+    keys = [entry.key for entry in run.store.list(layout.ATTEMPTS) if layout.parse_attempt(entry.key)]
+    stored: dict[str, bytes] = {}
+    for key, read in records.read_each(run.store, keys):
+        with damage.looking_at(key):
+            stored[key] = read()
+    return readable_chain(stored, ledger, damage)
+
+
 def readable_chain(stored: Mapping[str, bytes], ledger: Collection[Version], damage: DamageLog) -> list[Span]:
     """The chain of the newest attempt, from what can be read of the records of attempts, by key. An attempt whose
     record is damaged or missing is taken to go on from where its ledger begins, and is noted. `ledger` has the sync and

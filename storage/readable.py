@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from storage import layout, parquet
@@ -50,8 +49,8 @@ def draws(
     step_of = {record.sync: record.step for record in recorded}
     for key in keys:
         sync = (layout.parse_ledger(key) or Version(0, 0)).number
-        first, last = told.get(key, {}).get("steps") or (None, None)
-        known = first is not None and sync in step_of and sync - 1 in step_of
+        first, last = told.get(key, {}).get("steps") or (sync, -1)
+        known = first <= last and sync in step_of and sync - 1 in step_of
         if known and not step_of[sync - 1] < first <= last <= step_of[sync]:
             damage.add(key, f"has draws of steps {first} to {last}, which its sync does not close")
     return _good(snapshot, keys, told, damage)
@@ -81,8 +80,8 @@ def _good(
 
 def _draws(path: Path) -> dict[str, Any]:
     def steps(table: pa.Table) -> dict[str, Any]:
-        ends = pc.min_max(table["step"]).as_py()
-        return {"steps": [ends["min"], ends["max"]] if len(table) else None}
+        steps = table["step"].drop_null().to_pylist()
+        return {"steps": [min(steps), max(steps)] if steps else None}
 
     return _table(path, DRAWS_SCHEMA, later=LATER, about=steps)
 

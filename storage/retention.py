@@ -8,7 +8,7 @@ from storage import folders, layout, records
 from storage.damage import LookingAt, raising
 from storage.folders import Found
 from storage.run import Run
-from tba.errors import AlreadyExists, Missing
+from tba.errors import AlreadyExists, Damaged, Missing
 from tba.types import Eligibility, Version
 
 _FIRST_RULE = {"evict": "oldest", "copies": "newest", "max_age": None}
@@ -124,6 +124,8 @@ def given_up(run: Run, looking_at: LookingAt | None = None) -> GivenUp:
     for key, data in _stored(run):
         with (looking_at or raising(run.url))(key):
             record = records.decode(data, f"{run.url}/{key}", "retention", "removed")
+            if layout.retention(record["retention"]) != key:
+                raise Damaged(f"{key} says it is record {record['retention']}")
             removed = [set(map(Version.parse, record["removed"][name])) for name in ("versions", "checkpoints")]
             versions |= removed[0]
             checkpoints |= removed[1]

@@ -49,7 +49,7 @@ class Verified:
         as are files that are not there."""
         told: dict[str, Any] = {}
         wanted: list[str] = []
-        for key, path in reversed(paths.items()):
+        for key, path in reversed(list(paths.items())):
             try:
                 about = path.stat()
             except OSError:

@@ -83,15 +83,16 @@ def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckD
 def _look(run: Run, progress: Progress | None, damage: DamageLog, verified: Verified) -> tuple[Snapshot, Admissions]:
     """Look until nothing is gone that was listed: a live run is compacted meanwhile. What lacks is looked for twice, as
     a listing that is made while objects come and go may show neither."""
-    for looked, pause in enumerate((*mirror.PAUSES, None)):
+    pauses = list(mirror.PAUSES)
+    while True:
         noted = DamageLog()
         snapshot = mirror.take(run.for_reading(noted.looking_at), progress=progress)
         found = admissions.read(snapshot, noted, verified)
-        if pause is None or not (found.has_moved or (found.lacks_rows and not looked)):
-            break
-        time.sleep(pause)
-    damage.add_all(noted)
-    return snapshot, found
+        is_first = len(pauses) == len(mirror.PAUSES)
+        if not pauses or not (found.has_moved or (found.lacks_rows and is_first)):
+            damage.add_all(noted)
+            return snapshot, found
+        time.sleep(pauses.pop(0))
 
 
 def _memory_limit(con: duckdb.DuckDBPyConnection) -> str:

@@ -49,8 +49,8 @@ from tests.storage.synthetic import (
 )
 
 VIEWS = (
-    "alarms", "attempts", "checkpoints", "damage", "difficulty", "draws", "draws_all", "evaluations", "events", "groups",
-    "prompts", "selection", "settings", "shards", "steps", "steps_all", "syncs", "trajectories", "versions",
+    "alarms", "attempts", "checkpoints", "damage", "difficulty", "draws", "draws_all", "evaluations", "events",
+    "groups", "prompts", "selection", "settings", "shards", "steps", "steps_all", "syncs", "trajectories", "versions",
 )  # fmt: skip
 
 MACROS = (
@@ -679,7 +679,7 @@ HARMLESS = (
 )  # fmt: skip
 
 
-def test_what_is_not_refused_leaves_nothing_and_the_process_lives(finished: Run, tmp_path: Path):
+def test_what_is_not_refused_leaves_nothing_and_the_process_lives(finished: Run, tmp_path: Path, cache: Path):
     """In another process, with something to read on standard input."""
     script = """
 import sys
@@ -698,7 +698,12 @@ print("and lives:", sys.stdin.read(), storage.connect(sys.argv[1]).execute("sele
     refused = ";;".join(HOSTILE).replace("; ", ";;").format(here=tmp_path, run=finished.url)
     queries = [*(query.replace("; ", ";;") for query in HARMLESS), refused]
     arguments = [sys.executable, "-c", script, finished.url, *queries]
-    here = {**os.environ, "PYTHONPATH": str(Path(storage.__file__).parents[1]), "HOME": str(tmp_path)}
+    here = {
+        **os.environ,
+        "PYTHONPATH": str(Path(storage.__file__).parents[1]),
+        "HOME": str(tmp_path),
+        "TBA_CACHE": str(cache),
+    }
     done = subprocess.run(arguments, input="mine", capture_output=True, text=True, timeout=250, cwd=tmp_path, env=here)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"and lives: mine [({STEPS},)]\n")
