@@ -60,7 +60,7 @@ def export(run: Run, query: str, folder: str) -> Path:
     with bar("copying what is new") as tell:
         con = connect(run, progress=tell)
     warn(run, con)
-    with sql.naming_errors(), sql.stopping(con), appearing(folder) as (target, unfinished):
+    with sql.naming_errors(run), sql.stopping(con), appearing(folder) as (target, unfinished):
         rows = sql.last(con, query)
         if rows is None:
             raise ConfigError("--query: the last statement has no rows")

@@ -11,7 +11,7 @@ import duckdb
 
 from flows import lineage, samples, selection
 from flows.charts import Series, line_chart, picture
-from flows.damage import warn
+from flows.damage import is_inside_an_object, warn
 from flows.page import (
     CONTROLS,
     Table,
@@ -123,8 +123,17 @@ def write(run: Run, output: str | None = None) -> Path:
 
 
 def render(run: Run) -> str:
+    try:
+        return _render(run)
+    except duckdb.Error as error:
+        if not is_inside_an_object(error):
+            raise
+        return _render(run, thorough=True)
+
+
+def _render(run: Run, *, thorough: bool = False) -> str:
     with bar("copying what is new") as tell:
-        con = connect(run, progress=tell)
+        con = connect(run, progress=tell, thorough=thorough)
     damage = warn(run, con)
     steps = ask(con, STEPS)
     scores = ask(con, SCORES)

@@ -8,6 +8,7 @@ objects are read when a query asks for them, through handles that the connection
 system, and DuckDB is told to refuse it altogether: files can be neither read nor written, whatever the SQL says.
 """
 
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -52,11 +53,12 @@ _LOCKED = (
 )
 
 
-def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckDBPyConnection:
+def connect(run: str | Run, *, progress: Progress | None = None, thorough: bool = False) -> duckdb.DuckDBPyConnection:
     """The views of a run, given as a name under the default root, a path or a URL. Of a remote run what is new is
-    copied to this machine first, and `progress` told about it."""
+    copied to this machine first, and `progress` told about it. Files that nobody has read whole before are read, the
+    newest 2 GiB of them or, if `thorough`, all: files that are not read are compared with their records by size."""
     run = run if isinstance(run, Run) else Run.open(resolve(run))
-    damage, verified = DamageLog(), Verified(run.url)
+    damage, verified = DamageLog(), Verified(run.url, most=sys.maxsize if thorough else None)
     snapshot, admissions = _look(run, progress, damage, verified)
     con = duckdb.connect(":memory:", config={"temp_directory": ""})  # nothing is spilled to the working directory
     con.execute("set TimeZone = 'UTC'")

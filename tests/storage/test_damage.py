@@ -146,17 +146,18 @@ def test_an_admitted_shard_of_the_same_size_with_other_content_is_damaged(whole:
     assert damage_of(whole) == {layout.shard(0, 1): "has other content than its record says (sha256 differs)"}
 
 
-def test_what_lies_beyond_the_bound_is_compared_by_size_and_an_error_names_it(
+def test_what_lies_beyond_the_bound_is_compared_by_size_alone_unless_all_is_asked_for(
     whole: Run, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(verified, "MOST_BYTES", 0)
-    old, new = layout.shard(0, 0), layout.shard(0, 1)
-    flip(path_of(whole, old), path_of(whole, old).stat().st_size // 2)
-    path_of(whole, new).write_bytes(b"short")
-    with storage.connect(whole) as con:
-        assert [key for (key,) in con.execute("select key from damage").fetchall()] == [new]
-        with pytest.raises(duckdb.Error, match=r"searcher=000/seq=00000000\.parquet"):
-            con.execute("select * from trajectories").fetchall()
+    flip(path_of(whole, layout.shard(0, 0)), 41)  # in a page of rows
+    path_of(whole, layout.shard(0, 1)).write_bytes(b"short")
+    path_of(whole, layout.draws(2, 1)).write_bytes(b"")
+    sized = {layout.shard(0, 1), layout.draws(2, 1)}
+    assert damage_of(whole).keys() == sized
+    with storage.connect(whole, thorough=True) as con:
+        assert {key for (key,) in con.execute("select key from damage").fetchall()} == {*sized, layout.shard(0, 0)}
+        counts(con)
 
 
 def test_a_bound_is_spent_on_the_newest_files_first(whole: Run):
