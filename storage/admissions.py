@@ -40,7 +40,8 @@ class Admissions:
 
 
 def read(snapshot: Snapshot, damage: DamageLog, verified: Verified) -> Admissions:
-    """Whatever does not fit its record is left out and noted."""
+    """Read the records and compare every shard with the record that admits it. Damage is noted; damaged records are
+    left out."""
     recorded = sync_records(snapshot, damage)
     compactions, all_read = read_compactions(snapshot, damage)
     admitted = {shard.key: (record, shard) for record in recorded for shard in record.shards}
@@ -50,15 +51,15 @@ def read(snapshot: Snapshot, damage: DamageLog, verified: Verified) -> Admission
     good, problems = _verified(snapshot, holding, own, verified)
     placed = places(it for it in holding if it.object in good)
     lost = places(it for it in holding if it.object not in good)
-    found = _Found(snapshot, good, problems, placed, lost, damage)
-    rows = [found.admitted(record, shard) for record, shard in admitted.values()]
+    objects = _ShardObjects(snapshot, good, problems, placed, lost, damage)
+    rows = [objects.admitted(record, shard) for record, shard in admitted.values()]
     rows += _refused(recorded, admitted)
     spoken_of = {row["key"] for row in rows}
     rows += _replayed(snapshot, placed, spoken_of)
     spoken_of |= {row["key"] for row in rows}
     waiting = [key for key in snapshot.keys(layout.TRAJECTORIES) if key not in spoken_of]
     rows += _waiting(snapshot, waiting, damage, verified)
-    found.note_compactions(rows)
+    objects.note_compactions(rows)
     missing = {row["key"] for row in rows if row["state"] == "missing"}
     unreadable = {row["key"] for row in rows if row["state"] == "unreadable"}
     gone = [key for key in (missing | unreadable) & snapshot.files.keys() if not snapshot.files[key].exists()]
@@ -86,9 +87,11 @@ def sync_records(snapshot: Snapshot, damage: DamageLog) -> list[SyncRecord]:
         if layout.sync(number) not in snapshot.files:
             damage.add(layout.sync(number), f"{IS_MISSING}, though later syncs are there")
     for number in sorted(found, reverse=True):
-        if wrong := _contradiction(number, found, digests):
+        wrong = _contradiction(number, found, digests)
+        if wrong is not None:
             del found[wrong]
-            damage.add(layout.sync(wrong), f"does not fit record {2 * number + 1 - wrong}: one of the two was changed")
+            other = number if wrong != number else number + 1
+            damage.add(layout.sync(wrong), f"does not fit record {other}: one of the two was changed")
     return [found[number] for number in sorted(found)]
 
 
@@ -136,7 +139,7 @@ def _verified(
 
 
 @dataclass(frozen=True)
-class _Found:
+class _ShardObjects:
     """What is known of objects that hold admitted shards."""
 
     snapshot: Snapshot

@@ -306,8 +306,11 @@ def test_what_is_compacted_while_it_is_looked_at_is_no_damage(whole: Run, folder
 
 
 def test_of_two_records_that_do_not_fit_the_one_that_the_next_confirms_stays(whole: Run):
-    changed(whole, layout.sync(1), created_at="2026-01-01T00:00:00+00:00")
-    assert damage_of(whole) == {layout.sync(1): "does not fit record 2: one of the two was changed"}
+    for sync in (0, 2):
+        changed(whole, layout.sync(sync), created_at="2026-01-01T00:00:00+00:00")
+        found = damage_of(whole)
+        assert found[layout.sync(sync)] == f"does not fit record {sync + 1}: one of the two was changed"
+    assert len(found) == 2
 
 
 def test_where_no_later_record_confirms_either_the_older_one_stays(whole: Run):
