@@ -9,10 +9,12 @@ from pathlib import Path
 import duckdb
 
 from flows.charts import Series, line_chart, number
-from flows.page import CONTROLS, Table, ask, charts, clock, document, heading, save, table_of
+from flows.damage import is_inside_an_object, warn
+from flows.page import CONTROLS, Table, ask, charts, clock, damage_mark, document, heading, save, table_of
 from flows.progress import bar
 from flows.report import BRANCHES, BY_VERSION, SCORES, STEPS, TOTALS
 from flows.runs import Summary, summarise
+from storage.damage import Damage
 from storage.run import Run
 from storage.tables import by_name
 from storage.views import connect
@@ -54,6 +56,7 @@ class _Compared:
     steps: Table
     versions: Table
     branches: Table
+    damage: list[Damage]
 
 
 def write(runs: Sequence[Run], output: str | None = None) -> Path:
@@ -61,23 +64,32 @@ def write(runs: Sequence[Run], output: str | None = None) -> Path:
 
 
 def render(runs: Sequence[Run]) -> str:
+    try:
+        return _render(runs)
+    except duckdb.Error as error:
+        if not is_inside_an_object(error):
+            raise
+        return _render(runs, thorough=True)
+
+
+def _render(runs: Sequence[Run], *, thorough: bool = False) -> str:
     if len({run.url for run in runs}) < len(runs):
         raise ConfigError("RUN: the same run twice")
     names = [run.name for run in runs]
     told = names if len(set(names)) == len(names) else [run.url for run in runs]
     with ExitStack() as stack:
-        compared = [_ask(name, run, stack) for name, run in zip(told, runs, strict=True)]
+        compared = [_ask(name, run, stack, thorough=thorough) for name, run in zip(told, runs, strict=True)]
         head = f"<header><h1>{escape(' · '.join(told))}</h1><p class='lead'>{len(runs)} runs compared</p></header>"
-        sections = [_overview(compared), _curves(compared), _settings(compared), _footer(told)]
+        marks = [damage_mark(it.damage, it.name) for it in compared]
+        sections = [*marks, _overview(compared), _curves(compared), _settings(compared), _footer(told)]
         return document(" · ".join(told), head, sections, [clock(it.con) for it in compared])
 
 
-def _ask(name: str, run: Run, stack: ExitStack) -> _Compared:
+def _ask(name: str, run: Run, stack: ExitStack, *, thorough: bool) -> _Compared:
     with bar(f"copying what is new of {run.name}") as tell:
-        con = stack.enter_context(closing(connect(run, progress=tell)))
-    return _Compared(
-        name, run, summarise(run), con, ask(con, SCORES), ask(con, STEPS), ask(con, BY_VERSION), ask(con, BRANCHES)
-    )
+        con = stack.enter_context(closing(connect(run, progress=tell, thorough=thorough)))
+    scores, steps, versions, branches = (ask(con, query) for query in (SCORES, STEPS, BY_VERSION, BRANCHES))
+    return _Compared(name, run, summarise(run), con, scores, steps, versions, branches, warn(run, con))
 
 
 # --- parts of the page ----------------------------------------------------------------------------------------------

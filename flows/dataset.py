@@ -9,6 +9,7 @@ import duckdb
 from duckdb.sqltypes import DuckDBPyType
 
 from flows import sql
+from flows.damage import warn
 from flows.export import appearing
 from flows.progress import bar
 from storage import layout
@@ -58,7 +59,8 @@ def export(run: Run, query: str, folder: str) -> Path:
     """The folder appears only when all of it is there. ConfigError, in one line, for a query that has no rows."""
     with bar("copying what is new") as tell:
         con = connect(run, progress=tell)
-    with sql.naming_errors(), sql.stopping(con), appearing(folder) as (target, unfinished):
+    warn(run, con)
+    with sql.naming_errors(run), sql.stopping(con), appearing(folder) as (target, unfinished):
         rows = sql.last(con, query)
         if rows is None:
             raise ConfigError("--query: the last statement has no rows")

@@ -17,6 +17,7 @@ import duckdb
 
 from flows import texts
 from flows.charts import number
+from storage.damage import Damage
 from tba.errors import ConfigError
 
 _MOST_ROWS = 400  # of a table; then its first and last half of them
@@ -106,6 +107,8 @@ pre { margin: 0.5rem 0; padding: 0.6rem 0.8rem; background: var(--page); border-
 pre.response { border-left: 3px solid var(--c0); }
 ul.tree { list-style: none; margin: 0.4rem 0; padding-left: 1.2rem; border-left: 1px solid var(--rule); }
 ul.tree li { margin: 0.3rem 0; } li.here > b { color: var(--c0); }
+.damage { border: 1px solid var(--c1); border-radius: 6px; padding: 0.3rem 0.9rem; }
+.damage summary { color: var(--c1); }
 tr.warning td { color: var(--c1); } tr.error td { color: var(--c1); font-weight: 600; }
 """
 
@@ -238,3 +241,17 @@ def _cell(value: Any) -> str:
 def section(title: str, table: Table) -> str:
     """A heading and a table; empty text if it has no rows."""
     return f"{heading(title)}{table_of(table)}" if table.rows else ""
+
+
+def damage_mark(damage: Sequence[Damage], run: str = "") -> str:
+    """What a page says above its figures; empty text of a run without damage. `run` is its name where a page has
+    several."""
+    if not damage:
+        return ""
+    of = f" of {escape(run)}" if run else ""
+    count = f"1 object{of} is" if len(damage) == 1 else f"{len(damage):,} objects{of} are"
+    listed = table_of(Table(["object", "problem"], [(it.key, it.problem) for it in damage]))
+    return (
+        f"<details class='damage' role='alert' open><summary><b>{count} damaged or missing; figures leave them out."
+        f"</b></summary>{listed}</details>"
+    )

@@ -27,7 +27,7 @@ from flows.supervise import CLOSED
 from flows.webhook import address_of_webhook
 from flows.workdir import is_temporary
 from storage import layout
-from storage.admitted import refuse_damage
+from storage.resumable import refuse_damage
 from storage.control import change_state, is_state_known
 from storage.difficulty import Known, ask
 from storage.leases import SUPERVISOR, Lease, read_lease

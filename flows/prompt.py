@@ -11,6 +11,7 @@ import duckdb
 from rich.markup import escape
 
 from flows import sql
+from flows.damage import culprits, warn
 from flows.progress import bar, was_interrupted
 from storage.cache import cache_folder
 from storage.run import Run
@@ -51,7 +52,8 @@ def prompt(run: Run) -> int:
                 return 0
             asking.answer(query)
         except (duckdb.Error, TBAError) as error:
-            print(f"error: {f'{sql.GONE}, with .refresh' if sql.is_gone(error) else error}", file=sys.stderr)
+            said = f"{sql.GONE}, with .refresh" if sql.is_gone(error) else f"{error}{culprits(run, error)}"
+            print(f"error: {said}", file=sys.stderr)
         except (KeyboardInterrupt, RuntimeError) as error:
             if not was_interrupted(error):
                 raise
@@ -66,6 +68,7 @@ class _Asking:
     def refresh(self) -> None:
         with bar("copying what is new") as tell:
             self.con = connect(self.run, progress=tell)
+        warn(self.run, self.con)
         if readline:
             names = [name for (name,) in self.con.execute(_NAMES).fetchall()]
             _complete_with(Completer(names))

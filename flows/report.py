@@ -11,7 +11,20 @@ import duckdb
 
 from flows import lineage, samples, selection
 from flows.charts import Series, line_chart, picture
-from flows.page import CONTROLS, Table, ask, charts, clock, document, heading, save, section, table_of
+from flows.damage import is_inside_an_object, warn
+from flows.page import (
+    CONTROLS,
+    Table,
+    ask,
+    charts,
+    clock,
+    damage_mark,
+    document,
+    heading,
+    save,
+    section,
+    table_of,
+)
 from flows.progress import bar
 from flows.runs import Summary, summarise
 from storage import layout
@@ -110,11 +123,22 @@ def write(run: Run, output: str | None = None) -> Path:
 
 
 def render(run: Run) -> str:
+    try:
+        return _render(run)
+    except duckdb.Error as error:
+        if not is_inside_an_object(error):
+            raise
+        return _render(run, thorough=True)
+
+
+def _render(run: Run, *, thorough: bool = False) -> str:
     with bar("copying what is new") as tell:
-        con = connect(run, progress=tell)
+        con = connect(run, progress=tell, thorough=thorough)
+    damage = warn(run, con)
     steps = ask(con, STEPS)
     scores = ask(con, SCORES)
     parts = [
+        damage_mark(damage),
         _tiles(con, run, steps, scores),
         _curves(con, steps, scores),
         selection.section(con),

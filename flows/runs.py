@@ -1,17 +1,22 @@
 """`tba runs`: what runs there are and how they stand, read from their storage alone."""
 
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
+from flows.damage import in_words
 from flows.progress import bar
 from flows.supervise import CLOSED, FAILED_WHY
+from flows.texts import plain
 from storage import layout
-from storage.attempts import Span, accepts, chain, newest_attempt, stands
+from storage.attempts import Span, accepts, chain_as_readable, newest_attempt, stands
 from storage.checkpoints import Checkpoints
-from storage.control import read_state
+from storage.control import State, read_state
+from storage.damage import DamageLog
 from storage.evaluations import Evaluations
 from storage.leases import Lease, read_leases
 from storage.run import Run, default_root, run_urls
@@ -39,7 +44,9 @@ def show(root: str | None, *, as_json: bool = False) -> int:
     if root and "://" not in root and not Path(root).is_dir():
         raise ConfigError(f"ROOT: there is no folder {root!r}")
     root = root or default_root()
-    runs = summaries(root)
+    runs, warnings = summaries(root)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     if as_json:
         print(json.dumps([asdict(summary) for summary in runs], indent=1))
     elif not runs:
@@ -51,43 +58,62 @@ def show(root: str | None, *, as_json: bool = False) -> int:
     return 0
 
 
-def summaries(root: str) -> list[Summary]:
-    """Of every run under a root, the newest first; those whose record is damaged at the end."""
+def summaries(root: str) -> tuple[list[Summary], list[str]]:
+    """Of every run under a root, the newest first; those whose record is damaged at the end. And a warning for each run
+    that has damaged records."""
     urls = run_urls(root)
-    found: list[tuple[str, Summary]] = []
+    found: list[_Listed] = []
     with bar("looking at runs") as tell, ThreadPoolExecutor(8) as pool:
-        for done, summary in enumerate(pool.map(_summary_at, urls), start=1):
-            found += [summary] if summary else []
+        for done, listed in enumerate(pool.map(_summary_at, urls), start=1):
+            found += [listed] if listed else []
             tell(done, len(urls))
-    return [summary for _, summary in sorted(found, key=lambda it: (it[0], it[1].run), reverse=True)]
+    found.sort(key=lambda it: (it.created_at, it.summary.run), reverse=True)
+    return [it.summary for it in found], [it.warning for it in found if it.warning]
 
 
-def _summary_at(url: str) -> tuple[str, Summary] | None:
-    """With the time of its creation; None if the folder is something else."""
+class _Listed(NamedTuple):
+    created_at: str
+    summary: Summary
+    warning: str  # empty of a run without damage
+
+
+def _summary_at(url: str) -> _Listed | None:
+    """None if the folder is something else."""
+    name = url.rpartition("/")[2]
     try:
         run = Run.open(url)
     except Missing:
         return None
-    except TBAError:
-        return "", unreadable(url.rpartition("/")[2])
-    return run.created_at, summarise(run)
+    except TBAError as error:
+        return _Listed("", unreadable(name), f"run {name} cannot be read: {plain(str(error))}")
+    damage = DamageLog()
+    summary = summarise(run, damage)
+    return _Listed(run.created_at, summary, in_words(run, damage.found()) if damage.found() else "")
 
 
-def summarise(run: Run) -> Summary:
-    """One line about a run. A run that cannot be read is listed too, and says so."""
+def summarise(run: Run, damage: DamageLog | None = None) -> Summary:
+    """One line about a run. Records that are damaged are left out and noted in `damage`. A run that cannot be read is
+    listed too, and says so."""
+    damage = DamageLog() if damage is None else damage
+    run = run.for_reading(damage.looking_at)
     task = str(run.config.get("task", {}).get("name", ""))
     try:
         config = parse_known(run.config)
-        spans = chain(run)
-        leases = living(read_leases(run), config.limits.silent_after)
-        sync = max(newest_sync(run, spans), config.start.sync)  # a fork whose start is gone has no chain
-        scores = [score for score in Evaluations(run).scores() if stands(spans, score.version)]
+        ledger = [name for entry in run.store.list(layout.STEPS) if (name := layout.parse_ledger(entry.key))]
+        spans = chain_as_readable(run, ledger, damage)
+        leases = living(read_leases(run, damage.looking_at), config.limits.silent_after)
+        closed = max((name.number for name in ledger if accepts(spans, name)), default=0)
+        sync = max(closed, config.start.sync)  # a fork whose start is gone has no chain
+        scores = [it for it in Evaluations(run).scores(damage.looking_at) if stands(spans, it.version)]
+        wanted = State()
+        with damage.looking_at(layout.STATE):
+            wanted = read_state(run)
         scored = max((score.version.number for score in scores), default=-1)
         return Summary(
             run=run.name,
             task=task,
             parent=_parent(run),
-            state=state(run, alive=bool(leases), finished=sync == scored == config.last_sync),
+            state=state(run, wanted, alive=bool(leases), finished=sync == scored == config.last_sync),
             step=max(_told_step(run, leases), config.step_of_sync(sync)),
             version=_newest_version(run),
             score=_score(scores),
@@ -117,8 +143,7 @@ def _parent(run: Run) -> str:
     return f"{run.parent.run}@{run.parent.step}" + (" replayed" if run.parent.replays is not None else "")
 
 
-def state(run: Run, *, alive: bool, finished: bool) -> str:
-    wanted = read_state(run)
+def state(run: Run, wanted: State, *, alive: bool, finished: bool) -> str:
     if alive:
         return "running" if wanted.desired == "run" else "stopping"
     if finished:

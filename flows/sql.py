@@ -16,6 +16,7 @@ from typing import Any
 
 import duckdb
 
+from flows.damage import culprits, warn
 from flows.progress import bar
 from storage.run import Run
 from storage.views import connect
@@ -44,7 +45,8 @@ def answer(
         return prompt(run)
     with bar("copying what is new") as tell:
         con = connect(run, progress=tell)
-    with naming_errors(), stopping(con):
+    warn(run, con)
+    with naming_errors(run), stopping(con):
         rows = last(con, query)
         if rows is None:
             raise ConfigError("the last statement has no rows to show")
@@ -75,12 +77,12 @@ def _read(file: str | None) -> str | None:
 
 
 @contextmanager
-def naming_errors() -> Iterator[None]:
-    """What DuckDB refuses, as one line."""
+def naming_errors(run: Run) -> Iterator[None]:
+    """What DuckDB refuses, as one line. Where an object of the run is damaged inside, the line names it."""
     try:
         yield
     except duckdb.Error as error:
-        raise ConfigError(explain(error)) from error
+        raise ConfigError(f"{explain(error)}{culprits(run, error)}") from error
 
 
 @contextmanager

@@ -6,14 +6,17 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flows.damage import damage_of, in_words
 from flows.plan import describe
 from flows.report import pictures
 from storage import layout
+from storage.damage import DamageLog
 from storage.evaluations import Evaluations
 from storage.events import read_events
 from storage.folders import read_manifest
 from storage.run import Run
 from storage.versions import Versions
+from storage.views import connect
 from tba.config import parse_known
 from tba.types import Version
 
@@ -39,15 +42,18 @@ class Publications:
     def __init__(self, run: Run):
         self.run = run
         self.manifests: dict[Version, dict[str, Any]] = {}
+        self.damage = DamageLog()  # of what is left out
 
     def all(self) -> list[Published]:
         kept = Versions(self.run).complete()
         for version in kept:
-            if version not in self.manifests and (found := read_manifest(self.run.store, layout.version(version))):
-                self.manifests[version] = found
+            if version not in self.manifests:
+                with self.damage.looking_at(layout.version(version) + layout.MANIFEST):
+                    if found := read_manifest(self.run.store, layout.version(version)):
+                        self.manifests[version] = found
         scores: dict[Version, dict[str, float]] = {}
         steps: dict[Version, int] = {}
-        for score in Evaluations(self.run).scores():
+        for score in Evaluations(self.run).scores(self.damage.looking_at):
             scores.setdefault(score.version, {})[score.metric] = score.value
             steps[score.version] = score.step
         known = (set(kept) & self.manifests.keys()) | scores.keys()
@@ -66,11 +72,14 @@ class Publications:
 def markdown(run: Run) -> str:
     """The report of a run: scores, curves, settings, what went wrong, and where to look next."""
     config = parse_known(run.config)
+    with connect(run) as con:
+        damage = damage_of(con)
     scored = [published.row() for published in Publications(run).all() if published.scores]
     troubles = [event for event in read_events(run) if event["severity"] != "info"]
     parts = [
         f"# Run {run.name}",
         f"`{run.url}`, created {run.created_at}, code {run.code_version}",
+        *([f"**{in_words(run, damage)}**"] if damage else []),
         "## Scores",
         table(scored) if scored else "No version has been scored yet.",
         *(f"![{title}](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})" for title, svg in pictures(run)),
@@ -88,7 +97,7 @@ def markdown(run: Run) -> str:
 
 def last_scores(run: Run) -> str:
     """Of the newest version that was scored, in one line."""
-    scores = Evaluations(run).scores()
+    scores = Evaluations(run).scores(DamageLog().looking_at)
     found = [score for score in scores if score.version == scores[-1].version]
     if not found:
         return "no version has been scored"

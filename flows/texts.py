@@ -1,4 +1,5 @@
-"""Texts that a model may have written, or a stranger, as HTML that shows them and does nothing else."""
+"""Texts that a model may have written, or a stranger, as HTML, or a line of a terminal, that shows them and does
+nothing else."""
 
 import unicodedata
 from html import escape
@@ -17,6 +18,11 @@ def line(text: str, most: int = 160) -> str:
     """Its beginning, in one line."""
     flat = " ".join(text.split())
     return "".join(map(_character, flat[:most])) + ("…" if len(flat) > most else "")
+
+
+def plain(text: str) -> str:
+    """A text for a terminal, in one line, where nothing in it commands the terminal."""
+    return "".join(it if it.isprintable() else " " if it.isspace() else "\N{REPLACEMENT CHARACTER}" for it in text)
 
 
 def _character(character: str) -> str:

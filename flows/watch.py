@@ -14,10 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.charts import number
+from flows.damage import damage_of, warn
 from flows.progress import bar
 from flows.runs import Summary, living, summarise
+from flows.texts import plain
 from storage import layout
 from storage.control import State, read_state
+from storage.damage import DamageLog
 from storage.events import ROUTINE
 from storage.leases import Lease, read_leases
 from storage.run import Run
@@ -56,7 +59,7 @@ BUFFER = """
 select
     coalesce(sum(rows) filter (state = 'admitted'), 0), coalesce(sum(rows) filter (state = 'waiting'), 0),
     count(*) filter (state = 'admitted'), (select max(sync) from syncs),
-    count(*) filter (state in ('refused', 'unreadable', 'missing'))
+    count(*) filter (state in ('refused', 'unreadable', 'missing', 'damaged'))
 from shards
 """
 
@@ -132,6 +135,7 @@ def watch(run: Run, *, once: bool = False, every: float) -> None:
     console = Console(width=min(console.width, WIDTH), highlight=False)
     with bar("copying what is new") as tell:
         view = look(run, tell)
+    warn(run, view.con)
     if once:
         console.print(picture(view))
     elif console.is_interactive:
@@ -162,9 +166,11 @@ def _print_lines(run: Run, view: View, every: float) -> None:
 
 
 def look(run: Run, progress: Any = None) -> View:
-    config = parse_known(run.config)
-    leases = living(read_leases(run), config.limits.silent_after)
-    return View(run, config, summarise(run), read_state(run), leases, connect(run, progress=progress))
+    config, damage, state = parse_known(run.config), DamageLog(), State()
+    leases = living(read_leases(run, damage.looking_at), config.limits.silent_after)
+    with damage.looking_at(layout.STATE):
+        state = read_state(run)
+    return View(run, config, summarise(run), state, leases, connect(run, progress=progress))
 
 
 def picture(view: View) -> RenderableType:
@@ -182,8 +188,8 @@ def picture(view: View) -> RenderableType:
         *_scores(view),
     ):
         if content:
-            lines.add_row(Text(_plain(name)), Text(_plain(content)))
-    return Group(_head(view), _progress(view), *_alarms(view), Text(), lines, Text(), *_events(view))
+            lines.add_row(Text(plain(name)), Text(plain(content)))
+    return Group(_head(view), _progress(view), *_alarms(view), *_damage(view), Text(), lines, Text(), *_events(view))
 
 
 def line(view: View) -> str:
@@ -206,7 +212,7 @@ def line(view: View) -> str:
 def _head(view: View) -> Text:
     summary = view.summary
     colour = {"running": "green", "finished": "green", "failed": "red"}.get(summary.state, "yellow")
-    why = f"\n{_plain(view.state.why)}" if summary.state in ("stopping", "stopped", "failed") else ""
+    why = f"\n{plain(view.state.why)}" if summary.state in ("stopping", "stopped", "failed") else ""
     version = "no version yet" if summary.version is None else f"version {summary.version}"
     parent = f"  fork of {summary.parent}" if summary.parent else ""
     is_alone = view.replays or summary.state in ENDED
@@ -336,22 +342,24 @@ def _ends(values: Sequence[str]) -> list[str]:
 def _alarms(view: View) -> list[Text]:
     """Those that last; nothing lasts in a run that has ended."""
     rows = [] if view.summary.state in ENDED else view.con.execute(ALARMS).fetchall()
-    return [Text(f"! {kind}: {_plain(message)}", f"bold {_COLOURS[severity]}") for kind, message, severity in rows]
+    return [Text(f"! {kind}: {plain(message)}", f"bold {_COLOURS[severity]}") for kind, message, severity in rows]
+
+
+def _damage(view: View) -> list[Text]:
+    if not (damage := damage_of(view.con)):
+        return []
+    more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
+    return [Text(plain(f"! damaged or missing: {damage[0].key}{more}; tba check names all"), "bold red")]
 
 
 def _events(view: View) -> list[Text]:
     rows = view.con.execute(LAST_EVENTS).fetchall()
     return [
         Text(
-            f"{at:%H:%M:%S}  {role}  {kind}: {_plain(message)}",
+            f"{at:%H:%M:%S}  {role}  {kind}: {plain(message)}",
             _COLOURS.get(severity, "dim"),
             no_wrap=True,
             overflow="ellipsis",
         )
         for at, role, kind, message, severity in reversed(rows)
     ]
-
-
-def _plain(text: str) -> str:
-    """What roles tell may quote anybody: none of it commands the terminal or ends the line."""
-    return "".join(it if it.isprintable() else " " if it.isspace() else "\N{REPLACEMENT CHARACTER}" for it in text)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from flows.engines import evaluation_sampling, open_generator, search_sampling
 from flows.ranks import leading
 from flows.reader import Reader
-from storage.admitted import refuse_damage
+from storage.resumable import refuse_damage
 from storage.attempts import Attempt, chain, claim_attempt
 from storage.cache import shared_copy
 from storage.checkpoints import Checkpoints

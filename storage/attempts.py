@@ -4,17 +4,20 @@ checkpoint it continues, so which attempt's ledger counts for which syncs follow
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from storage import folders, layout, records
+from storage.damage import IS_MISSING, DamageLog
 from storage.run import Run
 from storage.store import probe
 from tba.errors import AlreadyExists, Damaged
 from tba.types import Version
 
 log = logging.getLogger(__name__)
+
+_GUESSED = "; what the attempt continues is taken from where its ledger begins"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +75,20 @@ def _to_continue(run: Run, attempt: int) -> Version | None:
 
 
 def read_attempt(run: Run, number: int) -> Attempt:
-    record = records.read(run.store, layout.attempt(number), "continues", "created_at")
-    with records.reading(f"{run.url}/{layout.attempt(number)}"):
+    key = layout.attempt(number)
+    return decode(run.store.read(key), f"{run.url}/{key}", number)
+
+
+def decode(data: bytes, name: str, number: int) -> Attempt:
+    """What the record of this attempt says; Damaged if it is not one."""
+    record = records.decode(data, name, "continues", "created_at")
+    with records.reading(name):
         origin = record["continues"]
         continues = Version(int(origin["sync"]), int(origin["attempt"])) if origin else None
+    if record.get("attempt", number) != number:
+        raise Damaged(f"{name} says it is attempt {record['attempt']!r:.20}")
     if continues and continues.attempt >= number:
-        raise Damaged(f"{run.url}/{layout.attempt(number)} continues a later attempt, {continues.attempt}")
+        raise Damaged(f"{name} continues a later attempt, {continues.attempt}")
     return Attempt(
         number=number,
         continues=continues,
@@ -106,6 +117,54 @@ def chain(run: Run, attempt: int | None = None) -> list[Span]:
         spans.append(Span(number, origin.number + 1 if origin else 0, last_sync))
         number, last_sync = (origin.attempt, origin.number) if origin else (0, None)
     return spans[::-1]
+
+
+def chain_as_readable(run: Run, ledger: Collection[Version], damage: DamageLog) -> list[Span]:
+    """`readable_chain` of the records as they are stored."""
+    keys = [entry.key for entry in run.store.list(layout.ATTEMPTS) if layout.parse_attempt(entry.key)]
+    stored: dict[str, bytes] = {}
+    for key, read in records.read_each(run.store, keys):
+        with damage.looking_at(key):
+            stored[key] = read()
+    return readable_chain(stored, ledger, damage)
+
+
+def readable_chain(stored: Mapping[str, bytes], ledger: Collection[Version], damage: DamageLog) -> list[Span]:
+    """The chain of the newest attempt, from what can be read of the records of attempts, by key. An attempt whose
+    record is damaged or missing is taken to go on from where its ledger begins, and is noted. `ledger` has the sync and
+    attempt of each object of the ledger."""
+    attempts = _readable(stored, damage)
+    cited = {layout.parse_attempt(key) or 0 for key in stored} | {name.attempt for name in ledger}
+    newest = max(cited, default=0)
+    for number in range(1, newest + 1):
+        if layout.attempt(number) not in stored:
+            damage.add(layout.attempt(number), f"{IS_MISSING}{_GUESSED}")
+    spans: list[Span] = []
+    number, last_sync = newest, None
+    while number:
+        if attempt := attempts.get(number):
+            origin = attempt.continues
+        else:
+            begun = min((name.number for name in ledger if name.attempt == number), default=None)
+            origin = Version(begun - 1, number - 1) if begun is not None and number > 1 else None
+            if begun is None and number > 1:  # it has nothing of its own
+                number -= 1
+                continue
+        spans.append(Span(number, origin.number + 1 if origin else 0, last_sync))
+        number, last_sync = (origin.attempt, origin.number) if origin else (0, None)
+    return spans[::-1]
+
+
+def _readable(stored: Mapping[str, bytes], damage: DamageLog) -> dict[int, Attempt]:
+    found: dict[int, Attempt] = {}
+    wrong = DamageLog()
+    for key, data in stored.items():
+        if number := layout.parse_attempt(key):
+            with wrong.looking_at(key):
+                found[number] = decode(data, key, number)
+    for it in wrong.found():
+        damage.add(it.key, f"{it.problem}{_GUESSED}")
+    return found
 
 
 def newest_checkpoint(run: Run, spans: Sequence[Span]) -> Version | None:

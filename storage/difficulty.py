@@ -4,6 +4,7 @@ The condition is SQL over the view `difficulty` of the earlier run, in the sandb
 is the same if its id and its text are: an id alone may stand for another problem in other data, or in other words.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from storage.run import Run, resolve
 from storage.views import connect
 from tba.errors import ConfigError, Damaged, Missing, StorageError
 from tba.types import Prompt
+
+log = logging.getLogger(__name__)
 
 Name = tuple[str, str]  # prompt_id and text
 
@@ -51,6 +54,8 @@ def ask(name: str, where: str, *, needed: int, progress: Progress | None = None)
         run = Run.open(resolve(name))
         con = connect(run, progress=progress)
     with con:
+        for key, problem in con.execute("from damage").fetchall():
+            log.warning("search.prompts_from: %s/%s %s and is left out", run.url, key, problem)
         rows = con.view("difficulty")
         with _naming("search.prompts_from"):
             known = rows.project("prompt_id, text").fetchall()

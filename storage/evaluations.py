@@ -10,6 +10,7 @@ from typing import Any
 
 from storage import layout, records
 from storage.attempts import chain, stands
+from storage.damage import LookingAt, raising
 from storage.run import Run
 from tba.errors import AlreadyExists, Damaged
 from tba.types import Score, Version
@@ -67,17 +68,15 @@ class Evaluations:
                 self._named[key] = None
         return list(self._named.values())
 
-    def scores(self) -> list[Score]:
+    def scores(self, looking_at: LookingAt | None = None) -> list[Score]:
         """Every score, oldest version first, those of a version in the order in which they were written. One that was
-        not finite, as a task's own measure may be, is null where it is stored and is left out."""
+        not finite, as a task's own measure may be, is null where it is stored and is left out. `looking_at` decides
+        what becomes of a damaged record: Damaged is raised unless it says otherwise."""
+        keys = [entry.key for entry in self.run.store.list(layout.EVALUATIONS) if layout.is_part(entry.key)]
         found: list[Score] = []
-        for record in records.read_all(self.run.store, layout.EVALUATIONS, "version", "attempt", "step", "scores"):
-            of = f"version {record['version']}, attempt {record['attempt']}"
-            with records.reading(f"{self.run.url}/{layout.EVALUATIONS}: of {of}"):
-                number, attempt, step = records.integers(record, "version", "attempt", "step")
-                version = Version(number, attempt)
-                finite = [score for score in record["scores"] if score["value"] is not None]
-                found += [records.known(Score, score, version=version, step=step) for score in finite]
+        for key, read in records.read_each(self.run.store, keys):
+            with (looking_at or raising(self.run.url))(key):
+                found += _scores(read(), f"{self.run.url}/{key}")
         return sorted(found, key=lambda score: score.version.order)
 
 
@@ -92,3 +91,13 @@ def named_before(record: Mapping[str, Any]) -> Version | None:
 
 def _link(version: Version, data: bytes) -> dict[str, Any]:
     return {"version": version.number, "attempt": version.attempt, "sha256": sha256(data).hexdigest()}
+
+
+def _scores(data: bytes, name: str) -> list[Score]:
+    record = records.decode(data, name, "version", "attempt", "step", "scores")
+    number, attempt, step = records.integers(record, "version", "attempt", "step")
+    version = Version(number, attempt)
+    if not name.endswith(layout.evaluation(version)):
+        raise Damaged(f"{name} says it is of version {version}")
+    finite = [score for score in record["scores"] if score["value"] is not None]
+    return [records.known(Score, score, version=version, step=step) for score in finite]

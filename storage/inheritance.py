@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from storage import layout, records
+from storage.damage import LookingAt, raising
+from storage.records import read_each
 from storage.store import Entry, Store
 from tba.errors import AlreadyExists, Damaged, StorageError
 
@@ -50,12 +52,19 @@ class Parent:
 class ForkedStore:
     """The `Store` of a fork. `parent` is the store of its parent, perhaps a fork itself."""
 
-    def __init__(self, own: Store, parent: Store, origin: Parent):
+    def __init__(self, own: Store, parent: Store, origin: Parent, looking_at: LookingAt | None = None):
         self.own, self.parent, self.origin = own, parent, origin
         self.url = own.url
+        self._looking_at = looking_at or raising(parent.url)
 
     def __str__(self) -> str:
         return str(self.own)
+
+    def for_reading(self, looking_at: LookingAt) -> "ForkedStore":
+        """The same store for readers who go on where a record of an ancestor is damaged: what that record admits is
+        then not shown. Never write through it, as it does not know the names of those shards."""
+        parent = self.parent.for_reading(looking_at) if isinstance(self.parent, ForkedStore) else self.parent
+        return ForkedStore(self.own, parent, self.origin, looking_at)
 
     @property
     def replays(self) -> bool:
@@ -88,12 +97,13 @@ class ForkedStore:
         """What the shared records admit or refuse, and what those admit that a fork replays beyond them."""
         keys = [layout.sync(sync) for sync in range(self.origin.newest_record + 1)]
         found: set[str] = set()
-        for sync, (key, data) in enumerate(zip(keys, self.parent.read_many(keys), strict=True)):
-            record = records.decode(data, f"{self.parent.url}/{key}", "shards", "refused")
-            with records.reading(f"{self.parent.url}/{key}"):
-                found.update(shard["key"] for shard in record["shards"])
+        for sync, (key, read) in enumerate(read_each(self.parent, keys)):
+            with self._looking_at(key):
+                record = records.decode(read(), f"{self.parent.url}/{key}", "shards", "refused")
+                names = {shard["key"] for shard in record["shards"]}
                 if sync <= self.origin.sync:  # by a record they share; such a name is never admitted again
-                    found.update(refusal["key"] for refusal in record["refused"])
+                    names |= {refusal["key"] for refusal in record["refused"]}
+                found |= names
         return frozenset(found)
 
     @cached_property

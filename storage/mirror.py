@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 from storage import layout
 from storage.cache import cache_folder
+from storage.damage import DamageLog
 from storage.run import Run
 from storage.store import Entry
-from tba.errors import Missing, StorageError
+from tba.errors import Missing, StorageError, TBAError
 
 Progress = Callable[[int, int], None]
 """Told how many of how many objects are here."""
@@ -27,8 +28,8 @@ LISTED = (
     layout.CHECKPOINTS,
     layout.VERSIONS,
     layout.LEDGER,
+    layout.STEPS,  # where the steps of a sync are, its draws are
     layout.DRAWS,
-    layout.STEPS,
     layout.SYNCS,
     layout.TRAJECTORIES,
     layout.COMPACTIONS,  # a shard that has been removed is in one of these by now
@@ -60,15 +61,29 @@ class Snapshot:
     def keys(self, prefix: str) -> list[str]:
         return [key for key in self.files if key.startswith(prefix)]
 
-    def read_all(self, prefix: str, *, only: Callable[[str], bool] = lambda key: True) -> Iterator[tuple[str, bytes]]:
-        """The objects under a prefix, in the order of their names."""
+    def read(self, key: str) -> bytes:
+        """One object. A copy that something has changed is made anew. FileNotFoundError if the object has been given
+        up since it was listed."""
+        data = self.files[key].read_bytes()
+        if self.copied and self.files[key].suffix != _suffix(data):
+            data = self.run.store.read(key)
+            _place(data, self.files[key])
+        return data
+
+    def read_all(
+        self, prefix: str, damage: DamageLog, *, only: Callable[[str], bool] = lambda key: True
+    ) -> Iterator[tuple[str, bytes]]:
+        """The objects under a prefix, in the order of their names. Objects that have been given up since they were
+        listed are left out, as are those that cannot be read, which are noted as damage."""
         for key in filter(only, self.keys(prefix)):
             try:
-                data = self.files[key].read_bytes()
-                if self.copied and self.files[key].suffix != _suffix(data):  # something has changed the copy
-                    data = self.run.store.read(key)
-                    _place(data, self.files[key])
-            except FileNotFoundError:  # given up since it was listed
+                data = self.read(key)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if isinstance(error, TBAError):
+                    raise
+                damage.add(key, f"cannot be read: {error.strerror or error}")
                 continue
             yield key, data
 

@@ -5,10 +5,11 @@ it is still what was written. Records of older runs have no digest and are read 
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -117,6 +118,16 @@ def sha256_of(store: Store, key: str) -> str | None:
         return sha256(store.read(key)).hexdigest()
     except Missing:
         return None
+
+
+def read_each(store: Store, keys: Sequence[str]) -> list[tuple[str, Callable[[], bytes]]]:
+    """Several objects, read side by side, each behind a call. The call raises Missing for an object that is not there,
+    so that it keeps nobody from reading the others."""
+    try:
+        found = store.read_many(keys)
+    except Missing:
+        return [(key, partial(store.read, key)) for key in keys]
+    return [(key, partial(bytes, data)) for key, data in zip(keys, found, strict=True)]
 
 
 def read_all(store: Store, prefix: str, *fields: str) -> Iterator[dict[str, Any]]:

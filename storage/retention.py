@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from storage import folders, layout, records
+from storage.damage import LookingAt, raising
 from storage.folders import Found
 from storage.run import Run
-from tba.errors import AlreadyExists
+from tba.errors import AlreadyExists, Damaged, Missing
 from tba.types import Eligibility, Version
 
 _FIRST_RULE = {"evict": "oldest", "copies": "newest", "max_age": None}
@@ -141,19 +142,26 @@ def _remove(
     return removed
 
 
-def given_up(run: Run) -> GivenUp:
-    """Everything that any record gives up, of what a run has stored or shares with those it inherits from."""
+def given_up(run: Run, looking_at: LookingAt | None = None) -> GivenUp:
+    """Everything that any record gives up, of what a run has stored or shares with those it inherits from.
+    `looking_at` decides what becomes of a damaged record: Damaged is raised unless it says otherwise."""
     versions: set[Version] = set()
     checkpoints: set[Version] = set()
     shards: set[str] = set()
-    for record in _told(run):
-        with records.reading(f"{run.url}/{layout.retention(record['retention'])}"):
-            versions.update(map(Version.parse, record["removed"]["versions"]))
-            checkpoints.update(map(Version.parse, record["removed"]["checkpoints"]))
+    if looking_at:
+        _note_gaps(run, looking_at)
+    for key, data in _stored(run):
+        with (looking_at or raising(run.url))(key):
+            record = records.decode(data, f"{run.url}/{key}", "retention", "removed")
+            if layout.retention(record["retention"]) != key:
+                raise Damaged(f"{key} says it is record {record['retention']}")
+            removed = [set(map(Version.parse, record["removed"][name])) for name in ("versions", "checkpoints")]
+            versions |= removed[0]
+            checkpoints |= removed[1]
             if said := record["removed"].get("shards"):
                 shards.update(GivenUpShards.decode(said).keys)
     if run.older and (fork := run.inherits):  # what its parent gives up later may have the name of something of its own
-        theirs = given_up(run.older)
+        theirs = given_up(run.older, looking_at)
         versions |= {it for it in theirs.versions if fork.inherits(layout.version(it) + layout.MANIFEST)}
         checkpoints |= {it for it in theirs.checkpoints if fork.inherits(layout.checkpoint(it) + layout.MANIFEST)}
         shards |= set(filter(fork.inherits, theirs.shards))
@@ -189,9 +197,20 @@ def in_the_way(run: Run, start: int, newest: int) -> RetentionRecord | None:
 
 def _told(run: Run) -> Iterator[Mapping[str, Any]]:
     """Every record of the run itself."""
-    keys = [layout.retention(number) for number in _numbers(run)]
-    for key, data in zip(keys, run.own.read_many(keys), strict=True):
+    for key, data in _stored(run):
         yield records.decode(data, f"{run.url}/{key}", "retention", "removed")
+
+
+def _stored(run: Run) -> Iterator[tuple[str, bytes]]:
+    keys = [layout.retention(number) for number in _numbers(run)]
+    return zip(keys, run.own.read_many(keys), strict=True)
+
+
+def _note_gaps(run: Run, looking_at: LookingAt) -> None:
+    numbers = _numbers(run)
+    for number in sorted({*range(1, max(numbers, default=0))} - {*numbers}):
+        with looking_at(key := layout.retention(number)):
+            raise Missing(f"{run.url}/{key} is missing, though a later record is there")
 
 
 def _numbers(run: Run) -> list[int]:

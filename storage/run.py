@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from storage import layout, records
+from storage.damage import LookingAt
 from storage.inheritance import ForkedStore, Parent
 from storage.store import Store, open_store, probe
 from tba.errors import AlreadyExists, ConfigError, Damaged, Missing, StorageError
@@ -118,6 +119,14 @@ class Run:
     def own(self) -> Store:
         """Without what a fork inherits."""
         return self.inherits.own if self.inherits else self.store
+
+    def for_reading(self, looking_at: LookingAt) -> "Run":
+        """The same run for readers who go on where a record of an ancestor is damaged."""
+        if self.inherits is None or self.store is not self.inherits:
+            return self
+        forked = self.inherits.for_reading(looking_at)
+        older = self.older.for_reading(looking_at) if self.older else None
+        return replace(self, store=forked, inherits=forked, older=older)
 
     @property
     def store_deadline(self) -> float:

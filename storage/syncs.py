@@ -10,7 +10,9 @@ from hashlib import sha256
 from itertools import count, islice, takewhile
 
 from storage import layout, records
+from storage.damage import LookingAt, raising
 from storage.inheritance import ForkedStore
+from storage.records import read_each
 from storage.run import Run
 from tba.errors import Damaged, Missing
 from tba.types import Version
@@ -80,10 +82,13 @@ def decode(data: bytes, name: str) -> SyncRecord:
 class Recording:
     """What a fork that replays lives on: whatever had entered its parent's buffer by the same step arrives."""
 
-    def __init__(self, store: ForkedStore, *, given_up: Collection[str] = ()):
+    def __init__(self, store: ForkedStore, looking_at: LookingAt | None = None, *, given_up: Collection[str] = ()):
+        """`looking_at` decides what becomes of a damaged record: Damaged is raised unless it says otherwise."""
         keys = [layout.sync(number) for number in range(store.origin.newest_record + 1)]
-        found = zip(keys, store.parent.read_many(keys), strict=True)
-        self._records = [decode(data, f"{store.parent.url}/{key}").without(given_up) for key, data in found]
+        self._records: list[SyncRecord] = []
+        for key, read in read_each(store.parent, keys):
+            with (looking_at or raising(store.parent.url))(key):
+                self._records.append(decode(read(), f"{store.parent.url}/{key}").without(given_up))
         self._steps = {record.sync: record.step for record in self._records}
         self._attempts = store.origin.attempts
         self._entered = 0  # records from the first one on whose shards have all been admitted

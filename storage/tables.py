@@ -6,20 +6,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from storage import layout, parquet, records
 from storage.attempts import Span, accepts, stands
-from storage.compactions import Place, is_record, places
-from storage.compactions import decode as decode_compaction
+from storage.damage import DamageLog
 from storage.folders import stored_files
 from storage.mirror import Snapshot
 from storage.retention import given_up
 from storage.run import Run
-from storage.schema import LATER, SCHEMA_VERSION, TRAJECTORY_SCHEMA
-from storage.syncs import Recording, Shard, SyncRecord
-from storage.syncs import decode as decode_sync
-from tba.errors import Damaged, Missing
+from storage.syncs import Recording, SyncRecord
+from tba.errors import Damaged
 from tba.types import Version
 
 Row = dict[str, Any]
@@ -166,15 +162,26 @@ def fitting(rows: Iterable[Row], schema: pa.Schema) -> list[Row]:
     return rows
 
 
-def _rows(
-    snapshot: Snapshot, prefix: str, schema: pa.Schema, rows_of: Callable[[str, Record], Iterable[Row]]
+def rows_of(
+    snapshot: Snapshot,
+    prefix: str,
+    schema: pa.Schema,
+    damage: DamageLog,
+    decode: Callable[[str, Record], Iterable[Row]],
 ) -> list[Row]:
-    """What the records under a prefix say; Damaged names one that does not say it."""
+    """What the records under a prefix say. A record that does not say it is noted as damage and left out."""
     found: list[Row] = []
-    for key, data in snapshot.read_all(prefix):
-        with records.reading(name := f"{snapshot.run.url}/{key}"):
-            found += fitting(rows_of(key, records.decode(data, name)), schema)
+    for key, data in snapshot.read_all(prefix, damage):
+        with damage.looking_at(key):
+            found += fitting(decode(key, records.decode(data, key)), schema)
     return found
+
+
+def _named(key: str, own: str, rows: Iterable[Row]) -> Iterable[Row]:
+    """The rows of a record that lies where its content says it does."""
+    if key != own:
+        raise Damaged(f"{key} holds what belongs into {own}")
+    return rows
 
 
 def _time(text: str) -> datetime:
@@ -182,106 +189,24 @@ def _time(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
 
 
-# --- shards and syncs -----------------------------------------------------------------------------------------------
-
-
-def sync_records(snapshot: Snapshot) -> list[SyncRecord]:
-    """In order; Damaged names one that is not understood."""
-    found: list[SyncRecord] = []
-    for key, data in snapshot.read_all(layout.SYNCS):
-        with records.reading(name := f"{snapshot.run.url}/{key}"):
-            record = decode_sync(data, name)
-            fitting([sync_row(record)], SYNCS)
-            fitting([*map(vars, record.shards), *map(vars, record.refused)], SHARDS)
-            found.append(record)
-    return found
-
-
 def syncs(synced: Sequence[SyncRecord]) -> pa.Table:
     return pa.Table.from_pylist([sync_row(record) for record in synced], SYNCS)
-
-
-Compacted = Mapping[tuple[str, str], Place]
-"""Where shards lie that are no objects of their own any more, by key and sha256."""
-
-
-def compacted(snapshot: Snapshot) -> Compacted:
-    """Missing if a record has been removed since it was listed: the shards are in another compaction now."""
-    keys = [key for key in snapshot.keys(layout.COMPACTIONS) if is_record(key)]
-    read = [(key, data) for key, data in snapshot.read_all(layout.COMPACTIONS, only=is_record)]
-    if len(read) != len(keys):
-        raise Missing(f"{snapshot.run.url} was compacted while it was looked at")
-    found = [decode_compaction(data, f"{snapshot.run.url}/{key}") for key, data in read]
-    return places(it for it in found if it.object in snapshot.files)
-
-
-def shards(snapshot: Snapshot, synced: Sequence[SyncRecord], compacted: Compacted) -> list[Row]:
-    """Every shard there is or should be, and what was refused because it is not named like one. A shard that no record
-    speaks of is `waiting`, if it can be read at all. Those in compactions have, beside their columns, a `place`."""
-    admitted = {shard.key: _admitted(record, shard) for record in synced for shard in record.shards}
-    refused = {refusal.key: refusal.reason for record in synced for refusal in record.refused}
-    rows = []
-    replayed = _to_be_replayed(snapshot, compacted)
-    for key in sorted({*snapshot.keys(layout.TRAJECTORIES), *admitted, *refused, *replayed}):
-        searcher, seq = layout.parse_shard(key) or (None, None)
-        row: Row = {"key": key, "searcher": searcher, "seq": seq}
-        if key in admitted:
-            place = compacted.get((key, admitted[key]["sha256"]))
-            state = "admitted" if place or key in snapshot.files else "missing"
-            rows.append({**row, "state": state, **admitted[key], "place": place})
-        elif key in refused:
-            rows.append({**row, "state": "refused", "reason": refused[key]})
-        elif place := replayed.get(key):
-            rows.append({**row, "state": "waiting", "rows": place.part.shard.rows, "bytes": place.part.shard.bytes})
-            rows[-1]["place"] = place
-        else:
-            rows.append({**row, **_waiting(snapshot, key)})
-    return rows
-
-
-def _to_be_replayed(snapshot: Snapshot, compacted: Compacted) -> dict[str, Place]:
-    """Of a fork that replays: what its parent has compacted, also before a record of the fork admits it."""
-    inherits = snapshot.run.inherits
-    if not inherits or not inherits.replays:
-        return {}
-    return {key: place for (key, _), place in compacted.items() if inherits.inherits(key)}
-
-
-def _admitted(record: SyncRecord, shard: Shard) -> Row:
-    said = {"rows": shard.rows, "bytes": shard.bytes, "sha256": shard.sha256}
-    return {**said, "sync": record.sync, "step": record.step}
-
-
-def _waiting(snapshot: Snapshot, key: str) -> Row:
-    """A shard that the next record will admit or refuse; queries leave out what they could not read."""
-    path = snapshot.files[key]
-    try:
-        with pq.ParquetFile(path) as file:
-            found, rows = file.schema_arrow, file.metadata.num_rows
-            written = (found.metadata or {}).get(b"schema_version", b"").decode(errors="replace")
-    except (pa.ArrowException, OSError, ValueError) as error:
-        return {"state": "unreadable", "reason": str(error)}
-    if written != str(SCHEMA_VERSION):
-        return {"state": "unreadable", "reason": f"has schema version {written or 'none'}, not {SCHEMA_VERSION}"}
-    for field in TRAJECTORY_SCHEMA:
-        types = [found.field(place).type for place in found.get_all_field_indices(field.name)]
-        if types != [field.type] and (types or field.name not in LATER):
-            return {"state": "unreadable", "reason": f"has another schema: see column {field.name!r}"}
-    return {"state": "waiting", "rows": rows, "bytes": path.stat().st_size}
 
 
 # --- the ledger -----------------------------------------------------------------------------------------------------
 
 
-def steps(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:
+def steps(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> pa.Table:
     found = [STEPS.empty_table()]
-    for key, data in snapshot.read_all(layout.STEPS):
-        name = layout.parse_ledger(key)
-        if name is not None:
-            table = decode_steps(data, f"{snapshot.run.url}/{key}")
-            found.append(
-                table.append_column("abandoned", pa.array([not accepts(spans, name)] * len(table), pa.bool_()))
-            )
+    for key, data in snapshot.read_all(layout.STEPS, damage):
+        if (name := layout.parse_ledger(key)) and key not in damage:
+            with damage.looking_at(key):
+                table = decode_steps(data, key)
+                for column, own in (("sync", name.number), ("attempt", name.attempt)):
+                    if {*table[column].to_pylist()} - {own}:
+                        raise Damaged(f"{key} has rows of another {column} than its name says")
+                abandoned = pa.array([not accepts(spans, name)] * len(table), pa.bool_())
+                found.append(table.append_column("abandoned", abandoned))
     return pa.concat_tables(found, promote_options="default").sort_by([("attempt", "ascending"), ("step", "ascending")])
 
 
@@ -304,10 +229,33 @@ def _is_number(kind: pa.DataType) -> bool:
 # --- small records --------------------------------------------------------------------------------------------------
 
 
-def versions(snapshot: Snapshot, spans: Sequence[Span], steps_of: Mapping[Version, int]) -> pa.Table:
+def published(snapshot: Snapshot, damage: DamageLog) -> dict[Version, Row]:
+    """The versions that have a manifest."""
+    rows = rows_of(snapshot, layout.VERSIONS, VERSIONS, damage, _version)
+    return {Version(row["version"], row["attempt"]): row for row in rows}
+
+
+def _version(key: str, manifest: Record) -> Iterable[Row]:
+    name = _folder(key)
+    own = Version(*records.integers(manifest, "version", "attempt"))
+    return _named(key, layout.version(own) + layout.MANIFEST, [version_row(name, manifest)])
+
+
+def _checkpoint(key: str, manifest: Record) -> Iterable[Row]:
+    name = _folder(key)
+    own = Version(*records.integers(manifest, "sync", "attempt"))
+    return _named(key, layout.checkpoint(own) + layout.MANIFEST, [checkpoint_row(name, manifest)])
+
+
+def versions(
+    snapshot: Snapshot,
+    spans: Sequence[Span],
+    kept: Mapping[Version, Row],
+    steps_of: Mapping[Version, int],
+    damage: DamageLog,
+) -> pa.Table:
     """Those that are kept, and those that a retention record has given up."""
-    kept = {Version(row["version"], row["attempt"]): row for row in _published(snapshot)}
-    removed = given_up(snapshot.run).versions
+    removed = given_up(snapshot.run, damage.looking_at).versions
     rows = [
         {
             "version": version.number,
@@ -322,10 +270,6 @@ def versions(snapshot: Snapshot, spans: Sequence[Span], steps_of: Mapping[Versio
     return pa.Table.from_pylist(rows, VERSIONS)
 
 
-def _published(snapshot: Snapshot) -> list[Row]:
-    return _rows(snapshot, layout.VERSIONS, VERSIONS, lambda key, manifest: [version_row(_folder(key), manifest)])
-
-
 def _folder(key: str) -> Version:
     folder = layout.parse_folder(key)
     if folder is None:
@@ -333,17 +277,18 @@ def _folder(key: str) -> Version:
     return folder[0]
 
 
-def steps_of_versions(snapshot: Snapshot, synced: Sequence[SyncRecord]) -> dict[Version, int]:
+def steps_of_versions(
+    snapshot: Snapshot, synced: Sequence[SyncRecord], kept: Mapping[Version, Row], damage: DamageLog
+) -> dict[Version, int]:
     """The step that each version follows, also one that was never published: by sync records, and by manifests. In a
     fork that replays, the parent's versions follow the parent's records."""
-    published = {Version(row["version"], row["attempt"]): row["step"] for row in _published(snapshot)}
     numbers = (layout.parse_attempt(key) or 0 for key in snapshot.keys(layout.ATTEMPTS))
-    newest = max([1, *numbers, *(version.attempt for version in published)])
+    newest = max([1, *numbers, *(version.attempt for version in kept)])
     recorded = {0: 0, **{record.sync: record.step for record in synced}}
     steps = {Version(sync, attempt): step for attempt in range(1, newest + 1) for sync, step in recorded.items()}
     inherits = snapshot.run.inherits
-    replayed = Recording(inherits).steps() if inherits and inherits.replays else {}
-    return {**steps, **published, **replayed}
+    replayed = Recording(inherits, damage.looking_at).steps() if inherits and inherits.replays else {}
+    return {**steps, **{version: row["step"] for version, row in kept.items()}, **replayed}
 
 
 def version_steps(steps_of: Mapping[Version, int]) -> pa.Table:
@@ -351,30 +296,43 @@ def version_steps(steps_of: Mapping[Version, int]) -> pa.Table:
     return pa.Table.from_pylist(rows, VERSION_STEPS)
 
 
-def checkpoints(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:
-    rows = _rows(
-        snapshot, layout.CHECKPOINTS, CHECKPOINTS, lambda key, manifest: [checkpoint_row(_folder(key), manifest)]
-    )
+def checkpoints(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> pa.Table:
+    rows = rows_of(snapshot, layout.CHECKPOINTS, CHECKPOINTS, damage, _checkpoint)
     for row in rows:
         row["abandoned"] = not stands(spans, Version(row["sync"], row["attempt"]))
     return pa.Table.from_pylist(rows, CHECKPOINTS)
 
 
-def evaluations(snapshot: Snapshot, spans: Sequence[Span]) -> pa.Table:
-    rows = _rows(snapshot, layout.EVALUATIONS, EVALUATIONS, lambda _, record: score_rows(record))
+def evaluations(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> pa.Table:
+    rows = rows_of(snapshot, layout.EVALUATIONS, EVALUATIONS, damage, _scores)
     for row in rows:
         row["abandoned"] = not stands(spans, Version(row["version"], row["attempt"]))
     return pa.Table.from_pylist(rows, EVALUATIONS)
 
 
-def events(snapshot: Snapshot) -> pa.Table:
-    rows = _rows(snapshot, layout.EVENTS, EVENTS, lambda _, record: [event_row(record)])
+def _scores(key: str, record: Record) -> Iterable[Row]:
+    own = Version(*records.integers(record, "version", "attempt"))
+    return _named(key, layout.evaluation(own), score_rows(record))
+
+
+def events(snapshot: Snapshot, damage: DamageLog) -> pa.Table:
+    rows = rows_of(snapshot, layout.EVENTS, EVENTS, damage, _event)
     return pa.Table.from_pylist(sorted(rows, key=lambda row: row["created_at"]), EVENTS)
 
 
-def attempts(snapshot: Snapshot) -> pa.Table:
-    rows = _rows(snapshot, layout.ATTEMPTS, ATTEMPTS, lambda _, record: [attempt_row(record)])
+def _event(key: str, record: Record) -> Iterable[Row]:
+    row = event_row(record)
+    return _named(key, layout.event(row["role"], row["life"], row["seq"]), [row])
+
+
+def attempts(snapshot: Snapshot, damage: DamageLog) -> pa.Table:
+    rows = rows_of(snapshot, layout.ATTEMPTS, ATTEMPTS, damage, _attempt)
     return pa.Table.from_pylist(rows, ATTEMPTS)
+
+
+def _attempt(key: str, record: Record) -> Iterable[Row]:
+    row = attempt_row(record)
+    return _named(key, layout.attempt(row["attempt"]), [row])
 
 
 def settings(snapshot: Snapshot) -> pa.Table:

@@ -1,14 +1,17 @@
 """A run as tables: `connect(run)` gives an in-memory DuckDB connection whose queries can read the run and nothing else.
 
+No damaged or missing object but `run.json` keeps anybody from connecting. Objects that do not fit their record, or that
+cannot be read, are left out of every other view and are rows of the view `damage`.
+
 The connection shows what was stored when it was made; connect again to see more. Small records become tables, Parquet
 objects are read when a query asks for them, through handles that the connection holds. So no query needs the file
 system, and DuckDB is told to refuse it altogether: files can be neither read nor written, whatever the SQL says.
 """
 
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -19,16 +22,17 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from storage import layout, mirror, records, tables
-from storage.attempts import Span, accepts, chain
-from storage.compactions import FACTS, Place, is_record
+from storage import admissions, layout, mirror, readable, tables
+from storage.admissions import Admissions
+from storage.attempts import Span, accepts, readable_chain
+from storage.compactions import FACTS, Place
+from storage.damage import DamageLog
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress, Snapshot
 from storage.prompts import PROMPTS_SCHEMA
 from storage.run import Run, resolve
 from storage.schema import TRAJECTORY_SCHEMA
-from storage.syncs import SyncRecord
-from tba.errors import Missing
+from storage.verified import Verified
 
 _SQL = [files("storage").joinpath(f"sql/{name}.sql").read_text() for name in ("views", "macros", "comments")]
 
@@ -49,23 +53,24 @@ _LOCKED = (
 )
 
 
-def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckDBPyConnection:
+def connect(run: str | Run, *, progress: Progress | None = None, thorough: bool = False) -> duckdb.DuckDBPyConnection:
     """The views of a run, given as a name under the default root, a path or a URL. Of a remote run what is new is
-    copied to this machine first, and `progress` told about it."""
+    copied to this machine first, and `progress` told about it. Files that nobody has read whole before are read, the
+    newest 2 GiB of them or, if `thorough`, all: files that are not read are compared with their records by size."""
     run = run if isinstance(run, Run) else Run.open(resolve(run))
-    snapshot, compacted = _look(run, progress)
+    damage, verified = DamageLog(), Verified(run.url, most=sys.maxsize if thorough else None)
+    snapshot, admissions = _look(run, progress, damage, verified)
     con = duckdb.connect(":memory:", config={"temp_directory": ""})  # nothing is spilled to the working directory
     con.execute("set TimeZone = 'UTC'")
     con.execute("create schema stored")
     con.execute("use stored")
-    with records.reading(f"{run.url}/{layout.ATTEMPTS}"):
-        spans = chain(run)
-    synced = tables.sync_records(snapshot)
-    shards = tables.shards(snapshot, synced, compacted)
-    for name, table in _small(snapshot, spans, synced, shards).items():
-        con.from_arrow(table).create(name)
-    for name, relation in _large(snapshot, spans, shards).items():
+    attempts = dict(snapshot.read_all(layout.ATTEMPTS, damage))
+    spans = readable_chain(attempts, readable.ledger_names(snapshot), damage)
+    for name, relation in _large(snapshot, spans, admissions, damage, verified).items():
         con.from_arrow(relation).create_view(name)
+    for name, table in _small(snapshot, spans, admissions, damage).items():
+        con.from_arrow(table).create(name)
+    verified.save()
     con.execute("use main")
     for script in _SQL:
         con.execute(script)
@@ -77,18 +82,19 @@ def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckD
     return con
 
 
-def _look(run: Run, progress: Progress | None) -> tuple[Snapshot, tables.Compacted]:
-    snapshot = mirror.take(run, progress=progress)
-    for pause in mirror.PAUSES:
-        try:
-            return snapshot, tables.compacted(snapshot)
-        except Missing:  # it was compacted meanwhile
-            time.sleep(pause)
-            snapshot = mirror.take(run, progress=progress)
-    read = {key for key, _ in snapshot.read_all(layout.COMPACTIONS, only=is_record)}
-    files = {key: path for key, path in snapshot.files.items() if key in read or not is_record(key)}
-    snapshot = replace(snapshot, files=files)  # without records that are listed and that nobody can read
-    return snapshot, tables.compacted(snapshot)
+def _look(run: Run, progress: Progress | None, damage: DamageLog, verified: Verified) -> tuple[Snapshot, Admissions]:
+    """Look until nothing is gone that was listed: a live run is compacted meanwhile. What lacks is looked for twice, as
+    a listing that is made while objects come and go may show neither."""
+    pauses = list(mirror.PAUSES)
+    while True:
+        noted = DamageLog()
+        snapshot = mirror.take(run.for_reading(noted.looking_at), progress=progress)
+        found = admissions.read(snapshot, noted, verified)
+        is_first = len(pauses) == len(mirror.PAUSES)
+        if not pauses or not (found.has_moved or (found.lacks_rows and is_first)):
+            damage.add_all(noted)
+            return snapshot, found
+        time.sleep(pauses.pop(0))
 
 
 def _memory_limit(con: duckdb.DuckDBPyConnection) -> str:
@@ -106,29 +112,33 @@ def _comment_as(view: str, wider: str, con: duckdb.DuckDBPyConnection) -> None:
             con.execute(f'comment on column "{wider}"."{column}" is $${comment}$$')
 
 
-def _small(
-    snapshot: Snapshot, spans: Sequence[Span], synced: Sequence[SyncRecord], shards: Sequence[tables.Row]
-) -> dict[str, pa.Table]:
-    steps_of = tables.steps_of_versions(snapshot, synced)
+def _small(snapshot: Snapshot, spans: Sequence[Span], admitted: Admissions, damage: DamageLog) -> dict[str, pa.Table]:
+    """Damage comes last: it is noted while the others are made."""
+    kept = tables.published(snapshot, damage)
+    steps_of = tables.steps_of_versions(snapshot, admitted.records, kept, damage)
     return {
-        "shards": pa.Table.from_pylist(list(shards), tables.SHARDS),
-        "syncs": tables.syncs(synced),
-        "steps": tables.steps(snapshot, spans),
-        "versions": tables.versions(snapshot, spans, steps_of),
-        "checkpoints": tables.checkpoints(snapshot, spans),
-        "evaluations": tables.evaluations(snapshot, spans),
-        "events": tables.events(snapshot),
-        "attempts": tables.attempts(snapshot),
+        "shards": pa.Table.from_pylist(admitted.shards, tables.SHARDS),
+        "syncs": tables.syncs(admitted.records),
+        "steps": tables.steps(snapshot, spans, damage),
+        "versions": tables.versions(snapshot, spans, kept, steps_of, damage),
+        "checkpoints": tables.checkpoints(snapshot, spans, damage),
+        "evaluations": tables.evaluations(snapshot, spans, damage),
+        "events": tables.events(snapshot, damage),
+        "attempts": tables.attempts(snapshot, damage),
         "settings": tables.settings(snapshot),
         "version_steps": tables.version_steps(steps_of),
+        "damage": damage.table(),
     }
 
 
-def _large(snapshot: Snapshot, spans: Sequence[Span], shards: Sequence[tables.Row]) -> dict[str, ds.Dataset]:
+def _large(
+    snapshot: Snapshot, spans: Sequence[Span], admitted: Admissions, damage: DamageLog, verified: Verified
+) -> dict[str, ds.Dataset]:
+    draws = readable.draws(snapshot, spans, admitted.records, damage, verified)
     return {
-        "trajectories": _trajectories(snapshot, shards),
-        "draws": _draws(snapshot, spans),
-        "prompts": _prompts(snapshot),
+        "trajectories": _trajectories(snapshot, admitted.shards),
+        "draws": _draws(snapshot, spans, draws),
+        "prompts": _prompts(snapshot, readable.prompts(snapshot, damage, verified)),
     }
 
 
@@ -197,18 +207,14 @@ def _are_one(fields: Sequence[pa.Field]) -> bool:
     return all((field.name, field.type) == (fields[0].name, fields[0].type) for field in fields)
 
 
-def _prompts(snapshot: Snapshot) -> ds.Dataset:
-    facts = {
-        key: {"split": split}
-        for key in snapshot.keys(layout.PROMPTS)
-        if (split := layout.parse_prompts(key)) is not None
-    }
+def _prompts(snapshot: Snapshot, keys: Sequence[str]) -> ds.Dataset:
+    facts = {key: {"split": layout.parse_prompts(key)} for key in keys}
     return _dataset(snapshot, facts, PROMPTS_SCHEMA, {"split": pa.string()})
 
 
-def _draws(snapshot: Snapshot, spans: Sequence[Span]) -> ds.Dataset:
+def _draws(snapshot: Snapshot, spans: Sequence[Span], keys: Sequence[str]) -> ds.Dataset:
     facts = {}
-    for key in snapshot.keys(layout.DRAWS):
+    for key in keys:
         if name := layout.parse_ledger(key):
             facts[key] = {"sync": name.number, "attempt": name.attempt, "abandoned": not accepts(spans, name)}
     columns = {"sync": pa.int32(), "attempt": pa.int32(), "abandoned": pa.bool_()}

@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 
+from flows.damage import warn
 from flows.page import Table
 from flows.progress import bar
 from flows.runs import Summary, summarise
@@ -34,6 +35,7 @@ class Look:
         self._one_at_a_time = threading.Lock()
         with bar("copying what is new") as tell:
             self._con = connect(run, progress=tell)
+        warn(run, self._con)
         self._note()
 
     def _note(self) -> None:

@@ -155,13 +155,17 @@ comment on view shards is 'One row per shard that is or should be there.';
 comment on column shards.key is 'its name in the run''s folder';
 comment on column shards.searcher is 'who wrote it; null of what was refused because it is not named like a shard';
 comment on column shards.seq is 'its number within the searcher; null likewise';
-comment on column shards.state is 'admitted; waiting for a record; refused; missing though admitted; unreadable';
+comment on column shards.state is 'admitted; waiting for a record; refused; missing though admitted; damaged: not what was admitted; unreadable';
 comment on column shards.rows is 'how many trajectories';
 comment on column shards.bytes is 'its size';
 comment on column shards.sha256 is 'of its bytes; null while it waits';
 comment on column shards.sync is 'when it entered';
 comment on column shards.step is 'the step which that sync follows';
-comment on column shards.reason is 'why it was refused, or is unreadable';
+comment on column shards.reason is 'why it was refused, or is damaged or unreadable; of one that waits, which damaged record may have admitted it';
+
+comment on view damage is 'One row per object that is damaged or missing. Every other view leaves it out.';
+comment on column damage.key is 'its name in the run''s folder';
+comment on column damage.problem is 'what is wrong with it';
 
 comment on view syncs is 'One row per sync record.';
 comment on column syncs.sync is 'its number';

@@ -8,6 +8,8 @@ create view shards as from stored.shards;
 
 create view syncs as from stored.syncs;
 
+create view damage as from stored.damage;
+
 -- `step` is the step after which a trajectory entered; `age` is how many steps its version was old by then.
 create view trajectories as
 select t.*, v.step as version_step, t.step - v.step as age

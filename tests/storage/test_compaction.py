@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import storage
-from storage import compacting, layout
+from storage import admissions, compacting, layout
 from storage.attempts import claim_attempt
 from storage.check import check
 from storage.compacting import Compacted, compact
@@ -420,16 +420,18 @@ def test_a_connection_shows_the_run_although_it_is_compacted_while_it_is_made(
     run = make_run(root)
     before = tables(run)
     compacted(run, keep=2)
-    read, asked = storage.views.tables.compacted, []
+    read, asked = admissions.read_compactions, []
 
-    def meanwhile(snapshot):
+    def meanwhile(snapshot, damage):
         if not asked:
             asked.append(compacted(run))
-        return read(snapshot)
+        return read(snapshot, damage)
 
-    monkeypatch.setattr(storage.views.tables, "compacted", meanwhile)
+    monkeypatch.setattr(admissions, "read_compactions", meanwhile)
     assert tables(run) == before
     assert asked
+    with storage.connect(run) as con:
+        assert con.sql("from damage").fetchall() == []
 
 
 # --- kills ------------------------------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import pytest
 
 import storage
 from storage import layout
-from storage.admitted import find_lost, first_syncs, refuse_damage
 from storage.check import check
 from storage.compacting import compact
+from storage.resumable import find_lost, first_syncs, refuse_damage
 from storage.retention import GivenUpShards
 from storage.retention import give_up as write_record
 from storage.run import Run

@@ -1,0 +1,53 @@
+"""Tells people on standard error what is damaged or missing in a run."""
+
+import sys
+from collections.abc import Sequence
+
+import duckdb
+
+from flows.texts import plain
+from storage.damage import Damage
+from storage.run import Run
+from storage.views import connect
+
+_NAMED = 3  # objects in a line; `tba check` names them all
+_MOST_CHARACTERS = 200  # of one problem in a line
+
+
+def damage_of(con: duckdb.DuckDBPyConnection) -> list[Damage]:
+    """What the views of a run leave out."""
+    return [Damage(key, problem) for key, problem in con.execute("select key, problem from damage").fetchall()]
+
+
+def warn(run: Run, con: duckdb.DuckDBPyConnection) -> list[Damage]:
+    """Say what the views leave out in one line on standard error, so that what a command prints can be piped on.
+    Returns the damage."""
+    damage = damage_of(con)
+    if damage:
+        print(f"warning: {in_words(run, damage)}", file=sys.stderr)
+    return damage
+
+
+def is_inside_an_object(error: Exception) -> bool:
+    """Whether a query has met damage that no look at a run has found: beyond the bound, files are compared by size."""
+    said = str(error)
+    return "arrow_scan" in said and "Failed to open local file" not in said
+
+
+def culprits(run: Run, error: Exception) -> str:
+    """What to add to such an error: the objects at fault, found by reading everything. Later looks leave them out."""
+    if not is_inside_an_object(error):
+        return ""
+    with connect(run, thorough=True) as con:
+        damage = damage_of(con)
+    return f"; {in_words(run, damage)}: ask again" if damage else ""
+
+
+def in_words(run: Run, damage: Sequence[Damage]) -> str:
+    """One line, with a few of the objects."""
+    named = [f"{it.key} ({it.problem[:_MOST_CHARACTERS]})" for it in damage[:_NAMED]]
+    told = "; ".join([*named, *(["…"] if len(damage) > _NAMED else [])])
+    one = "1 object of the run {} is damaged or missing and is left out"
+    more = f"{len(damage):,} objects of the run {{}} are damaged or missing and are left out"
+    left_out = (one if len(damage) == 1 else more).format(run.name)
+    return plain(f"{left_out}: {told} — tba check {run.url} names them all")
