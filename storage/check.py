@@ -18,7 +18,9 @@ from storage.attempts import Attempt, Span, accepts, chain, read_attempt, stands
 from storage.compactions import Compaction, Compactions, Part, Place, is_record, places
 from storage.compactions import decode as decode_compaction
 from storage.consistency import Relations
+from storage.control import read_state
 from storage.inheritance import Parent
+from storage.leases import decode_lease
 from storage.ledger import DRAWS_SCHEMA, LATER
 from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
@@ -269,10 +271,11 @@ class _Check:
         for key in self.listed[layout.EVENTS]:
             with self.looking_at(key):
                 fitting([tables.event_row(records.read(self.store, key))], tables.EVENTS)
-        for key in (*self.listed[layout.ROLES], layout.STATE):
-            if key != layout.STATE or self.store.exists(key):
-                with self.looking_at(key):
-                    records.read(self.store, key)
+        for key in filter(layout.parse_lease, self.listed[layout.ROLES]):
+            with self.looking_at(key):
+                decode_lease(self.run, key, self.store.read(key))
+        with self.looking_at(layout.STATE):
+            read_state(self.run)
         self.count("events", len(self.listed[layout.EVENTS]))
 
     def what_else_is_there(self) -> None:
