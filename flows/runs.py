@@ -17,7 +17,7 @@ from storage.leases import Lease, read_leases
 from storage.run import Run, default_root, run_urls
 from storage.versions import Versions
 from tba.config import parse_known
-from tba.errors import ConfigError, Missing, TBAError
+from tba.errors import ConfigError, Damaged, Missing, TBAError
 from tba.types import Score
 
 
@@ -118,7 +118,10 @@ def _parent(run: Run) -> str:
 
 
 def state(run: Run, *, alive: bool, finished: bool) -> str:
-    wanted = read_state(run)
+    try:
+        wanted = read_state(run)
+    except Damaged:
+        return "unreadable"
     if alive:
         return "running" if wanted.desired == "run" else "stopping"
     if finished:

@@ -19,10 +19,11 @@ from flows.runs import Summary, living, summarise
 from storage import layout
 from storage.control import State, read_state
 from storage.events import ROUTINE
-from storage.leases import Lease, read_leases
+from storage.leases import Lease, read_roles
 from storage.run import Run
 from storage.views import connect
 from tba.config import Config, parse_known
+from tba.errors import Damaged
 
 WIDTH = 80
 ENDED = ("finished", "stopped", "failed")
@@ -97,6 +98,7 @@ class View:
     summary: Summary
     state: State  # what people want of it
     leases: list[Lease]
+    damaged: list[str]  # what is wrong with leases, and with the wanted state, that cannot be read
     con: duckdb.DuckDBPyConnection = field(repr=False)
 
     def row(self, query: str) -> dict[str, Any]:
@@ -162,9 +164,14 @@ def _print_lines(run: Run, view: View, every: float) -> None:
 
 
 def look(run: Run, progress: Any = None) -> View:
-    config = parse_known(run.config)
-    leases = living(read_leases(run), config.limits.silent_after)
-    return View(run, config, summarise(run), read_state(run), leases, connect(run, progress=progress))
+    config, roles = parse_known(run.config), read_roles(run)
+    state, damaged = State(), list(roles.damaged.values())
+    try:
+        state = read_state(run)
+    except Damaged as damage:
+        damaged.append(str(damage))
+    leases = living(roles.leases, config.limits.silent_after)
+    return View(run, config, summarise(run), state, leases, damaged, connect(run, progress=progress))
 
 
 def picture(view: View) -> RenderableType:
@@ -183,7 +190,7 @@ def picture(view: View) -> RenderableType:
     ):
         if content:
             lines.add_row(Text(_plain(name)), Text(_plain(content)))
-    return Group(_head(view), _progress(view), *_alarms(view), Text(), lines, Text(), *_events(view))
+    return Group(_head(view), _progress(view), *_damaged(view), *_alarms(view), Text(), lines, Text(), *_events(view))
 
 
 def line(view: View) -> str:
@@ -196,6 +203,7 @@ def line(view: View) -> str:
         "" if reward is None else f"reward {reward:.3f}",
         "" if age is None else f"age {age:.1f}",
         *(f"{metric} {values[-1]}" for metric, values in _values_by_metric(view).items()),
+        *(f"damaged: {damage}" for damage in view.damaged),
     ]
     return "  ".join(filter(None, parts))
 
@@ -331,6 +339,10 @@ def _values_by_metric(view: View) -> dict[str, list[str]]:
 
 def _ends(values: Sequence[str]) -> list[str]:
     return list(values) if len(values) <= 6 else [values[0], "…", *values[-4:]]
+
+
+def _damaged(view: View) -> list[Text]:
+    return [Text(f"! damaged: {_plain(damage)}", f"bold {_COLOURS['error']}") for damage in view.damaged]
 
 
 def _alarms(view: View) -> list[Text]:

@@ -83,12 +83,13 @@ def test_a_lease_of_another_name_is_no_roles(run: Run, name: str):
 def test_trouble_with_the_store_is_told_once_when_it_begins_and_once_when_it_is_over(run: Run):
     supervised = Supervised(run)
     at_work(run, *ROLES)
-    state = Path(run.url, layout.STATE)
-    whole = state.read_bytes()
-    state.write_bytes(b"[]")
+    state, aside, loop = (Path(run.url, layout.STATE).with_name(name) for name in ("state.json", "aside", "loop"))
+    aside.write_bytes(state.read_bytes())
+    loop.symlink_to(loop.name)
+    loop.replace(state)  # which nobody can open
     until(lambda: supervised.said("store-trouble"))
     time.sleep(6 * LIMITS["limits.lease_every"])
-    state.write_bytes(whole)
+    aside.replace(state)
     until(lambda: len(supervised.said("store-trouble")) > 1)
     time.sleep(6 * LIMITS["limits.lease_every"])
     told = supervised.said("store-trouble")
