@@ -18,7 +18,7 @@ from flows.wanted import scale, stop
 from storage import layout
 from storage.control import change_state, read_state
 from storage.events import read_events
-from storage.leases import Lease, read_leases
+from storage.leases import Lease, Seen, read_leases
 from storage.records import encode, now
 from storage.run import Run
 from tba.config import parse
@@ -38,6 +38,7 @@ class Supervised(threading.Thread):
         self.events: list[Event] = []
         self.error: BaseException | None = None
         self.request: StopRequest | None = None
+        self.seen: dict[str, Seen] = {}
         self.options = {"launcher": LocalLauncher(run, command=script, devices=Devices(run.url, uuids=[])), **options}
         self.start()
 
@@ -49,6 +50,7 @@ class Supervised(threading.Thread):
                 parse(self.run_.config),
                 should_stop=lambda: self.request,
                 on_event=self.events.append,
+                on_look=self.seen.update,
                 first_delay=0.1,
             )
         except BaseException as error:
