@@ -569,7 +569,10 @@ def scale_command(options: argparse.Namespace) -> int:
 def stop_command(options: argparse.Namespace) -> int:
     from flows import wanted
 
-    print(wanted.stop(open_run(options.run), options.why, wait=not options.no_wait))
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    print(wanted.stop(open_run(options.run), options.why, wait=not options.no_wait, tell=tell))
     return DONE
 
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 
 from flows.plan import refuse_supervised
 from storage import retention
-from storage.resumable import find_lost, first_syncs
 from storage.attempts import newest_attempt
+from storage.resumable import find_lost, first_syncs
 from storage.retention import GivenUpShards
 from storage.run import Run
 from tba.config import parse

@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable
 
 from flows.processes import FAILED, STOPPED, NotNow, Role
+from flows.stopping import Stopping, forecast
 from flows.supervise import POLL, Event, Launcher, Life, StopRequest, hangs
-from storage.leases import LeaseWatch, read_lease
+from storage.leases import LeaseWatch, Seen
 from storage.run import Run
 from tba.config import LimitsConfig
 from tba.errors import RunFailed, StorageError
@@ -23,41 +24,81 @@ def watch_one(
 ) -> tuple[int, str]:
     """One life of a role, watched from the host it runs on until it ends: its exit code and its last words. Whether
     it is started again is for the supervisor of the run to say."""
-    before = read_lease(run, role.name)
+    before = LeaseWatch().observe(run).get(role.name)
     life = _start_when_possible(launcher, limits, role, number, should_stop, on_event)
     if life is None:
         return STOPPED, ""
-    began = next_look = time.monotonic()
-    watch, kill_at = LeaseWatch(), float("inf")
+    watched = _WatchedLife(run, launcher, limits, life, before.lease.life if before else 0, on_event)
     while (code := life.poll()) is None:
-        now = time.monotonic()
-        if kill_at == float("inf") and (request := should_stop()):
-            on_event(Event("role-stopping", f"{role.name} is asked to stop: {request.why}"))
-            life.terminate()
-            kill_at = now + (limits.stop_grace if request.within is None else 0.8 * request.within)
-        if now > kill_at:
-            life.kill()
-        if now > kill_at + launcher.end_grace:
+        if watched.stopping is None and (request := should_stop()):
+            watched.ask_to_stop(request)
+        if watched.is_lost():
             life.let_go()
             return FAILED, f"it could not be ended: {life.where}"
-        if now >= next_look:
-            next_look = now + limits.lease_every
-            try:
-                seen = watch.observe(run).get(role.name)
-            except StorageError as error:  # the store's silence says nothing about the role
-                watch = LeaseWatch()
-                on_event(Event("store-trouble", str(error), "warning"))
-            else:
-                why = hangs(seen, before.life if before else 0, now - began, limits, launcher)
-                if why and kill_at > now:
-                    on_event(Event("role-silent", f"{role.name} {why}", "warning"))
-                    kill_at = now
+        watched.look()
         time.sleep(POLL)
     try:
         launcher.ended(life)
     except StorageError as error:
         on_event(Event("log-not-stored", f"the log of {role.name} stays at {life.where}: {error}", "warning"))
     return code, life.last_words()
+
+
+class _WatchedLife:
+    """A life that runs: whether it hangs, and how it is ended."""
+
+    def __init__(
+        self,
+        run: Run,
+        launcher: Launcher,
+        limits: LimitsConfig,
+        life: Life,
+        life_before: int,
+        on_event: Callable[[Event], None],
+    ):
+        self.run, self.launcher, self.limits, self.life = run, launcher, limits, life
+        self.life_before, self.on_event = life_before, on_event
+        self.name = life.role.name
+        self.began = self.next_look = time.monotonic()
+        self.watch = LeaseWatch()
+        self.seen: Seen | None = None
+        self.stopping: Stopping | None = None
+        self.killed: float | None = None  # since when it is being killed
+
+    def ask_to_stop(self, request: StopRequest) -> None:
+        seen = {self.name: self.seen} if self.seen else {}
+        self.stopping = Stopping(self.limits, None if request.within is None else 0.8 * request.within)
+        self.on_event(Event("role-stopping", f"{self.name} is asked to stop: {request.why}{forecast(seen)}"))
+        if cut_short := self.stopping.cut_short(seen):
+            self.on_event(Event("stop-cut-short", cut_short, "warning"))
+        self.life.terminate()
+
+    def is_lost(self) -> bool:
+        """Kill the life if it is to end and does not; True once it cannot even be killed."""
+        now = time.monotonic()
+        if self.killed is None and self.stopping and self.stopping.is_over(self.name, self.seen):
+            self.killed = now
+        if self.killed is None:
+            return False
+        self.life.kill()
+        return now > self.killed + self.launcher.end_grace
+
+    def look(self) -> None:
+        """Look at the lease from time to time. While the store is silent, that says nothing about the role."""
+        now = time.monotonic()
+        if now < self.next_look:
+            return
+        self.next_look = now + self.limits.lease_every
+        try:
+            self.seen = self.watch.observe(self.run).get(self.name)
+        except StorageError as error:
+            self.watch = LeaseWatch()
+            self.on_event(Event("store-trouble", str(error), "warning"))
+            return
+        why = hangs(self.seen, self.life_before, now - self.began, self.limits, self.launcher)
+        if why and self.killed is None:
+            self.on_event(Event("role-silent", f"{self.name} {why}", "warning"))
+            self.killed = now
 
 
 def _start_when_possible(

@@ -27,15 +27,15 @@ from flows.supervise import CLOSED
 from flows.webhook import address_of_webhook
 from flows.workdir import is_temporary
 from storage import layout
-from storage.resumable import refuse_damage
 from storage.control import change_state, is_state_known
 from storage.difficulty import Known, ask
 from storage.leases import SUPERVISOR, Lease, read_lease
+from storage.resumable import refuse_damage
 from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
 from storage.store import open_store
 from tba.config import Config, ObjectiveConfig, OptimizerName, TrainingConfig, parse
-from tba.errors import AlreadyExists, ConfigError
+from tba.errors import AlreadyExists, ConfigError, Damaged
 from tba.interfaces import TakesTurns
 from tba.model_folder import check_folder
 from tba.places import check_place
@@ -193,14 +193,30 @@ def refuse_supervised(run: Run, config: Config) -> None:
 
 
 def living_supervisor(run: Run, config: Config) -> Lease | None:
-    """A supervisor that lives renews its lease; one whose machine cannot be asked is watched for a moment."""
-    lease, deadline = read_lease(run, SUPERVISOR), time.monotonic() + 3 * config.limits.lease_every
-    while lease and lease.status not in CLOSED and not is_gone(lease) and time.monotonic() < deadline:
+    """A supervisor that lives renews its lease; one whose machine cannot be asked, or whose lease cannot be read, is
+    watched for a moment."""
+    before, deadline = _supervisor(run), time.monotonic() + 3 * config.limits.lease_every
+    while before and time.monotonic() < deadline:
         time.sleep(0.2)
-        now = read_lease(run, SUPERVISOR)
-        if now and (now.life, now.counter) != (lease.life, lease.counter):
-            return now
+        lease = _supervisor(run)
+        if lease is None:
+            return None
+        if isinstance(lease, Lease) and _beat(lease) != _beat(before):
+            return lease
     return None
+
+
+def _supervisor(run: Run) -> Lease | Damaged | None:
+    """The lease of a supervisor that may live, or what is wrong with it if it cannot be read."""
+    try:
+        lease = read_lease(run, SUPERVISOR)
+    except Damaged as damage:
+        return damage
+    return lease if lease and lease.status not in CLOSED and not is_gone(lease) else None
+
+
+def _beat(lease: Lease | Damaged) -> tuple[int, int] | None:
+    return (lease.life, lease.counter) if isinstance(lease, Lease) else None
 
 
 def code_version() -> str:

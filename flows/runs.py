@@ -105,7 +105,7 @@ def summarise(run: Run, damage: DamageLog | None = None) -> Summary:
         closed = max((name.number for name in ledger if accepts(spans, name)), default=0)
         sync = max(closed, config.start.sync)  # a fork whose start is gone has no chain
         scores = [it for it in Evaluations(run).scores(damage.looking_at) if stands(spans, it.version)]
-        wanted = State()
+        wanted: State | None = None
         with damage.looking_at(layout.STATE):
             wanted = read_state(run)
         scored = max((score.version.number for score in scores), default=-1)
@@ -143,7 +143,9 @@ def _parent(run: Run) -> str:
     return f"{run.parent.run}@{run.parent.step}" + (" replayed" if run.parent.replays is not None else "")
 
 
-def state(run: Run, wanted: State, *, alive: bool, finished: bool) -> str:
+def state(run: Run, wanted: State | None, *, alive: bool, finished: bool) -> str:
+    if wanted is None:
+        return "unreadable"
     if alive:
         return "running" if wanted.desired == "run" else "stopping"
     if finished:

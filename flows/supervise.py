@@ -28,10 +28,12 @@ from flows.processes import (
     last_life,
     signal_role,
 )
+from flows.stopping import Patience, Stopping, forecast, patience
+from flows.wanted_state import WantedState, lease_alarms
 from flows.webhook import open_webhook
-from storage.control import State, change_state, read_state
+from storage.control import State
 from storage.events import EventReader, Events
-from storage.leases import SUPERVISOR, HeldLease, Lease, LeaseWatch, Seen
+from storage.leases import DAMAGED, SUPERVISOR, HeldLease, Lease, LeaseWatch, Seen
 from storage.run import Run
 from tba.alarms import Alarm, Alarms
 from tba.config import Config, LimitsConfig
@@ -116,7 +118,7 @@ class Event(NamedTuple):
 
 class StopRequest(NamedTuple):
     why: str
-    within: float | None = None  # seconds until somebody will end this process; None leaves `limits.stop_grace`
+    within: float | None = None  # seconds until somebody will end this process; None waits as long as roles need
 
 
 def supervise(
@@ -196,7 +198,7 @@ class Watched:
     in_vain: int = 0  # ends since then
     not_before: float = 0.0
     waits: tuple[str, float] | None = None  # why it cannot be started, and since when
-    draining: float | None = None  # since when a searcher too many was asked to stop
+    draining: Patience | None = None  # with a searcher too many, since it was asked to stop
 
 
 class Supervisor:
@@ -222,6 +224,7 @@ class Supervisor:
         self.watch = LeaseWatch()
         self.seen: dict[str, Seen] = {}
         self.state = State()
+        self.wanted_state = WantedState(run, self.tell)
         self.next_look = self.next_hearing = 0.0
         self.last_look = time.monotonic()
 
@@ -262,7 +265,7 @@ class Supervisor:
         if time.monotonic() - self.last_look > max(self.limits.silent_after / 2, 3 * self.limits.lease_every):
             self.watch = LeaseWatch()
         self.seen = self.watch.observe(self.run)
-        self.state = read_state(self.run)
+        self.state = self.wanted_state.read()
         self.last_look = time.monotonic()
         self.next_look = self.last_look + self.limits.lease_every
         for role, seen in ((Role.parse(name), seen) for name, seen in self.seen.items()):
@@ -271,7 +274,9 @@ class Supervisor:
                 if far > w.furthest:
                     w.furthest, w.in_vain = far, 0
         self.lease.tell("supervising", roles=len(self.alive()))
-        self.alarms.look(self.operating.find(self.seen_open()))
+        self.alarms.look([*self.operating.find(self.seen_open()), *lease_alarms(self.watch)])
+        while self.lease.repairs:
+            self.on_event(Event(DAMAGED, self.lease.repairs.popleft(), "warning"))
         self.hear_roles()
         self.on_look(self.seen)
 
@@ -324,7 +329,7 @@ class Supervisor:
             for role in self.wanted():
                 self.attend(self.know(role))
             if self.state.searchers and self.know(Role("trainer")).finished:
-                self.state = change_state(self.run, searchers=0, why=DONE_LEARNING)
+                self.state = self.wanted_state.change(searchers=0, why=DONE_LEARNING)
             for role in self.watched.keys() - set(self.wanted()):
                 self.drain(self.watched[role])
             self.store_alarm.look([])
@@ -494,30 +499,32 @@ class Supervisor:
                 self.bury_adopted(w, self.seen[w.role.name].lease)
             w.draining, w.finished = None, False
         elif w.draining is None:
-            w.draining = time.monotonic()
+            w.draining = patience(self.limits)
             why = DONE_LEARNING if self.know(Role("trainer")).finished else f"one too many of {self.state.searchers}"
             self.tell("role-draining", f"{w.role.name} is asked to stop: {why}", w=w)
-        elif (since := time.monotonic() - w.draining) > self.limits.stop_grace:
-            is_late = since > self.limits.stop_grace + self.launcher.end_grace
-            self.signal(w, signal.SIGKILL if is_late else signal.SIGTERM)
+        else:
+            w.draining.look(self.seen.get(w.role.name))
+            if w.draining.is_over:
+                is_late = time.monotonic() - w.draining.began > w.draining.seconds + self.launcher.end_grace
+                self.signal(w, signal.SIGKILL if is_late else signal.SIGTERM)
 
     def stop(self, why: str, within: float | None = None) -> None:
-        """The ladder: what is wanted, then SIGTERM, then SIGKILL. Each rung ends as soon as nobody is left."""
-        self.tell("run-stopping", f"stopping: {why}")
-        grace, end_grace = self.limits.stop_grace, self.launcher.end_grace
+        """The ladder: what is wanted, then SIGTERM, then SIGKILL. Each rung ends as soon as nobody is left, the first
+        after as long as the roles need by what they say."""
+        self.tell("run-stopping", f"stopping: {why}{forecast(self.seen_open())}")
+        stopping, end_grace = Stopping(self.limits), self.launcher.end_grace
         if within is not None:
-            grace, end_grace = min(grace, 0.7 * within), min(end_grace, 0.2 * within)
-        try:
-            change_state(self.run, desired="stop", why=why)
-        except StorageError as error:
-            self.on_event(Event("store-trouble", f"the roles are stopped without being asked: {error}", "warning"))
-            grace = 0.0
-        left = self.await_ends(grace)
+            stopping, end_grace = Stopping(self.limits, 0.7 * within), min(end_grace, 0.2 * within)
+        if cut_short := stopping.cut_short(self.seen_open()):
+            self.tell("stop-cut-short", cut_short, "warning")
+        was_asked = self.ask_to_stop(why)
+        left = self.await_ends(stopping) if was_asked else self.alive()
         for number in (signal.SIGTERM, signal.SIGKILL):
             for w in left:
                 self.tell("role-stopping", f"{w.role.name} still runs: {number.name}", "warning", w=w)
                 self.signal(w, number)
-            left = self.await_ends(end_grace)
+            is_first_word = number == signal.SIGTERM and not was_asked
+            left = self.await_ends(stopping if is_first_word else end_grace)
         for w in left:
             self.tell("role-left", f"{w.role.name} could not be stopped from here", "error", w=w)
         try:
@@ -525,9 +532,24 @@ class Supervisor:
         except StorageError as error:
             self.tell("log-not-stored", f"some logs stay on this host: {error}", "warning")
 
-    def await_ends(self, patience: float) -> list[Watched]:
-        """Those that live on after so many seconds."""
-        deadline = time.monotonic() + patience
+    def ask_to_stop(self, why: str) -> bool:
+        """Say in the run's state that it is to stop; False if that cannot be written."""
+        try:
+            self.wanted_state.change(desired="stop", why=why)
+        except StorageError as error:
+            self.on_event(Event("store-trouble", f"the roles are stopped without being asked: {error}", "warning"))
+            return False
+        return True
+
+    def await_ends(self, stopping: Stopping | float) -> list[Watched]:
+        """Those that live on after so many seconds, or when the patience with each of them is over."""
+        began = time.monotonic()
+
+        def is_over(w: Watched) -> bool:
+            if isinstance(stopping, Stopping):
+                return stopping.is_over(w.role.name, self.seen.get(w.role.name))
+            return time.monotonic() > began + stopping
+
         while True:
             for w in self.watched.values():
                 if w.life and (code := self.end_of(w, w.life)) is not None:
@@ -543,7 +565,8 @@ class Supervisor:
                 if w.adopted and not self.is_alive(w):
                     self.bury_adopted(w, self.seen[w.role.name].lease)
             left = self.alive()
-            if not left or time.monotonic() > deadline:
+            overs = [is_over(w) for w in left]  # of each, as the patience with it begins when it is first asked for
+            if all(overs):
                 return left
             time.sleep(POLL)
 

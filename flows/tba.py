@@ -24,7 +24,7 @@ from flows.reports import SECONDS_LEFT, Reports
 from flows.supervise import FAILED_WHY, Launcher, supervise
 from storage import layout
 from storage.control import change_state, read_state
-from storage.leases import SUPERVISOR, read_lease
+from storage.leases import SUPERVISOR, readable_lease
 from storage.run import Run, default_root
 from storage.store import open_store
 from tba.config import Config, parse_known
@@ -109,7 +109,7 @@ def stand_by(run: Run) -> str | State[Any] | None:
     config = parse_known(run.config)
     while plan.living_supervisor(run, config):  # which takes as long as a lease is good for
         time.sleep(config.limits.lease_every)
-    last, wanted = read_lease(run, SUPERVISOR), read_state(run)
+    last, wanted = readable_lease(run, SUPERVISOR), read_state(run)
     if last and last.status == "finished":
         return run.url
     if wanted.desired == "run":

@@ -100,6 +100,7 @@ class View:
     summary: Summary
     state: State  # what people want of it
     leases: list[Lease]
+    damaged: list[str]  # what is wrong with leases, and with the wanted state, that cannot be read
     con: duckdb.DuckDBPyConnection = field(repr=False)
 
     def row(self, query: str) -> dict[str, Any]:
@@ -170,7 +171,8 @@ def look(run: Run, progress: Any = None) -> View:
     leases = living(read_leases(run, damage.looking_at), config.limits.silent_after)
     with damage.looking_at(layout.STATE):
         state = read_state(run)
-    return View(run, config, summarise(run), state, leases, connect(run, progress=progress))
+    damaged = [f"{it.key} {it.problem}" for it in damage.found()]
+    return View(run, config, summarise(run), state, leases, damaged, connect(run, progress=progress))
 
 
 def picture(view: View) -> RenderableType:
@@ -189,7 +191,8 @@ def picture(view: View) -> RenderableType:
     ):
         if content:
             lines.add_row(Text(plain(name)), Text(plain(content)))
-    return Group(_head(view), _progress(view), *_alarms(view), *_damage(view), Text(), lines, Text(), *_events(view))
+    wrong = (*_damaged(view), *_damage(view), *_alarms(view))
+    return Group(_head(view), _progress(view), *wrong, Text(), lines, Text(), *_events(view))
 
 
 def line(view: View) -> str:
@@ -202,6 +205,7 @@ def line(view: View) -> str:
         "" if reward is None else f"reward {reward:.3f}",
         "" if age is None else f"age {age:.1f}",
         *(f"{metric} {values[-1]}" for metric, values in _values_by_metric(view).items()),
+        *(f"damaged: {damage}" for damage in view.damaged),
     ]
     return "  ".join(filter(None, parts))
 
@@ -337,6 +341,10 @@ def _values_by_metric(view: View) -> dict[str, list[str]]:
 
 def _ends(values: Sequence[str]) -> list[str]:
     return list(values) if len(values) <= 6 else [values[0], "…", *values[-4:]]
+
+
+def _damaged(view: View) -> list[Text]:
+    return [Text(f"! damaged: {plain(damage)}", f"bold {_COLOURS['error']}") for damage in view.damaged]
 
 
 def _alarms(view: View) -> list[Text]:

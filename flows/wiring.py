@@ -15,7 +15,6 @@ from typing import Any, Protocol
 from flows.engines import evaluation_sampling, open_generator, search_sampling
 from flows.ranks import leading
 from flows.reader import Reader
-from storage.resumable import refuse_damage
 from storage.attempts import Attempt, chain, claim_attempt
 from storage.cache import shared_copy
 from storage.checkpoints import Checkpoints
@@ -26,6 +25,7 @@ from storage.leases import HeldLease
 from storage.ledger import ParquetLedger, find_faults
 from storage.metric_log import open_metric_log
 from storage.prompts import has_prompts, read_prompts, write_prompts
+from storage.resumable import refuse_damage
 from storage.rows import read_rows
 from storage.run import Run
 from storage.scratch import scratch_folder

@@ -19,9 +19,11 @@ from storage.check_digests import RecordDigests
 from storage.compactions import Compaction, Compactions, Part, Place, is_record, places
 from storage.compactions import decode as decode_compaction
 from storage.consistency import Relations
+from storage.control import read_state
 from storage.digests import Digest
 from storage.evaluations import named_before
 from storage.inheritance import Parent
+from storage.leases import decode_lease
 from storage.ledger import DRAWS_SCHEMA, LATER, LedgerRecord
 from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
@@ -302,10 +304,13 @@ class _Check:
                     self.records.link(key, previous, before["sha256"])
         with self.looking_at(layout.RUN):
             self.records.decode(layout.RUN)
-        for key in (*self.listed[layout.ROLES], layout.STATE):
-            if key != layout.STATE or self.store.exists(key):
-                with self.looking_at(key):
-                    self.records.decode(key)
+        for key in filter(layout.parse_lease, self.listed[layout.ROLES]):
+            with self.looking_at(key):
+                decode_lease(self.run, key, self.records.read(key))
+        with self.looking_at(layout.STATE):
+            if self.store.exists(layout.STATE):
+                self.records.read(layout.STATE)
+            read_state(self.run)
         self.count("events", len(self.listed[layout.EVENTS]))
 
     def what_else_is_there(self) -> None:

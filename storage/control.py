@@ -1,12 +1,18 @@
 """What is wanted of a run: whether it should go on, and with how many searchers. Changed by compare-and-swap."""
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from storage import layout, records
 from storage.run import Run
 from tba.errors import ConfigError, Conflict, Damaged
+
+_ADVICE = (
+    "whoever supervises the run restores it; where nobody does, remove this object: `tba resume` then goes on with "
+    "search.searchers of the settings"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +25,9 @@ class State:
     def __post_init__(self) -> None:
         if self.desired not in ("run", "stop"):
             raise ConfigError(f"desired: 'run' or 'stop', got {self.desired!r}")
+        for name, text in (("why", self.why), ("changed_at", self.changed_at)):
+            if not isinstance(text, str):
+                raise ConfigError(f"{name}: a text, got {text!r}")
         if isinstance(self.searchers, bool) or not isinstance(self.searchers, int) or self.searchers < 0:
             raise ConfigError(f"searchers: a number, 0 or more, got {self.searchers!r}")
 
@@ -41,7 +50,7 @@ def change_state(run: Run, **changes: Any) -> State:
         raise ConfigError(f"a run's state has no {', '.join(sorted(unknown))}")
     while True:
         found = run.store.read_tagged(layout.STATE)
-        before = _decode(run, found[0]) if found else State()
+        before = _known(run, found[0]) if found else State()
         state = replace(before, **changes, changed_at=records.now())
         record = {**(json.loads(found[0]) if found else {}), **asdict(state)}  # also what a later version has added
         try:
@@ -49,6 +58,35 @@ def change_state(run: Run, **changes: Any) -> State:
         except Conflict:
             continue
         return state
+
+
+def _known(run: Run, data: bytes) -> State:
+    """The state before a change. A damaged one is refused: what else was wanted must not be guessed."""
+    try:
+        return _decode(run, data)
+    except Damaged as error:
+        raise Damaged(f"{error}; {_ADVICE}") from None
+
+
+def check_state(run: Run) -> None:
+    """Damaged, saying what to do, where the wanted state cannot be read."""
+    if found := run.store.read_tagged(layout.STATE):
+        _known(run, found[0])
+
+
+def restore_state(run: Run, last: State) -> State:
+    """Write the state again as somebody read it last, if it is damaged; return what it says then."""
+    while True:
+        found = run.store.read_tagged(layout.STATE)
+        if found is None:
+            return State()
+        with suppress(Damaged):
+            return _decode(run, found[0])
+        try:
+            run.store.replace(layout.STATE, records.encode(asdict(last)), tag=found[1])
+        except Conflict:
+            continue
+        return last
 
 
 def _decode(run: Run, data: bytes) -> State:

@@ -54,6 +54,9 @@ _LEDGER = re.compile(rf"(?:(?:draws|steps)/{_VERSION}\.parquet|ledger/{_VERSION}
 _FOLDER = re.compile(rf"(?:versions|checkpoints)/{_VERSION}/((?:{_PART}/)*{_PART})")
 _ATTEMPT = re.compile(rf"attempts/{_number(4)}\.json")
 _EVALUATION = re.compile(rf"evaluations/{_VERSION}\.json")
+_LEASE = re.compile(rf"roles/({_PART})/lease\.json")
+_EVENT = re.compile(rf"events/({_PART})/{_number(4)}-{_number(6)}\.json")
+_LOG = re.compile(rf"logs/({_PART})-{_number(4)}\.log")
 _OTHERS = re.compile(
     rf"run\.json|report\.html|prompts/{_PART}\.json|retention/{_number(6)}\.json|forks/{_PART}\.json"
     rf"|events/{_PART}/{_number(4)}-{_number(6)}\.json|control/state\.json|control/probe/{_PART}|roles/{_PART}/lease\.json|logs/.+"
@@ -229,8 +232,20 @@ def lease(role: str) -> str:
     return f"{ROLES}{role}/lease.json"
 
 
+def parse_lease(key: str) -> str | None:
+    """The role whose lease has this name; None if it is nobody's."""
+    match = _LEASE.fullmatch(key)
+    return match[1] if match else None
+
+
 def log(role: str, life: int) -> str:
     return f"{LOGS}{role}-{life:04d}.log"
+
+
+def parse_life(key: str) -> tuple[str, int] | None:
+    """The role and the life that an event or a log is of; None if this is not the name of one."""
+    match = _EVENT.fullmatch(key) or _LOG.fullmatch(key)
+    return (match[1], int(match[2])) if match else None
 
 
 def role_name(role: str, index: int = 0) -> str:

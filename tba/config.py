@@ -603,7 +603,9 @@ class LimitsConfig:
     orphan_after: Seconds = 600.0
     """A role that sees no supervisor for this long makes a checkpoint and stops."""
     stop_grace: Seconds = 60.0
-    """For a role to stop when asked, before it is made to."""
+    """The least time that a role has to stop in order when it is asked to, before it is ended by force. A role that
+    says it needs longer, by its measured steps, rounds and stores, has twice what it says, and more as long as it gets
+    further: four times that at most, in all. Where somebody else sets a limit, as Prefect does, that limit counts."""
     max_restarts: Count = 5
     """Of one role within `restart_window`; one more fails the run."""
     restart_window: Seconds = 600.0

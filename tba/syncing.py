@@ -32,6 +32,7 @@ from tba.errors import Stopped, Superseded
 from tba.interfaces import CheckpointStore, Lease, Ledger, VersionStore
 from tba.learner import Learner
 from tba.policy import AdapterSnapshot, Snapshot
+from tba.stop_time import StoreTimes, measured
 from tba.timing import timed
 from tba.training_state import TrainingState
 from tba.types import Base, StepRecord, Version
@@ -65,6 +66,7 @@ class SyncWriter:
         self.previous: Future[None] | None = None  # the ledger before
         self.ledger, self.versions, self.checkpoints = ledger, versions, checkpoints
         self.writing, self.publishing, self.keeping = map(Background, ("ledger", "versions", "checkpoints"))
+        self.times = StoreTimes()
         self.published = -1  # the number of the version that was published last
         self.before: Path | None = None  # its files
         self.base: Base | None = None  # the last that is stored whole, with its files
@@ -136,6 +138,10 @@ class SyncWriter:
         self._prune_versions()
 
     def publish(self, snapshot: Snapshot | AdapterSnapshot, sync: int) -> None:
+        with measured(self.times.version):
+            self._publish_version(snapshot, sync)
+
+    def _publish_version(self, snapshot: Snapshot | AdapterSnapshot, sync: int) -> None:
         folder, before, base = Path(mkdtemp(dir=self.scratch)), self.before, self.base
         self._save(snapshot, folder, dtype=self.config.model.publish_dtype)
         version, every = Version(sync, self.attempt), self.config.sync.whole_every
@@ -160,7 +166,8 @@ class SyncWriter:
         admitted.result()  # record n comes before ledger n
         digest = copy.snapshot.sha256
         self._check_owner()
-        self.ledger.write(copy.sync, records, weights_sha256=digest)
+        with measured(self.times.ledger):
+            self.ledger.write(copy.sync, records, weights_sha256=digest)
 
     def _after(self, stored: Future[None] | None, job: Callable[[], None]) -> None:
         """Ledger n comes before version n and checkpoint n; ledger n - 1 does where record n waits for version n."""
@@ -175,7 +182,7 @@ class SyncWriter:
             self._prune_versions()
 
     def _keep(self, copy: Copy, state: TrainingState, admitted: Future[dict[str, Any]]) -> None:
-        with TemporaryDirectory(dir=self.scratch) as name:
+        with measured(self.times.checkpoint), TemporaryDirectory(dir=self.scratch) as name:
             self._save(copy.snapshot, Path(name))
             replace(state, queues=admitted.result()).save(Path(name))
             self.checkpoints.save(copy.sync, self.attempt, step=copy.step, folder=Path(name))

@@ -24,6 +24,7 @@ from tba.config import Config
 from tba.errors import DeadlinePassed, RunFailed, Stopped
 from tba.interfaces import CheckpointStore, EventLog, Lease, Ledger, MetricLog, ReplayBuffer, VersionStore
 from tba.learner import Learned, Learner
+from tba.stop_time import RECENT_STEPS, Longest, steps_to_stop
 from tba.syncing import Copy, SyncWriter
 from tba.timing import looks, timed
 from tba.training_state import TrainingState
@@ -74,6 +75,7 @@ class Trainer:
         self.first_step = 1
         self.skipped = 0  # steps in a row
         self.applied = -1  # newest sync whose record the buffer holds
+        self.step_times = Longest(RECENT_STEPS)
         self.reading: dict[str, float] = {}  # seconds the thread ahead has spent since the last batch
         self.stopping: Stopped | None = None
         self.leaving = threading.Event()  # whoever waits ahead need not go on
@@ -149,6 +151,7 @@ class Trainer:
                 self.syncs.write(copy, records, admitted)
                 records = []
                 if self.stopping:
+                    self.tell_of_last_sync(step)
                     break
         self.syncs.finish()
         if self.stopping:
@@ -233,6 +236,16 @@ class Trainer:
         except Stopped as stopped:
             self.stopping = self.stopping or stopped
 
+    def seconds_to_stop(self, step: int) -> float:
+        """How long the trainer needs after this step if it is asked to stop, by the longest of its recent steps and of
+        what its recent syncs stored."""
+        steps = steps_to_stop(self.config, step, is_stopping=self.stopping is not None)
+        return round(steps * self.step_times.seconds + self.syncs.times.seconds, 1)
+
+    def tell_of_last_sync(self, step: int) -> None:
+        seconds = round(self.syncs.times.seconds, 1)
+        self.lease.tell(f"stopping: stores the sync after step {step}", step=step, seconds_to_stop=seconds)
+
     def record(self, step: int, prepared: Prepared, learned: Learned, seconds: Mapping[str, float]) -> StepRecord:
         """The step as the ledger keeps it; metrics and lease hear of it now."""
         config = self.config
@@ -244,9 +257,11 @@ class Trainer:
         }
         self.metrics.write(dict(metrics), step=step)
         self.alarms.look(self.learning.find(step, metrics, learned.outcomes))
+        self.step_times.add(seconds["step"])
         state = "stopping at the next sync" if self.stopping else f"step {step} of {config.training.steps}"
         # The last that can be taken, often one before the step's own: to store it takes its time.
-        self.lease.tell(state, step=step, version=self.syncs.published, **metrics)
+        told = {"version": self.syncs.published, "seconds_to_stop": self.seconds_to_stop(step), **metrics}
+        self.lease.tell(state, step=step, **told)
         return StepRecord(
             step=step,
             sync=config.sync_of_step(step),

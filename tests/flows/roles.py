@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.processes import Role, process_of
-from storage.leases import Lease, read_lease, read_leases
+from storage.leases import Lease, read_leases, readable_lease
 from storage.run import Run
 
 LIMITS = {
@@ -60,7 +60,7 @@ def until(condition: Callable[[], Any], what: str = "", seconds: float = 60.0) -
 
 def works(run: Run, role: str, life: int = 1) -> Lease | None:
     """The lease of a role that is at work in a life."""
-    lease = read_lease(run, role)
+    lease = readable_lease(run, role)
     return lease if lease and lease.life >= life and lease.status.startswith("turn") else None
 
 

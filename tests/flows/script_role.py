@@ -4,7 +4,8 @@
 
 What it does stands in the folder `behaviour` beside the run's records: a file named after the role, or after its kind,
 with one word. `fail`, `misuse` and `in-vain` exit at once, `hang` stops renewing, `stuck` renews and does nothing,
-`stubborn` hears nothing, `leave` exits as if it had been asked to and `superseded` as if another life had taken over,
+`stubborn` hears nothing, `needs N` says that it needs N seconds to stop and does not stop as long as the word stands,
+`leave` exits as if it had been asked to and `superseded` as if another life had taken over,
 `turn` fails at its tenth turn, `warn` writes a warning then, `finish` finishes. Otherwise it works until it is asked to
 stop; trainer and evaluator finish once there is a file `finish`.
 
@@ -55,8 +56,11 @@ def main() -> int:
 
 def live(run: Run, name: str, kind: str, lease: HeldLease) -> int:
     for turn in range(1_000_000):
-        lease.tell(f"turn {turn}", step=turn)
         behaviour = read_behaviour(run, name, kind)
+        if needs := behaviour.removeprefix("needs ") if behaviour.startswith("needs") else "":
+            lease.tell("turn that takes long", step=0, seconds_to_stop=float(needs))
+        else:
+            lease.tell(f"turn {turn}", step=turn)
         if behaviour == "turn" and turn == 10:
             return 1
         if behaviour == "warn" and turn == 10:
@@ -74,7 +78,7 @@ def live(run: Run, name: str, kind: str, lease: HeldLease) -> int:
         try:
             lease.check()
         except Stopped:
-            if behaviour != "stubborn":
+            if behaviour != "stubborn" and not needs:
                 return 4
         except Superseded:
             return 3

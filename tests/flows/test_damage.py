@@ -11,6 +11,7 @@ from flows.summary import last_scores, markdown
 from storage import difficulty, layout, mirror, verified
 from storage.run import Run
 from tba.types import Version
+from tests.rewriting import with_digest
 from tests.storage.synthetic import PROMPTS, STEPS, copy_run, make_run, prune_version
 from tests.storage.test_damage import DAMAGES, HOLDING, MAY_BE_GONE, flip, path_of
 
@@ -129,7 +130,7 @@ def test_damage_inside_an_object_that_nobody_has_read_is_named_when_a_query_meet
 
 def test_what_an_object_holds_commands_no_terminal(whole: Run, capsys: pytest.CaptureFixture[str]):
     record = json.loads(whole.store.read(layout.attempt(2)))
-    path_of(whole, layout.attempt(2)).write_text(json.dumps({**record, "attempt": "\x1b[2J\nwarning: all is well"}))
+    path_of(whole, layout.attempt(2)).write_bytes(with_digest({**record, "attempt": "\x1b[2J\nwarning: all is well"}))
     assert main(["sql", whole.url, "select 1"]) == 0
     told = capsys.readouterr().err
     assert "\x1b" not in told and told.count("\n") == 1

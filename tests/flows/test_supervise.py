@@ -10,16 +10,19 @@ import pytest
 
 from flows.alarms import how_far
 from flows.gpus import Devices
+from flows.plan import resume
 from flows.processes import FINISHED, STOPPED, LocalLauncher, NotNow, Role, RoleProcess, process_of
+from flows.runs import summarise
 from flows.supervise import Event, StopRequest, supervise
+from flows.wanted import scale, stop
 from storage import layout
 from storage.control import change_state, read_state
 from storage.events import read_events
-from storage.leases import Lease, read_leases
+from storage.leases import Lease, Seen, read_leases
 from storage.records import encode, now
 from storage.run import Run
 from tba.config import parse
-from tba.errors import RunFailed, Stopped, Superseded
+from tba.errors import Damaged, RunFailed, Stopped, Superseded
 from tba.presets import preset
 from tests.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
 
@@ -35,6 +38,7 @@ class Supervised(threading.Thread):
         self.events: list[Event] = []
         self.error: BaseException | None = None
         self.request: StopRequest | None = None
+        self.seen: dict[str, Seen] = {}
         self.options = {"launcher": LocalLauncher(run, command=script, devices=Devices(run.url, uuids=[])), **options}
         self.start()
 
@@ -46,6 +50,7 @@ class Supervised(threading.Thread):
                 parse(self.run_.config),
                 should_stop=lambda: self.request,
                 on_event=self.events.append,
+                on_look=self.seen.update,
                 first_delay=0.1,
             )
         except BaseException as error:
@@ -83,18 +88,114 @@ def test_a_lease_of_another_name_is_no_roles(run: Run, name: str):
 def test_trouble_with_the_store_is_told_once_when_it_begins_and_once_when_it_is_over(run: Run):
     supervised = Supervised(run)
     at_work(run, *ROLES)
-    state = Path(run.url, layout.STATE)
-    whole = state.read_bytes()
-    state.write_bytes(b"[]")
+    state, aside, loop = (Path(run.url, layout.STATE).with_name(name) for name in ("state.json", "aside", "loop"))
+    aside.write_bytes(state.read_bytes())
+    loop.symlink_to(state.name)
+    loop.replace(state)  # a link to itself, which nobody can open
     until(lambda: supervised.said("store-trouble"))
     time.sleep(6 * LIMITS["limits.lease_every"])
-    state.write_bytes(whole)
+    aside.replace(state)
     until(lambda: len(supervised.said("store-trouble")) > 1)
     time.sleep(6 * LIMITS["limits.lease_every"])
     told = supervised.said("store-trouble")
     assert [(event.severity, event.is_more_than_news) for event in told] == [("warning", True), ("info", True)]
     finish(run)
     assert supervised.ended() is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"role": "trainer"}'])
+def test_damaged_leases_of_roles_that_live_are_told_and_nobody_is_disturbed(run: Run, damage: bytes):
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    for name in (*ROLES, "supervisor"):
+        path = Path(run.url, layout.lease(name))
+        path.write_bytes(damage)
+        until(lambda path=path: path.read_bytes() != damage, f"{name} writes its lease again")
+    for name in (*ROLES, "supervisor"):
+        key = layout.lease(name)
+        until(lambda key=key: any(key in it.message for it in supervised.said("lease-damaged")), f"{key} is told")
+    assert {role: it.pid for role, it in at_work(run, *ROLES).items()} == {r: it.pid for r, it in leases.items()}
+    finish(run)
+    assert supervised.ended() is None
+    assert not supervised.said("role-silent") and not supervised.said("role-restarting")
+
+
+def test_a_lease_that_stays_damaged_is_of_a_role_that_hangs_and_its_next_life_replaces_it(run: Run):
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    os.kill(leases["trainer"].pid, signal.SIGSTOP)
+    Path(run.url, layout.lease("trainer")).write_bytes(b"")
+    until(lambda: works(run, "trainer", life=2))
+    assert not is_running(leases["trainer"].pid), "never two at once"
+    assert {supervised.said("role-silent", of)[0].data["of"] for of in ["trainer"]} == {"trainer"}
+    assert all(works(run, role) for role in ROLES[1:]), "nobody else was disturbed"
+    finish(run)
+    assert supervised.ended() is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"life": 3, "role": 4}'])
+def test_a_run_whose_leases_are_all_damaged_is_resumed_and_lives_are_counted_on(run: Run, damage: bytes):
+    supervised = Supervised(run)
+    at_work(run, *ROLES)
+    supervised.request = StopRequest("enough")
+    assert isinstance(supervised.ended(), Stopped)
+    for name in (*ROLES, "supervisor"):
+        Path(run.url, layout.lease(name)).write_bytes(damage)
+    began = time.monotonic()
+    resume(run.url)
+    assert time.monotonic() - began < 20
+    again = Supervised(run)
+    again_at_work = at_work(run, *ROLES, life=2)
+    finish(run)
+    assert again.ended() is None
+    assert {name for event in again.said("lease-damaged") for name in (*ROLES, "supervisor") if name in event.message}
+    lives = [(event["role"], event["life"], event["seq"]) for event in read_events(run)]
+    assert len(set(lives)) == len(lives)
+    assert all(lease.life >= 2 for lease in again_at_work.values())
+
+
+def test_a_trainer_that_lives_behind_a_damaged_lease_is_adopted_and_not_joined_by_another(run: Run):
+    first = Supervised(run)
+    leases = at_work(run, *ROLES)
+    second = Supervised(run)
+    for name in ROLES:
+        Path(run.url, layout.lease(name)).write_bytes(b"")
+    assert isinstance(first.ended(), Superseded)
+    until(lambda: len(second.said("role-adopted")) == 4, "all are adopted")
+    assert {role: lease.pid for role, lease in at_work(run, *ROLES).items()} == {r: it.pid for r, it in leases.items()}
+    finish(run)
+    assert second.ended() is None
+    assert not second.said("role-started")
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"desired": "run", "searchers": "2", "why": "", "changed_at": ""}'])
+def test_a_damaged_state_is_restored_by_the_supervisor_and_what_was_wanted_is_kept(run: Run, damage: bytes):
+    supervised = Supervised(run)
+    leases = at_work(run, *ROLES)
+    state = Path(run.url, layout.STATE)
+    before = read_state(run)
+    state.write_bytes(damage)
+    [told] = until(lambda: supervised.said("state-damaged"))
+    assert read_state(run) == before
+    assert layout.STATE in told.message and "searchers=2" in told.message and told.severity == "warning"
+    until(lambda: [event for event in read_events(run) if event["kind"] == "state-damaged"], "it is stored")
+    assert {role: it.pid for role, it in at_work(run, *ROLES).items()} == {r: it.pid for r, it in leases.items()}
+    state.write_bytes(damage)
+    supervised.request = StopRequest("enough")
+    assert isinstance(supervised.ended(), Stopped)
+    assert (read_state(run).desired, read_state(run).searchers) == ("stop", 2)
+
+
+def test_a_damaged_state_that_nobody_restores_is_refused_until_it_is_removed(run: Run):
+    Path(run.url, layout.STATE).write_bytes(b"")
+    for ask in (lambda: resume(run.url), lambda: stop(run, "enough"), lambda: scale(run, 3)):
+        with pytest.raises(Damaged, match=r"control/state\.json.*remove this object"):
+            ask()
+    assert isinstance(Supervised(run).ended(), Damaged)
+    assert summarise(run).state == "unreadable"
+    Path(run.url, layout.STATE).unlink()
+    resume(run.url)
+    assert (read_state(run).desired, read_state(run).searchers) == ("run", 2)
 
 
 def test_a_run_finishes_when_trainer_and_evaluator_have_and_no_searcher_goes_on(run: Run):

@@ -1,12 +1,14 @@
 """The wanted state of a run."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from storage import layout, records
-from storage.control import State, change_state, read_state
+from storage.check import check
+from storage.control import State, change_state, read_state, restore_state
 from storage.run import Run
 from tba.errors import ConfigError, Damaged
 
@@ -51,8 +53,49 @@ def test_a_change_keeps_what_a_later_version_has_added(run: Run):
     assert read_state(run).desired == "stop"
 
 
+WHOLE = {"desired": "stop", "searchers": 3, "why": "enough", "changed_at": records.now()}
+DAMAGES = {
+    "empty": b"",
+    "not JSON": b"\x00\xff state",
+    "a list": b"[]",
+    "truncated": records.encode(WHOLE)[:-20],
+    "fields are missing": b'{"desired": "run"}',
+    **{
+        f"{name}={value!r}": json.dumps({**WHOLE, name: value}).encode()
+        for name, value in [
+            ("desired", "pause"),
+            ("desired", ["run"]),
+            ("searchers", "3"),
+            ("searchers", True),
+            ("searchers", -1),
+            ("searchers", float("nan")),
+            ("searchers", float("inf")),
+            ("why", 4),
+            ("changed_at", None),
+        ]
+    },
+}
+damaged = pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES)
+
+
 @local
-def test_a_state_that_cannot_be_read_is_named(run: Run):
-    run.store.replace(layout.STATE, b'{"desired": "run"}', tag=None)
+@damaged
+def test_a_state_that_cannot_be_read_is_named_and_never_guessed(run: Run, data: bytes):
+    change_state(run, desired="stop", searchers=3)
+    (Path(run.url) / layout.STATE).write_bytes(data)
     with pytest.raises(Damaged, match=r"control/state\.json"):
         read_state(run)
+    with pytest.raises(Damaged, match=r"control/state\.json.*remove this object"):
+        change_state(run, desired="run")
+    assert (Path(run.url) / layout.STATE).read_bytes() == data
+    assert [problem.key for problem in check(run).problems] == [layout.STATE]
+
+
+@local
+@damaged
+def test_a_damaged_state_is_restored_as_it_was_read_last_and_a_whole_one_kept(run: Run, data: bytes):
+    last = change_state(run, desired="stop", searchers=3, why="enough")
+    (Path(run.url) / layout.STATE).write_bytes(data)
+    assert restore_state(run, last) == last == read_state(run)
+    changed = change_state(run, searchers=4)
+    assert restore_state(run, last) == changed == read_state(run)

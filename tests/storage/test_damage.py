@@ -21,6 +21,7 @@ from storage.run import Run
 from storage.store import Entry, Store
 from storage.verified import Verified, sha256_of
 from tba.types import Version
+from tests.rewriting import with_digest
 from tests.storage.synthetic import EVERY, LAST_SYNC, B, K, S, copy_run, make_live_run, make_run, prune_version
 from tests.storage.test_forks import fork, go_on
 from tests.storage.test_views import VIEWS
@@ -101,7 +102,7 @@ def damage_of(run: Run) -> dict[str, str]:
 
 def changed(run: Run, key: str, **fields: Any) -> None:
     record = json.loads(path_of(run, key).read_bytes())
-    path_of(run, key).write_text(json.dumps({**record, **fields}))
+    path_of(run, key).write_bytes(with_digest({**record, **fields}))
 
 
 @pytest.mark.parametrize("how", DAMAGES)

@@ -1,16 +1,19 @@
 """Leases: one holder at a time, who hears what is wanted."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from storage import layout
+from storage import layout, records
+from storage.check import check
 from storage.control import change_state
-from storage.leases import SUPERVISOR, HeldLease, LeaseWatch, read_lease, read_leases
+from storage.events import Events, read_events
+from storage.leases import SUPERVISOR, HeldLease, LeaseWatch, read_lease, read_leases, read_roles, readable_lease
 from storage.run import Run
-from tba.errors import Damaged, Stopped, StorageError, Superseded
+from tba.errors import Damaged, Stopped, Superseded
 from tests.conftest import s3_root
 from tests.proxy import faulty
 from tests.servers import Server
@@ -186,13 +189,215 @@ def test_trouble_while_closing_is_not_raised(run: Run):
     held.close()
 
 
+WHOLE = {
+    "role": "trainer", "life": 7, "host": "here", "pid": 4, "counter": 2, "status": "step 3", "progress": {"step": 3.0},
+    "renewed_at": records.now(), "supervised": True, "quiet": 0.5,
+}  # fmt: skip
+DAMAGES = {
+    "empty": b"",
+    "not JSON": b"\x00\xff lease",
+    "a list": b"[]",
+    "truncated": records.encode(WHOLE)[:60],
+    "a field is missing": records.encode({name: value for name, value in WHOLE.items() if name != "host"}),
+    "another's": records.encode({**WHOLE, "role": "evaluator"}),
+    **{
+        f"{name}={value!r}": json.dumps({**WHOLE, name: value}).encode()
+        for name, value in [
+            ("life", "7"),
+            ("life", True),
+            ("life", 0),
+            ("life", 10**12),
+            ("counter", -1),
+            ("pid", float("inf")),
+            ("quiet", float("nan")),
+            ("quiet", None),
+            ("disk_gb", "much"),
+            ("renewed_at", "yesterday"),
+            ("renewed_at", "2026-01-01T00:00:00"),
+            ("status", 4),
+            ("progress", []),
+            ("progress", {"step": "3"}),
+            ("progress", {"step": float("nan")}),
+        ]
+    },
+}
+damaged = pytest.mark.parametrize("data", DAMAGES.values(), ids=DAMAGES)
+
+
+def lease_file(run: Run, role: str = "trainer") -> Path:
+    path = Path(run.url) / layout.lease(role)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def damages(run: Run) -> list[str]:
+    return [event["message"] for event in read_events(run) if event["kind"] == "lease-damaged"]
+
+
 @local
-def test_a_lease_that_is_none_is_named(run: Run):
-    run.store.replace(layout.lease("trainer"), b'{"role": "trainer"}', tag=None)
-    for look in (lambda: read_lease(run, "trainer"), lambda: HeldLease(run, "trainer", every=1.0)):
-        with pytest.raises(Damaged, match=r"roles/trainer/lease\.json"):
-            look()
-    assert issubclass(Damaged, StorageError)
+@damaged
+def test_a_lease_that_is_none_is_named_and_hides_no_other(run: Run, data: bytes):
+    HeldLease(run, "evaluator", every=60.0).close()
+    lease_file(run).write_bytes(data)
+    with pytest.raises(Damaged, match=r"roles/trainer/lease\.json"):
+        read_lease(run, "trainer")
+    assert readable_lease(run, "trainer") is None
+    assert [lease.role for lease in read_leases(run)] == ["evaluator"]
+    assert "roles/trainer/lease.json" in read_roles(run).damaged["trainer"]
+    assert [problem.key for problem in check(run).problems] == [layout.lease("trainer")]
+
+
+@local
+def test_what_was_not_finite_when_a_role_told_it_is_left_out(run: Run):
+    with HeldLease(run, "trainer", every=60.0) as held:
+        held.tell("learning", step=3, loss=float("nan"))
+        held.close()
+    lease = read_lease(run, "trainer")
+    assert lease is not None and lease.progress == {"step": 3}
+
+
+@local
+@damaged
+def test_a_damaged_lease_is_replaced_under_a_life_beyond_every_known_one(run: Run, data: bytes):
+    Events(run, "trainer", 3).write("started", "life 3")
+    run.store.create(layout.log("trainer", 5), b"a life that wrote no event")
+    run.store.create(layout.log("trainer-of-another", 40), b"of another role")
+    lease_file(run).write_bytes(data)
+    with HeldLease(run, "trainer", every=60.0) as held:
+        assert held.life in (6, 8), "beyond its log, or beyond what the remains say"
+        assert held.life == 8 or b'"life": 7' not in data
+        held.check()
+    [told] = damages(run)
+    assert "roles/trainer/lease.json" in told and f"life {held.life} has replaced it" in told
+
+
+@local
+def test_a_lease_that_is_gone_is_taken_under_a_life_beyond_those_with_events(run: Run):
+    Events(run, "trainer", 3).write("started", "life 3")
+    with HeldLease(run, "trainer", every=60.0) as held:
+        assert held.life == 4
+    assert not damages(run)
+
+
+@local
+@damaged
+def test_a_lease_that_is_damaged_while_it_is_held_is_written_again_by_its_holder(run: Run, data: bytes):
+    with HeldLease(run, "trainer", every=EVERY) as held:
+        held.tell("learning", step=3)
+        lease_file(run).write_bytes(data)
+        eventually(lambda: readable_lease(run, "trainer") is not None and counter(run, "trainer") > 0)
+        before = counter(run, "trainer")
+        eventually(lambda: counter(run, "trainer") > before)
+        held.check()
+        lease = read_lease(run, "trainer")
+        assert lease is not None and (lease.life, lease.status) == (1, "learning")
+    [told] = damages(run)
+    assert "roles/trainer/lease.json" in told and "trainer, which holds it, has written it again" in told
+
+
+@local
+def test_of_two_lives_the_higher_one_keeps_a_lease_that_was_damaged(run: Run):
+    old = HeldLease(run, "trainer", every=60.0)  # renews once, when it is closed
+    Events(run, "trainer", old.life).write("started", "the first")
+    new = HeldLease(run, "trainer", every=60.0)
+    Events(run, "trainer", new.life).write("started", "the second")
+    lease_file(run).write_bytes(b"")
+    old.close("failed")
+    with pytest.raises(Superseded):
+        old.check()
+    new.close()
+    new.check()
+    lease = read_lease(run, "trainer")
+    assert lease is not None and (lease.life, lease.status) == (2, "stopped")
+
+
+@local
+def test_a_lease_that_was_put_back_to_an_older_life_is_taken_back(run: Run):
+    HeldLease(run, "trainer", every=60.0).close()
+    before = lease_file(run).read_bytes()
+    with HeldLease(run, "trainer", every=EVERY) as held:
+        lease_file(run).write_bytes(before)
+        eventually(lambda: (lease := read_lease(run, "trainer")) is not None and lease.life == 2)
+        held.check()
+    assert len(damages(run)) == 1
+
+
+@local
+def test_two_processes_of_one_life_do_not_both_keep_the_lease(run: Run):
+    with HeldLease(run, "trainer", every=EVERY) as held:
+        lease = read_lease(run, "trainer")
+        lease_file(run).write_bytes(records.encode({**vars(lease), "pid": 1, "host": "elsewhere"}))
+        check_until(held, Superseded, "trainer")
+
+
+@local
+@pytest.mark.parametrize("before", [False, True])
+def test_a_damaged_lease_of_the_supervisor_is_silence(run: Run, before: bool):
+    if not before:
+        HeldLease(run, SUPERVISOR, every=60.0).close()
+    lease_file(run, SUPERVISOR).write_bytes(b"{")
+    with HeldLease(run, "trainer", every=EVERY, orphan_after=0.3) as held:
+        check_until(held, Stopped, "no supervisor")
+
+
+@local
+def test_a_damaged_state_keeps_no_role_from_noticing_that_its_supervisor_is_gone(run: Run):
+    change_state(run, searchers=2)
+    (Path(run.url) / layout.STATE).write_bytes(b"{")
+    with HeldLease(run, "trainer", every=EVERY, orphan_after=0.3) as held:
+        check_until(held, Stopped, "no supervisor")
+
+
+@local
+def test_whoever_nobody_supervises_gives_its_lease_back_if_the_state_cannot_be_read(run: Run):
+    change_state(run, searchers=2)
+    (Path(run.url) / layout.STATE).write_bytes(b"{")
+    with pytest.raises(Damaged, match=r"control/state\.json"):
+        HeldLease(run, SUPERVISOR, every=EVERY)
+    lease = read_lease(run, SUPERVISOR)
+    assert lease is not None and lease.status == "failed"
+
+
+@local
+def test_a_watcher_shows_a_damaged_lease_as_it_was_read_last_and_as_one_that_does_not_move(run: Run):
+    watch, other = LeaseWatch(), LeaseWatch()
+    with HeldLease(run, "evaluator", every=60.0), HeldLease(run, "trainer", every=60.0):
+        watch.observe(run)
+        lease_file(run).write_bytes(b"")
+        Events(run, "trainer", 1).write("started", "it lives")
+        seen = {name: it.observe(run) for name, it in (("knows it", watch), ("is new", other))}
+        assert all(set(it) == {"evaluator", "trainer"} for it in seen.values())
+        assert {name: it["trainer"].lease.life for name, it in seen.items()} == {"knows it": 1, "is new": 1}
+        assert "roles/trainer/lease.json" in watch.damaged["trainer"]
+        time.sleep(0.05)
+        assert other.observe(run)["trainer"].silent_for > 0
+    HeldLease(run, "trainer", every=60.0).close()
+    assert other.observe(run)["trainer"].lease.life == 2
+    assert not other.damaged
+
+
+@local
+def test_a_lease_tells_the_longest_time_between_two_looks_but_not_before_the_first(run: Run, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("storage.leases.time.monotonic", lambda: now[0])
+
+    def told() -> float:
+        held.close()
+        lease = read_lease(run, "trainer")
+        assert lease is not None
+        return lease.hears_every
+
+    for gaps, longest in (((), 0), ((0,), 0), ((300, 2, 40, 5), 40), ((0, 40, 601, 3), 601), ((0, 40, 300, 301), 301)):
+        held = HeldLease(run, "trainer", every=60.0)
+        for gap in gaps:
+            now[0] += gap
+            held.check()
+        assert told() == longest
+    held = HeldLease(run, "trainer", every=60.0)
+    for gap in (0, 40, *[3] * 201):
+        now[0] += gap
+        held.check()
+    assert told() == 3, "what was ten minutes ago counts no more"
 
 
 def test_a_watcher_counts_silence_on_its_own_clock(run: Run):

@@ -26,6 +26,7 @@ from tba.learner import Learner
 from tba.policy import Policy, PolicyScorer, Snapshot
 from tba.presets import preset
 from tba.schedules import beta_at, learning_rate_at, reference_power_at
+from tba.stop_time import CHECKPOINT, RECENT_STEPS, StoreTimes, steps_to_stop
 from tba.trainer import Trainer
 from tba.training_state import TrainingState
 from tba.types import Base, Draw, Prompt, StepRecord, Trajectory, Version
@@ -755,6 +756,60 @@ def test_a_trainer_that_is_asked_to_stop_ends_at_the_next_sync_with_version_and_
         trainer.run()
     assert len(store.records) == 8
     assert {"ledger 4", "version 4", "checkpoint 4"} <= set(store.journal)
+
+
+@pytest.mark.parametrize(("step", "stopping", "left"), [
+    (0, False, 2), (1, False, 3), (2, False, 2), (3, False, 3), (9, False, 1), (10, False, 0),
+    (1, True, 1), (2, True, 2), (10, True, 0),
+])  # fmt: skip
+def test_a_stop_takes_the_steps_until_a_sync_that_is_not_the_next_one_if_it_is_heard_only_after_that(
+    step: int, stopping: bool, left: int
+):
+    config = settings(training__steps=10, sync__every=2)
+    assert steps_to_stop(config, step, is_stopping=stopping) == left
+
+
+class Listening(LeaseAt):
+    """Keeps what the trainer tells of its progress."""
+
+    def __init__(self, *given: Any):
+        super().__init__(*given)
+        self.told: list[str] = []
+        self.progress: list[dict[str, float]] = []
+
+    def tell(self, status: str, **progress: float) -> None:
+        super().tell(status, **progress)
+        self.told.append(status)
+        self.progress.append(progress)
+
+
+def test_a_trainer_tells_how_long_it_would_take_to_stop_by_its_longest_step_and_what_its_syncs_store(tmp_path):
+    lease = Listening(Stopped("enough"), 6)
+    trainer, _ = make(tmp_path, settings(), lease=lease)
+    with pytest.raises(Stopped):
+        trainer.run()
+    steps = [it for it in lease.progress if "seconds_step" in it]
+    assert all(it["seconds_to_stop"] >= round(it["seconds_step"], 1) for it in steps[:-1])
+    assert lease.told[-1] == "stopping: stores the sync after step 8"
+    assert "seconds_to_stop" in lease.progress[-1]
+    trainer.step_times.add(100.0)
+    trainer.syncs.times.ledger.add(3.0)
+    trainer.syncs.times.version.add(20.0)
+    trainer.syncs.times.checkpoint.add(50.0)
+    trainer.stopping = None
+    assert trainer.seconds_to_stop(2) == pytest.approx(2 * 100 + 73, abs=0.1)
+    for _ in range(RECENT_STEPS):
+        trainer.step_times.add(1.0)
+    assert trainer.seconds_to_stop(2) == pytest.approx(2 * 1 + 73, abs=0.1), "a long step is not long remembered"
+
+
+def test_before_a_checkpoint_was_measured_it_counts_as_some_versions():
+    times = StoreTimes()
+    assert times.seconds == 0
+    times.version.add(5.0)
+    assert times.seconds == 5 + CHECKPOINT * 5
+    times.checkpoint.add(7.0)
+    assert times.seconds == 12
 
 
 def test_the_initial_fill_is_waited_for_until_its_deadline(tmp_path):

@@ -1,0 +1,46 @@
+"""Damaged leases and a damaged wanted state: what a supervisor tells of them, and what it restores."""
+
+from collections.abc import Callable, Iterator
+
+from storage.control import State, change_state, read_state, restore_state
+from storage.leases import DAMAGED, LeaseWatch
+from storage.run import Run
+from tba.alarms import Alarm
+from tba.errors import Damaged
+
+
+class WantedState:
+    """What is wanted of a run, as a supervisor reads it at each look. Where the record is damaged, the supervisor
+    writes it again as it read it last, and says so by `tell(kind, message, severity)`."""
+
+    def __init__(self, run: Run, tell: Callable[[str, str, str], None]):
+        self.run, self.tell = run, tell
+        self.last: State | None = None
+
+    def read(self) -> State:
+        """Damaged only where nothing has been read before."""
+        try:
+            self.last = read_state(self.run)
+        except Damaged as damage:
+            if self.last is None:
+                raise
+            self.last = restore_state(self.run, self.last)
+            self.tell("state-damaged", f"{damage}: restored, {_say(self.last)}", "warning")
+        return self.last
+
+    def change(self, **changes: object) -> State:
+        self.read()
+        self.last = change_state(self.run, **changes)
+        return self.last
+
+
+def _say(state: State) -> str:
+    wanted = f"desired={state.desired!r} and searchers={state.searchers}"
+    return f"as it was read last, with {wanted}; whoever wanted something else meanwhile asks again"
+
+
+def lease_alarms(watch: LeaseWatch) -> Iterator[Alarm]:
+    """One alarm for each lease that could not be read at the last look of a watch."""
+    for role, damage in watch.damaged.items():
+        message = f"{damage}: unless {role} lives and writes it again, its next life replaces it"
+        yield Alarm(DAMAGED, message, role)

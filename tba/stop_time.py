@@ -1,0 +1,60 @@
+"""How long a trainer that is asked to stop needs, by what it has measured.
+
+It takes the steps until the next sync and then stores what that sync leaves: ledger, version and checkpoint."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tba.config import Config
+
+RECENT_STEPS, RECENT_SYNCS = 50, 5
+CHECKPOINT = 4.0
+"""How many times longer than a version a checkpoint may take, until one has been measured: its weights are in full
+precision, with two moments of each."""
+
+
+class Longest:
+    """The longest of the last measurements, in seconds."""
+
+    def __init__(self, last: int):
+        self._seconds: deque[float] = deque(maxlen=last)
+
+    def add(self, seconds: float) -> None:
+        self._seconds.append(seconds)
+
+    def __bool__(self) -> bool:
+        return bool(self._seconds)
+
+    @property
+    def seconds(self) -> float:
+        return max(list(self._seconds), default=0.0)
+
+
+class StoreTimes:
+    """What the parts of a sync took to be stored. The threads that store them measure."""
+
+    def __init__(self) -> None:
+        self.ledger, self.version, self.checkpoint = (Longest(RECENT_SYNCS) for _ in range(3))
+
+    @property
+    def seconds(self) -> float:
+        """How long the last sync of a trainer that stops may take: it always has a checkpoint."""
+        checkpoint = self.checkpoint.seconds if self.checkpoint else CHECKPOINT * self.version.seconds
+        return self.ledger.seconds + self.version.seconds + checkpoint
+
+
+def steps_to_stop(config: Config, step: int, *, is_stopping: bool) -> int:
+    """Return how many steps a trainer that has taken `step` still takes if it is asked to stop: up to the next sync. A
+    request that comes during the next step is heard only after that step."""
+    heard = min(step + (1 if is_stopping else 2), config.training.steps)
+    return max(0, config.step_of_sync(config.sync_of_step(heard)) - step)
+
+
+@contextmanager
+def measured(longest: Longest) -> Iterator[None]:
+    """Add the seconds that the `with` block takes, if it ends well."""
+    began = time.monotonic()
+    yield
+    longest.add(time.monotonic() - began)
