@@ -42,6 +42,10 @@ class Checkpoints:
         """A local folder with its verified files."""
         return checkpoint_files.load(self.run, Version(sync, attempt))
 
+    def check(self, checkpoint: Version) -> None:
+        """Damaged if it is not what was saved, as far as can be told without a download."""
+        checkpoint_files.check(self.run, checkpoint)
+
     def prune(self, keep: int) -> list[Version]:
         """Give up all but the newest `keep` intact ones of the chain, and those that this run or a fork starts from.
         Damaged ones that are newer than these stay too: they do not count, and are never the only ones left. Returns
@@ -72,7 +76,7 @@ class Checkpoints:
         """Each is looked at once, as reading large ones again and again would slow down whatever else reads."""
         if checkpoint not in self._intact:
             try:
-                checkpoint_files.check(self.run, checkpoint)
+                self.check(checkpoint)
             except (Missing, Damaged) as error:
                 log.warning("%s: checkpoint %s does not count among those to keep: %s", self.run.url, checkpoint, error)
                 return False
