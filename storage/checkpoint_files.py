@@ -12,7 +12,7 @@ from tba.types import Version
 def load(run: Run, checkpoint: Version) -> Path:
     """Return a local folder with the files, each compared with the sha256 in the manifest. Missing if there is no such
     checkpoint, also when it is removed meanwhile; Damaged, naming the file, if one is not what was saved."""
-    _check_manifest(run, checkpoint)
+    check_manifest(run, checkpoint)
     return folders.local_copy(run.store, layout.checkpoint(checkpoint), keep=2)
 
 
@@ -23,7 +23,7 @@ def check(run: Run, checkpoint: Version) -> None:
     if run.store.local_path(prefix.rstrip("/")):
         load(run, checkpoint)
     else:
-        _check_manifest(run, checkpoint)
+        check_manifest(run, checkpoint)
         folders.check_sizes(run.store, prefix)
 
 
@@ -36,7 +36,8 @@ def recorded_step(run: Run, sync: int) -> int | None:
     return None
 
 
-def _check_manifest(run: Run, checkpoint: Version) -> None:
+def check_manifest(run: Run, checkpoint: Version) -> None:
+    """Damaged unless the manifest is of the checkpoint of this name, and of the step that its sync follows."""
     name = f"{run.url}/{layout.checkpoint(checkpoint)}{layout.MANIFEST}"
     manifest = folders.read_manifest(run.store, layout.checkpoint(checkpoint))
     if manifest is None:
