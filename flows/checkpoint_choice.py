@@ -9,7 +9,6 @@ from storage.leases import HeldLease
 from storage.run import Run
 from tba.config import Config
 from tba.errors import Damaged
-from tba.training_state import check_saved
 from tba.types import Version
 
 
@@ -38,4 +37,6 @@ def intact_folder(run: Run, config: Config, checkpoint: Version) -> Path:
 
 
 def _check(config: Config, checkpoint: Version, folder: Path) -> None:
+    from tba.training_state import check_saved
+
     check_saved(folder, sync=checkpoint.number, step=config.step_of_sync(checkpoint.number))
