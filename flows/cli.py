@@ -156,9 +156,9 @@ def _add_resume(commands: Any) -> None:
         "resume",
         resume_command,
         "Continue an interrupted run.",
-        "The trainer goes on from its newest checkpoint and takes the steps since then again, on the same data;\n"
-        "roles that are still alive are adopted. Nothing that was stored is lost or counted twice. It keeps its\n"
-        "settings: `tba fork` goes on with others.",
+        "The trainer goes on from its newest intact checkpoint and takes the steps since then again, on the same\n"
+        "data; roles that are still alive are adopted. Nothing that was stored is lost or counted twice. It keeps\n"
+        "its settings: `tba fork` goes on with others.",
         "example:\n  tba resume first",
     )
     parser.add_argument("run", metavar="RUN", help=_RUN)

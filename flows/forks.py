@@ -12,6 +12,7 @@ from flows.runs import newest_sync
 from flows.threads import use_threads
 from storage import layout, records
 from storage.attempts import chain, newest_attempt
+from storage.checkpoints import Checkpoints
 from storage.control import change_state
 from storage.forks import is_kept, register, settle, unregister
 from storage.inheritance import Parent
@@ -21,7 +22,7 @@ from storage.run import Run
 from storage.store import open_store
 from storage.syncs import read_chain
 from tba.config import Config, parse, same_moments
-from tba.errors import AlreadyExists, ConfigError, Damaged
+from tba.errors import AlreadyExists, ConfigError, Damaged, Missing
 from tba.types import Version
 
 if TYPE_CHECKING:
@@ -111,8 +112,21 @@ def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
         attempt=attempt,
         attempts=attempts,
         replays=synced[-1].sync if replay else None,
-        rebuilt=bool(sync) and not is_kept(parent, checkpoint),
+        rebuilt=bool(sync) and not _can_start(parent, checkpoint),
     )
+
+
+def _can_start(parent: Run, checkpoint: Version) -> bool:
+    """Whether a fork can start from a checkpoint of its parent. One that is damaged is made again, as one that is
+    gone. Files in an object store are only looked for, by name and size: whoever forks need not have room for them."""
+    try:
+        if not is_kept(parent, checkpoint):
+            return False
+        Checkpoints(parent).check(checkpoint)
+    except (Missing, Damaged) as error:
+        log.warning("%s: checkpoint %s cannot be started from: %s", parent.name, checkpoint, error)
+        return False
+    return True
 
 
 def _check_parent(parent: Run, step: int) -> None:
@@ -223,7 +237,10 @@ def _take_again(parent: Run, origin: Parent) -> "Past":
     past = load_past(parent, origin.step + 1)
     if past.step < origin.step:  # else one that was given up is still there
         log.info(
-            "no checkpoint of step %d is kept: taking steps %d to %d again", origin.step, past.step + 1, origin.step
+            "no intact checkpoint of step %d is kept: taking steps %d to %d again",
+            origin.step,
+            past.step + 1,
+            origin.step,
         )
     with bar(f"taking the steps up to {origin.step} again") as tell:
         for taken in past.retake(origin.step):

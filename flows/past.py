@@ -1,12 +1,14 @@
 """A run as it was after a step, loaded from what it keeps, to take steps again. Needs torch."""
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from transformers.utils import logging as transformers_logging
 
 from flows import wiring
 from flows.reader import make_buffer
+from storage import lost_checkpoints
 from storage.attempts import accepts, chain
 from storage.checkpoints import Checkpoints
 from storage.events import Events
@@ -14,10 +16,14 @@ from storage.replay_buffer import DuckReplayBuffer
 from storage.retention import in_the_way, lost_for
 from storage.run import Run
 from storage.scratch import scratch_folder
-from tba.config import parse
+from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged
 from tba.learner import Learner
 from tba.retake import Retaken, retake
+from tba.training_state import TrainingState
+from tba.types import Version
+
+log = logging.getLogger(__name__)
 
 transformers_logging.disable_progress_bar()  # its bars say nothing of the steps
 
@@ -59,18 +65,12 @@ class Past:
 
 
 def load_past(run: Run, before: int) -> Past:
-    """The newest state before a step that a run keeps: a checkpoint, or else the start. A fork starts from a checkpoint
-    that is always kept. ConfigError if what the step draws has been given up since."""
+    """The newest state before a step that a run keeps: an intact checkpoint, or else the start. A fork starts from a
+    checkpoint that is always kept. ConfigError if what the step draws has been given up since. Damaged if a fork has
+    no intact checkpoint left."""
     config, spans = parse(run.config), chain(run)
     kept = [it for it in Checkpoints(run).complete() if accepts(spans, it) and it.number >= config.start.sync]
     usable = [it for it in kept if config.step_of_sync(it.number) < before]
-    start = max(usable).number if usable else 0
-    if gone := in_the_way(run, start, config.sync_before(before)):
-        later = [config.step_of_sync(it.number) for it in kept if it.number >= gone.payloads.last_sync]
-        raise ConfigError(
-            f"--step: the steps of {run.name} after step {config.step_of_sync(start)} drew tokens that have been given "
-            f"up, says {gone}; steps can be taken again from step {min(later, default=gone.payloads.step) + 1} on"
-        )
     sync = config.sync_before(before)
     taken_by = next((span.attempt for span in spans if span.covers(config.sync_of_step(before))), spans[-1].attempt)
     if lost := lost_for(run, sync, taken_by):
@@ -78,14 +78,42 @@ def load_past(run: Run, before: int) -> Past:
             f"--step: step {before} of {run.name} was taken while the buffer held shards that {lost} gives up: "
             "it cannot be taken again"
         )
-    buffer = make_buffer(run, config, spans[-1].attempt, Events(run, "past", 0))  # it will write nothing
-    if not usable and config.start.sync:
-        raise Damaged(f"{run.url} starts from the checkpoint of sync {config.start.sync}, which is gone")
-    if not usable:
-        return Past(0, Learner(config, wiring.load_start(run, config)), buffer)
-    policy, state = wiring.load_checkpoint(run, config, max(usable))
-    learner = Learner(config, policy)
+    damaged: dict[Version, Damaged] = {}
+    for checkpoint in sorted(usable, reverse=True):
+        _check_drawable(run, config, checkpoint.number, before, kept, damaged)
+        try:
+            policy, state = wiring.load_checkpoint(run, config, checkpoint)
+        except Damaged as error:
+            log.warning("%s: checkpoint %s is damaged, and passed over: %s", run.name, checkpoint, error)
+            damaged[checkpoint] = error
+        else:
+            return _after(run, config, spans[-1].attempt, Learner(config, policy), state)
+    if config.start.sync:
+        raise lost_checkpoints.none_intact(run, damaged) if damaged else lost_checkpoints.no_start(run)
+    _check_drawable(run, config, 0, before, kept, damaged)
+    return _after(run, config, spans[-1].attempt, Learner(config, wiring.load_start(run, config)), None)
+
+
+def _after(run: Run, config: Config, attempt: int, learner: Learner, state: TrainingState | None) -> Past:
+    """The trainer as a checkpoint's state says; without one as it was before the first step."""
+    buffer = make_buffer(run, config, attempt, Events(run, "past", 0))  # it will write nothing
+    if state is None:
+        return Past(0, learner, buffer)
     learner.restore(state)
     buffer.replay(state.sync)
     buffer.restore(state.queues)
     return Past(state.step, learner, buffer)
+
+
+def _check_drawable(
+    run: Run, config: Config, start: int, before: int, kept: Sequence[Version], damaged: Mapping[Version, Damaged]
+) -> None:
+    """ConfigError if steps from sync `start` up to this one draw tokens that have been given up."""
+    if gone := in_the_way(run, start, config.sync_before(before)):
+        later = [it for it in kept if it.number >= gone.payloads.last_sync and it not in damaged]
+        first = min((config.step_of_sync(it.number) for it in later), default=gone.payloads.step) + 1
+        passed = "".join(f"; checkpoint {it} is damaged: {error}" for it, error in damaged.items())
+        raise ConfigError(
+            f"--step: the steps of {run.name} after step {config.step_of_sync(start)} drew tokens that have been given "
+            f"up, says {gone}; steps can be taken again from step {first} on{passed}"
+        )

@@ -12,10 +12,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, Protocol
 
+from flows import checkpoint_choice
 from flows.engines import evaluation_sampling, open_generator, search_sampling
 from flows.ranks import leading
 from flows.reader import Reader
-from storage.attempts import Attempt, chain, claim_attempt
+from storage.attempts import Attempt, chain
 from storage.cache import shared_copy
 from storage.checkpoints import Checkpoints
 from storage.difficulty import ask
@@ -98,16 +99,12 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     with suppress(Stopped):  # which is for the next sync
         lease.check()  # a life that was superseded while it imported must not supersede the attempt of the one that did
     refuse_damage(run, whole=False)
-    attempt = claim_attempt(run)
+    attempt, checkpoint = checkpoint_choice.claim(run, config, lease, events)
     Thread(target=_tell_of_ledger, args=(run, attempt, events), daemon=True).start()
     with scratch_folder() as scratch:
-        checkpoint = None
-        if attempt.continues is not None:
-            checkpoint = checkpoint_folder(run, config, attempt.continues)
+        if checkpoint is not None:
             adapter = find_adapter(run, config, lease.tell)
             policy = load_policy(config, adapter, checkpoint, device=_first_device(config))
-        elif config.start.sync:
-            raise _no_start(run, config)
         else:
             policy = load_start(run, config, lease.tell, device=_first_device(config))
             if not run.parent:
@@ -176,19 +173,9 @@ def _tell_of_ledger(run: Run, attempt: Attempt, events: Events) -> None:
         log.warning("the ledger was not verified: %s", error)
 
 
-def _no_start(run: Run, config: Config) -> Damaged:
-    return Damaged(f"{run.url} starts from the checkpoint of sync {config.start.sync}, which is gone: fork it anew")
-
-
 def load_checkpoint(run: Run, config: Config, name: Version) -> tuple[Policy, TrainingState]:
-    folder = checkpoint_folder(run, config, name)
+    folder = checkpoint_choice.intact_folder(run, config, name)
     return load_policy(config, find_adapter(run, config), folder), TrainingState.load(folder)
-
-
-def checkpoint_folder(run: Run, config: Config, name: Version) -> Path:
-    if name.number < config.start.sync:
-        raise _no_start(run, config)
-    return Checkpoints(run).load(name.number, name.attempt)
 
 
 def _first_device(config: Config) -> str:

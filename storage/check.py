@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage import folders, layout, parquet, records, tables
+from storage import checkpoint_files, folders, layout, parquet, records, tables
 from storage.attempts import Attempt, Span, accepts, chain, read_attempt, stands
 from storage.check_digests import RecordDigests
 from storage.compactions import Compaction, Compactions, Part, Place, is_record, places
@@ -632,6 +632,7 @@ class _Check:
                 self.weights[version] = manifest.get("weights_sha256")
             else:
                 fitting([tables.checkpoint_row(version, manifest)], tables.CHECKPOINTS)
+                checkpoint_files.check_manifest(self.run, version)
             number = manifest["version"] if prefix == layout.VERSIONS else manifest["sync"]
             if (number, manifest["attempt"]) != version:
                 raise Damaged(f"its manifest says it is {Version(number, manifest['attempt'])}")

@@ -1,12 +1,16 @@
 """Checkpoints: all that a trainer needs to go on from a sync, one manifest folder each."""
 
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 
-from storage import attempts, folders, layout, retention
+from storage import attempts, checkpoint_files, folders, layout, retention
 from storage.forks import pinned_checkpoints
 from storage.run import Run
-from tba.errors import StorageError
+from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
+
+log = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -14,6 +18,7 @@ class Checkpoints:
 
     def __init__(self, run: Run):
         self.run = run
+        self._intact: set[Version] = set()  # as far as this object has looked
 
     def save(self, sync: int, attempt: int, step: int, folder: Path) -> None:
         """Store the files of a folder. The ledger up to the sync comes first: a checkpoint without it is refused,
@@ -35,14 +40,19 @@ class Checkpoints:
 
     def load(self, sync: int, attempt: int) -> Path:
         """A local folder with its verified files."""
-        return folders.local_copy(self.run.store, layout.checkpoint(Version(sync, attempt)), keep=2)
+        return checkpoint_files.load(self.run, Version(sync, attempt))
+
+    def check(self, checkpoint: Version) -> None:
+        """Damaged if it is not what was saved, as far as can be told without a download."""
+        checkpoint_files.check(self.run, checkpoint)
 
     def prune(self, keep: int) -> list[Version]:
-        """Give up all but the newest `keep` of the chain, and those that this run or a fork starts from. Returns what
-        was removed."""
+        """Give up all but the newest `keep` intact ones of the chain, and those that this run or a fork starts from.
+        Damaged ones that are newer than these stay too: they do not count, and are never the only ones left. Returns
+        what was removed."""
         spans = attempts.chain(self.run)
         found = folders.survey(self.run.own, layout.CHECKPOINTS)
-        newest = [it for it in found.complete if attempts.accepts(spans, it)][-keep:]
+        newest = self._newest_intact([it for it in found.complete if attempts.accepts(spans, it)], keep)
         if not newest:  # a chain that starts anew has none to go back to yet
             return []
         why = f"checkpoints beyond the newest {keep}"
@@ -50,3 +60,25 @@ class Checkpoints:
         return retention.keep_only(
             self.run, layout.CHECKPOINTS, found, lambda: {*start, *newest, *pinned_checkpoints(self.run)}, why=why
         )
+
+    def _newest_intact(self, oldest_first: Sequence[Version], keep: int) -> list[Version]:
+        """The newest `keep` that are intact, with the damaged ones among them; empty if none is intact."""
+        newest: list[Version] = []
+        intact = 0
+        for checkpoint in reversed(oldest_first):
+            if intact == keep:
+                break
+            newest.append(checkpoint)
+            intact += self._is_intact(checkpoint)
+        return newest if intact else []
+
+    def _is_intact(self, checkpoint: Version) -> bool:
+        """Each is looked at once, as reading large ones again and again would slow down whatever else reads."""
+        if checkpoint not in self._intact:
+            try:
+                self.check(checkpoint)
+            except (Missing, Damaged) as error:
+                log.warning("%s: checkpoint %s does not count among those to keep: %s", self.run.url, checkpoint, error)
+                return False
+            self._intact.add(checkpoint)
+        return True

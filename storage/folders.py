@@ -76,7 +76,7 @@ def read_manifest(store: Store, prefix: str) -> dict[str, Any] | None:
         return None
     try:
         for file in [*manifest["files"], *stored_files(manifest)]:
-            check_key(prefix + file["name"])  # a name decides where `fetch` writes
+            _check_name(store, prefix, file["name"])
             if type(file["bytes"]) is not int or not isinstance(file["sha256"], str):
                 raise TypeError(f"of {file['name']}")
         if "difference" in manifest:
@@ -86,6 +86,14 @@ def read_manifest(store: Store, prefix: str) -> dict[str, Any] | None:
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST} does not say which files there are: {error!r}") from None
     return manifest
+
+
+def _check_name(store: Store, prefix: str, name: str) -> None:
+    """Damaged unless a manifest names a file inside its folder: the name decides where `fetch` writes."""
+    try:
+        check_key(prefix + name)
+    except StorageError as error:
+        raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST} names {error}") from None
 
 
 def stored_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

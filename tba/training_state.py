@@ -10,8 +10,8 @@ named tensors.
 
 import json
 import re
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,12 +86,48 @@ class TrainingState:
                 reference=_read_reference(folder / _REFERENCE, ranks),
                 companion=_load(folder / _COMPANION),
             )
-            expected = plain.get("moments", min(state.step, 1))  # where every step was skipped there are none
-            if len(state.optimizer) < expected:
-                raise KeyError(f"{len(state.optimizer)} {_OPTIMIZER}* after {state.step} steps")
+            _check_moments(tensors.keys(), plain.get("moments", min(state.step, 1)), state.step)
             return state
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise Damaged(f"checkpoint {folder} is not readable: {type(error).__name__}: {error}") from error
+
+
+def check_saved(folder: Path, *, sync: int, step: int) -> None:
+    """Raise Damaged, naming the file, unless a trainer can resume from a folder as the state after this sync and step.
+    Every JSON file must be readable and every file of safetensors whole. No weights are read."""
+    for path in sorted(folder.rglob("*.json")):
+        with _named(path.name):
+            json.loads(path.read_bytes())
+    for path in sorted(folder.rglob("*.safetensors")):
+        with _named(path.name), safe_open(path, "pt") as file:
+            file.keys()
+    with _named(_STATE):
+        plain = json.loads((folder / _STATE).read_bytes())
+        if (plain["sync"], plain["step"]) != (sync, step):
+            raise ValueError(f"it is of sync {plain['sync']} and step {plain['step']}, not {sync} and {step}")
+        if not isinstance(plain["queues"], dict):
+            raise ValueError("queues is no object")
+        moments = plain.get("moments", min(step, 1))
+    with _named(_FILE), _opened(folder) as files:
+        _check_moments(files[0].keys(), moments, step)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise Damaged(f"{name} is as it was saved, but no trainer can resume from it: {why}") from error
+
+
+def _check_moments(names: Collection[str], moments: int, step: int) -> None:
+    """KeyError unless the random state and as many tensors of the optimizer are there as were saved."""
+    found = sum(name.startswith(_OPTIMIZER) for name in names)
+    if _RANDOM not in names or found < moments:  # where every step was skipped there are none
+        raise KeyError(
+            f"{found} {_OPTIMIZER}* and {_RANDOM if _RANDOM in names else 'no ' + _RANDOM} after {step} steps"
+        )
 
 
 def _load(path: Path) -> dict[str, Tensor] | None:
@@ -112,13 +148,19 @@ def optimizer_file(ranks: Ranks) -> str:
 def read_optimizer(folder: Path, ranks: Ranks) -> dict[str, Tensor]:
     """What a rank holds of all that was stored, by however many ranks. Of the rows of a tensor each file has those that
     follow the file's before; a number is the same in all of them."""
+    with _opened(folder) as files:
+        return {key: _rows(files, key, ranks) for key in files[0].keys()}  # noqa: SIM118
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[list[Any]]:
+    """The files of the optimizer, by rank; KeyError unless all of them are there."""
     names = sorted(path.name for path in folder.glob(f"{_FILE}*.safetensors"))
     sizes = {int(found[1]) if (found := re.search(r"-of-(\d+)\.", name)) else 1 for name in names}
     if sizes != {len(names)}:
         raise KeyError(f"the parts of {_FILE}: there are {', '.join(names) or 'none'}")
     with ExitStack() as opened:
-        files = [opened.enter_context(safe_open(folder / name, "pt")) for name in names]
-        return {key: _rows(files, key, ranks) for key in files[0].keys()}  # noqa: SIM118
+        yield [opened.enter_context(safe_open(folder / name, "pt")) for name in names]
 
 
 def _rows(files: Sequence[Any], key: str, ranks: Ranks) -> Tensor:

@@ -66,6 +66,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture
+def own_cache(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache without what other tests have fetched: what has the same content is in it by the same name."""
+    monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 @pytest.fixture(params=STORES)
 def root(request: pytest.FixtureRequest, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An empty root of each kind; the environment leads to it, also for processes that a test starts. A test that

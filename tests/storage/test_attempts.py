@@ -9,14 +9,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import layout
+from storage import folders, layout
 from storage.attempts import Span, chain, claim_attempt, newest_attempt, read_attempt
 from storage.checkpoints import Checkpoints
+from storage.retention import GivenUpPayloads, give_up
 from storage.run import Run
 from storage.store import open_store
-from tba.errors import Damaged, Missing, UnsafeStore
-from tba.types import Version
+from tba.errors import Damaged, Missing, StorageError, UnsafeStore
+from tba.types import Eligibility, Version
 from tests.conftest import s3_root
+from tests.damage import DAMAGES, OPTIMIZER, damage, put
 from tests.servers import Server
 from tests.storage.test_checkpoints import save
 
@@ -168,3 +170,128 @@ def test_an_attempt_that_does_not_say_what_it_continues_is_damaged(run: Run, con
     run.store.create(layout.attempt(1), f'{{"attempt": 1, "continues": {continues}, "created_at": ""}}'.encode())
     with pytest.raises(Damaged, match=r"attempts/0001\.json"):
         claim_attempt(run)
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("how", DAMAGES)
+def test_an_attempt_continues_the_newest_checkpoint_that_is_intact(run: Run, tmp_path: Path, how: str):
+    claim_attempt(run)
+    for sync in (2, 4, 6):
+        save(run, tmp_path, sync, 1)
+        run.store.create(layout.sync(sync), b'{"step": %d}' % (2 * sync))
+    damage(run, Version(6, 1), how)
+    passed_over: dict[Version, str] = {}
+    attempt = claim_attempt(run, pass_over=lambda it, error: passed_over.update({it: str(error)}))
+    assert attempt.continues == Version(4, 1)
+    assert read_attempt(run, 2).continues == Version(4, 1)
+    assert chain(run) == [Span(1, 0, 4), Span(2, 5, None)]
+    name, _, said = DAMAGES[how]
+    assert list(passed_over) == [Version(6, 1)]
+    assert f"000006-a0001/{name}" in passed_over[Version(6, 1)] and said in passed_over[Version(6, 1)]
+    assert Version(6, 1) in Checkpoints(run).complete()
+
+
+@local
+def test_a_checkpoint_that_the_caller_refuses_is_passed_over(run: Run, tmp_path: Path):
+    claim_attempt(run)
+    for sync in (2, 4):
+        save(run, tmp_path, sync, 1)
+
+    def refuse(checkpoint: Version, folder: Path) -> None:
+        assert (folder / OPTIMIZER).exists()
+        if checkpoint.number == 4:
+            raise Damaged("it cannot be read")
+
+    assert claim_attempt(run, check=refuse).continues == Version(2, 1)
+
+
+@local
+def test_where_all_that_an_attempt_led_to_is_damaged_the_chain_without_it_is_gone_on_from(run: Run, tmp_path: Path):
+    """Attempt 2 continued checkpoint 2, as 4 was damaged; 4 has been restored since."""
+    claim_attempt(run)
+    for sync in (2, 4):
+        save(run, tmp_path, sync, 1)
+    key = layout.checkpoint(Version(4, 1)) + OPTIMIZER
+    before = run.store.read(key)
+    damage(run, Version(4, 1))
+    assert claim_attempt(run).continues == Version(2, 1)
+    put(run.store, key, before)
+    damage(run, Version(2, 1))
+    assert claim_attempt(run).continues == Version(4, 1)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_where_no_checkpoint_is_intact_nothing_is_claimed_until_a_file_is_restored(run: Run, tmp_path: Path):
+    claim_attempt(run)
+    for sync in (2, 4):
+        save(run, tmp_path, sync, 1)
+    run.store.create(layout.sync(4), b'{"step": 8}')
+    key = layout.checkpoint(Version(4, 1)) + OPTIMIZER
+    before = run.store.read(key)
+    for sync in (2, 4):
+        damage(run, Version(sync, 1))
+    with pytest.raises(Damaged) as raised:
+        claim_attempt(run)
+    for said in (
+        "no checkpoint is intact", f"{layout.checkpoint(Version(2, 1))}{OPTIMIZER} has not the content", key,
+        "restore the file that is named and resume", "`tba fork first --step 8`", "start a new run",
+    ):  # fmt: skip
+        assert said in str(raised.value)
+    assert newest_attempt(run) == 1
+    put(run.store, key, before)
+    assert claim_attempt(run).continues == Version(4, 1)
+
+
+@local
+def test_an_older_checkpoint_whose_steps_would_draw_what_was_given_up_is_not_continued(run: Run, tmp_path: Path):
+    claim_attempt(run)
+    for sync in (2, 4, 6):
+        save(run, tmp_path, sync, 1)
+        run.store.create(layout.sync(sync), b'{"step": %d}' % (2 * sync))
+    rule = Eligibility(capacity=4, evict="oldest", copies="newest", max_age=None)
+    payloads = GivenUpPayloads(columns=("response_tokens",), first_sync=0, last_sync=4, step=8, eligibility=rule)
+    give_up(run, why="a test", payloads=payloads)
+    damage(run, Version(6, 1))
+    assert claim_attempt(run).continues == Version(4, 1)
+    save(run, tmp_path, 6, 2)
+    for name in (Version(6, 2), Version(4, 1)):
+        damage(run, name)
+    with pytest.raises(Damaged, match=r"no older one serves, as retention/000001.json .* has given up tokens"):
+        claim_attempt(run)
+    assert newest_attempt(run) == 2
+
+
+@local
+def test_a_store_that_does_not_answer_is_no_damage(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    claim_attempt(run)
+    for sync in (2, 4):
+        save(run, tmp_path, sync, 1)
+
+    def fail(*_: object, **__: object) -> Path:
+        raise StorageError("no answer")
+
+    monkeypatch.setattr("storage.folders.local_copy", fail)
+    with pytest.raises(StorageError, match="no answer") as raised:
+        claim_attempt(run)
+    assert not isinstance(raised.value, Damaged)
+    assert newest_attempt(run) == 1
+
+
+@local
+def test_a_checkpoint_that_is_pruned_while_it_is_read_is_not_called_damaged(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    claim_attempt(run)
+    save(run, tmp_path, 2, 1)
+    local_copy = folders.local_copy
+
+    def prune(*_: object, **__: object) -> Path:
+        """The trainer before, which has a newer one."""
+        monkeypatch.setattr("storage.folders.local_copy", local_copy)
+        save(run, tmp_path, 4, 1)
+        folders.remove(run.store, layout.checkpoint(Version(2, 1)))
+        return folders.local_copy(run.store, layout.checkpoint(Version(2, 1)))
+
+    monkeypatch.setattr("storage.folders.local_copy", prune)
+    attempt = claim_attempt(run, pass_over=lambda it, error: pytest.fail(f"{it} {error}"))
+    assert attempt.continues == Version(4, 1)

@@ -6,11 +6,13 @@ import pytest
 
 from storage import layout
 from storage.attempts import claim_attempt
+from storage.check import check
 from storage.checkpoints import Checkpoints
 from storage.retention import given_up
 from storage.run import Run
-from tba.errors import Missing, StorageError
+from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
+from tests.damage import DAMAGES, OPTIMIZER, damage
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 
@@ -19,6 +21,8 @@ def state(tmp_path: Path) -> Path:
     folder = tmp_path / "state"
     folder.mkdir(exist_ok=True)
     (folder / "state.json").write_text("{}")
+    for name in ("optimizer.safetensors", "model.safetensors", "tokenizer.json"):
+        (folder / name).write_text(f"what {name} holds")
     return folder
 
 
@@ -72,3 +76,66 @@ def test_pruning_never_removes_the_only_way_back(run: Run, tmp_path: Path):
     save(run, tmp_path, 2, 1)
     assert Checkpoints(run).prune(keep=1) == []
     assert Checkpoints(run).newest() == Version(2, 1)
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_checkpoint_is_not_loaded_and_the_file_is_named(run: Run, tmp_path: Path, how: str):
+    save(run, tmp_path, 5, 1)
+    run.store.create(layout.sync(5), b'{"step": 10}')
+    damage(run, Version(5, 1), how)
+    name, _, said = DAMAGES[how]
+    with pytest.raises(Damaged, match=f"checkpoints/000005-a0001/{name}.*{said}"):
+        Checkpoints(run).load(5, 1)
+
+
+@local
+@pytest.mark.parametrize("how", DAMAGES)
+def test_pruning_does_not_count_a_damaged_checkpoint_and_leaves_it_where_it_is(run: Run, tmp_path: Path, how: str):
+    claim_attempt(run)
+    for sync in (2, 4, 6):
+        save(run, tmp_path, sync, 1)
+        run.store.create(layout.sync(sync), b'{"step": %d}' % (2 * sync))
+    damage(run, Version(6, 1), how)
+    assert Checkpoints(run).prune(keep=1) == [Version(2, 1)]
+    assert Checkpoints(run).complete() == [Version(4, 1), Version(6, 1)]
+    assert claim_attempt(run).continues == Version(4, 1)
+
+
+def test_pruning_does_not_count_a_checkpoint_that_lacks_a_file(run: Run, tmp_path: Path):
+    claim_attempt(run)
+    for sync in (2, 4, 6):
+        save(run, tmp_path, sync, 1)
+    damage(run, Version(6, 1), "no tokenizer")
+    assert Checkpoints(run).prune(keep=1) == [Version(2, 1)]
+
+
+@local
+def test_pruning_gives_up_nothing_where_no_checkpoint_is_intact(run: Run, tmp_path: Path):
+    claim_attempt(run)
+    for sync in (2, 4):
+        save(run, tmp_path, sync, 1)
+        damage(run, Version(sync, 1))
+    assert Checkpoints(run).prune(keep=1) == []
+    assert len(Checkpoints(run).complete()) == 2
+
+
+@local
+def test_what_a_resumed_trainer_passed_over_is_pruned_once_it_has_checkpoints_of_its_own(run: Run, tmp_path: Path):
+    claim_attempt(run)
+    for sync in (2, 4):
+        save(run, tmp_path, sync, 1)
+    damage(run, Version(4, 1))
+    assert claim_attempt(run).continues == Version(2, 1)
+    save(run, tmp_path, 4, 2)
+    assert Checkpoints(run).prune(keep=2) == [Version(4, 1)]
+    assert Checkpoints(run).complete() == [Version(2, 1), Version(4, 2)]
+    assert given_up(run).checkpoints == {Version(4, 1)}
+
+
+def test_check_names_a_damaged_checkpoint_and_its_file(run: Run, tmp_path: Path):
+    save(run, tmp_path, 5, 1)
+    damage(run, Version(5, 1))
+    key = f"{layout.checkpoint(Version(5, 1))}"
+    [problem] = [str(it) for it in check(run).problems if key in str(it)]
+    assert OPTIMIZER in problem and "sha256 differs" in problem

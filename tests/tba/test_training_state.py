@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,7 +7,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tba.errors import Damaged
-from tba.training_state import TrainingState, optimizer_tensors, restore_optimizer
+from tba.ranks import Ranks
+from tba.training_state import TrainingState, check_saved, optimizer_tensors, restore_optimizer
 
 
 def optimizer_of(weights: list[nn.Parameter]) -> torch.optim.AdamW:
@@ -95,3 +97,45 @@ def test_whatever_is_wrong_with_a_checkpoint_it_is_damaged_and_named(tmp_path, w
     damage(tmp_path)
     with pytest.raises(Damaged, match=f"checkpoint {tmp_path} is not readable"):
         TrainingState.load(tmp_path)
+
+
+def save_by_two_ranks(folder: Path, weights: list[nn.Parameter]) -> None:
+    optimizer = optimizer_of(weights)
+    step(weights, optimizer)
+    (folder / "others").mkdir()
+    state = replace(state_of(optimizer), ranks=Ranks(0, 2), others=folder / "others")
+    replace(state, ranks=Ranks(1, 2)).save_optimizer(folder / "others")
+    state.save(folder)
+
+
+def test_what_a_trainer_of_several_ranks_saved_can_be_resumed_from(tmp_path, weights):
+    save_by_two_ranks(tmp_path, weights)
+    check_saved(tmp_path, sync=3, step=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("optimizer-00001-of-00002.safetensors", None, "the parts of optimizer: there are optimizer-00000"),
+        ("optimizer-00001-of-00002.safetensors", b"no tensors", "optimizer-00001-of-00002.safetensors is as it was"),
+        ("reference.safetensors", b"", "reference.safetensors is as it was saved"),
+        ("companion.safetensors", b"", "companion.safetensors is as it was saved"),
+        ("tokenizer.json", b"{", "tokenizer.json is as it was saved"),
+        ("state.json", b'{"step": 7, "sync": 4, "queues": {}}', "it is of sync 4 and step 7, not 3 and 7"),
+        (
+            "state.json",
+            b'{"step": 7, "sync": 3, "queues": {}, "moments": 99}',
+            r"6 optimizer\.\* and random after 7 steps",
+        ),
+        ("state.json", b"[]", "state.json is as it was saved"),
+    ],
+)
+def test_a_folder_that_no_trainer_can_resume_from_is_damaged_and_the_file_is_named(
+    tmp_path, weights, name, content, said
+):
+    save_by_two_ranks(tmp_path, weights)
+    (tmp_path / name).unlink(missing_ok=True)
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(Damaged, match=said):
+        check_saved(tmp_path, sync=3, step=7)

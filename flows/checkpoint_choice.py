@@ -1,0 +1,42 @@
+"""Which checkpoint a trainer goes on from: the newest intact one, with an event for each damaged one before it."""
+
+from pathlib import Path
+
+from storage.attempts import Attempt, claim_attempt
+from storage.checkpoints import Checkpoints
+from storage.events import Events
+from storage.leases import HeldLease
+from storage.run import Run
+from tba.config import Config
+from tba.errors import Damaged
+from tba.types import Version
+
+
+def claim(run: Run, config: Config, lease: HeldLease, events: Events) -> tuple[Attempt, Path | None]:
+    """Become the newest attempt. Returns it with the files of the checkpoint that it continues, if it continues one."""
+    intact: dict[Version, Path] = {}
+
+    def check(checkpoint: Version, folder: Path) -> None:
+        _check(config, checkpoint, folder)
+        intact[checkpoint] = folder
+
+    def pass_over(checkpoint: Version, error: Damaged) -> None:
+        message = f"checkpoint {checkpoint} is damaged, and the trainer does not go on from it: {error}"
+        events.write("checkpoint-passed-over", message, severity="warning", checkpoint=str(checkpoint))
+        lease.tell(f"checkpoint {checkpoint} is damaged, looking for an older one")
+
+    attempt = claim_attempt(run, check=check, pass_over=pass_over)
+    return attempt, intact[attempt.continues] if attempt.continues else None
+
+
+def intact_folder(run: Run, config: Config, checkpoint: Version) -> Path:
+    """Return a local folder with a checkpoint's files; Damaged unless a trainer could go on from them."""
+    folder = Checkpoints(run).load(checkpoint.number, checkpoint.attempt)
+    _check(config, checkpoint, folder)
+    return folder
+
+
+def _check(config: Config, checkpoint: Version, folder: Path) -> None:
+    from tba.training_state import check_saved
+
+    check_saved(folder, sync=checkpoint.number, step=config.step_of_sync(checkpoint.number))
