@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -33,6 +34,7 @@ from tba.types import Score, Version
 from tests.builders import make_shard
 from tests.conftest import s3_root
 from tests.servers import Server
+from tests.storage.irregular import PATIENCE, Kind, put_irregular
 from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
 
 COMMANDS = (
@@ -557,6 +559,29 @@ def test_check_ends_with_1_when_something_is_wrong(first: Run, capsys: pytest.Ca
     told = json.loads(capsys.readouterr().out)
     assert told["ok"] is False
     assert told["problems"] == [{"key": layout.shard(0, 1), "problem": "is missing"}]
+
+
+def test_no_command_waits_for_what_lies_under_the_name_of_an_object_and_is_no_file(first: Run):
+    keys = {layout.shard(0, 9): "pipe", layout.sync(9): "socket", layout.event("trainer", 1, 9): "link to a pipe"}
+    for key, kind in keys.items():
+        put_irregular(Path(first.url) / key, cast(Kind, kind))
+
+    def ends_with(*arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "flows.cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        return done.returncode, done.stdout, done.stderr
+
+    code, out, _ = ends_with("check", first.url)
+    assert code == 1 and all(f"wrong: {key}: is no regular file" in out for key in keys)
+    assert ends_with("sql", first.url, "select count(*) n from trajectories", "--csv")[:2] == (
+        0,
+        f"n\n{7 * 2 * 2 * S}\n",
+    )
+    assert ends_with("report", first.url)[0] == 0
+    (report := Path(first.url) / layout.REPORT).unlink()
+    put_irregular(report, "pipe")
+    code, _, error = ends_with("report", first.url)
+    assert code != 0 and f"{report} is a named pipe, where the report would be written: move it away" in error
 
 
 @pytest.mark.parametrize("version", [Version(1, 1), Version(4, 2)], ids=["stored whole", "stored as a difference"])
