@@ -656,6 +656,19 @@ def test_grade_names_the_line_at_fault(line: str, tmp_path: Path, capsys: pytest
     assert f"{file} line 2" in refused(capsys, "grade", "gsm8k", str(file))
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"response": "5", "answer": "5", "response": "6"}', "key 'response' is given more than once"),
+        ("[" * 100_000, "not JSON: it is nested too deeply"),
+    ],
+    ids=["twice", "deep"],
+)
+def test_grade_says_what_is_wrong_with_a_line(line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (file := tmp_path / "responses.jsonl").write_text(f"\n{line}\n")
+    assert refused(capsys, "grade", "gsm8k", str(file)) == f"error: {file} line 2: {said}\n"
+
+
 def test_grade_refuses_unknown_tasks_rules_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     file = tmp_path / "responses.jsonl"
     file.write_text("")
@@ -848,9 +861,12 @@ def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         (("quickstart", "--set", "training.stepz=3"), "training.stepz"),
         (("quickstart", "--set", "training.steps"), "KEY=VALUE"),
         (("quickstart", "--steps", "0"), "training.steps"),
+        (("math", "--set", 'task.options={"levels": [3], "levels": [4]}'), "task.options: key 'levels' is given more"),
+        (("math", "--set", f"task.options={'[' * 100_000}"), "task.options"),
         (("quickstart", "--set", "sampling.recent_share=1.5"), "sampling.recent_share"),
         (("gsm8k", "--set", "model.path="), "model.path is empty, and task 'gsm8k' makes no policy"),
     ],
+    ids=lambda it: str(it)[:60],
 )
 def test_impossible_settings_are_refused_before_anything_starts(
     arguments: tuple[str, ...], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
