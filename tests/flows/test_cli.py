@@ -847,6 +847,14 @@ def test_an_earlier_run_that_cannot_choose_prompts_is_refused_by_the_setting_at_
     assert said.format(root=root) in refused(capsys, *arguments)
 
 
+def test_a_model_with_a_damaged_file_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "added_tokens.json").write_bytes(b"[" * 100_000)
+    said = refused(capsys, "run", "gsm8k", "--dry-run", "--set", f"model.path={tmp_path}")
+    assert f"model.path: '{tmp_path}' holds no policy that can be trained: added_tokens.json is no JSON" in said
+
+
 def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     printed(capsys, "run", "math", "--dry-run", "--set", "task.options.levels=[3, 4]", "sync.lag=null")
     changes = ("--set", "sampling.mean_reward_between=[0.2, 0.8]")
