@@ -162,7 +162,7 @@ class LocalStore:
             try:
                 os.link(temporary, path)
             except FileExistsError:
-                self._refuse_irregular(key)
+                _refuse_irregular(path)
                 raise AlreadyExists(f"{self.url}/{key} exists already") from None
             _flush(path.parent)
 
@@ -205,7 +205,7 @@ class LocalStore:
     def upload(self, path: Path, key: str) -> None:
         final = self._path(key)
         with self._naming(key), self._written(final, path) as temporary:
-            self._refuse_irregular(key)
+            _refuse_irregular(final)
             os.replace(temporary, final)
             _flush(final.parent)
 
@@ -260,7 +260,7 @@ class LocalStore:
                 try:
                     os.link(temporary, path)
                 except FileExistsError:  # `create` does not wait for the lock
-                    self._refuse_irregular(key)
+                    _refuse_irregular(path)
                     raise Conflict(f"{self.url}/{key} was created by another writer") from None
             else:
                 os.replace(temporary, path)
@@ -283,11 +283,6 @@ class LocalStore:
                     if key.startswith(prefix):
                         yield key, Path(folder) / name
 
-    def _refuse_irregular(self, key: str) -> None:
-        """StorageError, naming what it is, if something that is no object lies under a name."""
-        if kind := irregular_kind(self.folder / key):
-            raise StorageError(f"{self.url}/{key} is {kind}, and an object is a regular file: move it away")
-
     def _remove_empty(self, folder: Path) -> None:
         """Folders exist only for what is in them."""
         with contextlib.suppress(OSError):
@@ -303,14 +298,9 @@ class LocalStore:
         except StorageError:
             raise
         except FileNotFoundError:
-            raise Missing(f"{self.url}/{key} does not exist{self._instead(key)}") from None
+            raise Missing(f"{self.url}/{key} does not exist{_instead(self.folder / key)}") from None
         except OSError as error:
             raise StorageError(f"{self.url}/{key}: {error.strerror or error}") from error
-
-    def _instead(self, key: str) -> str:
-        """Say what lies under a name in place of an object; empty if nothing does, or a folder."""
-        kind = irregular_kind(self.folder / key)
-        return f": {kind} of that name is no object" if kind not in ("", "a folder") else ""
 
     @contextmanager
     def _written(self, final: Path, content: bytes | Path) -> Iterator[Path]:
@@ -357,6 +347,18 @@ class LocalStore:
                 return [entry for entry in entries if not entry.name.startswith(".")]
         except (FileNotFoundError, NotADirectoryError):
             return []
+
+
+def _refuse_irregular(path: Path) -> None:
+    """StorageError, naming what it is, if something that is no object lies at a path."""
+    if kind := irregular_kind(path):
+        raise StorageError(f"{path} is {kind}, and an object is a regular file: move it away")
+
+
+def _instead(path: Path) -> str:
+    """Say what lies at a path in place of an object; empty if nothing does, or a folder."""
+    kind = irregular_kind(path)
+    return f": {kind} of that name is no object" if kind not in ("", "a folder") else ""
 
 
 def _is_folder(found: os.stat_result | None) -> bool:
