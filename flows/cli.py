@@ -5,12 +5,10 @@ nor Prefect.
 """
 
 import argparse
-import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from flows.progress import was_interrupted
@@ -703,8 +701,14 @@ def _change(text: str) -> tuple[str, Any]:
     if not (key and separator):
         raise ConfigError(f"--set: KEY=VALUE, such as training.steps=100, got {text!r}")
     if value == "null" or value.startswith(("[", "{")):
-        with suppress(ValueError):
-            return key, json.loads(value)
+        from storage import json_text
+
+        try:
+            return key, json_text.loads(value)
+        except json_text.DoubledKey as error:
+            raise ConfigError(f"--set: {key}: {error}, got {value!r:.200}") from None
+        except ValueError:
+            return key, value
     return key, value
 
 

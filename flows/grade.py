@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from storage import json_text
 from tba.errors import ConfigError, DataError
 from tba.tasks import grade, rules
 
@@ -45,7 +46,9 @@ def _rows(lines: Iterable[str], file: str) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json_text.loads(line)
+        except json_text.DoubledKey as error:
+            raise DataError(f"{file} line {number}: {error}") from None
         except ValueError as error:
             raise DataError(f"{file} line {number}: not JSON: {error}") from None
         for field in ("response", "answer"):

@@ -1,12 +1,13 @@
 """What a trainer holds in memory: arithmetic on settings and, where the model's files are at hand, their heads."""
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tba.config import Config
+from tba.errors import Damaged
+from tba.model_files import check_files, read_object
 from tba.model_folder import sizes_of, weight_files
 
 KEPT_LOGITS = 2**29  # bytes; tba.logprobs computes the others again
@@ -132,13 +133,14 @@ def find_model(config: Config) -> Model | None:
         folder = Path(found).parent if isinstance(found, str) else folder
     try:
         return read_model(folder)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, Damaged):
         return None
 
 
 def read_model(folder: Path) -> Model | None:
-    """None if its weights are not there."""
-    plain: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    """None if its weights are not there. Damaged if a file is."""
+    check_files(folder)
+    plain: dict[str, Any] = read_object(folder / "config.json")
     plain = plain.get("text_config") or plain
     sizes = {name: size for path in weight_files(folder) for name, size in sizes_of(path).items()}
     if not sizes:

@@ -29,9 +29,11 @@ from flows.progress import bar
 from flows.runs import Summary, summarise
 from storage import layout
 from storage.events import ROUTINE
+from storage.regular_files import irregular_kind
 from storage.run import Run
 from storage.tables import by_name
 from storage.views import connect
+from tba.errors import StorageError
 
 _MOST_LINES = 8  # of one chart
 _PICTURES = {"Reward of batches": "reward_mean", "Loss": "loss", "Mean age of draws, in steps": "age_mean"}
@@ -119,6 +121,8 @@ select created_at, role, life, severity, kind, message from events where kind no
 def write(run: Run, output: str | None = None) -> Path:
     """Write the report; returns where it is: inside the folder of a local run unless said otherwise."""
     inside = run.store.local_path(layout.REPORT)
+    if inside and not output and (kind := irregular_kind(inside)):
+        raise StorageError(f"{inside} is {kind}, where the report would be written: move it away, or give --output")
     return save(render(run), Path(output) if output else inside or Path(f"{run.name}-report.html"))
 
 

@@ -16,10 +16,14 @@ from storage import layout
 from storage.events import Events
 from storage.leases import HeldLease
 from storage.run import Run
+from storage.sweeping import sweep
 from tba.config import parse
 from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded, TBAError
 
 log = logging.getLogger("tba")
+
+SWEPT_BY = {"trainer": lambda index: "", "searcher": layout.searcher_folder}
+"""The folder of a run in which each role removes what killed writers have left, by its index."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,6 +54,8 @@ def live(role: str, index: int, run: Run) -> int:
         events = Events(run, name, lease.life)
         events.write("started", f"{name} lives: life {lease.life}, pid {os.getpid()}")
         try:
+            if role in SWEPT_BY:
+                sweep(run, events, SWEPT_BY[role](index))
             work(role, index, run, lease, events, threads=model.threads)
         except Stopped as stopped:
             events.write("stopped", str(stopped))

@@ -32,6 +32,7 @@ from flows.launchers import Display, ending_on_sigterm
 from flows.processes import tail
 from flows.summary import Publications, table, where_next
 from flows.supervise import Event
+from storage import json_text
 from storage.events import ROUTINE, EventReader
 from storage.layout import RUN, run_url
 from storage.leases import LeaseWatch
@@ -325,9 +326,12 @@ def _parameter(text: str) -> tuple[str, Any]:
     key, separator, value = text.partition("=")
     if not (key and separator):
         raise argparse.ArgumentTypeError(f"KEY=VALUE, such as steps=100, got {text!r}")
-    with suppress(ValueError):
-        return key, json.loads(value)
-    return key, value
+    try:
+        return key, json_text.loads(value)
+    except json_text.DoubledKey as error:
+        raise argparse.ArgumentTypeError(f"{key}: {error}, got {value!r:.200}") from None
+    except ValueError:
+        return key, value
 
 
 def run_task(stack: Stack, task: str, given: Sequence[tuple[str, Any]]) -> int:

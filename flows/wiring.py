@@ -41,6 +41,7 @@ from tba.evaluator import Evaluator
 from tba.first_policy import check_first_policy
 from tba.generation import TransformersGenerator
 from tba.interfaces import Measures, ReadsFields, Task, UsesModels
+from tba.model_files import weight_names
 from tba.places import check_place
 from tba.policy import Policy, PolicyScorer, Snapshot
 from tba.pretrained import local_folder
@@ -340,8 +341,8 @@ def _missing_files(store: Store, found: Collection[str]) -> str:
     if index not in found:
         return "" if any(name.endswith(".safetensors") for name in found) else "*.safetensors"
     try:
-        parts = set(json.loads(store.read(index))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+        parts = weight_names(store.read(index))
+    except ValueError:
         return f"readable {index}"
     return ", ".join(sorted(parts - set(found)))
 

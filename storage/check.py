@@ -317,6 +317,11 @@ class _Check:
         """What somebody else has put there, and writes that never came to an end: never read, and so no problem."""
         if left := self.store.unfinished():
             self.note(f"{len(left)} writes are under way or were never finished: of {left[0]} and the like")
+        for key in self.store.irregular():
+            if layout.is_part(key):
+                self.wrong(key, "is no regular file: nothing can be stored or read under this name until it is moved")
+            else:
+                self.strangers.append(key)
         for key in self.strangers[:_SHOWN]:
             self.note(f"{key} is not part of a run")
         if len(self.strangers) > _SHOWN:

@@ -6,13 +6,14 @@ Processes and runs share them. A copy that another process has removed, or that 
 
 import logging
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
+from pathlib import Path
 from threading import Lock
 
 from storage.cache import cache_folder
+from storage.temporary_files import A_DAY, remove_left_behind, temporary_beside
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Copies:
         if len(data) > self.limit:
             return
         path = cache_folder(self.kind) / name
-        unfinished = path.with_name(f".{name}.{secrets.token_hex(6)}")
+        unfinished = temporary_beside(path)
         try:
             unfinished.write_bytes(data)
             os.replace(unfinished, path)
@@ -74,7 +75,8 @@ class Copies:
                 self._nbytes = self._forget()
 
     def _counted(self) -> int:
-        return sum(size for _, size, _ in self._all())
+        """How many bytes are there, without what killed processes have left half written, which is removed."""
+        return sum(size for _, size, path in self._all() if not remove_left_behind(Path(path), A_DAY))
 
     def _forget(self) -> int:
         """Those that were used longest ago. How many bytes stay."""

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from storage import differences, layout, records
 from storage.cache import shared_copy
+from storage.regular_files import open_regular
 from storage.scratch import scratch_folder
 from storage.store import Store, check_key
 from tba.errors import AlreadyExists, Damaged, DeadlinePassed, Missing, StorageError, Superseded
@@ -218,7 +219,7 @@ def _describe(folder: Path) -> list[dict[str, Any]]:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -339,7 +340,8 @@ def _verify(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any]
 def _verify_file(store: Store, prefix: str, folder: Path, file: Mapping[str, Any]) -> None:
     path, name = folder / file["name"], f"{store.url}/{prefix}{file['name']}"
     try:
-        size = path.stat().st_size
+        with open_regular(path) as content:
+            size = os.fstat(content.fileno()).st_size
         if size != file["bytes"]:
             raise Damaged(f"{name} has {size} bytes, its manifest says {file['bytes']}")
         if _sha256(path) != file["sha256"]:

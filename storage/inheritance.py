@@ -187,6 +187,12 @@ class ForkedStore:
     def discard(self, key: str) -> None:
         self.own.discard(key)
 
+    def discard_older(self, prefix: str, seconds: float) -> Sequence[str]:
+        return self.own.discard_older(prefix, seconds)
+
+    def irregular(self, prefix: str = "") -> Sequence[str]:
+        return [key for key in self.own.irregular(prefix) if not self.inherits(key)]
+
     def _of(self, key: str) -> Store:
         return self.parent if self.inherits(key) else self.own
 

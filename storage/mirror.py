@@ -2,7 +2,6 @@
 
 import os
 import re
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,8 +15,10 @@ from typing import NamedTuple
 from storage import layout
 from storage.cache import cache_folder
 from storage.damage import DamageLog
+from storage.regular_files import read_regular
 from storage.run import Run
 from storage.store import Entry
+from storage.temporary_files import A_DAY, remove_left_behind, temporary_beside
 from tba.errors import Missing, StorageError, TBAError
 
 Progress = Callable[[int, int], None]
@@ -64,7 +65,7 @@ class Snapshot:
     def read(self, key: str) -> bytes:
         """One object. A copy that something has changed is made anew. FileNotFoundError if the object has been given
         up since it was listed."""
-        data = self.files[key].read_bytes()
+        data = read_regular(self.files[key])
         if self.copied and self.files[key].suffix != _suffix(data):
             data = self.run.store.read(key)
             _place(data, self.files[key])
@@ -163,11 +164,13 @@ class _Found(NamedTuple):
 
 
 def _copies(folder: Path, prefix: str = "") -> dict[str, _Found]:
-    """What has been copied, by key. Names and sizes come from listings: there may be a hundred thousand."""
+    """What has been copied, by key. Names and sizes come from listings: there may be a hundred thousand. What killed
+    processes have left half written is removed."""
     found: dict[str, _Found] = {}
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith("."):
+                remove_left_behind(folder / entry.name, A_DAY)
                 continue
             if entry.is_dir(follow_symlinks=False):
                 found.update(_copies(folder / entry.name, f"{prefix}{entry.name}/"))
@@ -192,7 +195,7 @@ def _suffix(data: bytes) -> str:
 
 
 def _place(data: bytes, path: Path) -> None:
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}"
+    temporary = temporary_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(data)

@@ -14,6 +14,7 @@ lies in a compaction, and by `tba check`.
 
 import io
 import logging
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -30,6 +31,7 @@ import pyarrow.parquet as pq
 
 from storage.compactions import COLUMNS, PAYLOAD, Compaction, Compactions, Place
 from storage.copies import Copies
+from storage.regular_files import open_regular
 from storage.run import Run
 from storage.schema import TRAJECTORY_SCHEMA, UNREADABLE, expected_metadata, flat, with_later
 from storage.store import Store
@@ -210,7 +212,9 @@ class ShardReader:
         path = self.run.store.local_path(key)
         if path is None:
             return pa.PythonFile(_Object(self.run.store, key, size), "r")
-        if (found := path.stat().st_size) != size:
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno()).st_size
+        if found != size:
             raise Damaged(f"{self.run.url}/{key} has {found} bytes, its record says {size}")
         return str(path)
 

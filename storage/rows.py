@@ -1,6 +1,5 @@
 """Rows of a data set, from JSON lines or Parquet, wherever they lie."""
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 import fsspec
 import pyarrow as pa
 
-from storage import parquet
+from storage import json_text, parquet
 from tba.errors import Damaged, DataError
 
 _READABLE = (".jsonl", ".json", ".parquet")
@@ -139,8 +138,10 @@ def _numbered_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _row(url: str, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        row = json_text.loads(line)
+    except json_text.DoubledKey as error:
+        raise DataError(f"{url} line {number}: {error}") from None
+    except ValueError as error:
         raise DataError(f"{url} line {number} is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise DataError(f"{url} line {number} is a {type(row).__name__}, not an object")

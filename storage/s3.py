@@ -16,9 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -61,6 +62,7 @@ _UNANSWERED = (
 )
 _TRY_AGAIN = {408, 409, 429}  # and what begins with a 5, but for 501
 _TRY_AGAIN_CODES = {"RequestTimeout", "SlowDown", "XAmzContentSHA256Mismatch", "IncompleteBody", "BadDigest"}
+_OF_A_PREFIX = {"list_objects_v2", "list_multipart_uploads"}
 _ESSENTIAL = {
     "get_object": "ETag",
     "head_object": "ETag",
@@ -84,6 +86,14 @@ class _Refused(Exception):
         super().__init__(f"{code}: {message}" if message else code)
         self.status = status
         self.code = code
+
+
+class _Upload(NamedTuple):
+    """A multipart upload that is not completed."""
+
+    key: str
+    identity: str
+    began: datetime | None  # None where the server does not say
 
 
 class S3Store:
@@ -139,10 +149,17 @@ class S3Store:
         self._run(self._delete, check_key(key))
 
     def unfinished(self, prefix: str = "") -> Sequence[str]:
-        return sorted({key for key, _ in self._run(self._begun, check_prefix(prefix))})
+        return sorted({it.key for it in self._run(self._begun, check_prefix(prefix))})
 
     def discard(self, key: str) -> None:
         self._run(self._discard, check_key(key))
+
+    def discard_older(self, prefix: str, seconds: float) -> Sequence[str]:
+        return self._run(self._discard_older, check_prefix(prefix), seconds)
+
+    def irregular(self, prefix: str = "") -> Sequence[str]:
+        check_prefix(prefix)
+        return []
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         return self._run(self._read_tagged, check_key(key))
@@ -304,9 +321,9 @@ class S3Store:
             await self._abort(key, begun["UploadId"], within=5.0)
             raise
 
-    async def _begun(self, prefix: str) -> Sequence[tuple[str, str]]:
-        """Uploads under a prefix that are not completed: key and identity of each."""
-        found: list[tuple[str, str]] = []
+    async def _begun(self, prefix: str) -> Sequence[_Upload]:
+        """Uploads under a prefix that are not completed."""
+        found: list[_Upload] = []
         more: dict[str, str] | None = {}
         while more is not None:
             try:
@@ -314,21 +331,46 @@ class S3Store:
             except _Refused as refused:  # a server, or a policy, without it: then the bucket's own rule must free them
                 log.info("%s/%s: unfinished uploads cannot be listed: %s", self.url, prefix, refused)
                 return found
-            found += [(it["Key"].removeprefix(self._prefix), it["UploadId"]) for it in page.get("Uploads", ())]
+            uploads = page.get("Uploads", ())
+            found += [_Upload(it["Key"].removeprefix(self._prefix), it["UploadId"], _time(it)) for it in uploads]
             markers = {"KeyMarker": page.get("NextKeyMarker"), "UploadIdMarker": page.get("NextUploadIdMarker")}
             more = {name: marker for name, marker in markers.items() if marker} if page.get("IsTruncated") else None
         return found
 
     async def _discard(self, key: str) -> None:
-        for found, identity in await self._begun(key):
-            if found == key:
-                await self._abort(key, identity)
+        for upload in await self._begun(key):
+            if upload.key == key:
+                await self._abort(key, upload.identity)
 
-    async def _abort(self, key: str, identity: str, *, within: float | None = None) -> None:
-        """Free the parts of an upload; what cannot be freed in time is left to whoever sweeps up."""
+    async def _discard_older(self, prefix: str, seconds: float) -> Sequence[str]:
+        before = datetime.now(UTC) - timedelta(seconds=seconds)
+        freed: set[str] = set()
+        for upload in await self._begun(prefix):
+            is_old = upload.began is not None and upload.began < before and await self._rests(upload, before)
+            if is_old and await self._abort(upload.key, upload.identity):
+                freed.add(upload.key)
+        return sorted(freed)
+
+    async def _rests(self, upload: _Upload, since: datetime) -> bool:
+        """Whether an upload has received no part since a time. False where the server does not tell."""
+        more: dict[str, int] | None = {}
+        while more is not None:
+            try:
+                page = await self._request("list_parts", upload.key, UploadId=upload.identity, **more)
+            except _Refused:  # it has ended, or such questions are not answered
+                return False
+            if any(part["LastModified"] >= since for part in page.get("Parts", ())):
+                return False
+            more = {"PartNumberMarker": page["NextPartNumberMarker"]} if page.get("IsTruncated") else None
+        return True
+
+    async def _abort(self, key: str, identity: str, *, within: float | None = None) -> bool:
+        """Free the parts of an upload; what cannot be freed in time is left to whoever sweeps up. True if they are."""
         request = self._request("abort_multipart_upload", key, UploadId=identity)
         with contextlib.suppress(_Refused, StorageError, TimeoutError):
             await asyncio.wait_for(request, within)
+            return True
+        return False
 
     async def _download(self, key: str, path: Path) -> None:
         found = await self._look(key)
@@ -353,7 +395,7 @@ class S3Store:
     async def _request(self, operation: str, key: str, **parameters: Any) -> dict[str, Any]:
         """One request, repeated while it goes unanswered or the server is busy, until the deadline. A body comes as
         bytes. Raises _Refused for any other answer than yes, StorageError for none in time."""
-        where = "Prefix" if operation.startswith("list_") else "Key"
+        where = "Prefix" if operation in _OF_A_PREFIX else "Key"
         send = partial(self._send, operation, Bucket=self._bucket, **{where: self._prefix + key}, **parameters)
         ends = time.monotonic() + self._deadline
         tries, trouble = 0, ""
@@ -421,6 +463,12 @@ def _said(error: Exception) -> _Refused | None:
 def _describe(error: Exception) -> str:
     text = str(_said(error) or error) or ("no answer" if isinstance(error, TimeoutError) else type(error).__name__)
     return re.sub(r"//[^/@\s]*@", "//", text)  # an endpoint may carry a password
+
+
+def _time(upload: dict[str, Any]) -> datetime | None:
+    """When an upload began, in the server's words."""
+    began = upload.get("Initiated")
+    return began if isinstance(began, datetime) and began.tzinfo else None
 
 
 def _token(length: int) -> dict[str, str]:

@@ -11,12 +11,15 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
+from storage.regular_files import about, irregular_kind, open_regular, read_regular
+from storage.temporary_files import mark_as_written, name_written, remove_left_behind, temporary_beside
 from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageError, UnsafeStore
 
 
@@ -80,6 +83,16 @@ class Store(Protocol):
         """Free what unfinished writes of a key hold. One that is still under way fails."""
         ...
 
+    def discard_older(self, prefix: str, seconds: float) -> Sequence[str]:
+        """Free what unfinished writes under a folder hold that have made no progress for so many seconds; return their
+        keys. A write whose process is known to live is left."""
+        ...
+
+    def irregular(self, prefix: str = "") -> Sequence[str]:
+        """The keys under a folder at which something lies that is no object: a named pipe, a device, a socket or a
+        link that leads nowhere. Only a disk has any."""
+        ...
+
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         """A replaceable object and the tag to replace it with; None if there is none."""
         ...
@@ -96,7 +109,6 @@ class Store(Protocol):
 
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
-_TEMPORARY = re.compile(rf"\.({_PART.pattern})\.[0-9a-f]{{12}}")
 
 
 def check_key(key: str) -> str:
@@ -131,8 +143,9 @@ def open_store(url: str, *, deadline: float = 60.0) -> Store:
 
 
 class LocalStore:
-    """A folder. A write is a hidden file beside the final name until it is complete; `link` gives it the name, which
-    fails if the name is taken. `replace` holds a lock on the object's folder between looking and renaming."""
+    """A folder, whose regular files are the objects. A write is a hidden file beside the final name until it is
+    complete; `link` gives it the name, which fails if the name is taken. `replace` holds a lock on the object's folder
+    between looking and renaming."""
 
     def __init__(self, path: str | Path):
         if not str(path):
@@ -149,17 +162,18 @@ class LocalStore:
             try:
                 os.link(temporary, path)
             except FileExistsError:
+                _refuse_irregular(path)
                 raise AlreadyExists(f"{self.url}/{key} exists already") from None
             _flush(path.parent)
 
     def read(self, key: str) -> bytes:
         path = self._path(key)
-        with self._naming(key), _folders_are_no_objects():
-            return path.read_bytes()
+        with self._naming(key):
+            return read_regular(path)
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         path = self._path(key)
-        with self._naming(key), _folders_are_no_objects(), path.open("rb") as file:
+        with self._naming(key), open_regular(path) as file:
             return os.pread(file.fileno(), length, start)
 
     def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
@@ -173,24 +187,32 @@ class LocalStore:
     def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
         start = check_prefix(prefix).rpartition("/")[0]
         with self._naming(prefix):
-            return sorted(self._walk(f"{start}/" if start else "", prefix, after))
+            found = self._walk(f"{start}/" if start else "", prefix, after)
+            return sorted(Entry(key, it.st_size) for key, it in found if it and stat.S_ISREG(it.st_mode))
+
+    def irregular(self, prefix: str = "") -> Sequence[str]:
+        start = check_prefix(prefix).rpartition("/")[0]
+        with self._naming(prefix):
+            found = self._walk(f"{start}/" if start else "", prefix)
+            return sorted(key for key, it in found if not (it and stat.S_ISREG(it.st_mode)))
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         check_prefix(prefix)
         with self._naming(prefix):
-            names = [entry.name for entry in self._scan(prefix) if entry.is_dir()]
+            names = [entry.name for entry in self._scan(prefix) if _is_folder(about(entry))]
             return sorted(name for name in names if self._holds(self.folder / prefix / name))
 
     def upload(self, path: Path, key: str) -> None:
         final = self._path(key)
         with self._naming(key), self._written(final, path) as temporary:
+            _refuse_irregular(final)
             os.replace(temporary, final)
             _flush(final.parent)
 
     def download(self, key: str, path: Path) -> None:
         source = self._path(key)
-        with self._naming(key), _folders_are_no_objects():
-            source.open("rb").close()  # what is wrong from here on is wrong with the copy
+        with self._naming(key):
+            open_regular(source).close()  # what is wrong from here on is wrong with the copy
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, path)
@@ -201,23 +223,25 @@ class LocalStore:
 
     def delete(self, key: str) -> None:
         path = self._path(key)
-        with self._naming(key), contextlib.suppress(FileNotFoundError), _folders_are_no_objects():
-            path.unlink()
+        with self._naming(key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not irregular_kind(path):
+                path.unlink()
         self._remove_empty(path.parent)
 
     def unfinished(self, prefix: str = "") -> Sequence[str]:
-        start = self.folder / check_prefix(prefix).rpartition("/")[0]
-        places = [(folder, _TEMPORARY.fullmatch(name)) for folder, _, names in os.walk(start) for name in names]
-        found = {(Path(folder) / match[1]).relative_to(self.folder).as_posix() for folder, match in places if match}
-        return sorted(key for key in found if key.startswith(prefix))
+        return sorted({key for key, _ in self._temporaries(prefix)})
 
     def discard(self, key: str) -> None:
         path = self._path(key)
         with self._naming(key), contextlib.suppress(FileNotFoundError):
             for name in os.listdir(path.parent):
-                if (match := _TEMPORARY.fullmatch(name)) and match[1] == path.name:
+                if name_written(name) == path.name:
                     (path.parent / name).unlink(missing_ok=True)
         self._remove_empty(path.parent)
+
+    def discard_older(self, prefix: str, seconds: float) -> Sequence[str]:
+        with self._naming(prefix):
+            return sorted({key for key, path in self._temporaries(prefix) if remove_left_behind(path, seconds)})
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         try:
@@ -236,6 +260,7 @@ class LocalStore:
                 try:
                     os.link(temporary, path)
                 except FileExistsError:  # `create` does not wait for the lock
+                    _refuse_irregular(path)
                     raise Conflict(f"{self.url}/{key} was created by another writer") from None
             else:
                 os.replace(temporary, path)
@@ -247,6 +272,16 @@ class LocalStore:
 
     def _path(self, key: str) -> Path:
         return self.folder / check_key(key)
+
+    def _temporaries(self, prefix: str) -> Iterator[tuple[str, Path]]:
+        """Every temporary file of a write to a key under a folder, with the key."""
+        start = self.folder / check_prefix(prefix).rpartition("/")[0]
+        for folder, _, names in os.walk(start):
+            for name in names:
+                if (final := name_written(name)) and _PART.fullmatch(final):
+                    key = (Path(folder) / final).relative_to(self.folder).as_posix()
+                    if key.startswith(prefix):
+                        yield key, Path(folder) / name
 
     def _remove_empty(self, folder: Path) -> None:
         """Folders exist only for what is in them."""
@@ -263,15 +298,16 @@ class LocalStore:
         except StorageError:
             raise
         except FileNotFoundError:
-            raise Missing(f"{self.url}/{key} does not exist") from None
+            raise Missing(f"{self.url}/{key} does not exist{_instead(self.folder / key)}") from None
         except OSError as error:
             raise StorageError(f"{self.url}/{key}: {error.strerror or error}") from error
 
     @contextmanager
     def _written(self, final: Path, content: bytes | Path) -> Iterator[Path]:
         """The content, durable under a hidden name beside the final one, for as long as the caller needs it."""
-        temporary = final.parent / f".{final.name}.{secrets.token_hex(6)}"  # `_TEMPORARY` knows it again
+        temporary = temporary_beside(final)
         with _created(temporary) as file:
+            mark_as_written(file)
             try:
                 if isinstance(content, Path):
                     with content.open("rb") as source:
@@ -284,23 +320,25 @@ class LocalStore:
             finally:
                 temporary.unlink(missing_ok=True)
 
-    def _walk(self, folder: str, prefix: str = "", after: str = "") -> Iterator[Entry]:
+    def _walk(self, folder: str, prefix: str = "", after: str = "") -> Iterator[tuple[str, os.stat_result | None]]:
+        """All that is no folder, with what the file system says of it; None of a link that leads nowhere."""
         if folder < after and not after.startswith(folder):
             return  # everything inside sorts before `after`
         for entry in self._scan(folder):
-            key = folder + entry.name
-            if entry.is_dir():
+            key, found = folder + entry.name, about(entry)
+            if _is_folder(found):
                 if key.startswith(prefix) or prefix.startswith(f"{key}/"):
                     yield from self._walk(f"{key}/", prefix, after)
-            elif key.startswith(prefix) and key > after:
-                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                    yield Entry(key, entry.stat().st_size)
+            elif key.startswith(prefix) and key > after and (found or entry.is_symlink()):
+                yield key, found
 
     def _holds(self, folder: Path) -> bool:
         """Whether there is an object in it, without looking at all of them."""
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-            shown = (entry for entry in entries if not entry.name.startswith("."))
-            return any(not entry.is_dir() or self._holds(Path(entry.path)) for entry in shown)
+            for entry in entries:
+                found = about(entry) if not entry.name.startswith(".") else None
+                if found and (stat.S_ISREG(found.st_mode) or (_is_folder(found) and self._holds(Path(entry.path)))):
+                    return True
         return False
 
     def _scan(self, folder: str) -> Sequence[os.DirEntry[str]]:
@@ -311,12 +349,20 @@ class LocalStore:
             return []
 
 
-@contextmanager
-def _folders_are_no_objects() -> Iterator[None]:
-    try:
-        yield
-    except (IsADirectoryError, NotADirectoryError) as error:
-        raise FileNotFoundError(error.filename) from None
+def _refuse_irregular(path: Path) -> None:
+    """StorageError, naming what it is, if something that is no object lies at a path."""
+    if kind := irregular_kind(path):
+        raise StorageError(f"{path} is {kind}, and an object is a regular file: move it away")
+
+
+def _instead(path: Path) -> str:
+    """Say what lies at a path in place of an object; empty if nothing does, or a folder."""
+    kind = irregular_kind(path)
+    return f": {kind} of that name is no object" if kind not in ("", "a folder") else ""
+
+
+def _is_folder(found: os.stat_result | None) -> bool:
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def _digest(data: bytes) -> str:
@@ -352,9 +398,14 @@ def _flush(folder: Path) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    with (folder / ".lock").open("ab") as file:
+    with open(folder / ".lock", "ab", opener=_open_at_once) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file closes, also by a process that dies
         yield
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Fail rather than wait where somebody has put a named pipe in the place of a file."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def probe(store: Store, *, racers: int = 4) -> None:

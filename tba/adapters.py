@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tba.errors import ConfigError, Damaged
+from tba.model_files import check_files, read_object
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _NAME, _PREFIX = "default", "base_model.model."  # of the one adapter in a model; of tensors as peft stores them
@@ -96,6 +97,7 @@ class Adapter:
 
     def read(self, folder: Path) -> dict[str, Tensor]:
         """Its weights by the names that they are stored under, after a look whether it is of this base."""
+        check_files(folder)
         try:
             with safe_open(folder / WEIGHTS, "pt") as file:
                 self._check_base(folder, (file.metadata() or {}).get(_BASE, ""))
@@ -202,13 +204,14 @@ def tensors_sha256(tensors: Mapping[str, Tensor], *, of: str = "") -> str:
 
 def config_sha256(folder: Path) -> str:
     """Of what config.json says in a Hugging Face folder, but for who wrote it."""
-    said = json.loads((folder / "config.json").read_bytes())
+    said = read_object(folder / "config.json")
     plain = {name: it for name, it in said.items() if name not in ("transformers_version", "_name_or_path")}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def files_sha256(folder: Path) -> str:
-    """Of the weights in a Hugging Face folder, as they are stored."""
+    """Of the weights in a Hugging Face folder, as they are stored. Damaged if a file in it is."""
+    check_files(folder)
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tba.errors import ConfigError
+from tba.model_files import INDEX, read_object, weight_names, why_damaged
 
 _TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt",
@@ -25,7 +26,9 @@ _OTHER_ENDS = (
 def check_folder(setting: str, folder: Path, *, longest: int) -> None:
     """ConfigError if a Hugging Face folder, which this setting names, holds no policy of a run whose prompts and
     responses have at most so many tokens together. What passes may still not load."""
-    config = _config_of(folder)
+    if fault := why_damaged(folder):
+        raise _no_policy(setting, folder, fault)
+    config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
     fault = why_no_policy(config) if config else "no config.json that can be read"
     files = weight_files(folder)
     fault = fault or next((f"{it.name} {why}" for it in files if (why := why_unreadable(it))), "")
@@ -37,13 +40,17 @@ def check_folder(setting: str, folder: Path, *, longest: int) -> None:
     if not any((folder / name).exists() for name in _TOKENIZER) and not any(folder.glob("*.tiktoken")):
         fault = fault or "no tokenizer"
     if fault:
-        raise ConfigError(f"{setting}: {str(folder)!r} holds no policy that can be trained: {fault}")
+        raise _no_policy(setting, folder, fault)
     check_length(config, longest)
+
+
+def _no_policy(setting: str, folder: Path, fault: str) -> ConfigError:
+    return ConfigError(f"{setting}: {str(folder)!r} holds no policy that can be trained: {fault}")
 
 
 def why_no_policy(config: Mapping[str, Any]) -> str:
     """What a model's config.json says that a policy must not be; empty if nothing."""
-    kind, architectures = config.get("model_type", "unknown"), config.get("architectures") or ()
+    kind, architectures = config.get("model_type", "unknown"), _names(config.get("architectures"))
     if config.get("is_encoder_decoder"):
         return f"{kind} has an encoder and a decoder, and does not continue its prompt"
     if other := next((it for it in architectures if it.endswith(_OTHER_ENDS)), None):
@@ -57,19 +64,21 @@ def why_no_policy(config: Mapping[str, Any]) -> str:
 def weight_files(folder: Path) -> list[Path]:
     """Those that transformers reads, whether they are there or not: a folder may have the same weights once more in
     another layout. Where neither of its names is there, all that might be meant."""
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    whole, index = folder / "model.safetensors", folder / INDEX
     if whole.exists() or not index.exists():
         return [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
     try:
-        return sorted({folder / name for name in json.loads(index.read_bytes())["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return sorted(folder / name for name in weight_names(index.read_bytes()))
+    except ValueError:
         return sorted(folder.glob("*.safetensors"))
 
 
 def why_unreadable(path: Path) -> str:
     """What is wrong with a file of safetensors, by its head and its length; empty if nothing."""
     if not path.exists():
-        return "is not there, though model.safetensors.index.json names it"
+        return f"is not there, though {INDEX} names it"
+    if not path.is_file():
+        return "is no file"
     with path.open("rb") as file:
         if file.read(len(_POINTER)) == _POINTER:
             return "is a pointer of Git LFS: `git lfs pull` fetches the file itself"
@@ -93,7 +102,10 @@ def _head_of(path: Path) -> dict[str, Any]:
         length = _data_of(path) - _HEAD
         if length > path.stat().st_size:
             raise ValueError(f"{path} has no head of safetensors")
-        head = json.loads(file.read(length))
+        try:
+            head = json.loads(file.read(length))
+        except RecursionError:
+            raise ValueError(f"{path} has a head that is nested too deeply") from None
     return {name: it for name, it in head.items() if name != "__metadata__"}
 
 
@@ -108,7 +120,8 @@ def check_length(config: Mapping[str, Any], longest: int) -> None:
     one of so many beside it."""
     text = config.get("text_config")
     places = [it for it in (text, config) if isinstance(it, Mapping)]
-    found = [it[name] for it in places for name in ("max_position_embeddings", "n_positions") if it.get(name)]
+    names = ("max_position_embeddings", "n_positions")
+    found = [it[name] for it in places for name in names if _is_length(it.get(name))]
     if found and longest > found[0]:
         raise ConfigError(
             f"search.max_prompt_tokens + search.max_response_tokens must be <= {found[0]}, the length that the policy "
@@ -129,14 +142,15 @@ def _short_rows(config: Mapping[str, Any]) -> int | None:
     for it in given:
         is_longrope = it.get("rope_type", it.get("type")) in ("longrope", "su")
         if is_longrope and it.get("short_factor") != it.get("long_factor"):
-            return config.get("original_max_position_embeddings") or it.get("original_max_position_embeddings")
+            name = "original_max_position_embeddings"
+            return next((place[name] for place in (config, it) if _is_length(place.get(name))), None)
     return None
 
 
-def _config_of(folder: Path) -> Mapping[str, Any]:
-    """Empty if there is none."""
-    try:
-        found = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _is_length(value: Any) -> bool:
+    """Whether it is a number of tokens: of another value transformers says what is wrong with it."""
+    return type(value) is int and value > 0
+
+
+def _names(value: Any) -> list[str]:
+    return [it for it in value if isinstance(it, str)] if isinstance(value, list | tuple) else []

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from tba.errors import ConfigError, Damaged, RunFailed, TBAError
+from tba.model_files import why_damaged
 from tba.model_folder import why_no_policy
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -42,6 +43,7 @@ def load(
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
     weights = {"dtype": resolve_dtype(dtype), "use_safetensors": True, "output_loading_info": True}
     try:
+        _check_files(path, tokenizer_path)
         config = AutoConfig.from_pretrained(path, **options)
         if trains and (why := why_no_policy(config.to_dict())):
             raise ValueError(why)
@@ -55,8 +57,11 @@ def load(
             raise ValueError(f"for {kind.__name__} it has no {', '.join(missing[:3])}")
         if getattr(model, "_hf_peft_config_loaded", False):
             raise ValueError("it is an adapter of another model: merge the two first")
-    except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        raise _cannot_load(setting, path, error) from error
+        _check_files(*(_cached_folder(it, revision) for it in (path, tokenizer_path)))
+    except (TBAError, MemoryError):
+        raise
+    except Exception as error:  # of a file that is damaged whatever its reader comes upon
+        raise _cannot_load(setting, path, error, revision=revision) from error
     return model.to(place).eval(), tokenizer
 
 
@@ -125,6 +130,24 @@ def _tokenizer(path: str | Path, **options: Any) -> PreTrainedTokenizerBase:
         raise ValueError(f"its tokenizer cannot be read: {error!r}") from error
 
 
+def _check_files(*folders: str | Path | None) -> None:
+    """ValueError, naming the file, if one in these folders is damaged; names of the hub are passed over."""
+    for folder in folders:
+        if folder is not None and Path(folder).is_dir() and (fault := why_damaged(Path(folder))):
+            raise ValueError(f"{folder}/{fault}")
+
+
+def _cached_folder(name: str | Path | None, revision: str) -> Path | None:
+    """Where the hub's cache has a model; None if it has none, or for a folder, which is looked at already."""
+    if name is None or Path(name).is_dir():
+        return None
+    try:
+        found = try_to_load_from_cache(str(name), "config.json", revision=revision)
+    except ValueError:  # no name of the hub
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
 def attention_of(config: Any) -> dict[str, str]:
     """What transformers is told to make the model with: where attention is capped the plain implementation, as others
     leave that out without a word."""
@@ -132,9 +155,13 @@ def attention_of(config: Any) -> dict[str, str]:
     return {"attn_implementation": "eager"} if caps else {}
 
 
-def _cannot_load(setting: str, path: str | Path, error: Exception) -> TBAError:
+def _cannot_load(setting: str, path: str | Path, error: Exception, *, revision: str = "main") -> TBAError:
     """Damaged, ConfigError or RunFailed, as `load` says."""
-    known, _, _ = str(error).partition("\nModel type should be one of")  # hundreds
+    tells = isinstance(error, OSError | ValueError | RuntimeError | ImportError | SafetensorError)
+    text = str(error) if tells and str(error) else f"{error!r:.300}"
+    known, _, _ = text.partition("\nModel type should be one of")  # hundreds
+    if (cached := _cached_folder(path, revision)) and (fault := why_damaged(cached)):
+        known = f"{fault}; remove {cached}, so that it is fetched anew"
     what = f"cannot load a model from {str(path)!r}: {known}"
     if Path(path).is_dir():
         return Damaged(what)

@@ -5,7 +5,6 @@ temperature alone, up to rounding. Requests for the same prompt share its keys a
 another version's weights.
 """
 
-import json
 import os
 import signal
 import time
@@ -34,6 +33,7 @@ from tba.config import EngineConfig
 from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed, TBAError
 from tba.generating import check_request
 from tba.generation import describe, end_tokens, is_gone
+from tba.model_files import check_files, read_object
 from tba.types import Prompt, Request, Response, Version
 from tba.vllm_plugin import FROM_FOLDER, OURS
 
@@ -348,7 +348,8 @@ def _check_logps(temperature: float, top_p: float, mode: LogpsMode) -> None:
 
 def _check_served(folder: Path) -> None:
     """Refuse what vLLM would serve as another model, without a word."""
-    config, fault = json.loads((folder / "config.json").read_bytes()), ""
+    check_files(folder)
+    config, fault = read_object(folder / "config.json"), ""
     if str(config.get("model_type")).startswith("qwen3") and config.get("attention_bias"):
         fault = "it leaves out a bias of Qwen3's attention (attention_bias)"
     if config.get("model_type") == "gpt_oss":

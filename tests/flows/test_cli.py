@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -34,6 +35,7 @@ from tests.builders import make_shard
 from tests.conftest import s3_root
 from tests.rewriting import with_digest
 from tests.servers import Server
+from tests.storage.irregular import PATIENCE, Kind, put_irregular
 from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
 
 COMMANDS = (
@@ -560,6 +562,29 @@ def test_check_ends_with_1_when_something_is_wrong(first: Run, capsys: pytest.Ca
     assert told["problems"] == [{"key": layout.shard(0, 1), "problem": "is missing"}]
 
 
+def test_no_command_waits_for_what_lies_under_the_name_of_an_object_and_is_no_file(first: Run):
+    keys = {layout.shard(0, 9): "pipe", layout.sync(9): "socket", layout.event("trainer", 1, 9): "link to a pipe"}
+    for key, kind in keys.items():
+        put_irregular(Path(first.url) / key, cast(Kind, kind))
+
+    def ends_with(*arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "flows.cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        return done.returncode, done.stdout, done.stderr
+
+    code, out, _ = ends_with("check", first.url)
+    assert code == 1 and all(f"wrong: {key}: is no regular file" in out for key in keys)
+    assert ends_with("sql", first.url, "select count(*) n from trajectories", "--csv")[:2] == (
+        0,
+        f"n\n{7 * 2 * 2 * S}\n",
+    )
+    assert ends_with("report", first.url)[0] == 0
+    (report := Path(first.url) / layout.REPORT).unlink()
+    put_irregular(report, "pipe")
+    code, _, error = ends_with("report", first.url)
+    assert code != 0 and f"{report} is a named pipe, where the report would be written: move it away" in error
+
+
 @pytest.mark.parametrize("version", [Version(1, 1), Version(4, 2)], ids=["stored whole", "stored as a difference"])
 def test_export_copies_the_files_of_a_version(
     first: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], version: Version
@@ -630,6 +655,19 @@ def test_grade_names_the_line_at_fault(line: str, tmp_path: Path, capsys: pytest
     file = tmp_path / "responses.jsonl"
     file.write_text(f"\n{line}\n")
     assert f"{file} line 2" in refused(capsys, "grade", "gsm8k", str(file))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"response": "5", "answer": "5", "response": "6"}', "key 'response' is given more than once"),
+        ("[" * 100_000, "not JSON: it is nested too deeply"),
+    ],
+    ids=["twice", "deep"],
+)
+def test_grade_says_what_is_wrong_with_a_line(line: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (file := tmp_path / "responses.jsonl").write_text(f"\n{line}\n")
+    assert refused(capsys, "grade", "gsm8k", str(file)) == f"error: {file} line 2: {said}\n"
 
 
 def test_grade_refuses_unknown_tasks_rules_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -810,6 +848,14 @@ def test_an_earlier_run_that_cannot_choose_prompts_is_refused_by_the_setting_at_
     assert said.format(root=root) in refused(capsys, *arguments)
 
 
+def test_a_model_with_a_damaged_file_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "added_tokens.json").write_bytes(b"[" * 100_000)
+    said = refused(capsys, "run", "gsm8k", "--dry-run", "--set", f"model.path={tmp_path}")
+    assert f"model.path: '{tmp_path}' holds no policy that can be trained: added_tokens.json is no JSON" in said
+
+
 def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     printed(capsys, "run", "math", "--dry-run", "--set", "task.options.levels=[3, 4]", "sync.lag=null")
     changes = ("--set", "sampling.mean_reward_between=[0.2, 0.8]")
@@ -824,9 +870,12 @@ def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         (("quickstart", "--set", "training.stepz=3"), "training.stepz"),
         (("quickstart", "--set", "training.steps"), "KEY=VALUE"),
         (("quickstart", "--steps", "0"), "training.steps"),
+        (("math", "--set", 'task.options={"levels": [3], "levels": [4]}'), "task.options: key 'levels' is given more"),
+        (("math", "--set", f"task.options={'[' * 100_000}"), "task.options"),
         (("quickstart", "--set", "sampling.recent_share=1.5"), "sampling.recent_share"),
         (("gsm8k", "--set", "model.path="), "model.path is empty, and task 'gsm8k' makes no policy"),
     ],
+    ids=lambda it: str(it)[:60],
 )
 def test_impossible_settings_are_refused_before_anything_starts(
     arguments: tuple[str, ...], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

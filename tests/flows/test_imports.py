@@ -352,6 +352,17 @@ def test_a_row_that_cannot_be_trained_on_is_named_and_nothing_is_stored(
     assert empty.store.list(layout.TRAJECTORIES) == []
 
 
+def test_a_row_that_gives_a_field_twice_is_named_and_nothing_is_stored(
+    empty: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    line = json.dumps({**GOOD, "reward": 1})
+    (tmp_path / "a.jsonl").write_text(f'{line}\n{line[:-1]}, "reward": 0}}\n')
+    assert main(["import", empty.url, str(tmp_path / "a.jsonl")]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == f"error: {tmp_path}/a.jsonl line 2: key 'reward' is given more than once"
+    assert empty.store.list(layout.TRAJECTORIES) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -1,15 +1,43 @@
 import logging
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from flows import role
-from flows.processes import FAILED, LOG_FORMAT
+from flows.processes import FAILED, FINISHED, LOG_FORMAT
 from flows.supervise import ERROR_LINE
+from storage.control import change_state
+from storage.events import read_events
 from storage.leases import read_lease
 from storage.run import Run
 from tba.presets import preset
+from tests.storage.test_store import begin_upload
+
+LEFT = ["a/object", "trajectories/searcher=003/a"]
+
+
+@pytest.mark.parametrize(("name", "swept"), [("trainer", LEFT), ("searcher", LEFT[1:])])
+def test_a_role_begins_by_removing_what_killed_writers_have_left_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, swept: list[str]
+):
+    config = preset("quickstart").to_dict()
+    run = Run.create(str(tmp_path), "r", config=config, sampler_sql="select 1", code_version="test")
+    monkeypatch.setattr(role, "work", lambda *_, **__: None)
+    for key in LEFT:
+        begin_upload(run.store, key)
+        path = Path(run.url) / key
+        os.utime(path.with_name(f".{path.name}.0123456789ab"), (0, 0))
+    change_state(run, desired="run", searchers=4, why="started")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert role.live(name, 3, run) == FINISHED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    told = [event["data"]["keys"] for event in read_events(run) if event["kind"] == "swept"]
+    assert told == [swept]
+    assert run.store.unfinished() == [key for key in LEFT if key not in swept]
 
 
 def test_what_nobody_foresaw_is_the_last_that_a_role_logs_as_an_error(

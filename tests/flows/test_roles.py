@@ -533,6 +533,25 @@ def test_a_policy_on_s3_is_fetched_without_its_pickles_once_per_run(root, policy
 
 @pytest.mark.parametrize("root", ["moto"], indirect=True)
 @pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("model.safetensors.index.json", b"[" * 100_000, "no readable model.safetensors.index.json there"),
+        ("model.safetensors.index.json", b'{"weight_map": {"a": 3}}', "no readable model.safetensors.index.json there"),
+        ("added_tokens.json", b"{", "added_tokens.json is not JSON"),
+    ],
+    ids=["deep", "wrong type", "cut off"],
+)
+def test_a_url_with_a_damaged_file_is_refused_by_its_name(root, policy, tmp_path, name, content, said):
+    upload(policy, f"{root}/model")
+    (tmp_path / name).write_bytes(content)
+    upload(tmp_path, f"{root}/model", name)
+    error = ended_at_once(settings(Path("x"), **{"model.path": f"{root}/model"}), root)
+    assert isinstance(error, ConfigError)
+    assert str(error).startswith("model.path: ") and said in str(error)
+
+
+@pytest.mark.parametrize("root", ["moto"], indirect=True)
+@pytest.mark.parametrize(
     ("names", "missing"),
     [
         (("model.safetensors",), "config.json"),

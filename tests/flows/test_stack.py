@@ -98,6 +98,9 @@ def test_parameters_are_json_where_they_can_be_and_text_otherwise(capsys: pytest
     with pytest.raises(SystemExit):
         command_line().parse_args(["gsm8k", "steps"])
     assert "KEY=VALUE" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command_line().parse_args(["gsm8k", 'overrides={"seed": 1, "seed": 2}'])
+    assert "overrides: key 'seed' is given more than once" in capsys.readouterr().err
 
 
 def test_a_run_leaves_the_temporary_folder_of_its_worker_and_no_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -197,6 +197,19 @@ def test_an_adapter_of_another_shape_or_a_broken_one_is_damaged(base, tmp_path):
         Policy.load_adapted(adapter_of(base), tmp_path / "version", device="cpu")
 
 
+def test_a_damaged_file_of_an_adapter_or_of_its_base_is_named(base, tmp_path):
+    moved(base).snapshot().save(tmp_path / "version")
+    adapter = adapter_of(base)
+    (tmp_path / "version" / "adapter_config.json").write_bytes(b"[" * 100_000)
+    with pytest.raises(Damaged, match=r"version: adapter_config\.json is no JSON that can be read: it is nested too"):
+        adapter.read(tmp_path / "version")
+    (base / "config.json").write_bytes(b"{")
+    with pytest.raises(Damaged, match=r"base/config\.json is not JSON"):
+        _ = adapter.bases
+    with pytest.raises(Damaged, match=r"base: config\.json is not JSON"):
+        adapter_of(base)
+
+
 @pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 @pytest.mark.parametrize("targets", ["nothing_here", "lm_head", "embed_tokens"])
 def test_layers_that_cannot_be_adapted_are_refused(base, targets):

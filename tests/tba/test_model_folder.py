@@ -1,7 +1,9 @@
 """What can be no policy is refused from its files, and what passes there and still is none when it is loaded."""
 
 import json
+import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from tba.errors import ConfigError, Damaged
 from tba.first_policy import check_first_policy
 from tba.model_folder import check_folder, weight_files
 from tba.policy import Policy
+from tests.storage.irregular import KINDS, Kind, put_irregular, within_patience
 from tests.tba.tiny import tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer
 
 TINY: dict[str, Any] = {"vocab_size": 78, "pad_token_id": 0, "eos_token_id": 1}
@@ -258,6 +261,111 @@ def test_a_tokenizer_that_cannot_be_read_is_told_of_as_one(tmp_path):
         (tiny_folder(tmp_path) / "tokenizer.json").write_text(text)
         with pytest.raises(Damaged, match=f"cannot load a model from '{tmp_path}': "):
             Policy.load(tmp_path, device="cpu")
+
+
+DAMAGED = {
+    "nested too deeply": (b"[" * 100_000, r"is no JSON that can be read: it is nested too deeply"),
+    "objects nested too deeply": (b'{"a":' * 100_000, r"is no JSON that can be read: it is nested too deeply"),
+    "cut off": (b'{"a": {"b": 1}, "c', r"is not JSON: Unterminated string"),
+    "empty": (b"", r"is not JSON: Expecting value"),
+    "a web page": (b"<!doctype html>", r"is not JSON: Expecting value"),
+    "a list": (b"[]", r"holds a JSON list, not an object"),
+    "a number": (b"7", r"holds a JSON int, not an object"),
+    "nothing": (b"null", r"holds a JSON NoneType, not an object"),
+    "not UTF-8": (b'{"a": "\xff"}', r"is not UTF-8: invalid start byte at byte 7"),
+    "UTF-16": ('{"a": 1}'.encode("utf-16"), r"is not UTF-8: invalid start byte at byte 0"),
+    "zeros": (bytes(4096), r"holds a NUL byte at byte 0"),
+}
+"""What a file that should hold an object of JSON holds, and what is said of it."""
+OBJECTS = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "model.safetensors.index.json", "adapter_config.json", "chat_template.json",
+)  # fmt: skip
+TEXTS = ("chat_template.jinja", "additional_chat_templates/tools.jinja")
+
+
+def refuses(folder: Path, fault: str) -> None:
+    """Before anything starts, and where the policy is loaded after all."""
+    with pytest.raises(ConfigError, match=rf"^model\.path: '{folder}' holds no policy that can be trained: {fault}"):
+        within_patience(lambda: check_folder("model.path", folder, longest=8))
+    with pytest.raises(Damaged, match=rf"^cannot load a model from '{folder}': {folder}/{fault}") as error:
+        within_patience(lambda: Policy.load(folder, device="cpu"))
+    assert len(str(error.value)) < 600
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+@pytest.mark.parametrize("name", OBJECTS)
+def test_a_damaged_file_of_a_model_is_refused_by_its_name(tmp_path: Path, name: str, damage: str):
+    content, fault = DAMAGED[damage]
+    (tiny_folder(tmp_path) / name).write_bytes(content)
+    refuses(tmp_path, f"{re.escape(name)} {fault}")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_damaged_chat_template_is_refused_by_its_name(tmp_path: Path, name: str):
+    (path := tiny_folder(tmp_path) / name).parent.mkdir(exist_ok=True)
+    for content, fault in ((b"{{ \xff }}", "is not UTF-8: invalid start byte at byte 3"), (b"a\0", "holds a NUL byte")):
+        path.write_bytes(content)
+        refuses(tmp_path, f"{re.escape(name)} {fault}")
+
+
+NAMES = [*OBJECTS, *TEXTS, "model.safetensors", "other.safetensors", "merges.txt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "pipe") for name in NAMES), *product(("config.json", *TEXTS, "merges.txt"), KINDS[1:])]
+)
+def test_what_is_no_file_under_the_name_of_one_is_refused_and_nobody_waits_for_it(
+    tmp_path: Path, name: str, kind: Kind
+):
+    (path := tiny_folder(tmp_path) / name).unlink(missing_ok=True)
+    put_irregular(path, kind)
+    nowhere = kind in ("link to nothing", "link to itself")
+    if name == "merges.txt" and nowhere:
+        check_folder("model.path", tmp_path, longest=8)
+    else:
+        refuses(tmp_path, rf"{re.escape(name)} is a {'link that leads nowhere' if nowhere else '.*, not a file'}$")
+
+
+@pytest.mark.parametrize("name", [*OBJECTS, "model.safetensors", "other.safetensors"])
+def test_a_folder_under_the_name_of_a_file_is_refused(tmp_path: Path, name: str):
+    (path := tiny_folder(tmp_path) / name).unlink(missing_ok=True)
+    path.mkdir()
+    refuses(tmp_path, rf"{re.escape(name)} is a folder, not a file$")
+
+
+WRONG_TYPES = [
+    ("added_tokens.json", {"<a>": "7"}, "must give each token a whole number, got '7' for '<a>'"),
+    ("config.json", {"architectures": [3]}, r"must have a list of names as architectures, got \[3\]"),
+    ("config.json", {"architectures": 3}, "must have a list of names as architectures, got 3"),
+    ("config.json", {"model_type": 3}, "must have text as model_type, got 3"),
+    ("model.safetensors.index.json", {"weight_map": {"a": 3}}, "must have the names of files as weight_map, got"),
+    ("model.safetensors.index.json", {"weight_map": []}, r"must have the names of files as weight_map, got \[\]"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "fault"), WRONG_TYPES)
+def test_a_value_of_a_type_that_nobody_reads_is_refused_by_file(tmp_path: Path, name: str, content: Any, fault: str):
+    (tiny_folder(tmp_path) / name).write_text(json.dumps(content))
+    refuses(tmp_path, f"{re.escape(name)} {fault}")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_position_embeddings": "many"}, {"hidden_size": "wide"}, {"num_hidden_layers": []}, {"rope_parameters": 3}],
+)
+def test_a_value_that_transformers_cannot_use_is_damage_of_the_folder(tmp_path: Path, changes: dict[str, Any]):
+    with pytest.raises((Damaged, ConfigError), match=str(tmp_path)):
+        folder = changed(tmp_path, **changes)
+        check_folder("model.path", folder, longest=8)
+        Policy.load(folder, device="cpu")
+
+
+def test_a_head_of_weights_that_is_nested_too_deeply_is_refused(tmp_path: Path):
+    head = b"[" * 100_000
+    (tiny_folder(tmp_path) / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    with pytest.raises(ConfigError, match=r"model\.safetensors is no file of safetensors"):
+        check_folder("model.path", tmp_path, longest=8)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

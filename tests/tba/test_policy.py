@@ -141,6 +141,18 @@ def test_trouble_on_the_way_to_the_hub_can_be_tried_again_and_its_refusals_canno
         Policy.load("some/model", device="cpu")
 
 
+def test_a_damaged_file_that_the_hub_has_brought_is_named(tmp_path, monkeypatch):
+    def load(*_: object, **__: object) -> None:
+        raise RecursionError("maximum recursion depth exceeded")
+
+    (tiny_folder(tmp_path) / "config.json").write_bytes(b"[" * 100_000)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", load)
+    monkeypatch.setattr("tba.pretrained.try_to_load_from_cache", lambda *_, **__: str(tmp_path / "config.json"))
+    fault = rf"config\.json is no JSON that can be read: it is nested too deeply; remove {tmp_path}, so that it is"
+    with pytest.raises(ConfigError, match=f"^model.path: cannot load a model from 'some/model': {fault}"):
+        Policy.load("some/model", device="cpu")
+
+
 def test_an_unknown_dtype_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="float32, bfloat16, got 'int4'"):
         Policy.load(tiny_folder(tmp_path), dtype="int4", device="cpu")

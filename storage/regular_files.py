@@ -1,0 +1,55 @@
+"""Only regular files are read: whoever opens a named pipe, a device or a socket may wait for ever.
+
+A link counts as what it leads to. What is no regular file is treated as if nothing were there.
+"""
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+_KINDS = (
+    (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISDIR, "a folder"),
+    (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
+)  # fmt: skip
+_NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a regular file for reading; FileNotFoundError if there is none. Never waits for a writer."""
+    if not path.is_file():
+        raise _missing(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # something else took its place since
+        os.close(descriptor)
+        raise _missing(path)
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    with open_regular(path) as file:
+        return file.read()
+
+
+def irregular_kind(path: Path) -> str:
+    """Name what lies at a path that is no regular file, such as `a named pipe`; empty for a file and for nothing."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return "a link that leads nowhere" if error.errno in _NOWHERE and path.is_symlink() else ""
+    return next((kind for is_kind, kind in _KINDS if is_kind(mode)), "")
+
+
+def about(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return what the file system says of an entry; None for a link that leads nowhere and for what is gone."""
+    try:
+        return entry.stat()
+    except OSError as error:
+        if error.errno in _NOWHERE:
+            return None
+        raise
+
+
+def _missing(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
