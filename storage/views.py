@@ -8,7 +8,7 @@ system, and DuckDB is told to refuse it altogether: files can be neither read no
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -49,32 +49,48 @@ _LOCKED = (
 )
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What a run had stored when it was read, as the tables that views are made of."""
+
+    small: Mapping[str, pa.Table]
+    large: Mapping[str, ds.Dataset]
+
+    def connect(self) -> duckdb.DuckDBPyConnection:
+        """Return a connection to a new database. It shares no settings, logs, tables or variables with any other."""
+        con = duckdb.connect(":memory:", config={"temp_directory": ""})  # nothing is spilled to the working directory
+        con.execute("set TimeZone = 'UTC'")
+        con.execute("create schema stored")
+        con.execute("use stored")
+        for name, table in self.small.items():
+            con.from_arrow(table).create(name)
+        for name, relation in self.large.items():
+            con.from_arrow(relation).create_view(name)
+        con.execute("use main")
+        for script in _SQL:
+            con.execute(script)
+        _comment_as("draws", "draws_all", con)
+        _comment_as("steps", "steps_all", con)
+        con.execute(f"set memory_limit = '{_memory_limit(con)}'")
+        for statement in _LOCKED:
+            con.execute(statement)
+        return con
+
+
 def connect(run: str | Run, *, progress: Progress | None = None) -> duckdb.DuckDBPyConnection:
     """The views of a run, given as a name under the default root, a path or a URL. Of a remote run what is new is
     copied to this machine first, and `progress` told about it."""
-    run = run if isinstance(run, Run) else Run.open(resolve(run))
+    return read_stored(run if isinstance(run, Run) else Run.open(resolve(run)), progress=progress).connect()
+
+
+def read_stored(run: Run, *, progress: Progress | None = None) -> Stored:
+    """Read a run once, for any number of connections that all see the same."""
     snapshot, compacted = _look(run, progress)
-    con = duckdb.connect(":memory:", config={"temp_directory": ""})  # nothing is spilled to the working directory
-    con.execute("set TimeZone = 'UTC'")
-    con.execute("create schema stored")
-    con.execute("use stored")
     with records.reading(f"{run.url}/{layout.ATTEMPTS}"):
         spans = chain(run)
     synced = tables.sync_records(snapshot)
     shards = tables.shards(snapshot, synced, compacted)
-    for name, table in _small(snapshot, spans, synced, shards).items():
-        con.from_arrow(table).create(name)
-    for name, relation in _large(snapshot, spans, shards).items():
-        con.from_arrow(relation).create_view(name)
-    con.execute("use main")
-    for script in _SQL:
-        con.execute(script)
-    _comment_as("draws", "draws_all", con)
-    _comment_as("steps", "steps_all", con)
-    con.execute(f"set memory_limit = '{_memory_limit(con)}'")
-    for statement in _LOCKED:
-        con.execute(statement)
-    return con
+    return Stored(_small(snapshot, spans, synced, shards), _large(snapshot, spans, shards))
 
 
 def _look(run: Run, progress: Progress | None) -> tuple[Snapshot, tables.Compacted]:

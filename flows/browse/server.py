@@ -12,7 +12,6 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-import duckdb
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,10 +23,10 @@ from flows.browse import finding, glance, prompt, step, trajectory, version
 from flows.browse.frame import HEADERS, bare, frame
 from flows.browse.look import Look, Refused, TooLong
 from flows.browse.tokens import Tokens
-from flows.sql import explain
+from flows.statements import explain
 from flows.texts import line
 from storage.run import Run
-from tba.errors import ConfigError, TBAError
+from tba.errors import ConfigError, QueryError, TBAError
 
 _MOST_OF_ADDRESS = 16_000  # characters
 _MOST_AT_ONCE = 64  # connections
@@ -247,7 +246,7 @@ def make_app(look: Look) -> App:
     }
     routes = [Route(path, partial(_answer, make), methods=["GET"]) for path, make in pages.items()]
     wrong = partial(_wrong, look)
-    kinds = (HTTPException, Refused, duckdb.Error, TBAError, Exception)
+    kinds = (HTTPException, TBAError, Exception)
     return Starlette(
         routes=[*routes, Route("/refresh", refresh, methods=["GET"])], exception_handlers=dict.fromkeys(kinds, wrong)
     )
@@ -271,7 +270,7 @@ def _wrong(look: Look, request: Request, error: Exception) -> Response:
         status, said = 404, str(error)
     elif isinstance(error, HTTPException):
         status, said = error.status_code, "there is no page of this name" if error.status_code == 404 else error.detail
-    elif isinstance(error, duckdb.Error):
+    elif isinstance(error, QueryError):
         status, said = 500, explain(error)
     elif isinstance(error, TBAError):
         status, said = 502, str(error)
