@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import duckdb
 
+from flows.query_process import QueryProcess
+from flows.row_values import decode_row
 from flows.texts import plain
 from storage.damage import Damage
 from storage.run import Run
@@ -19,13 +21,23 @@ def damage_of(con: duckdb.DuckDBPyConnection) -> list[Damage]:
     return [Damage(key, problem) for key, problem in con.execute("select key, problem from damage").fetchall()]
 
 
+def damage_by(queries: QueryProcess) -> list[Damage]:
+    """What the views of a run leave out that a process has read."""
+    _, rows = queries.ask("rows", query="select key, problem from damage", parameters=())
+    return [Damage(*decode_row(row)) for row in rows]
+
+
 def warn(run: Run, con: duckdb.DuckDBPyConnection) -> list[Damage]:
-    """Say what the views leave out in one line on standard error, so that what a command prints can be piped on.
-    Returns the damage."""
+    """Say what the views leave out, and return it."""
     damage = damage_of(con)
+    warn_of(run, damage)
+    return damage
+
+
+def warn_of(run: Run, damage: Sequence[Damage]) -> None:
+    """Name the damage in one line on standard error, so that what a command prints can be piped on."""
     if damage:
         print(f"warning: {in_words(run, damage)}", file=sys.stderr)
-    return damage
 
 
 def is_inside_an_object(error: Exception) -> bool:

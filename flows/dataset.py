@@ -1,14 +1,13 @@
 """`tba export --query`: rows of a run as a dataset that others load: Parquet, and a card that says where it is from."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 from duckdb.sqltypes import DuckDBPyType
 
-from flows import sql
+from flows import answer_forms, statements
 from flows.damage import warn
 from flows.export import appearing
 from flows.progress import bar
@@ -17,14 +16,8 @@ from storage.run import Run
 from storage.views import connect
 from tba.errors import ConfigError
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 FILE = "data/train-00000-of-00001.parquet"
 
-_AT_A_TIME = 2_048  # rows that DuckDB hands over
-_GROUP = 65_536  # rows of a row group at most
-_GROUP_BYTES = 64_000_000  # that it has in memory, more or less
 _UNFIT = ("bignum", "bit", "interval", "map", "union")  # types that `datasets` cannot load as what they are
 _CARD = """\
 ---
@@ -60,14 +53,14 @@ def export(run: Run, query: str, folder: str) -> Path:
     with bar("copying what is new") as tell:
         con = connect(run, progress=tell)
     warn(run, con)
-    with sql.naming_errors(run), sql.stopping(con), appearing(folder) as (target, unfinished):
-        rows = sql.last(con, query)
+    with statements.naming_errors(run), statements.stopping(con), appearing(folder) as (target, unfinished):
+        rows = statements.last(con, query)
         if rows is None:
             raise ConfigError("--query: the last statement has no rows")
-        sql.check_names("--query", rows.columns)
+        statements.check_names("--query", rows.columns)
         rows = _fit(rows)
         (unfinished / FILE).parent.mkdir()
-        if not (count := _write(rows, unfinished / FILE)):
+        if not (count := answer_forms.parquet(rows, unfinished / FILE)):
             raise ConfigError("--query: there are no such rows")
         card = _card(run, query, rows, count, target.name)
         (unfinished / "README.md").write_text(card, encoding="utf-8", errors="replace")
@@ -94,31 +87,6 @@ def _inner(kind: DuckDBPyType) -> list[DuckDBPyType]:
     if kind.id not in ("array", "list", "map", "struct"):
         return []
     return [inner for _, inner in kind.children if isinstance(inner, DuckDBPyType)]
-
-
-def _write(rows: duckdb.DuckDBPyRelation, path: Path) -> int:
-    import pyarrow.parquet as pq
-
-    batches, count = rows.to_arrow_reader(_AT_A_TIME), 0
-    with pq.ParquetWriter(path, batches.schema, compression="zstd") as file:
-        for group in _groups(batches):
-            file.write_table(group)
-            count += group.num_rows
-    return count
-
-
-def _groups(batches: "pa.RecordBatchReader") -> Iterator["pa.Table"]:
-    """As many rows together as fit into memory, however long their texts are."""
-    import pyarrow as pa
-
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        held.append(batch)
-        if sum(it.num_rows for it in held) >= _GROUP or sum(it.nbytes for it in held) >= _GROUP_BYTES:
-            yield pa.Table.from_batches(held)
-            held = []
-    if held:
-        yield pa.Table.from_batches(held)
 
 
 def _card(run: Run, query: str, rows: duckdb.DuckDBPyRelation, count: int, name: str) -> str:

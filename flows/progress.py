@@ -2,6 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Tell = Callable[[int, int], None]
 """Called with how many of how many are done."""
@@ -10,23 +14,30 @@ Tell = Callable[[int, int], None]
 @contextmanager
 def bar(title: str) -> Iterator[Tell]:
     """A progress bar that appears once there is something to tell, where there is somebody to see it."""
+    progress: Progress | None = None
+
+    def tell(done: int, total: int) -> None:
+        nonlocal progress
+        progress = progress or _make(title)
+        progress.start()
+        progress.update(progress.task_ids[0], completed=done, total=total)
+
+    try:
+        yield tell
+    finally:
+        if progress:
+            progress.stop()
+
+
+def _make(title: str) -> "Progress":
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    shown = progress.add_task(title, total=None)
-
-    def tell(done: int, total: int) -> None:
-        progress.start()
-        progress.update(shown, completed=done, total=total)
-
-    try:
-        yield tell
-    finally:
-        if progress.live.is_started:
-            progress.stop()
+    progress.add_task(title, total=None)
+    return progress
 
 
 def was_interrupted(error: BaseException) -> bool:

@@ -4,18 +4,19 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
-import duckdb
 from rich.markup import escape
 
-from flows import sql
-from flows.damage import culprits, warn
-from flows.progress import bar, was_interrupted
+from flows import sql, statements
+from flows.damage import culprits, damage_by, warn_of
+from flows.progress import bar
+from flows.query_process import QueryProcess
+from flows.row_values import decode_row
 from storage.cache import cache_folder
 from storage.run import Run
-from storage.views import connect
 from tba.errors import ConfigError, TBAError
 
 try:
@@ -42,59 +43,73 @@ union select keyword_name from duckdb_keywords()
 def prompt(run: Run) -> int:
     """Questions until there are no more. All see the run as it was when the prompt began or last looked: answers fit
     each other, and what a query makes, such as a temporary table, is there for the next."""
-    asking = _Asking(run)
-    print(_GREETING.format(url=run.url))
-    history = _History(cache_folder("prompt") / "history")
-    while True:
-        try:
-            query = _ask(history)
-            if query is None:
-                return 0
-            asking.answer(query)
-        except (duckdb.Error, TBAError) as error:
-            said = f"{sql.GONE}, with .refresh" if sql.is_gone(error) else f"{error}{culprits(run, error)}"
-            print(f"error: {said}", file=sys.stderr)
-        except (KeyboardInterrupt, RuntimeError) as error:
-            if not was_interrupted(error):
-                raise
-            print("interrupted", file=sys.stderr)
+    with closing(QueryProcess(run.url)) as queries:
+        asking = _Asking(run, queries)
+        print(_GREETING.format(url=run.url))
+        history = _History(cache_folder("prompt") / "history")
+        while True:
+            try:
+                query = _ask(history)
+                if query is None:
+                    return 0
+                asking.answer(query)
+            except TBAError as error:
+                said = (
+                    f"{statements.GONE}, with .refresh"
+                    if statements.is_gone(error)
+                    else f"{error}{culprits(run, error)}"
+                )
+                print(f"error: {said}{asking.lost()}", file=sys.stderr)
+            except KeyboardInterrupt:
+                print(f"interrupted{asking.lost()}", file=sys.stderr)
 
 
 class _Asking:
-    def __init__(self, run: Run):
-        self.run = run
-        self.refresh()
+    def __init__(self, queries: QueryProcess):
+        self.queries = queries
+        with bar("copying what is new") as tell:
+            queries.start(tell)
+        self._complete()
+
+    def lost(self) -> str:
+        """What to add where a query took its process along."""
+        if self.queries.is_running:
+            return ""
+        return "\nwhat earlier queries made is gone with the query's process; the next one looks at the run again"
 
     def refresh(self) -> None:
         with bar("copying what is new") as tell:
-            self.con = connect(self.run, progress=tell)
-        warn(self.run, self.con)
+            self.queries.refresh(tell)
+        self._look()
+
+    def _look(self) -> None:
+        warn_of(self.run, damage_by(self.queries))
         if readline:
-            names = [name for (name,) in self.con.execute(_NAMES).fetchall()]
-            _complete_with(Completer(names))
+            _complete_with(Completer([name for (name,) in self._rows(_NAMES)]))
 
     def answer(self, query: str) -> None:
         if query.startswith("."):
             command, _, about = query[1:].rstrip("; ").partition(" ")
             self.obey(command, about.strip())
-            return
-        with sql.stopping(self.con):
-            rows = sql.last(self.con, query)
-            if rows is not None:
-                sql.print_table(rows)
+        else:
+            sql.print_answer(self.queries, query, "table")
 
     def obey(self, command: str, about: str) -> None:
         if command == "refresh":
             self.refresh()
             print("{} steps, {} trajectories".format(*self._sizes()))
         elif command == "help":
-            _explain(self.con.execute("from help(?)", [about or None]).fetchall())
+            _explain(self._rows("from help(?)", about or None))
         else:
             raise ConfigError(f".{command} is no command: {', '.join(f'.{it}' for it in _COMMANDS)}")
 
     def _sizes(self) -> tuple[int, int]:
-        [sizes] = self.con.execute("select (select count(*) from steps), (select sum(rows) from shards)").fetchall()
+        [sizes] = self._rows("select (select count(*) from steps), (select sum(rows) from shards)")
         return sizes[0], sizes[1] or 0
+
+    def _rows(self, query: str, *parameters: str | None) -> list[tuple[Any, ...]]:
+        _, rows = self.queries.ask("rows", query=query, parameters=parameters)
+        return list(map(decode_row, rows))
 
 
 def _ask(history: "_History") -> str | None:

@@ -22,10 +22,9 @@ from typing import Any, BinaryIO, Self
 from storage.events import Events
 from storage.replay_buffer import DuckReplayBuffer
 from storage.run import Run
-from tba import errors
 from tba.children import end_with_parent, start_child
 from tba.config import Config, parse
-from tba.errors import RunFailed, TBAError
+from tba.errors import RunFailed, TBAError, error_named
 from tba.fetched import Fetched, Lists
 from tba.messages import Numbers, receive, send, take_pipes, widen
 from tba.types import Draw
@@ -135,7 +134,7 @@ class Reader:
             raise RunFailed(f"the trainer's reader (pid {self.process.pid}) {how}, asked to {what}")
         said, numbers = answer
         if "error" in said:
-            raise _error(said["error"], said["says"])
+            raise error_named(said["error"], said["says"])
         return said["is"], numbers
 
     @contextmanager
@@ -161,11 +160,6 @@ class Reader:
         except subprocess.TimeoutExpired:
             return "it is still there"
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
-def _error(name: str, says: str) -> Exception:
-    kind = getattr(errors, name, None)
-    return kind(says) if isinstance(kind, type) and issubclass(kind, TBAError) else RuntimeError(f"{name}: {says}")
 
 
 # --- the reader's side ------------------------------------------------------------------------------------------------

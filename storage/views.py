@@ -12,6 +12,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -53,33 +54,52 @@ _LOCKED = (
 )
 
 
+@dataclass(frozen=True)
+class Stored:
+    """What a run had stored when it was read, as the tables that views are made of."""
+
+    small: Mapping[str, pa.Table]
+    large: Mapping[str, ds.Dataset]
+
+    def connect(self) -> duckdb.DuckDBPyConnection:
+        """Return a connection to a new database. It shares no settings, logs, tables or variables with any other."""
+        con = duckdb.connect(":memory:", config={"temp_directory": ""})  # nothing is spilled to the working directory
+        con.execute("set TimeZone = 'UTC'")
+        con.execute("create schema stored")
+        con.execute("use stored")
+        for name, table in self.small.items():
+            con.from_arrow(table).create(name)
+        for name, relation in self.large.items():
+            con.from_arrow(relation).create_view(name)
+        con.execute("use main")
+        for script in _SQL:
+            con.execute(script)
+        _comment_as("draws", "draws_all", con)
+        _comment_as("steps", "steps_all", con)
+        con.execute(f"set memory_limit = '{_memory_limit(con)}'")
+        for statement in _LOCKED:
+            con.execute(statement)
+        return con
+
+
 def connect(run: str | Run, *, progress: Progress | None = None, thorough: bool = False) -> duckdb.DuckDBPyConnection:
     """The views of a run, given as a name under the default root, a path or a URL. Of a remote run what is new is
     copied to this machine first, and `progress` told about it. Files that nobody has read whole before are read, the
     newest 2 GiB of them or, if `thorough`, all: files that are not read are compared with their records by size."""
     run = run if isinstance(run, Run) else Run.open(resolve(run))
+    return read_stored(run, progress=progress, thorough=thorough).connect()
+
+
+def read_stored(run: Run, *, progress: Progress | None = None, thorough: bool = False) -> Stored:
+    """Read a run once, for any number of connections that all see the same."""
     damage, verified = DamageLog(), Verified(run.url, most=sys.maxsize if thorough else None)
     snapshot, admissions = _look(run, progress, damage, verified)
-    con = duckdb.connect(":memory:", config={"temp_directory": ""})  # nothing is spilled to the working directory
-    con.execute("set TimeZone = 'UTC'")
-    con.execute("create schema stored")
-    con.execute("use stored")
     attempts = dict(snapshot.read_all(layout.ATTEMPTS, damage))
     spans = readable_chain(attempts, readable.ledger_names(snapshot), damage)
-    for name, relation in _large(snapshot, spans, admissions, damage, verified).items():
-        con.from_arrow(relation).create_view(name)
-    for name, table in _small(snapshot, spans, admissions, damage).items():
-        con.from_arrow(table).create(name)
+    large = _large(snapshot, spans, admissions, damage, verified)
+    stored = Stored(_small(snapshot, spans, admissions, damage), large)
     verified.save()
-    con.execute("use main")
-    for script in _SQL:
-        con.execute(script)
-    _comment_as("draws", "draws_all", con)
-    _comment_as("steps", "steps_all", con)
-    con.execute(f"set memory_limit = '{_memory_limit(con)}'")
-    for statement in _LOCKED:
-        con.execute(statement)
-    return con
+    return stored
 
 
 def _look(run: Run, progress: Progress | None, damage: DamageLog, verified: Verified) -> tuple[Snapshot, Admissions]:

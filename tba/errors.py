@@ -13,6 +13,11 @@ TBAError
 ├── Stopped              the run was asked to stop; everything committed is safe
 ├── Busy                 what is in flight cannot go on with a version of another model: adopt it once that has ended
 ├── DeadlinePassed       a wait took too long (says for what, and since when; also a TimeoutError)
+├── QueryError           a query has no answer
+│   ├── QueryFailed      the database refused it, in its own words
+│   ├── Refused          it asks for what is not answered, or for what is not there
+│   │   └── TooLong      it took longer than a query may
+│   └── QueryEnded       it ended the process that answers queries
 └── RunFailed            a role kept failing, or the run cannot go on
 """
 
@@ -57,4 +62,25 @@ class Busy(TBAError): ...
 class DeadlinePassed(TBAError, TimeoutError): ...
 
 
+class QueryError(TBAError): ...
+
+
+class QueryFailed(QueryError): ...
+
+
+class Refused(QueryError): ...
+
+
+class TooLong(Refused): ...
+
+
+class QueryEnded(QueryError): ...
+
+
 class RunFailed(TBAError): ...
+
+
+def error_named(name: str, says: str) -> Exception:
+    """Return the error that another process raised, from its class name and message."""
+    kind = globals().get(name)
+    return kind(says) if isinstance(kind, type) and issubclass(kind, TBAError) else RuntimeError(f"{name}: {says}")

@@ -6,15 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 _HEAD = 8  # bytes for the length of each of the two parts of a message
 _PIPE = 1 << 20  # bytes: most messages in one piece
 _F_SETPIPE_SZ = 1031
 
-Numbers = Sequence[np.ndarray]
+Numbers = Sequence["np.ndarray"]
 
 
 def send(pipe: BinaryIO | Any, said: Any, numbers: Numbers = ()) -> None:
@@ -37,6 +38,8 @@ def receive(pipe: BinaryIO | Any) -> tuple[Any, Numbers] | None:
     said, shapes = json.loads(body[:head])
     numbers, at = [], head
     for dtype, shape in shapes:
+        import numpy as np  # here, as most who talk of words alone have no other need of it
+
         numbers.append(np.frombuffer(body, dtype, int(np.prod(shape)), at).reshape(shape))
         at += numbers[-1].nbytes
     return said, numbers

@@ -7,16 +7,15 @@ from html import escape
 from typing import Any
 from urllib.parse import urlencode
 
-import duckdb
-
 from flows.browse.frame import address, answer, chip, frame, to_sql
 from flows.browse.look import Look, Refused
-from flows.sql import explain
+from flows.statements import explain
 from flows.texts import line
-from tba.errors import ConfigError
+from tba.errors import ConfigError, QueryError, QueryFailed
 
 _A_PAGE = 50
 _ROWS_A_PAGE = 200
+_MOST_SEEN = 2_000  # characters of a text that is shown as a line
 
 _ORDERS = {
     "newest": ("newest first", "created_at desc, trajectory_id"),
@@ -50,7 +49,7 @@ select trajectory_id, reward, finished, version_start, draws from ({query}
 )
 """
 TEXTS = """
-select trajectory_id, prompt, response from trajectories
+select trajectory_id, left(prompt, {most}), left(response, {most}) from trajectories
 where searcher in ({searchers}) and seq in ({seqs}) and trajectory_id in (select unnest(?))
 """
 COUNT = """
@@ -76,10 +75,10 @@ def page(look: Look, form: Form, *, foreign: bool = False) -> str:
         rows = look.answer(CHOSEN.format(query=query), most=_A_PAGE, skip=number * _A_PAGE).rows
         hits = _hits(rows, _texts(look, [name for name, *_ in rows]), low, high)
         found = _counted(count, number, form) + hits + _pages(form, number, count)
-    except (Refused, ConfigError) as error:
-        wrong = str(error)
-    except duckdb.Error as error:
+    except QueryFailed as error:
         wrong = explain(error)
+    except (QueryError, ConfigError) as error:
+        wrong = str(error)
     here = f"/trajectories?{_encoded(form)}" if form else "/trajectories"
     as_sql = (
         "<details open><summary class='faint'>The same in SQL</summary><form class='find' action='/sql'>"
@@ -107,10 +106,10 @@ def sql_page(look: Look, form: Form, *, foreign: bool = False) -> str:
             counted = f"rows {first + 1:,} to {first + len(rows):,}" if rows else "no rows"
             links = _links("/sql", form, number, more)
             found = f"<p class='note'>{counted}</p>{answer(table.columns, rows)}{links}"
-    except Refused as error:
-        wrong = str(error)
-    except duckdb.Error as error:
+    except QueryFailed as error:
         wrong = explain(error)
+    except QueryError as error:
+        wrong = str(error)
     lines = min(16, max(5, query.count("\n") + 2))
     box = (
         "<form class='find' action='/sql'><label class='wide'>one query that reads"
@@ -133,7 +132,7 @@ def _texts(look: Look, names: list[str]) -> dict[str, tuple[str, str]]:
     if not found:
         return {}
     searchers, seqs = (", ".join(sorted(set(of))) for of in zip(*found, strict=True))
-    rows = look.ask(TEXTS.format(searchers=searchers, seqs=seqs), [names]).rows
+    rows = look.ask(TEXTS.format(searchers=searchers, seqs=seqs, most=_MOST_SEEN), [names]).rows
     return {name: (prompt or "", response or "") for name, prompt, response in rows}
 
 

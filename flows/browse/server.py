@@ -12,7 +12,6 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-import duckdb
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,16 +20,17 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from flows.browse import finding, glance, prompt, step, trajectory, version
+from flows.browse.connections import CrowdedServer, Limits
 from flows.browse.frame import HEADERS, bare, frame
 from flows.browse.look import Look, Refused, TooLong
 from flows.browse.tokens import Tokens
-from flows.sql import explain
+from flows.statements import explain
 from flows.texts import line
 from storage.run import Run
-from tba.errors import ConfigError, TBAError
+from tba.errors import ConfigError, QueryError, TBAError
 
 _MOST_OF_ADDRESS = 16_000  # characters
-_MOST_AT_ONCE = 64  # connections
+_MOST_AT_ONCE = 32  # requests that are answered: fewer than there are threads, so that none waits for one
 _GREATEST = 2**31  # of the numbers of steps, versions and shards
 _KEY_LENGTH = 32  # bytes of a token
 
@@ -95,7 +95,7 @@ def open_door(host: str, port: int, *, with_token: bool) -> tuple[socket.socket,
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-        listening.listen(_MOST_AT_ONCE)
+        listening.listen()
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
@@ -108,11 +108,10 @@ def open_door(host: str, port: int, *, with_token: bool) -> tuple[socket.socket,
     return listening, Door(host, listening.getsockname()[1], token, is_loopback)
 
 
-def make_server(look: Look, door: Door) -> uvicorn.Server:
+def make_server(look: Look, door: Door, limits: Limits | None = None) -> uvicorn.Server:
     config = uvicorn.Config(
         Guard(make_app(look), door),
         loop="asyncio",
-        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
@@ -120,10 +119,9 @@ def make_server(look: Look, door: Door) -> uvicorn.Server:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=_MOST_AT_ONCE,
         timeout_graceful_shutdown=2,
     )
-    return uvicorn.Server(config)
+    return CrowdedServer(config, limits or Limits(), look.close)
 
 
 class Guard:
@@ -132,6 +130,7 @@ class Guard:
     def __init__(self, app: App, door: Door):
         self.app = app
         self.door = door
+        self._answering = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -143,7 +142,20 @@ class Guard:
                 message["headers"] = [*message.get("headers", []), *own]
             await send(message)
 
-        await (self.refusal(Request(scope)) or self.app)(scope, receive, guarded)
+        if refusal := self.refusal(Request(scope)) or self._too_many():
+            await refusal(scope, receive, guarded)
+            return
+        self._answering += 1
+        try:
+            await self.app(scope, receive, guarded)
+        finally:
+            self._answering -= 1
+
+    def _too_many(self) -> Response | None:
+        """Nobody without the token gets this far, or takes the place of who has it."""
+        if self._answering < _MOST_AT_ONCE:
+            return None
+        return _told("Too many pages are being made at once; ask again in a moment.", 503)
 
     def refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
@@ -247,7 +259,7 @@ def make_app(look: Look) -> App:
     }
     routes = [Route(path, partial(_answer, make), methods=["GET"]) for path, make in pages.items()]
     wrong = partial(_wrong, look)
-    kinds = (HTTPException, Refused, duckdb.Error, TBAError, Exception)
+    kinds = (HTTPException, TBAError, Exception)
     return Starlette(
         routes=[*routes, Route("/refresh", refresh, methods=["GET"])], exception_handlers=dict.fromkeys(kinds, wrong)
     )
@@ -271,7 +283,7 @@ def _wrong(look: Look, request: Request, error: Exception) -> Response:
         status, said = 404, str(error)
     elif isinstance(error, HTTPException):
         status, said = error.status_code, "there is no page of this name" if error.status_code == 404 else error.detail
-    elif isinstance(error, duckdb.Error):
+    elif isinstance(error, QueryError):
         status, said = 500, explain(error)
     elif isinstance(error, TBAError):
         status, said = 502, str(error)

@@ -23,7 +23,8 @@ _LEAST_PUSH = 1e-3  # less is the rounding of an advantage of 0
 STEP = "select * from steps_all where step = {step} order by abandoned, attempt desc"
 BATCH = """
 with drawn as (select * from draws_all where sync = {sync} and step = {step} and attempt = {attempt})
-select drawn.* exclude (prompt_id), t.prompt_id, t.prompt, t.response, t.reward, t.length, t.finished,
+select drawn.* exclude (prompt_id), t.prompt_id, left(t.prompt, 2000) as prompt,
+    left(t.response, 2000) as response, t.reward, t.length, t.finished,
     t.version_start, t.version_start_attempt
 from drawn join (
     select trajectory_id, prompt_id, prompt, response, reward, length, finished, version_start, version_start_attempt

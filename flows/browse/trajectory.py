@@ -34,7 +34,7 @@ select * from trajectories
 where searcher = {searcher} and seq = {seq} and trajectory_id = '{searcher}/{seq}/{row}'
 """
 GROUP = """
-select trajectory_id, response, reward, length, finished from trajectories
+select trajectory_id, left(response, 2000) as response, reward, length, finished from trajectories
 where searcher = {searcher} and seq = {seq} and group_id = ? order by slot
 """
 DRAWS = """

@@ -80,6 +80,22 @@ def test_ctrl_c_stops_a_query_and_not_the_prompt(finished: Run, prompt: Callable
     terminal.type("select count(*) as steps from steps;\n", until=f"│     {STEPS} │")
 
 
+def test_ctrl_c_stops_a_query_that_heeds_no_interrupt_too(finished: Run, prompt: Callable[[Run], Terminal]):
+    terminal = prompt(finished)
+    told = ""
+    while "is gone with the query's process" not in told:  # it may come before the query has begun
+        terminal.type("select levenshtein(repeat('a', 400000), repeat('b', 400000));\n", until="\n")
+        told = terminal.press(CTRL_C, until=READY)
+    assert "interrupted" in told
+    terminal.type("select count(*) as steps from steps;\n", until=f"│     {STEPS} │")
+
+
+def test_a_query_that_ends_its_process_does_not_end_the_prompt(finished: Run, prompt: Callable[[Run], Terminal]):
+    terminal = prompt(finished)
+    assert "error: the query ended the process" in terminal.type("from system.pandas_scan(null);\n", until=READY)
+    assert "42" in terminal.type("select 6 * 7 as answer;\n", until=READY)
+
+
 def test_what_was_asked_comes_back_in_the_next_prompt_as_one_line(
     finished: Run, prompt: Callable[[Run], Terminal], tmp_path: Path
 ):

@@ -1,0 +1,98 @@
+"""Pages of a run for tests: a server in a thread, and the words of what it answers."""
+
+import http.client
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from urllib.parse import urlencode
+
+from flows.browse import server
+from flows.browse.connections import Limits
+from flows.browse.look import Look
+from flows.browse.server import Door
+from storage.run import Run
+
+
+class Site:
+    """Pages of a run, from a server in a thread."""
+
+    def __init__(self, door: Door, look: Look):
+        self.door = door
+        self.look = look
+        self.url = f"http://127.0.0.1:{door.port}"
+
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.door.port, timeout=60)
+        try:
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            got = {name.lower(): value for name, value in answer.getheaders()}
+            return answer.status, got, answer.read().decode()
+        finally:
+            connection.close()
+
+    def text(self, path: str) -> str:
+        status, _, body = self.ask(path)
+        assert status == 200, body
+        return Whole(body).said
+
+    def link(self, path: str, **query: str) -> str:
+        return f"{path}?{urlencode(query)}"
+
+
+class Whole(HTMLParser):
+    """The words of a page, whose tags have to close."""
+
+    VOID = ("meta", "link", "br", "input")
+    INSIDE_SVG = ("rect", "line", "circle", "polyline", "polygon")
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.parts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    @property
+    def said(self) -> str:
+        return " ".join("".join(self.parts).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag != "script"
+        assert not any(name.startswith("on") or name == "style" for name, _ in attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None: ...
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.parts.append(data)
+
+
+@contextmanager
+def serve(
+    run: Run,
+    *,
+    with_token: bool = False,
+    seconds: float = 20.0,
+    host: str = "127.0.0.1",
+    limits: Limits | None = None,
+) -> Iterator[Site]:
+    listening, door = server.open_door(host, 0, with_token=with_token)
+    look = Look(run, seconds)
+    uvicorn = server.make_server(look, door, limits)
+    thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield Site(door, look)
+    finally:
+        uvicorn.should_exit = True
+        thread.join(30)
+        listening.close()
+        assert not thread.is_alive()
