@@ -10,11 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import flips
-from benchmarks.flips import REMOVALS, Damage, Subject, kind_of, parquet_parts, plan_damage
+from benchmarks.flips import FINDINGS, REMOVALS, Damage, Subject, kind_of, parquet_parts, plan_damage
 from benchmarks.small_run import make_runs
 from storage import layout
 from storage.check import Findings, Problem
 from storage.store import open_store
+
+FLIPS = 100
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +115,8 @@ def test_what_is_removed_cut_or_doubled_is_put_back(subject: Subject):
     for it in damage:
         subject.judge(it)
     assert contents(subject) == before
+
+
+def test_a_flip_is_named_by_the_check_or_changes_no_answer(subject: Subject):
+    judged = [subject.judge(damage) for damage in planned(subject, FLIPS)]
+    assert [f"{it.verdict}: {it.damage}: {it.reasons}" for it in judged if it.verdict in FINDINGS] == []
