@@ -1,0 +1,399 @@
+"""Damage to one byte of a stored run: does `tba check` name the object, or do all answers stay the same?
+
+    python -m benchmarks.flips [--flips 2000] [--seed 0] [--store local|s3] [--run FOLDER …] [--out FOLDER]
+
+Each flip changes one byte of one object: a single bit of it, the whole byte, or, in JSON, a digit or letter into
+another one. Flips are spread evenly over the kinds of objects, and inside Parquet objects evenly over their parts.
+After each flip `tba check` looks at the run; if it finds nothing, every answer is asked for again: all rows of all
+views, settings, state, leases, attempts, forks, what was given up, the files of every version and checkpoint, and the
+draws of a replay buffer after each record. Then the byte is put back. The verdicts:
+
+    named             the check, or opening the run, names the object or the folder of its manifest
+    named by another  the check names only another object, which contradicts the damaged one
+    harmless          the check finds nothing and every answer is the same
+    changed           the check finds nothing and an answer is another or an error: this is a finding
+    crashed           something else than an error of ours or DuckDB's was raised, or a process died: a finding too
+
+`--also-removals` also removes objects, cuts them in half and doubles them, and counts that separately. The runs are
+those of `benchmarks/small_run.py`, or each `--run FOLDER`; a fork needs the FOLDER of its parent too. Each process
+works on a copy. `--store s3` is Ceph's gateway where it is installed, else a simulation of S3. `--out` stores all
+findings as `flips.json`. The exit status is 1 if there is a finding.
+"""
+
+import argparse
+import faulthandler
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.small_run import answers, copy_runs, make_runs, put
+from storage import differences, layout
+from storage.check import Problem, check
+from storage.run import Run
+from storage.store import open_store
+from tba.errors import TBAError
+from tests import servers
+
+FLIPS = ("bit", "byte", "character")
+REMOVALS = ("removed", "cut in half", "doubled")
+VERDICTS = ("named", "named by another", "harmless", "changed", "crashed")
+FINDINGS = ("changed", "crashed")
+ALIKE = (b"0123456789", b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+"""Characters that look equally plausible in JSON."""
+LONGEST = 300.0  # seconds for one flip; a process that takes longer is killed
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A change of one object of a run. A removal has no offset."""
+
+    run: str
+    kind: str  # of the object
+    key: str
+    how: str
+    part: str = ""  # of a Parquet object
+    offset: int = 0
+    old: int = 0
+    new: int = 0
+
+    def applied(self, data: bytes) -> bytes | None:
+        """The damaged content; None if the object is to be removed."""
+        if self.how in REMOVALS:
+            return {"removed": None, "cut in half": data[: len(data) // 2], "doubled": data + data}[self.how]
+        return data[: self.offset] + bytes([self.new]) + data[self.offset + 1 :]
+
+    def __str__(self) -> str:
+        where = f"{self.kind}: {self.run}/{self.key}"
+        if self.how in REMOVALS:
+            return f"{where} {self.how}"
+        how = f"bit {(self.old ^ self.new).bit_length() - 1}" if self.how == "bit" else self.how
+        part = f" of the {self.part}" if self.part else ""
+        return f"{where}, byte {self.offset}{part}: {self.old:#04x} -> {self.new:#04x}, {how}"
+
+
+@dataclass(frozen=True)
+class Judged:
+    damage: Damage
+    verdict: str
+    reasons: list[str]  # problems, answers that changed, or a traceback
+    seconds: float = 0.0
+
+
+# --- what is damaged --------------------------------------------------------------------------------------------------
+
+
+def plan_damage(root: str, names: Sequence[str], number: int, chance: random.Random, *, removals: bool) -> list[Damage]:
+    """Choose as many flips, or removals, spread evenly over the kinds of objects under a local root."""
+    by_kind: dict[str, list[tuple[str, str]]] = {}
+    for name in names:
+        for entry in open_store(layout.run_url(root, name)).list():
+            if layout.is_part(entry.key) and entry.size and not entry.key.startswith((layout.LOGS, layout.REPORT)):
+                by_kind.setdefault(kind_of(entry.key), []).append((name, entry.key))
+    planned: list[Damage] = []
+    for place, kind in enumerate(islice(cycle(sorted(by_kind)), number)):
+        name, key = chance.choice(by_kind[kind])
+        if removals:
+            planned.append(Damage(name, kind, key, REMOVALS[(place + place // len(by_kind)) % len(REMOVALS)]))
+        else:
+            data = open_store(layout.run_url(root, name)).read(key)
+            planned.append(_flip(Damage(name, kind, key, ""), data, chance))
+    return planned
+
+
+def kind_of(key: str) -> str:
+    """The folder of an object, with what tells apart the objects in there."""
+    folder, _, name = key.partition("/")
+    if name.endswith(layout.MANIFEST):
+        return f"{folder}: manifests"
+    if name.endswith(differences.SUFFIX):
+        return f"{folder}: differences"
+    return f"{folder}: records" if folder == "compactions" and name.endswith(".json") else folder
+
+
+def _flip(damage: Damage, data: bytes, chance: random.Random) -> Damage:
+    parts = parquet_parts(data) if damage.key.endswith(".parquet") else {"": [(0, len(data))]}
+    part = chance.choice(sorted(parts))
+    sizes = [end - start for start, end in parts[part]]
+    start, end = chance.choices(parts[part], sizes)[0]
+    offset = chance.randrange(start, end)
+    old = data[offset]
+    alike = next((it for it in ALIKE if old in it), b"") if damage.key.endswith(".json") else b""
+    how = chance.choice(FLIPS if alike else FLIPS[:2])
+    others = {"bit": [old ^ 1 << bit for bit in range(8)], "byte": range(256), "character": alike}[how]
+    new = chance.choice([byte for byte in others if byte != old])
+    return replace(damage, how=how, part=part, offset=offset, old=old, new=new)
+
+
+def parquet_parts(data: bytes) -> dict[str, list[tuple[int, int]]]:
+    """The byte ranges of each part of a Parquet object; a single nameless part if the object is none."""
+    if data[-4:] != b"PAR1":
+        return {"": [(0, len(data))]}
+    metadata, size = pq.read_metadata(pa.BufferReader(data)), len(data)
+    parts = {
+        "magic": [(0, 4), (size - 4, size)],
+        "length": [(size - 8, size - 4)],
+        "footer": [(size - 8 - int.from_bytes(data[-8:-4], "little"), size - 8)],
+    }
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            at = min(filter(None, (column.dictionary_page_offset, column.data_page_offset)))
+            end = at + column.total_compressed_size
+            while at < end:
+                page, header = _read_struct(data, at)
+                parts.setdefault("page headers", []).append((at, page))
+                at = page + header[3]  # compressed_page_size
+                if at > page:
+                    parts.setdefault("pages", []).append((page, at))
+    return parts
+
+
+def _read_struct(data: bytes, at: int) -> tuple[int, dict[int, int]]:
+    """Where a struct of Thrift's compact protocol ends, and its integers by field. A page header has no lists."""
+    field, integers = 0, dict[int, int]()
+    while head := data[at]:
+        at, kind = at + 1, head & 15
+        if head >> 4:
+            field += head >> 4
+        else:
+            at, field = _read_integer(data, at)
+        if kind in (4, 5, 6):
+            at, integers[field] = _read_integer(data, at)
+        elif kind == 8:  # a text or bytes, whose length is not in zigzag
+            at, length = _read_varint(data, at)
+            at += length
+        elif kind == 12:
+            at, _ = _read_struct(data, at)
+        else:
+            at += {1: 0, 2: 0, 3: 1, 7: 8}[kind]
+    return at + 1, integers
+
+
+def _read_integer(data: bytes, at: int) -> tuple[int, int]:
+    at, value = _read_varint(data, at)
+    return at, (value >> 1) ^ -(value & 1)
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 127) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 128:
+            return at, value
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+class Subject:
+    """Copies of runs that are damaged in one place at a time, and what they answer while they are whole. `cache` is
+    `$TBA_CACHE`: it is emptied for each question, as copies in it would hide damage in the store."""
+
+    def __init__(self, root: str, names: Sequence[str], cache: Path):
+        self.urls = {name: layout.run_url(root, name) for name in names}
+        self.cache = cache
+        self.known = {name: self._problems(name) for name in names}
+        self.whole = self._answers()
+
+    def judge(self, damage: Damage) -> Judged:
+        began = time.perf_counter()
+        store = open_store(self.urls[damage.run])
+        data = store.read(damage.key)
+        try:
+            put(store, damage.key, damage.applied(data))
+            verdict, reasons = self._verdict(damage)
+        except Exception:
+            verdict, reasons = "crashed", [traceback.format_exc()]
+        finally:
+            put(store, damage.key, data)
+        if verdict == "changed" and (unsteady := self._differing()):
+            raise RuntimeError(f"answers of a whole run are not always the same: {unsteady}")
+        return Judged(damage, verdict, reasons, time.perf_counter() - began)
+
+    def _verdict(self, damage: Damage) -> tuple[str, list[str]]:
+        for name in sorted(self.urls, key=lambda name: name != damage.run):
+            problems = [problem for problem in self._problems(name) if problem not in self.known[name]]
+            if problems:
+                is_there = name == damage.run or damage.key.startswith(layout.SHARED)
+                named = is_there and any(_is_about(problem, damage.key) for problem in problems)
+                said = [f"{problem.key}: {problem.problem}" for problem in problems]
+                return "named" if named else "named by another", said
+        differing = self._differing()
+        return "changed" if differing else "harmless", differing
+
+    def _problems(self, name: str) -> list[Problem]:
+        """What the check says of a run; an error that ends it, or opening the run, is a problem without a key."""
+        shutil.rmtree(self.cache, ignore_errors=True)
+        try:
+            return check(Run.open(self.urls[name])).problems
+        except TBAError as error:
+            return [Problem("", str(error))]
+
+    def _answers(self) -> dict[str, str]:
+        shutil.rmtree(self.cache, ignore_errors=True)
+        of_each = {name: answers(Run.open(url)) for name, url in self.urls.items()}
+        return {f"{name}: {about}": it for name, found in of_each.items() for about, it in found.items()}
+
+    def _differing(self) -> list[str]:
+        now = self._answers()
+        names = [name for name in {**self.whole, **now} if self.whole.get(name) != now.get(name)]
+        return [f"{name}: {now.get(name, 'gone') if len(now.get(name, '')) != 64 else 'another'}" for name in names]
+
+
+def _is_about(problem: Problem, key: str) -> bool:
+    """Whether a problem is said of an object, or of the version or checkpoint that it belongs to."""
+    if not problem.key:
+        return key in problem.problem or key == layout.RUN
+    return problem.key == key or (problem.key.endswith("/") and key.startswith(problem.key))
+
+
+# --- many at once -----------------------------------------------------------------------------------------------------
+
+_subject: Subject  # of a worker's process
+
+
+class Worker:
+    """A process that judges damage to its own copy of the runs. If it dies or hangs, that is a finding, and the next
+    damage is judged by a new process on a new copy."""
+
+    def __init__(self, template: Path, root: str, names: Sequence[str], cache: Path):
+        self.template, self.root, self.names, self.cache = template, root, names, cache
+        self.lives = 0
+        self._start()
+
+    def _start(self) -> None:
+        self.lives += 1
+        root = f"{self.root}-{self.lives}"
+        copy_runs(str(self.template), root, self.names)
+        spawn = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(1, spawn, _begin, (root, self.names, self.cache))
+        self.pool.submit(int).result()  # an error of the beginning is no finding
+
+    def judge(self, damage: Damage) -> Judged:
+        try:
+            return self.pool.submit(_judge, damage).result()
+        except BrokenProcessPool:
+            self._start()
+            return Judged(damage, "crashed", [f"the process died, or had no answer after {LONGEST:g} s"])
+
+
+def _begin(root: str, names: Sequence[str], cache: Path) -> None:
+    global _subject
+    logging.disable(logging.ERROR)
+    os.environ["TBA_CACHE"] = str(cache)
+    _subject = Subject(root, names, cache)
+
+
+def _judge(damage: Damage) -> Judged:
+    faulthandler.dump_traceback_later(LONGEST, exit=True)
+    try:
+        return _subject.judge(damage)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def summarise(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Count the verdicts by kind of object, and list the findings."""
+    counted = Counter((it.damage.kind, it.verdict) for it in judged)
+    return {
+        "number": len(judged),
+        "seconds_each": round(sum(it.seconds for it in judged) / max(1, len(judged)), 3),
+        "verdicts": {kind: [counted[kind, it] for it in VERDICTS] for kind in sorted({kind for kind, _ in counted})},
+        "findings": [
+            {"finding": str(it.damage), "verdict": it.verdict, "reasons": it.reasons, **asdict(it.damage)}
+            for it in sorted(judged, key=lambda it: (it.damage.kind, it.damage.key, it.damage.offset))
+            if it.verdict in FINDINGS
+        ],
+    }
+
+
+def show(title: str, summary: dict[str, Any]) -> None:
+    print(f"\n{title}: {summary['number']}, {summary['seconds_each']} s each\n")
+    print("| kind of object |", " | ".join(VERDICTS), "|\n|---|" + "---:|" * len(VERDICTS))
+    for kind, numbers in summary["verdicts"].items():
+        print(f"| {kind} |", " | ".join(map(str, numbers)), "|")
+    for it in summary["findings"]:
+        print(f"\n{it['verdict']}: {it['finding']}", *it["reasons"][:5], sep="\n    ")
+
+
+@contextmanager
+def root_of(store: str, scratch: Path) -> Iterator[str]:
+    if store == "local":
+        yield str(scratch / "copy")
+        return
+    with (servers.moto if servers.lacking_for_ceph() else servers.ceph)(scratch) as server:
+        os.environ.update(server.environment())
+        yield f"s3://{servers.BUCKET}/copy"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flips", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--store", choices=["local", "s3"], default="local")
+    parser.add_argument("--run", type=Path, nargs="+", metavar="FOLDER", help="damage copies of these runs instead")
+    parser.add_argument(
+        "--also-removals", action="store_true", help="also a fifth as many removals, cuts and doublings"
+    )
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to store flips.json")
+    options = parser.parse_args(arguments)
+    logging.disable(logging.ERROR)
+    began, chance = time.monotonic(), random.Random(options.seed)
+    with tempfile.TemporaryDirectory(prefix="tba-flips-") as name, ExitStack() as stack:
+        scratch = Path(name)
+        os.environ["TBA_CACHE"] = str(scratch / "cache")
+        template = scratch / "template"
+        for folder in options.run or ():
+            shutil.copytree(folder, template / layout.RUNS / folder.resolve().name)
+        names = [folder.resolve().name for folder in options.run or ()] or make_runs(str(template))
+        root = stack.enter_context(root_of(options.store, scratch))
+        workers = [Worker(template, f"{root}-{n}", names, scratch / f"cache-{n}") for n in range(options.processes)]
+        pool = stack.enter_context(ThreadPoolExecutor(len(workers)))
+        for worker in workers:
+            stack.callback(lambda worker=worker: worker.pool.shutdown())  # that of its last life
+        results: dict[str, dict[str, Any]] = {}
+        for title in ("flips", "removals") if options.also_removals else ("flips",):
+            number, removals = (options.flips, False) if title == "flips" else (options.flips // 5, True)
+            planned = plan_damage(str(template), names, number, chance, removals=removals)
+            shares = [planned[n :: len(workers)] for n in range(len(workers))]
+            answered = pool.map(lambda worker, share: [worker.judge(damage) for damage in share], workers, shares)
+            judged = [it for share in answered for it in share]
+            results[title] = summarise(judged)
+            show(title, results[title])
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        facts = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+            "settings": {name: str(value) for name, value in vars(options).items()},
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        (options.out / "flips.json").write_text(json.dumps({**facts, **results}, indent=1) + "\n")
+    return int(any(summary["findings"] for summary in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
