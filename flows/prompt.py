@@ -54,22 +54,19 @@ def prompt(run: Run) -> int:
                     return 0
                 asking.answer(query)
             except TBAError as error:
-                said = (
-                    f"{statements.GONE}, with .refresh"
-                    if statements.is_gone(error)
-                    else f"{error}{culprits(run, error)}"
-                )
+                gone = statements.is_gone(error)
+                said = f"{statements.GONE}, with .refresh" if gone else f"{error}{culprits(run, error)}"
                 print(f"error: {said}{asking.lost()}", file=sys.stderr)
             except KeyboardInterrupt:
                 print(f"interrupted{asking.lost()}", file=sys.stderr)
 
 
 class _Asking:
-    def __init__(self, queries: QueryProcess):
-        self.queries = queries
+    def __init__(self, run: Run, queries: QueryProcess):
+        self.run, self.queries = run, queries
         with bar("copying what is new") as tell:
             queries.start(tell)
-        self._complete()
+        self._look()
 
     def lost(self) -> str:
         """What to add where a query took its process along."""

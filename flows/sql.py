@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from flows.damage import culprits
+from flows.damage import culprits, damage_by, warn_of
 from flows.progress import bar
 from flows.query_process import QueryProcess
 from flows.statements import explain
