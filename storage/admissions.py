@@ -35,7 +35,7 @@ Name = tuple[str, str]
 class Admissions:
     records: list[SyncRecord]  # in order, without those that are damaged or missing
     shards: list[Row]  # of the view; those in compactions have a `place` beside their columns
-    lacks_rows: bool  # whether admitted shards are nowhere to be found
+    lacks_objects: bool  # whether records or admitted shards are nowhere to be found
     has_moved: bool  # whether something was gone that had been listed, as after a compaction: look again
 
 
@@ -64,8 +64,9 @@ def read(snapshot: Snapshot, damage: DamageLog, verified: Verified) -> Admission
     unreadable = {row["key"] for row in rows if row["state"] == "unreadable"}
     gone = [key for key in (missing | unreadable) & snapshot.files.keys() if not snapshot.files[key].exists()]
     lost_since = missing and any(it == IS_MISSING and key in snapshot.files for key, it in problems.items())
+    lacks_objects = any(it.problem.startswith(IS_MISSING) for it in damage.found())
     rows.sort(key=lambda row: row["key"])
-    return Admissions(recorded, rows, lacks_rows=bool(missing), has_moved=bool(not all_read or gone or lost_since))
+    return Admissions(recorded, rows, lacks_objects=lacks_objects, has_moved=bool(not all_read or gone or lost_since))
 
 
 # --- records --------------------------------------------------------------------------------------------------------
