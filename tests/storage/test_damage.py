@@ -284,6 +284,19 @@ def test_a_shard_that_is_still_there_takes_the_place_of_a_damaged_compaction(bef
         assert before["trajectories"] - counts(con)["trajectories"] == 11 * 2 * S
 
 
+def test_a_fork_that_replays_misses_what_its_parent_has_compacted_and_lost(tmp_path: Path):
+    parent = make_run(str(tmp_path))
+    compact(parent, keep_checkpoints=1)
+    run = fork(parent, 2, replays=LAST_SYNC)
+    held = counts(storage.connect(run))["trajectories"]
+    key = compaction(parent, record=False)
+    path_of(parent, key).write_bytes(b"short")
+    with storage.connect(run) as con:
+        [(named, problem)] = con.execute("from damage").fetchall()
+        assert named == key and "12 shards lie in it" in problem
+        assert held - counts(con)["trajectories"] == 12 * 2 * S
+
+
 @pytest.mark.parametrize("folder", [layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS])
 def test_what_is_compacted_while_it_is_looked_at_is_no_damage(before: dict[str, int], whole: Run, folder: str):
     """Between the listing of a folder and the look at what is in it."""
