@@ -20,7 +20,7 @@ from flows.damage import culprits, warn
 from flows.progress import bar
 from storage.run import Run
 from storage.views import connect
-from tba.errors import ConfigError
+from tba.errors import ConfigError, Damaged
 
 _ROWS = 100  # of a table on the screen
 
@@ -82,7 +82,9 @@ def naming_errors(run: Run) -> Iterator[None]:
     try:
         yield
     except duckdb.Error as error:
-        raise ConfigError(f"{explain(error)}{culprits(run, error)}") from error
+        if at_fault := culprits(run, error):
+            raise Damaged(explain(error) + at_fault) from error
+        raise ConfigError(explain(error)) from error
 
 
 @contextmanager
