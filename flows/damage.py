@@ -7,10 +7,12 @@ import duckdb
 
 from flows.query_process import QueryProcess
 from flows.row_values import decode_row
+from flows.statements import explain
 from flows.texts import plain
 from storage.damage import Damage
 from storage.run import Run
 from storage.views import connect
+from tba.errors import ConfigError, Damaged, TBAError
 
 _NAMED = 3  # objects in a line; `tba check` names them all
 _MOST_CHARACTERS = 200  # of one problem in a line
@@ -53,6 +55,12 @@ def culprits(run: Run, error: Exception) -> str:
     with connect(run, thorough=True) as con:
         damage = damage_of(con)
     return f"; {in_words(run, damage)}: ask again" if damage else ""
+
+
+def refusal(run: Run, error: Exception) -> TBAError:
+    """What to tell of a query that failed: that it is wrong, or else which objects of the run are damaged."""
+    at_fault = culprits(run, error)
+    return Damaged(explain(error) + at_fault) if at_fault else ConfigError(explain(error))
 
 
 def in_words(run: Run, damage: Sequence[Damage]) -> str:

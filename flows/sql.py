@@ -7,10 +7,9 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from flows.damage import culprits, damage_by, warn_of
+from flows.damage import damage_by, refusal, warn_of
 from flows.progress import bar
 from flows.query_process import QueryProcess
-from flows.statements import explain
 from storage.run import Run
 from tba.errors import ConfigError, QueryFailed
 
@@ -43,7 +42,7 @@ def answer(
             else:
                 print_answer(queries, query, "csv" if csv else "json" if json else "table", must_have_rows=True)
         except QueryFailed as error:
-            raise ConfigError(f"{explain(error)}{culprits(run, error)}") from error
+            raise refusal(run, error) from error
     return 0
 
 

@@ -21,12 +21,12 @@ def naming_errors(run: "Run") -> Iterator[None]:
     """What DuckDB refuses, as one line. Where an object of the run is damaged inside, the line names it."""
     import duckdb
 
-    from flows.damage import culprits
+    from flows.damage import refusal
 
     try:
         yield
     except duckdb.Error as error:
-        raise ConfigError(f"{explain(error)}{culprits(run, error)}") from error
+        raise refusal(run, error) from error
 
 
 @contextmanager

@@ -37,7 +37,7 @@ Name = tuple[str, str]
 class Admissions:
     records: list[SyncRecord]  # in order, without those that are damaged or missing
     shards: list[Row]  # of the view; those in compactions have a `place` beside their columns
-    lacks_rows: bool  # whether admitted shards are nowhere to be found
+    lacks_objects: bool  # whether records or admitted shards are nowhere to be found
     has_moved: bool  # whether something was gone that had been listed, as after a compaction: look again
 
 
@@ -61,7 +61,7 @@ def read(snapshot: Snapshot, damage: DamageLog, verified: Verified) -> Admission
     ]
     rows += _refused(recorded, admitted)
     spoken_of = {row["key"] for row in rows}
-    rows += _replayed(snapshot, placed, spoken_of)
+    rows += objects.replayed(spoken_of)
     spoken_of |= {row["key"] for row in rows}
     waiting = [key for key in snapshot.keys(layout.TRAJECTORIES) if key not in spoken_of]
     rows += _waiting(snapshot, waiting, damage, verified)
@@ -70,8 +70,9 @@ def read(snapshot: Snapshot, damage: DamageLog, verified: Verified) -> Admission
     unreadable = {row["key"] for row in rows if row["state"] == "unreadable"}
     gone = [key for key in (missing | unreadable) & snapshot.files.keys() if not snapshot.files[key].exists()]
     lost_since = missing and any(it == IS_MISSING and key in snapshot.files for key, it in problems.items())
+    lacks_objects = any(it.problem.startswith(IS_MISSING) for it in damage.found())
     rows.sort(key=lambda row: row["key"])
-    return Admissions(recorded, rows, lacks_rows=bool(missing), has_moved=bool(not all_read or gone or lost_since))
+    return Admissions(recorded, rows, lacks_objects=lacks_objects, has_moved=bool(not all_read or gone or lost_since))
 
 
 # --- records --------------------------------------------------------------------------------------------------------
@@ -169,12 +170,29 @@ class _ShardObjects:
         if shard.key in self.good:
             return {**row, "state": "admitted"}
         if shard.key not in self.problems and (place := self.lost.get(name)):
-            problem = self.problems[place.compaction.object]
-            state = "missing" if problem == IS_MISSING else "damaged"
-            return {**row, "state": state, "reason": f"lies in {place.compaction.object}, which {problem}"}
+            return {**row, **self._lost_in(place)}
         problem = self.problems.get(shard.key, IS_MISSING)
         self.damage.add(shard.key, problem)
         return {**row, "state": "missing"} if problem == IS_MISSING else {**row, "state": "damaged", "reason": problem}
+
+    def replayed(self, spoken_of: set[str]) -> list[Row]:
+        """Shards in compactions that wait for a record of a fork that replays."""
+        inherits = self.snapshot.run.inherits
+        if not inherits or not inherits.replays:
+            return []
+        rows: dict[str, Row] = {}
+        for (key, digest), place in {**self.lost, **self.placed}.items():
+            if key not in spoken_of and inherits.inherits(key):
+                shard, is_lost = place.part.shard, (key, digest) not in self.placed
+                state = self._lost_in(place) if is_lost else {"state": "waiting", "place": place}
+                said = {"rows": shard.rows, "bytes": shard.bytes, "sha256": digest if is_lost else None}
+                rows[key] = {"key": key, "searcher": shard.searcher, "seq": shard.seq, **said, **state}
+        return [row for row in rows.values() if row["state"] == "waiting" or row["key"] not in self.snapshot.files]
+
+    def _lost_in(self, place: Place) -> Row:
+        problem = self.problems[place.compaction.object]
+        state = "missing" if problem == IS_MISSING else "damaged"
+        return {"state": state, "reason": f"lies in {place.compaction.object}, which {problem}"}
 
     def note_compactions(self, rows: Iterable[Row]) -> None:
         """Compactions that are damaged matter where no other object holds their shards."""
@@ -202,20 +220,6 @@ def _inherited(snapshot: Snapshot, compactions: Iterable[Compaction]) -> set[Nam
         return set()
     shards = (part.shard for compaction in compactions for part in compaction.parts)
     return {(shard.key, shard.sha256) for shard in shards if inherits.inherits(shard.key)}
-
-
-def _replayed(snapshot: Snapshot, placed: Mapping[Name, Place], spoken_of: set[str]) -> list[Row]:
-    """Shards in compactions that wait for a record of a fork that replays."""
-    inherits = snapshot.run.inherits
-    if not inherits or not inherits.replays:
-        return []
-    rows: dict[str, Row] = {}
-    for (key, _), place in placed.items():
-        if key not in spoken_of and inherits.inherits(key):
-            shard = place.part.shard
-            row = {"key": key, "searcher": shard.searcher, "seq": shard.seq, "state": "waiting"}
-            rows[key] = {**row, "rows": shard.rows, "bytes": shard.bytes, "place": place}
-    return list(rows.values())
 
 
 # --- shards that wait -----------------------------------------------------------------------------------------------

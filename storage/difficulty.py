@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import duckdb
 
+from storage import layout
 from storage.mirror import Progress
 from storage.run import Run, resolve
 from storage.views import connect
@@ -55,6 +56,8 @@ def ask(name: str, where: str, *, needed: int, progress: Progress | None = None)
         con = connect(run, progress=progress)
     with con:
         for key, problem in con.execute("from damage").fetchall():
+            if key == layout.prompts("train"):
+                raise ConfigError(f"search.prompts_from: {run.url}/{key} {problem}")
             log.warning("search.prompts_from: %s/%s %s and is left out", run.url, key, problem)
         rows = con.view("difficulty")
         with _naming("search.prompts_from"):

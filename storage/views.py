@@ -111,7 +111,7 @@ def _look(run: Run, progress: Progress | None, damage: DamageLog, verified: Veri
         snapshot = mirror.take(run.for_reading(noted.looking_at), progress=progress)
         found = admissions.read(snapshot, noted, verified)
         is_first = len(pauses) == len(mirror.PAUSES)
-        if not pauses or not (found.has_moved or (found.lacks_rows and is_first)):
+        if not pauses or not (found.has_moved or (found.lacks_objects and is_first)):
             damage.add_all(noted)
             return snapshot, found
         time.sleep(pauses.pop(0))

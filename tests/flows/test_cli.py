@@ -157,9 +157,9 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]):
 
 
 def test_storage_that_is_damaged_is_no_bad_usage(first: Run, capsys: pytest.CaptureFixture[str]):
-    Path(first.url, layout.sync(1)).write_text("{")
+    Path(first.url, layout.RUN).write_text("{")
     assert main(["sql", first.url, "select 1"]) == 1
-    assert "syncs/000001.json" in capsys.readouterr().err
+    assert layout.RUN in capsys.readouterr().err
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(root: str):

@@ -73,6 +73,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+@pytest.fixture(scope="module")
+def before(finished: Run) -> dict[str, int]:
+    """How many rows each view has without damage."""
+    with storage.connect(finished) as con:
+        return counts(con)
+
+
 @pytest.fixture
 def whole(finished: Run, tmp_path: Path) -> Run:
     return copy_run(finished, tmp_path)
@@ -107,8 +114,9 @@ def changed(run: Run, key: str, **fields: Any) -> None:
 
 @pytest.mark.parametrize("how", DAMAGES)
 @pytest.mark.parametrize("key", HOLDING)
-def test_an_object_that_is_damaged_is_named_and_all_others_are_there(finished: Run, whole: Run, key: str, how: str):
-    before = counts(storage.connect(finished))
+def test_an_object_that_is_damaged_is_named_and_all_others_are_there(
+    before: dict[str, int], whole: Run, key: str, how: str
+):
     another, held = HOLDING[key]
     if (how == "another" and not another) or (how == "removed" and key in MAY_BE_GONE):
         return
@@ -268,8 +276,8 @@ def test_a_damaged_record_of_a_compaction_is_named_with_the_shards_that_are_gone
     assert key in found and layout.shard(0, 0) in found and len(found) == 13
 
 
-def test_a_shard_that_is_still_there_takes_the_place_of_a_damaged_compaction(whole: Run):
-    before, data = counts(storage.connect(whole)), path_of(whole, layout.shard(0, 0)).read_bytes()
+def test_a_shard_that_is_still_there_takes_the_place_of_a_damaged_compaction(before: dict[str, int], whole: Run):
+    data = path_of(whole, layout.shard(0, 0)).read_bytes()
     compact(whole, keep_checkpoints=1)
     path_of(whole, layout.shard(0, 0)).write_bytes(data)
     path_of(whole, compaction(whole, record=False)).write_bytes(b"short")
@@ -278,10 +286,22 @@ def test_a_shard_that_is_still_there_takes_the_place_of_a_damaged_compaction(who
         assert before["trajectories"] - counts(con)["trajectories"] == 11 * 2 * S
 
 
+def test_a_fork_that_replays_misses_what_its_parent_has_compacted_and_lost(tmp_path: Path):
+    parent = make_run(str(tmp_path))
+    compact(parent, keep_checkpoints=1)
+    run = fork(parent, 2, replays=LAST_SYNC)
+    held = counts(storage.connect(run))["trajectories"]
+    key = compaction(parent, record=False)
+    path_of(parent, key).write_bytes(b"short")
+    with storage.connect(run) as con:
+        [(named, problem)] = con.execute("from damage").fetchall()
+        assert named == key and "12 shards lie in it" in problem
+        assert held - counts(con)["trajectories"] == 12 * 2 * S
+
+
 @pytest.mark.parametrize("folder", [layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS])
-def test_what_is_compacted_while_it_is_looked_at_is_no_damage(whole: Run, folder: str):
+def test_what_is_compacted_while_it_is_looked_at_is_no_damage(before: dict[str, int], whole: Run, folder: str):
     """Between the listing of a folder and the look at what is in it."""
-    before = counts(storage.connect(whole))
     compact(whole, keep_checkpoints=2)
 
     class Live:
@@ -347,9 +367,9 @@ def test_a_gap_in_the_ledger_and_in_what_was_given_up_is_named(whole: Run):
     assert damage_of(whole).keys() == {layout.steps(2, 1), layout.draws(3, 2), layout.retention(1)}
 
 
-def test_steps_that_are_under_way_are_no_gap(tmp_path: Path):
+def test_a_ledger_of_which_only_the_draws_are_written_yet_is_no_gap(finished: Run, tmp_path: Path):
     live = make_live_run(str(tmp_path))
-    shutil.copyfile(path_of(live, layout.draws(2, 1)), path_of(live, layout.draws(2, 1)).with_name("x"))
+    shutil.copyfile(path_of(finished, layout.draws(3, 1)), Path(live.url) / layout.draws(3, 1))
     assert damage_of(live) == {}
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -171,7 +170,6 @@ def test_an_object_with_other_bytes_is_read_or_named(run: Run, kind: str, draw: 
                 read(run)
             except TBAError as error:
                 assert str(error)
-            except duckdb.Error:
-                assert read is read_views, "only a query says it in DuckDB's words"
+                assert kind == "run.json" or read not in (read_views, summarise), "both go on without an object"
     finally:
         path.write_bytes(whole)
