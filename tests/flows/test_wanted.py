@@ -1,14 +1,18 @@
 """`tba scale` and `tba stop`, of real roles and of runs that nobody is at work on."""
 
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.cli import main
+from storage import layout
 from storage.control import change_state, read_state
-from storage.leases import read_leases
+from storage.leases import HeldLease, read_leases
 from storage.run import Run
 from tba.errors import Stopped
 from tests.flows.roles import at_work, behave, end_roles, is_running, until
@@ -101,3 +105,47 @@ def test_an_interrupted_run_has_nobody_to_stop(tmp_path: Path, capsys: pytest.Ca
     assert main(["stop", run.url]) == 0
     assert "is interrupted: there is nothing to stop" in capsys.readouterr().out
     assert read_state(run).desired == "run"
+
+
+def test_a_damaged_lease_or_state_hides_no_role_from_who_looks_and_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = make_live_run(str(tmp_path))
+    change_state(run, desired="run", searchers=1)
+    with HeldLease(run, "trainer", every=60) as trainer, HeldLease(run, "searcher-000", every=60):
+        trainer.tell("step 3 of 9")
+        (Path(run.url) / layout.lease("searcher-000")).write_bytes(b"{")
+        assert main(["watch", run.url, "--once"]) == 0
+        shown = capsys.readouterr().out.replace("\n", "")
+        assert "searcher-000/lease.json" in shown and "running" in shown and "starting" in shown
+        (Path(run.url) / layout.STATE).write_bytes(b"[]")
+        assert main(["watch", run.url, "--once"]) == 0
+        assert "control/state.json" in (shown := capsys.readouterr().out.replace("\n", "")) and "unreadable" in shown
+        assert main(["check", run.url]) == 1
+        told = capsys.readouterr().out
+        assert layout.STATE in told and layout.lease("searcher-000") in told
+
+
+def test_whoever_may_be_at_work_behind_a_damaged_lease_is_asked_to_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = make_run(tmp_path, {"limits.silent_after": 1.0})
+    with HeldLease(run, "trainer", every=0.1) as trainer:
+        (Path(run.url) / layout.lease("evaluator")).parent.mkdir()
+        (Path(run.url) / layout.lease("evaluator")).write_bytes(b"{")
+
+        def stops() -> None:
+            with suppress(Stopped):
+                while True:
+                    trainer.check()
+                    time.sleep(0.05)
+            trainer.close()
+
+        role = threading.Thread(target=stops)
+        role.start()
+        assert main(["stop", run.url]) == 0
+        role.join()
+    assert "r has stopped" in capsys.readouterr().out
+    change_state(run, desired="run")
+    assert main(["stop", run.url]) == 0
+    assert read_state(run).desired == "stop", "though nobody but the unknown holder of a damaged lease is left"
