@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from hashlib import sha256
 from multiprocessing.context import ForkServerProcess
@@ -60,11 +60,11 @@ LONGEST_LIFE = 120.0  # seconds
 
 
 class Processes:
-    """The processes of a run, one of each role."""
+    """The processes of a run, at most one of each role."""
 
-    def __init__(self, run: Run, notes: Path, chance: random.Random):
+    def __init__(self, run: Run, notes: Path, chance: random.Random, roles: Sequence[str]):
         self.run, self.notes, self.chance = run, notes, chance
-        self.by_role = {name: self._start(name, None) for name in ROLES}
+        self.by_role = {name: self._start(name, None) for name in roles}
 
     def __getitem__(self, role: str) -> ForkServerProcess:
         return self.by_role[role]
@@ -118,6 +118,9 @@ class Processes:
     def finish(self) -> list[str]:
         """Let the run finish, and return what went wrong. Trainer and evaluator end by themselves."""
         self.revive()
+        for name in ROLES:
+            if name not in self.by_role:
+                self.by_role[name] = self._start(name, None)
         for name in ("trainer", "evaluator"):
             self[name].join(5 * LONGEST_LIFE)
         return [
@@ -162,7 +165,9 @@ def kill_roles(run: Run, kills: list[Kill], notes: Path, findings: Findings, cha
     """Carry out kills until none is left or the run has finished, then let it finish. Return the attempts that were
     killed in training. The kills that are left come too late."""
     killed_in_training, too_late = list[int](), list[Kill]()
-    processes = Processes(run, notes, chance)
+    in_training = all(kill.checkpoints for kill in kills)
+    roles = [name for name in ROLES if not (in_training and name == "evaluator")]  # it would only take time
+    processes = Processes(run, notes, chance, roles)
     try:
         while kills and not processes.finished:
             kill, began = kills.pop(), time.monotonic()

@@ -30,8 +30,8 @@ from storage.store import Store
 
 COMMAND = [sys.executable, "-m", "benchmarks.crash.victims"]
 CHECKPOINT = re.compile(rf"checkpoints/.*/{layout.MANIFEST}")
-ROUND_EVERY = 0.5  # seconds: a searcher that is slowed down leaves time to look at what it stores
-COMPACT_EVERY = 3.0  # seconds
+LONGEST_PAUSE = 5.0  # seconds: a searcher stores a shard for each record of its run, and without records this often
+COMPACT_EVERY = 5.0  # seconds
 TORN_AFTER = 0.004  # seconds after which a process dies at the latest in the middle of a write
 
 PRELOADED = [
@@ -95,12 +95,21 @@ class DeadlyStore:
         with self.notes.open("a") as file:
             file.write(f"{sha256(data).hexdigest()} {key}\n")
         if key.startswith(layout.TRAJECTORIES):
-            time.sleep(ROUND_EVERY)
+            self.await_record()
         if CHECKPOINT.fullmatch(key):
             with self.lock:
                 self.checkpoints_left -= 1
                 if self.checkpoints_left == 0:
                     signal_of(self.notes).touch()
+
+    def await_record(self) -> None:
+        """Wait until the trainer has stored a record. A searcher that keeps pace with the trainer stores the same
+        amount however busy the machine is."""
+        deadline, seen = time.monotonic() + LONGEST_PAUSE, self.notes.stat().st_size
+        with self.notes.open() as file:
+            file.seek(seen)
+            while f" {layout.SYNCS}" not in file.read() and time.monotonic() < deadline:
+                time.sleep(0.1)
 
     def die(self) -> None:
         for pid in self.doomed:
