@@ -1,0 +1,133 @@
+"""SIGKILL at every named publish point and at random instants: is anything lost, doubled, or learned otherwise?
+
+    python -m benchmarks.crash [--kills 320] [--in-training 0.625] [--stores local s3] [--seed 0] [--out FOLDER]
+
+Runs of a tiny policy are killed again and again and started again: their trainer, its reader, searcher and evaluator,
+and a process that compacts what they have admitted. There are two kinds of runs.
+
+- In runs that are killed *in training* the trainer or its reader is killed after this very attempt has stored one or
+  two checkpoints. The next attempt then continues a checkpoint of the attempt that was killed, so the chain of attempts
+  whose steps count grows by one attempt with every kill. Half of these kills hit a write of the trainer, before, during
+  or after it; half come at a random instant within the following steps.
+- In the other runs any role is killed at any time of its life. Half of these kills hit one of the writes in `POINTS`,
+  before, during or after it; half come at a random instant.
+
+After each kill `tba check` must find nothing wrong. When a run has finished, everything that a process had been told is
+stored must be there, byte by byte (a shard that was compacted by its checksum). The first and the last version must
+have their scores, and no version more than once. The chain must cross every attempt that was killed in training. A fork
+that replays the run's records from the start, unbroken, must have drawn the same trajectories, found the same numbers
+for each of them and ended every sync with the same weights.
+
+`s3` is Ceph's gateway where it is installed, else a simulation of S3.
+"""
+
+import argparse
+import json
+import logging
+import os
+import platform
+import random
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.crash.kills import kills_at_any_time, kills_in_training
+from benchmarks.crash.results import Findings
+from benchmarks.crash.runs import SETTINGS, measure
+from tests import servers
+
+
+@contextmanager
+def root_of(store: str, scratch: Path) -> Iterator[tuple[str, str]]:
+    """Yield what the store is, and a root on it."""
+    if store == "local":
+        yield "local disk", str(scratch / "local")
+        return
+    with ExitStack() as stack:
+        is_real = not servers.lacking_for_ceph()
+        server = stack.enter_context((servers.ceph if is_real else servers.moto)(scratch))
+        os.environ.update(server.environment())
+        yield "S3 (Ceph)" if is_real else "S3 (simulated)", f"s3://{servers.BUCKET}/crash"
+
+
+def write_results(results: Sequence[Findings], seed: int, folder: Path | None) -> None:
+    """Write what is known so far, because all of it takes long."""
+    if not folder:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "seed": seed,
+        "settings": SETTINGS,
+        "results": [findings.facts() for findings in results],
+    }
+    (folder / "crash.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=320, help="number of kills on each store (default 320)")
+    parser.add_argument(
+        "--in-training",
+        type=float,
+        default=0.625,
+        help="share of the kills that wait until the attempt has stored a checkpoint (default 0.625: 200 of 320)",
+    )
+    parser.add_argument("--stores", nargs="+", choices=["local", "s3"], default=["local", "s3"])
+    parser.add_argument("--at-once", type=int, default=2, help="number of runs that are killed at once (default 2)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder for the results as JSON")
+    parser.add_argument("--scratch", type=Path, help="folder for runs and logs, to look at afterwards (default: none)")
+    options = parser.parse_args(arguments)
+    if not 0 <= options.in_training <= 1:
+        parser.error(f"--in-training must be between 0 and 1, got {options.in_training:g}")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parse_arguments(arguments)
+    logging.disable(logging.WARNING)
+    from tests.tba.tiny import tiny_folder  # imports torch, which `--help` does not need
+
+    # A process that is killed leaves its semaphores to the resource tracker, which would tell of them at the end.
+    os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"
+    results: list[Findings] = []
+    in_training = round(options.kills * options.in_training)
+    with ExitStack() as stack:
+        scratch = options.scratch or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tba-crash-")))
+        scratch.mkdir(parents=True, exist_ok=True)
+        os.environ["TBA_CACHE"] = str(scratch / "cache")
+        policy = tiny_folder(scratch / "policy")
+        for store in options.stores:
+            with root_of(store, scratch) as (kind, root):
+                chance = random.Random(options.seed)
+                phases = (
+                    kills_in_training(in_training, chance),
+                    kills_at_any_time(options.kills - in_training, chance),
+                )
+                results.append(Findings(kind))
+                for kills in phases:
+                    measure(
+                        results[-1],
+                        root,
+                        policy,
+                        kills,
+                        scratch=scratch,
+                        seed=options.seed,
+                        at_once=options.at_once,
+                        keep=lambda: write_results(results, options.seed, options.out),
+                    )
+    for findings in results:
+        print(findings, f"({findings.seconds:.0f} s)")
+        for fault in findings.faults[:20]:
+            print("  ", fault)
+    return int(any(findings.faults for findings in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""The processes that are killed: each role with a store that notes what it has stored and dies where it is told to.
+
+`python -m benchmarks.crash.victims '[KILL, NOTES, SEED]' --run …` is the reader of such a trainer.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, cast
+
+from benchmarks.crash.kills import POINTS, Kill
+from flows import reader
+from flows.compact import compact_run
+from flows.role import live
+from storage import layout
+from storage.run import Run
+from storage.store import Store
+
+COMMAND = [sys.executable, "-m", "benchmarks.crash.victims"]
+CHECKPOINT = re.compile(rf"checkpoints/.*/{layout.MANIFEST}")
+LONGEST_PAUSE = 5.0  # seconds: a searcher stores a shard for each record of its run, and without records this often
+COMPACT_EVERY = 5.0  # seconds
+TORN_AFTER = 0.004  # seconds after which a process dies at the latest in the middle of a write
+
+PRELOADED = [
+    "benchmarks.crash.victims",
+    "flows.wiring",
+    "storage.s3",
+    "tba.leading",
+    "torch.profiler",
+    "transformers.models.llama.modeling_llama",
+]
+
+forkserver = multiprocessing.get_context("forkserver")
+
+
+def preload() -> None:
+    """Import what every life needs once, in the server that forks the lives."""
+    forkserver.set_forkserver_preload(PRELOADED)
+
+
+def start(role: str, run: Run, kill: Kill | None, notes: Path, seed: int) -> ForkServerProcess:
+    process = forkserver.Process(target=life, args=(role, run.url, kill, str(notes), seed, dict(os.environ)))
+    process.start()
+    return process
+
+
+def signal_of(notes: Path) -> Path:
+    """The file that exists once the trainer has stored as many checkpoints as the kill waits for."""
+    return notes.with_suffix(".in-training")
+
+
+class DeadlyStore:
+    """A store that kills its process at one of its writes, and notes every object that is known to be stored."""
+
+    def __init__(self, store: Store, kill: Kill | None, notes: Path, seed: int, *, die_with: Sequence[int] = ()):
+        self.store, self.kill, self.notes, self.random = store, kill, notes, random.Random(seed)
+        self.doomed = [*die_with, os.getpid()]
+        self.writes_left = kill.nth if kill else 0
+        self.checkpoints_left = kill.checkpoints if kill else 0
+        self.lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.store, name)
+        return partial(self.write, name, method) if name in ("create", "upload", "delete") else method
+
+    def write(self, name: str, method: Any, *arguments: Any) -> None:
+        key = arguments[1] if name == "upload" else arguments[0]
+        moment = self.moment(name, key)
+        if moment == "before":
+            self.die()
+        if moment == "during":
+            threading.Thread(target=method, args=arguments, daemon=True).start()
+            time.sleep(self.random.uniform(0, TORN_AFTER))
+            self.die()
+        method(*arguments)
+        if moment == "after":
+            self.die()
+        if name == "create":
+            self.note(key, arguments[1])
+
+    def note(self, key: str, data: bytes) -> None:
+        with self.notes.open("a") as file:
+            file.write(f"{sha256(data).hexdigest()} {key}\n")
+        if key.startswith(layout.TRAJECTORIES):
+            self.await_record()
+        if CHECKPOINT.fullmatch(key):
+            with self.lock:
+                self.checkpoints_left -= 1
+                if self.checkpoints_left == 0:
+                    signal_of(self.notes).touch()
+
+    def await_record(self) -> None:
+        """Wait until the trainer has stored a record. A searcher that keeps pace with the trainer stores the same
+        amount however busy the machine is."""
+        deadline, seen = time.monotonic() + LONGEST_PAUSE, self.notes.stat().st_size
+        with self.notes.open() as file:
+            file.seek(seen)
+            while f" {layout.SYNCS}" not in file.read() and time.monotonic() < deadline:
+                time.sleep(0.1)
+
+    def die(self) -> None:
+        for pid in self.doomed:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(60)
+
+    def moment(self, name: str, key: str) -> str:
+        """Return when to die if this write is the planned one, else an empty text."""
+        if not (self.kill and self.kill.point in POINTS):
+            return ""
+        _, operation, pattern = POINTS[self.kill.point]
+        if name != operation or not re.fullmatch(pattern, key):
+            return ""
+        if self.kill.checkpoints and not signal_of(self.notes).exists():
+            return ""
+        with self.lock:
+            self.writes_left -= 1
+            return self.kill.moment if self.writes_left == 0 else ""
+
+
+def life(role: str, url: str, kill: Kill | None, notes: str, seed: int, environment: dict[str, str]) -> None:
+    """Be a role for one life, in a process of its own, with the environment of the process that started it."""
+    os.environ.update(environment)
+    log = os.open(f"{notes}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    reader.COMMAND[:] = [*COMMAND, json.dumps([kill and vars(kill), notes, seed])]
+    run = Run.open(url)
+    run = replace(run, store=cast(Store, DeadlyStore(run.store, kill, Path(notes), seed)))
+    os._exit(keep_compacting(run) if role == "compaction" else live(role, 0, run))
+
+
+def read(plan: str, arguments: Sequence[str]) -> None:
+    """Be the reader of such a trainer. It writes the trainer's records, and when it dies the trainer dies with it."""
+    fields, notes, seed = json.loads(plan)
+    kill = Kill(**fields) if fields else None
+
+    def open_run(url: str) -> Run:
+        run = Run.open(url)
+        store = DeadlyStore(run.store, kill, Path(notes), seed, die_with=[os.getppid()])
+        return replace(run, store=cast(Store, store))
+
+    reader.main(arguments, open_run)
+
+
+def keep_compacting(run: Run) -> int:
+    while True:
+        compact_run(run)
+        time.sleep(COMPACT_EVERY)
+
+
+if __name__ == "__main__":
+    read(sys.argv[1], sys.argv[2:])
