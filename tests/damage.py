@@ -8,6 +8,7 @@ from storage import layout
 from storage.run import Run
 from storage.store import Store
 from tba.types import Version
+from tests.rewriting import with_digest
 
 MANIFEST, OPTIMIZER, MODEL, TOKENIZER, STATE = (
     layout.MANIFEST, "optimizer.safetensors", "model.safetensors", "tokenizer.json", "state.json",
@@ -33,12 +34,12 @@ def truncate(store: Store, key: str) -> None:
 
 def say_another_step(store: Store, key: str) -> None:
     manifest = json.loads(store.read(key))
-    put(store, key, json.dumps({**manifest, "step": manifest["step"] + 1}).encode())
+    put(store, key, with_digest({**manifest, "step": manifest["step"] + 1}))
 
 
 def say_another_sync(store: Store, key: str) -> None:
     manifest = json.loads(store.read(key))
-    put(store, key, json.dumps({**manifest, "sync": manifest["sync"] + 1}).encode())
+    put(store, key, with_digest({**manifest, "sync": manifest["sync"] + 1}))
 
 
 def damage(run: Run, checkpoint: Version, how: str = "flipped optimizer") -> None:
@@ -58,7 +59,9 @@ DAMAGES: dict[str, tuple[str, Callable[[Store, str], Any], str]] = {
     "manifest of another sync": (MANIFEST, say_another_sync, "says that this is checkpoint"),
     "manifest that leads outside": (
         MANIFEST,
-        lambda store, key: put(store, key, store.read(key).replace(b'"state.json"', b'"../state.json"')),
+        lambda store, key: put(
+            store, key, with_digest(json.loads(store.read(key).replace(b'"state.json"', b'"../state.json"')))
+        ),
         "names not a key",
     ),
 }

@@ -217,7 +217,7 @@ Layer = Callable[[SyntheticRun, Path], Callable[[], object]]
 LAYERS: list[tuple[Layer, str]] = [
     (append, layout.shard(0, 1)),
     (record, layout.sync(1)),
-    (ledger, "000001-a0001.parquet"),
+    (ledger, "000001-a0001"),
     (publish, layout.version(Version(0, 2))),
     (checkpoint, layout.checkpoint(Version(0, 1))),
     (attempt, ""),
