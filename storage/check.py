@@ -570,8 +570,9 @@ class _Check:
         ledger_records: Mapping[Version, LedgerRecord],
     ) -> None:
         """Each by itself; those that are expected also with the others."""
-        for name in sorted(steps | draws | expected, key=lambda name: name.order):
-            if name in draws | expected:
+        described = expected | ledger_records.keys()
+        for name in sorted(steps | draws | described, key=lambda name: name.order):
+            if name in draws | described:
                 with self.looking_at(key := layout.draws(*name)):
                     data = self.store.read(key)
                     if record := ledger_records.get(name):
@@ -580,7 +581,7 @@ class _Check:
                     self.count("ledger objects")
                     if name in expected:
                         self.relations.add_draws(table, key=key, sync=name.number)
-            if name in steps | expected:
+            if name in steps | described:
                 with self.looking_at(key := layout.steps(*name)):
                     data = self.store.read(key)
                     if record := ledger_records.get(name):

@@ -68,11 +68,10 @@ def _described(
     snapshot: Snapshot, keys: Sequence[str], said: Mapping[str, Digest], damage: DamageLog, verified: Verified
 ) -> tuple[list[str], list[str]]:
     """Return the keys that are as their records say, and those that no record describes. The others are noted."""
-    digests = {key: said[key] for key in keys if key in said}
-    good, damaged = verify(snapshot, digests, verified)
+    good, damaged = verify(snapshot, said, verified)
     for it in damaged:
         damage.add(it.key, it.problem)
-    return sorted(good), [key for key in keys if key not in digests]
+    return sorted(good), [key for key in keys if key not in said]
 
 
 def _ledger_digests(snapshot: Snapshot, damage: DamageLog) -> dict[str, Digest]:
