@@ -8,9 +8,9 @@ and a process that compacts what they have admitted. There are two kinds of runs
 - In runs that are killed *in training* the trainer or its reader is killed after this very attempt has stored one or
   two checkpoints. The next attempt then continues a checkpoint of the attempt that was killed, so the chain of attempts
   whose steps count grows by one attempt with every kill. Half of these kills hit a write of the trainer, before, during
-  or after it; half come at a random instant within the following steps.
-- In the other runs any role is killed at any time of its life. Half of these kills hit one of the writes in `POINTS`,
-  before, during or after it; half come at a random instant.
+  or after it; half come at a random instant within the following steps. The evaluator begins after the last kill.
+- In the other runs any role is killed at any time of its life. Half of these kills hit one of the writes in
+  `benchmarks/crash/kills.py`, before, during or after it; half come at a random instant.
 
 After each kill `tba check` must find nothing wrong. When a run has finished, everything that a process had been told is
 stored must be there, byte by byte (a shard that was compacted by its checksum). The first and the last version must
