@@ -155,7 +155,7 @@ comment on view shards is 'One row per shard that is or should be there.';
 comment on column shards.key is 'its name in the run''s folder';
 comment on column shards.searcher is 'who wrote it; null of what was refused because it is not named like a shard';
 comment on column shards.seq is 'its number within the searcher; null likewise';
-comment on column shards.state is 'admitted; waiting for a record; refused; missing though admitted; damaged: not what was admitted; unreadable';
+comment on column shards.state is 'admitted; waiting for a record; refused; missing though admitted; damaged: not what was admitted; given up by a retention record; unreadable';
 comment on column shards.rows is 'how many trajectories';
 comment on column shards.bytes is 'its size';
 comment on column shards.sha256 is 'of its bytes; null while it waits';

@@ -124,9 +124,15 @@ def test_a_run_that_has_only_begun_is_clean(tmp_path: Path):
 
 
 def test_a_ledger_of_which_a_killed_trainer_wrote_only_half_is_only_noted(whole: Run):
+    whole.store.delete(layout.ledger(3, 1))
     whole.store.delete(layout.steps(3, 1))
     findings = check(whole)
     assert findings.ok and any("half the ledger" in note for note in findings.notes)
+
+
+def test_what_a_ledger_record_describes_is_missed_also_of_an_abandoned_attempt(whole: Run):
+    whole.store.delete(layout.steps(3, 1))
+    assert found(check(whole), layout.steps(3, 1), "is missing")
 
 
 def test_a_version_that_was_given_up_is_not_missed(whole: Run):
