@@ -27,11 +27,12 @@ from storage.leases import decode_lease
 from storage.ledger import DRAWS_SCHEMA, LATER, LedgerRecord
 from storage.mirror import Progress
 from storage.prompts import PROMPTS_SCHEMA
+from storage.read_ahead import ReadAhead
 from storage.retention import GivenUp, RetentionRecord, given_up, given_up_payloads
 from storage.run import Run
 from storage.schema import with_later
 from storage.scratch import scratch_folder
-from storage.store import check_key
+from storage.store import Entry, check_key
 from storage.syncs import Shard, SyncRecord, decode
 from storage.tables import fitting
 from storage.trajectories import check_compacted, read_shard
@@ -71,8 +72,8 @@ class _Check:
         self.run, self.store, self.progress = run, run.store, progress
         self.findings = Findings(run.name)
         # What refers is listed before what it refers to, so that a live run is never accused of what it did meanwhile.
-        self.listed = {
-            prefix: [entry.key for entry in run.store.list(prefix) if layout.is_part(entry.key)]
+        entries = {
+            prefix: [entry for entry in run.store.list(prefix) if layout.is_part(entry.key)]
             for prefix in (
                 layout.EVALUATIONS, layout.CHECKPOINTS, layout.VERSIONS, layout.LEDGER, layout.STEPS, layout.DRAWS,
                 layout.SYNCS, layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS, layout.ATTEMPTS,
@@ -80,7 +81,9 @@ class _Check:
             )
         }  # fmt: skip
         self.strangers = [entry.key for entry in run.store.list() if not layout.is_part(entry.key)]
-        self.records = RecordDigests(run)
+        self.listed = {prefix: [entry.key for entry in found] for prefix, found in entries.items()}
+        self.reading = ReadAhead(run.store, [list(filter(_is_read_whole, found)) for found in entries.values()])
+        self.records = RecordDigests(run, self.reading)
         self.lost: frozenset[str] = frozenset()  # admitted shards that were given up
         self.payloads: list[RetentionRecord] = []
         self.weights: dict[Version, str | None] = {}  # their sha256, in full precision as in the ledger, by manifests
@@ -351,7 +354,7 @@ class _Check:
 
     def _admitted(self, shard: Shard, record: SyncRecord) -> pa.Table:
         try:
-            data = self.store.read(shard.key)
+            data = self.reading.read(shard.key)
         except Missing:
             if (place := self._place_now(shard, None)) is None:
                 raise
@@ -510,7 +513,7 @@ class _Check:
     def _waiting(self, key: str) -> bytes | None:
         """None of one that has been admitted and compacted meanwhile."""
         try:
-            return self.store.read(key)
+            return self.reading.read(key)
         except Missing:
             self.compactions.look()
             if key not in self.compactions.shards():
@@ -575,7 +578,7 @@ class _Check:
         for name in sorted(steps | draws | described, key=lambda name: name.order):
             if name in draws | described:
                 with self.looking_at(key := layout.draws(*name)):
-                    data = self.store.read(key)
+                    data = self.reading.read(key)
                     if record := ledger_records.get(name):
                         record.draws.verify(data, key)
                     table = parquet.decode(data, key, DRAWS_SCHEMA, later=LATER)
@@ -584,7 +587,7 @@ class _Check:
                         self.relations.add_draws(table, key=key, sync=name.number)
             if name in steps | described:
                 with self.looking_at(key := layout.steps(*name)):
-                    data = self.store.read(key)
+                    data = self.reading.read(key)
                     if record := ledger_records.get(name):
                         record.steps.verify(data, key)
                     table = tables.decode_steps(data, key)
@@ -692,7 +695,7 @@ class _Check:
             if (split := layout.parse_prompts(key)) is None:
                 continue
             with self.looking_at(key):
-                data = self.store.read(key)
+                data = self.reading.read(key)
                 if split in digests:
                     digests[split].verify(data, key)
                 found = parquet.decode(data, key, PROMPTS_SCHEMA)
@@ -702,6 +705,12 @@ class _Check:
                 if key == layout.prompts("train"):
                     self.relations.add_prompts(found, key=key)
                 self.count("prompts", len(found))
+
+
+def _is_read_whole(entry: Entry) -> bool:
+    """True unless an object is read in another way: the files of versions and checkpoints, and compactions."""
+    is_file = layout.parse_folder(entry.key) and not entry.key.endswith(f"/{layout.MANIFEST}")
+    return not is_file and (layout.parse_compaction(entry.key) is None or is_record(entry.key))
 
 
 def _whole(keys: Sequence[str]) -> list[str]:

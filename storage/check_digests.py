@@ -5,6 +5,7 @@ from hashlib import sha256
 from typing import Any
 
 from storage import records
+from storage.read_ahead import ReadAhead
 from storage.run import Run
 from tba.errors import Missing
 
@@ -12,15 +13,15 @@ from tba.errors import Missing
 class RecordDigests:
     """Reads the records of a run, each once, and remembers the sha256 of each."""
 
-    def __init__(self, run: Run):
-        self.run = run
+    def __init__(self, run: Run, reading: ReadAhead):
+        self.run, self._reading = run, reading
         self.unverified: list[str] = []  # keys of records that older versions wrote, without a digest
         self._lacking: list[str] = []  # keys of records without a digest, in runs whose records all have one
         self._sha256: dict[str, str] = {}
         self._links: list[tuple[str, str, str]] = []  # a record, the record it names, and the sha256 it names it by
 
     def read(self, key: str) -> bytes:
-        data = self.run.store.read(key)
+        data = self._reading.read(key)
         if key not in self._sha256:
             self._sha256[key] = sha256(data).hexdigest()
             if not records.has_digest(data):
