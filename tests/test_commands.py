@@ -154,6 +154,7 @@ EXCUSES = [
     Excuse(r"tba sql \S+$", "it asks, and waits for answers: tests/flows/test_sql.py"),
     Excuse("export ", "it names places that are not here"),
     Excuse("tba export .* --adapter", "this run has no adapters: tests/flows/test_lora.py"),
+    Excuse("tba give-up \\S+ traj", "this run has lost no shard: tests/flows/test_give_up.py"),
     Excuse("tba browse ", "it serves pages until it is ended: tests/flows/test_browse.py"),
     Excuse("tba import ", "this run has finished, and other prompts: tests/flows/test_imports.py"),
     Excuse("tba wandb ", "W&B has processes of its own: tests/storage/test_metric_log.py"),

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from flows import query_process
 from flows.cli import main
 from flows.summary import last_scores, markdown
 from storage import difficulty, layout, mirror, verified
@@ -117,6 +119,10 @@ def test_damage_inside_an_object_that_nobody_has_read_is_named_when_a_query_meet
     whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(verified, "MOST_BYTES", 0)
+    worker = (
+        "from storage import verified; verified.MOST_BYTES = 0; from flows import query_worker; query_worker.main()"
+    )
+    monkeypatch.setattr(query_process, "COMMAND", [sys.executable, "-c", worker])
     flip(path_of(whole, layout.shard(0, 0)), 41)  # in a page of rows
     assert main(["sql", whole.url, "from trajectories", "--json"]) == 1
     told = capsys.readouterr()

@@ -35,6 +35,7 @@ from tba.schedules import learning_rate_at
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings
+from tests.rewriting import describe_again
 from tests.storage.indexes import make_eligibility
 from tests.storage.synthetic import SyntheticRun, copy_run, make_run
 from tests.tba.tiny import tiny_folder
@@ -120,7 +121,9 @@ def altered(run: Run, folder: Path, key: str, change: Callable[[pa.Table], pa.Ta
     subprocess.run(["cp", "-r", run.url, str(folder / run.name)], check=True)
     path = folder / run.name / key
     path.write_bytes(parquet.encode(change(parquet.decode(path.read_bytes(), key))))
-    return Run.open(str(folder / run.name))
+    altered = Run.open(str(folder / run.name))
+    describe_again(altered, key)
+    return altered
 
 
 def put(table: pa.Table, column: str, row: int, value: object) -> pa.Table:
