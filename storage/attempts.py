@@ -130,6 +130,8 @@ def _candidates(run: Run, attempt: int) -> Iterator[Version]:
         found = [it for it in stored if it not in offered and accepts(spans, it)]
         offered.update(found)
         yield from reversed(found)
+        if len(offered) == len(stored):
+            return
 
 
 def _newest_record(run: Run) -> int:

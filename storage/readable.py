@@ -4,7 +4,7 @@ Each is compared with the record that holds its digest. Older runs have no such 
 once, and what that told is remembered.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -96,18 +96,26 @@ def _prompts_digests(snapshot: Snapshot, damage: DamageLog) -> dict[str, Digest]
 
 
 def _note_missing(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> None:
-    """The ledger has no gap up to the newest sync that it, or a checkpoint, has reached."""
-    names = [layout.parse_ledger(key) for key in snapshot.keys(layout.STEPS)]
-    names += [folder[0] for key in snapshot.keys(layout.CHECKPOINTS) if (folder := layout.parse_folder(key))]
-    reached = max((name.number for name in names if name and accepts(spans, name)), default=0)
-    for sync in range(1, reached + 1):
+    """Note gaps in the ledger up to the newest sync that its steps, or a checkpoint, have reached. Records are listed
+    before steps, so those of a live run may lack the syncs that were written meanwhile: only a later record or a
+    checkpoint tells that a record is missing."""
+    checkpoints = [folder[0] for key in snapshot.keys(layout.CHECKPOINTS) if (folder := layout.parse_folder(key))]
+    reached, recorded = (
+        _newest(spans, [*checkpoints, *filter(None, map(layout.parse_ledger, snapshot.keys(folder)))])
+        for folder in (layout.STEPS, layout.LEDGER)
+    )
+    for sync in range(1, max(reached, recorded) + 1):
         for attempt in (span.attempt for span in spans if span.covers(sync)):
             wanted = [layout.steps(sync, attempt), layout.draws(sync, attempt)]
-            if sync < reached and snapshot.run.owner_of(record := layout.ledger(sync, attempt)).digests:
+            if sync <= recorded and snapshot.run.owner_of(record := layout.ledger(sync, attempt)).digests:
                 wanted.append(record)
             for key in wanted:
                 if key not in snapshot.files:
                     damage.add(key, f"{IS_MISSING}, though the run has gone past its sync")
+
+
+def _newest(spans: Sequence[Span], names: Iterable[Version]) -> int:
+    return max((name.number for name in names if accepts(spans, name)), default=0)
 
 
 def _good(

@@ -49,12 +49,12 @@ class Trajectories:
         self._taken: dict[int, int] = {}  # by searcher that began here: the last seq that may be taken
 
     def next_seq(self, searcher: int) -> int:
+        """Return the first free seq beyond all that records name, so that the seqs after it are named by none either."""
         entries = self.run.store.list(layout.searcher_folder(searcher))
         self.compactions.look()  # afterwards: what has been taken in since is in both
-        keys = {*(entry.key for entry in entries), *self.compactions.shards(), *named_shards(self.run)}
-        names = [name for key in keys if (name := layout.parse_shard(key))]
-        stored = {seq for owner, seq in names if owner == searcher}
-        free = (seq for seq in count() if seq not in stored)
+        stored = _seqs_of(searcher, {*(entry.key for entry in entries), *self.compactions.shards()})
+        named = _seqs_of(searcher, named_shards(self.run))
+        free = (seq for seq in count(1 + max(named, default=-1)) if seq not in stored)
         first = next(seq for seq in free if not self.run.store.exists(layout.shard(searcher, seq)))
         self._taken[searcher] = max([first, *stored])  # also the first: what was listed may have been behind
         return first
@@ -131,6 +131,11 @@ class Trajectories:
             return read_shard(self.run.name, key, stored).equals(table)
         except Damaged:
             return False
+
+
+def _seqs_of(searcher: int, keys: Iterable[str]) -> set[int]:
+    names = (layout.parse_shard(key) for key in keys)
+    return {name[1] for name in names if name and name[0] == searcher}
 
 
 def read_shard(run: str, key: str, data: bytes) -> pa.Table:

@@ -373,6 +373,20 @@ def test_a_ledger_of_which_only_the_draws_are_written_yet_is_no_gap(finished: Ru
     assert damage_of(live) == {}
 
 
+def test_steps_that_were_written_after_their_records_were_listed_are_no_gap(tmp_path: Path):
+    live = make_live_run(str(tmp_path))
+    shutil.rmtree(Path(live.url, layout.CHECKPOINTS))
+    for sync in (1, 2):
+        path_of(live, layout.ledger(sync, 1)).unlink()
+    assert damage_of(live) == {}
+
+
+def test_a_ledger_record_is_missed_where_a_later_one_or_a_checkpoint_is_there(whole: Run):
+    path_of(whole, layout.ledger(1, 1)).unlink()
+    path_of(whole, layout.ledger(LAST_SYNC, 2)).unlink()
+    assert damage_of(whole).keys() == {layout.ledger(1, 1), layout.ledger(LAST_SYNC, 2)}
+
+
 @pytest.mark.parametrize("replays", [None, LAST_SYNC])
 @pytest.mark.parametrize("how", ["cut", "removed"])
 def test_a_damaged_record_of_a_parent_leaves_the_fork_with_everything_else(
