@@ -27,7 +27,7 @@ from storage.syncs import Shard, SyncRecord
 from storage.syncs import decode as decode_sync
 from storage.tables import Row
 from storage.verified import Verified
-from tba.errors import Damaged
+from tba.errors import Damaged, first_line
 
 Name = tuple[str, str]
 """A shard's key and sha256."""
@@ -257,7 +257,7 @@ def _by_footer(path: Path) -> Row:
             written = (found.metadata or {}).get(b"schema_version", b"").decode(errors="replace")
         size = path.stat().st_size
     except (pa.ArrowException, OSError, ValueError) as error:
-        return {"state": "unreadable", "reason": (str(error) or type(error).__name__).splitlines()[0]}
+        return {"state": "unreadable", "reason": first_line(error)}
     if written != str(SCHEMA_VERSION):
         return {"state": "unreadable", "reason": f"has schema version {written or 'none'}, not {SCHEMA_VERSION}"}
     for field in TRAJECTORY_SCHEMA:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from storage import records
-from tba.errors import Damaged, Missing, TBAError
+from tba.errors import Damaged, Missing, TBAError, first_line
 
 IS_MISSING = "is missing"
 TABLE = pa.schema({"key": pa.string(), "problem": pa.string()})
@@ -75,6 +75,6 @@ def raising(url: str) -> LookingAt:
 
 def _reason(error: Exception, key: str) -> str:
     """The first line of a message, without the name of the object."""
-    said = (str(error) or type(error).__name__).splitlines()[0]
+    said = first_line(error)
     _, named, rest = said.partition(key)
     return (rest if named else said).strip(" :") or "is not understood"

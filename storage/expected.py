@@ -9,7 +9,8 @@ from typing import Any
 from storage.damage import IS_MISSING, Damage
 from storage.digests import Digest
 from storage.mirror import Snapshot
-from storage.verified import Verified, sha256_of
+from storage.regular_files import sha256_of_file
+from storage.verified import Verified
 
 
 def verify(
@@ -26,7 +27,7 @@ def verify(
     if snapshot.copied:
         digests = {key: path.suffix.removeprefix(".") for key, path in fitting.items()}
     else:
-        digests = verified.ask("sha256", fitting, sha256_of)
+        digests = verified.ask("sha256", fitting, sha256_of_file)
     for key in fitting.keys() - digests.keys():
         if not os.access(fitting[key], os.R_OK):
             problems[key] = "cannot be read" if fitting[key].exists() else IS_MISSING

@@ -22,7 +22,7 @@ from storage.mirror import Snapshot
 from storage.prompts import PROMPTS_SCHEMA
 from storage.syncs import SyncRecord
 from storage.verified import Verified
-from tba.errors import Damaged
+from tba.errors import Damaged, first_line
 from tba.types import Version
 
 
@@ -156,5 +156,5 @@ def _problem_of_footer(path: Path) -> str:
     except FileNotFoundError:
         return IS_MISSING
     except (pa.ArrowException, OSError, ValueError) as error:
-        return (str(error) or type(error).__name__).splitlines()[0]
+        return first_line(error)
     return ""

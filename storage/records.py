@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from storage import layout
 from storage.store import Store
-from tba.errors import Damaged, Missing
+from tba.errors import Damaged, Missing, first_line
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def reading(name: str) -> Iterator[None]:
     except KeyError as error:
         raise Damaged(f"{name} lacks {error}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Damaged(f"{name} is not understood: {(str(error) or type(error).__name__).splitlines()[0]}") from None
+        raise Damaged(f"{name} is not understood: {first_line(error)}") from None
 
 
 def read(store: Store, key: str, *fields: str) -> dict[str, Any]:

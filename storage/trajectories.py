@@ -28,7 +28,7 @@ from storage.schema import (
     trajectory_ids,
 )
 from storage.syncs import named_shards
-from tba.errors import AlreadyExists, Damaged, DataError, Missing, Superseded
+from tba.errors import AlreadyExists, Damaged, DataError, Missing, Superseded, first_line
 from tba.types import Asked, Trajectory
 
 LARGEST_REWARD = 1e100
@@ -49,7 +49,7 @@ class Trajectories:
         self._taken: dict[int, int] = {}  # by searcher that began here: the last seq that may be taken
 
     def next_seq(self, searcher: int) -> int:
-        """Return the first free seq beyond all that records name, so that the seqs after it are named by none either."""
+        """Return the first free seq beyond all that records name: no record names any seq after it either."""
         entries = self.run.store.list(layout.searcher_folder(searcher))
         self.compactions.look()  # afterwards: what has been taken in since is in both
         stored = _seqs_of(searcher, {*(entry.key for entry in entries), *self.compactions.shards()})
@@ -188,7 +188,7 @@ def _decoded(data: bytes) -> pa.Table:
         table.validate(full=True)
         return table
     except UNREADABLE as error:
-        raise _Fault(f"not a readable Parquet object ({_first_line(error)})") from None
+        raise _Fault(f"not a readable Parquet object ({first_line(error)[:200]})") from None
 
 
 def _check(table: pa.Table, run: str, searcher: int, seq: int) -> None:
@@ -220,11 +220,7 @@ def _naming_nonsense() -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
-        raise _Fault(f"it has values that are none ({_first_line(error)})") from None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        raise _Fault(f"it has values that are none ({first_line(error)[:200]})") from None
 
 
 def _check_metadata(table: pa.Table, run: str, searcher: int, seq: int) -> None:

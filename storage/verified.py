@@ -7,16 +7,16 @@ memories for each run, so that later processes read only what is new.
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from storage.cache import cache_folder
+from storage.temporary_files import temporary_beside
 from tba.errors import StorageError
 
 MOST_BYTES = 2 * 1024**3
@@ -71,7 +71,7 @@ class Verified:
         """Keep what is new for later processes."""
         if not self._new or not self._file:
             return
-        temporary = self._file.with_name(f".{self._file.name}.{secrets.token_hex(6)}")
+        temporary = temporary_beside(self._file)
         with suppress(OSError):
             try:
                 temporary.write_text(json.dumps(self._remembered))
@@ -90,11 +90,6 @@ class Verified:
             return
         self._remembered[str(path)] = {**self._known(path, about), "file": _identity(about), kind: told}
         self._new = True
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path, reader: Reader) -> tuple[Any, os.stat_result] | None:
