@@ -1,7 +1,7 @@
-"""Which objects of the ledger and of prompts can be read, and which are missing.
+"""Finds out which objects of the ledger and of prompts can be read, and which are missing.
 
-Each is compared with the record that holds its digest. Older runs have no such records: there each object is read whole
-once, and what that told is remembered.
+Each object is compared with the record that holds its digest. Older runs have no such records: their objects are read
+whole once, and the result is remembered.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,13 +27,13 @@ from tba.types import Version
 
 
 def ledger_names(snapshot: Snapshot) -> set[Version]:
-    """Sync and attempt of every object of the ledger."""
+    """Return the sync and the attempt of every object of the ledger."""
     keys = [*snapshot.keys(layout.STEPS), *snapshot.keys(layout.DRAWS)]
     return {name for key in keys if (name := layout.parse_ledger(key))}
 
 
 def prompts(snapshot: Snapshot, damage: DamageLog, verified: Verified) -> list[str]:
-    """The keys of prompts that can be read."""
+    """Return the keys of the prompts that can be read, and note the others as damage."""
     for prefix, split in ((layout.TRAJECTORIES, "train"), (layout.EVALUATIONS, "test")):
         key = layout.prompts(split)
         if snapshot.keys(prefix) and key not in snapshot.files:
@@ -143,7 +143,7 @@ def _table(
     later: Collection[str] = (),
     about: Callable[[pa.Table], dict[str, Any]] = lambda table: {},
 ) -> dict[str, Any]:
-    """What is wrong with an object, and what is to be known about it."""
+    """Say what is wrong with a Parquet file. If nothing is, add what `about` says of its table."""
     try:
         return {**about(parquet.decode(path.read_bytes(), path.name, schema, later=later)), "problem": ""}
     except Damaged as error:

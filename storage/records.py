@@ -121,8 +121,8 @@ def sha256_of(store: Store, key: str) -> str | None:
 
 
 def read_each(store: Store, keys: Sequence[str]) -> list[tuple[str, Callable[[], bytes]]]:
-    """Several objects, read side by side, each behind a call. The call raises Missing for an object that is not there,
-    so that it keeps nobody from reading the others."""
+    """Read several objects side by side. Return each key with a function that gives the object's bytes and raises
+    Missing if there is no such object: one missing object keeps nobody from reading the others."""
     try:
         found = store.read_many(keys)
     except Missing:
