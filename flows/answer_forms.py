@@ -28,7 +28,7 @@ _GROUP_BYTES = 64_000_000  # that it has in memory, more or less
 
 
 def table(rows: duckdb.DuckDBPyRelation, width: int) -> Iterator[str]:
-    """As it is seen on a screen of this width: the first rows, and the beginning of long texts."""
+    """Yield a table for a screen of this width, with the first rows and the beginning of long texts."""
     if rows.columns in (["explain_key", "explain_value"], ["analyzed_plan"]):
         yield "\n".join(text for _, text in rows.fetchall()) + "\n"
         return
@@ -53,7 +53,7 @@ def csv(rows: duckdb.DuckDBPyRelation) -> Iterator[str]:
 
 
 def json_rows(rows: duckdb.DuckDBPyRelation) -> Iterator[str]:
-    """A list of objects, one a line."""
+    """Yield a JSON list with one object per line."""
     names, first, text = rows.columns, True, ""
     for row in _rows(rows):
         text += "[\n" if first else ",\n"
@@ -84,7 +84,7 @@ def parquet(rows: duckdb.DuckDBPyRelation, path: Path, *, each: Callable[[], Non
 
 
 def _groups(batches: "pa.RecordBatchReader") -> Iterator["pa.Table"]:
-    """As many rows together as fit into memory, however long their texts are."""
+    """Yield tables of as many rows as fit into memory, however long their texts are."""
     import pyarrow as pa
 
     held: list[pa.RecordBatch] = []

@@ -19,12 +19,12 @@ _MOST_CHARACTERS = 200  # of one problem in a line
 
 
 def damage_of(con: duckdb.DuckDBPyConnection) -> list[Damage]:
-    """What the views of a run leave out."""
+    """Return what the views of a run leave out."""
     return [Damage(key, problem) for key, problem in con.execute("select key, problem from damage").fetchall()]
 
 
 def damage_by(queries: QueryProcess) -> list[Damage]:
-    """What the views of a run leave out that a process has read."""
+    """Return what the views leave out of the run that a query process has read."""
     _, rows = queries.ask("rows", query="select key, problem from damage", parameters=())
     return [Damage(*decode_row(row)) for row in rows]
 
@@ -43,13 +43,15 @@ def warn_of(run: Run, damage: Sequence[Damage]) -> None:
 
 
 def is_inside_an_object(error: Exception) -> bool:
-    """Whether a query has met damage that no look at a run has found: beyond the bound, files are compared by size."""
+    """Return True if a query failed on a damaged object that the views did not leave out: beyond a bound, files are
+    compared with their records by size alone."""
     said = str(error)
     return "arrow_scan" in said and "Failed to open local file" not in said
 
 
 def culprits(run: Run, error: Exception) -> str:
-    """What to add to such an error: the objects at fault, found by reading everything. Later looks leave them out."""
+    """Read everything and return the words that name the damaged objects behind such an error; empty for any other
+    error. Later connections leave these objects out."""
     if not is_inside_an_object(error):
         return ""
     with connect(run, thorough=True) as con:
@@ -58,13 +60,13 @@ def culprits(run: Run, error: Exception) -> str:
 
 
 def refusal(run: Run, error: Exception) -> TBAError:
-    """What to tell of a query that failed: that it is wrong, or else which objects of the run are damaged."""
+    """Return the error for a query that failed: the query is wrong, or the objects that it names are damaged."""
     at_fault = culprits(run, error)
     return Damaged(explain(error) + at_fault) if at_fault else ConfigError(explain(error))
 
 
 def in_words(run: Run, damage: Sequence[Damage]) -> str:
-    """One line, with a few of the objects."""
+    """Describe the damage in one line that names a few of the objects."""
     named = [f"{it.key} ({it.problem[:_MOST_CHARACTERS]})" for it in damage[:_NAMED]]
     told = "; ".join([*named, *(["…"] if len(damage) > _NAMED else [])])
     one = "1 object of the run {} is damaged or missing and is left out"

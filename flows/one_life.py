@@ -45,7 +45,7 @@ def watch_one(
 
 
 class _WatchedLife:
-    """A life that runs: whether it hangs, and how it is ended."""
+    """Watches a life that runs: finds out whether it hangs, and ends it in order or by force."""
 
     def __init__(
         self,

@@ -244,8 +244,8 @@ def section(title: str, table: Table) -> str:
 
 
 def damage_mark(damage: Sequence[Damage], run: str = "") -> str:
-    """What a page says above its figures; empty text of a run without damage. `run` is its name where a page has
-    several."""
+    """Return what a page says about damage above its figures; empty for a run without damage. `run` is the name of the
+    run on a page about several."""
     if not damage:
         return ""
     of = f" of {escape(run)}" if run else ""

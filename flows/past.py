@@ -95,7 +95,7 @@ def load_past(run: Run, before: int) -> Past:
 
 
 def _after(run: Run, config: Config, attempt: int, learner: Learner, state: TrainingState | None) -> Past:
-    """The trainer as a checkpoint's state says; without one as it was before the first step."""
+    """Return the trainer as a checkpoint's state says, or as it was before the first step if there is no state."""
     buffer = make_buffer(run, config, attempt, Events(run, "past", 0))  # it will write nothing
     if state is None:
         return Past(0, learner, buffer)

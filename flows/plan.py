@@ -207,7 +207,7 @@ def living_supervisor(run: Run, config: Config) -> Lease | None:
 
 
 def _supervisor(run: Run) -> Lease | Damaged | None:
-    """The lease of a supervisor that may live, or what is wrong with it if it cannot be read."""
+    """Return the lease of a supervisor that may live, or the error if it cannot be read; None if nobody supervises."""
     try:
         lease = read_lease(run, SUPERVISOR)
     except Damaged as damage:

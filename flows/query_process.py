@@ -27,8 +27,8 @@ Write = Callable[[str], Any]
 
 
 class QueryProcess:
-    """Asks one query at a time. The process starts at the first, and again after a query that had to be ended with it.
-    It reads the run when it starts; `on_start` is called then."""
+    """Asks one query at a time. The process starts with the first query, and again after a query that could only be
+    ended together with the process. It reads the run when it starts, and `on_start` is called then."""
 
     def __init__(self, url: str, *, on_start: Callable[[], None] = lambda: None):
         self._url = url
@@ -58,8 +58,8 @@ class QueryProcess:
             self._on_start()
 
     def ask(self, what: str, *, seconds: float | None = None, write: Write | None = None, **arguments: Any) -> Any:
-        """Return the answer to an order of `flows.query_worker`, which `write` is given the text of. TooLong after
-        `seconds`; the process is ended if it does not heed that, or a Ctrl-C."""
+        """Give an order of `flows.query_worker` and return its answer. `write` gets the text of the answer, piece by
+        piece. TooLong after `seconds`. The process is ended if the query does not heed this limit or a Ctrl-C."""
         self.start()
         return self._exchange(what, seconds=seconds, write=write, **arguments)
 

@@ -28,9 +28,9 @@ from tba.errors import ConfigError, QueryFailed, Refused, TBAError
 from tba.messages import receive, send, take_pipes
 
 OF_PAGES = Bounds(text=1_000_000, items=1_000_000, whole=128_000_000)
-"""What a page asks for itself: it shows long texts and all tokens."""
+"""Bounds on what a page asks for itself: it shows long texts and all tokens."""
 OF_READERS = Bounds(text=10_000, items=1_000, whole=8_000_000)
-"""What anybody may ask for: of each value a page shows the first line."""
+"""Bounds on what a reader may ask for: a page shows the first line of each value."""
 
 _AT_A_TIME = 64  # rows that become Python's
 _PIECE = 1 << 18  # characters of a message
@@ -107,13 +107,13 @@ class Worker:
         _limit_memory(self._kept)
 
     def rows(self, query: str, parameters: Sequence[Any]) -> Any:
-        """Names and rows of a query of ours."""
+        """Return the column names and the rows of a query that a page or a command makes."""
         found = self._connection().execute(query, decode_row(parameters))
         return [[column[0] for column in found.description or ()], self._fetch(found, OF_PAGES)]
 
     def answer(self, query: str, most: int, skip: int) -> Any:
-        """Names and rows of a reader's query, which has a database of its own: nothing that it does there, such as
-        logging what is asked, outlives it."""
+        """Return the column names and the rows of a reader's query. The query has a database of its own, so nothing
+        that it does there, such as logging queries, outlives it."""
         self.open()
         assert self._stored
         self._at_work, self._spare = self._spare or self._stored.connect(), None
@@ -128,7 +128,7 @@ class Worker:
             return [found.columns, self._fetch(cut, OF_READERS)]
 
     def write(self, query: str, form: str, width: int, path: str | None, must_have_rows: bool) -> int | None:
-        """The rows of the last statement as text, or in a file of which the number of rows is returned."""
+        """Say the rows of the last statement as text, or write them to a Parquet file and return their number."""
         found = last(self._connection(), query)
         if found is None:
             if must_have_rows:
@@ -183,7 +183,8 @@ def _write_parquet(rows: duckdb.DuckDBPyRelation, path: Path, each: Callable[[],
 
 
 def _limit_memory(con: duckdb.DuckDBPyConnection) -> None:
-    """Let what takes more fail, rather than the machine: DuckDB counts neither lists nor what it hands over."""
+    """Bound the memory of this process, so that a greedy query fails instead of the machine. DuckDB's own limit counts
+    neither lists nor the rows that it hands over."""
     import resource
 
     [(limit,)] = con.execute("select current_setting('memory_limit')").fetchall()

@@ -59,8 +59,8 @@ def show(root: str | None, *, as_json: bool = False) -> int:
 
 
 def summaries(root: str) -> tuple[list[Summary], list[str]]:
-    """Of every run under a root, the newest first; those whose record is damaged at the end. And a warning for each run
-    that has damaged records."""
+    """Return a summary of every run under a root, the newest first and runs whose `run.json` is damaged at the end, and
+    a warning for each run that has damaged records."""
     urls = run_urls(root)
     found: list[_Listed] = []
     with bar("looking at runs") as tell, ThreadPoolExecutor(8) as pool:

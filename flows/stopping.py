@@ -1,8 +1,8 @@
-"""How long a role that was asked to stop is waited for before it is made to.
+"""Decides how long to wait for a role that was asked to stop before it is ended by force.
 
-A role says in its lease how many seconds it needs: the trainer what the steps until the next sync and what that stores
-take (`seconds_to_stop`), any other role the longest time between two of its looks at what is wanted (`hears_every`).
-Both are measured, so that a stop in order takes as long as the machine is slow.
+A role says in its lease how many seconds it needs to stop. For the trainer that is the time of the steps until the next
+sync and of storing that sync (`seconds_to_stop`); for any other role it is the longest time between two of its looks at
+what is wanted (`hears_every`). Both are measured, so a slow machine gets more time for a stop in order.
 """
 
 import time
@@ -13,10 +13,10 @@ from storage.leases import Lease, Seen
 from tba.config import LimitsConfig
 
 SAFETY = 2.0
-"""Times what a role says it needs, after which it is made to stop unless it has got further meanwhile."""
+"""A role that makes no progress is given this many times the seconds that it says it needs."""
 MOST = 4.0
-"""Times the longest such wait that a role which keeps getting further may take in all."""
-HEARD = "stopping"  # how the status of a role begins that has heard that it is to stop and is on its way
+"""A role that keeps making progress is given this many times its longest such wait in all."""
+HEARD = "stopping"  # the status of a role that has heard that it is to stop begins with this word
 
 
 def seconds_to_stop(lease: Lease) -> float:
@@ -38,8 +38,9 @@ def forecast(seen: Mapping[str, Seen]) -> str:
 
 
 class Patience:
-    """How long one role is waited for since it was asked to stop: `least` seconds, or SAFETY times what it says it
-    needs; anew whenever it has got further, but MOST times that at most, and never beyond `limit` seconds."""
+    """The wait for one role that was asked to stop. It lasts `least` seconds, or SAFETY times what the role says it
+    needs if that is longer. It begins again whenever the role makes progress, but ends after MOST times that in all,
+    and after `limit` seconds in any case."""
 
     def __init__(self, least: float, *, silent_after: float, limit: float | None = None):
         self.least, self.silent_after, self.limit = least, silent_after, limit
@@ -48,7 +49,7 @@ class Patience:
         self.mark: tuple[float, str] | None = None
 
     def look(self, seen: Seen | None) -> None:
-        """Take note of what the role says now. One that renews no lease gets on with nothing."""
+        """Take note of what the role says now. A role that does not renew its lease makes no progress."""
         if seen is None or seen.silent_for > self.silent_after:
             self.allowed = self.least
             return

@@ -1,4 +1,4 @@
-"""Damaged leases and a damaged wanted state: what a supervisor tells of them, and what it restores."""
+"""Lets a supervisor tell of damaged leases, and tell of and restore a damaged wanted state."""
 
 from collections.abc import Callable, Iterator
 

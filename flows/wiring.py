@@ -165,9 +165,9 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
 def _tell_of_ledger(run: Run, attempt: Attempt, events: Events) -> None:
     """Say what is damaged of the ledger before an attempt. No step depends on it, so none waits for this."""
     newest = attempt.continues.number if attempt.continues else 0
-    spans = [span for span in chain(run) if span.attempt != attempt.number]
-    names = [Version(sync, span.attempt) for sync in range(1, newest + 1) for span in spans if span.covers(sync)]
     try:
+        spans = [span for span in chain(run, attempt.number) if span.attempt != attempt.number]
+        names = [Version(sync, span.attempt) for sync in range(1, newest + 1) for span in spans if span.covers(sync)]
         for fault in find_faults(run, names):
             events.write("ledger-damaged", fault, severity="error")
     except StorageError as error:

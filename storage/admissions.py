@@ -1,6 +1,6 @@
-"""What sync records admit, and whether each shard is there and is what was admitted.
+"""Reads what sync records admit, and finds out whether each admitted shard is stored and unchanged.
 
-A shard is an object of its own or lies in a compaction. Either is compared with the record that promises it, so that
+A shard is an object of its own or lies in a compaction. Both are compared with the record that describes them, so that
 no query joins draws to responses that were never drawn.
 """
 
@@ -27,7 +27,7 @@ from storage.syncs import Shard, SyncRecord
 from storage.syncs import decode as decode_sync
 from storage.tables import Row
 from storage.verified import Verified
-from tba.errors import Damaged
+from tba.errors import Damaged, first_line
 
 Name = tuple[str, str]
 """A shard's key and sha256."""
@@ -79,7 +79,7 @@ def read(snapshot: Snapshot, damage: DamageLog, verified: Verified) -> Admission
 
 
 def sync_records(snapshot: Snapshot, damage: DamageLog) -> list[SyncRecord]:
-    """In order. Records that are damaged, missing, or contradicted by the one after them are noted."""
+    """Return the sync records in order. Note records that are damaged, missing, or contradicted by the next record."""
     found: dict[int, SyncRecord] = {}
     digests: dict[int, str] = {}
     for key, data in snapshot.read_all(layout.SYNCS, damage):
@@ -103,7 +103,8 @@ def sync_records(snapshot: Snapshot, damage: DamageLog) -> list[SyncRecord]:
 
 
 def _newest_sync(snapshot: Snapshot) -> int:
-    """The end of the syncs that must have a record: it is written before the ledger, and that before a checkpoint."""
+    """Return the number after the newest sync that must have a record: a sync's record is written before its ledger,
+    and its ledger before its checkpoint."""
     numbers = [sync + 1 for key in snapshot.keys(layout.SYNCS) if (sync := layout.parse_sync(key)) is not None]
     for folder in (layout.STEPS, layout.DRAWS):
         numbers += [name.number + 1 for key in snapshot.keys(folder) if (name := layout.parse_ledger(key))]
@@ -112,8 +113,8 @@ def _newest_sync(snapshot: Snapshot) -> int:
 
 
 def _contradiction(number: int, found: Mapping[int, SyncRecord], digests: Mapping[int, str]) -> int | None:
-    """Which of a record and the next one is wrong if the two do not fit. It is the first one where the record after
-    them confirms the second."""
+    """Return which of a record and the next one is wrong if the two do not fit; None if they fit. It is the first of
+    the two where the record after both confirms the second."""
     after, last = found.get(number + 1), found.get(number + 2)
     if after is None or after.previous_sha256 == digests[number]:
         return None
@@ -121,8 +122,8 @@ def _contradiction(number: int, found: Mapping[int, SyncRecord], digests: Mappin
 
 
 def read_compactions(snapshot: Snapshot, damage: DamageLog) -> tuple[list[Compaction], bool]:
-    """The compactions that there are, and whether no record of one was removed after it had been listed: its shards
-    are in another compaction by then."""
+    """Return the compactions, and True if every listed record could be read. A record that was removed since belongs
+    to a compaction whose shards lie in another one by now."""
     keys = [key for key in snapshot.keys(layout.COMPACTIONS) if is_record(key)]
     data = dict(snapshot.read_all(layout.COMPACTIONS, damage, only=is_record))
     found: list[Compaction] = []
@@ -138,7 +139,7 @@ def read_compactions(snapshot: Snapshot, damage: DamageLog) -> tuple[list[Compac
 def _verified(
     snapshot: Snapshot, compactions: Sequence[Compaction], own: Sequence[Shard], verified: Verified
 ) -> tuple[frozenset[str], dict[str, str]]:
-    """Which objects are as their records say, and what is wrong with the others."""
+    """Return the keys of the objects that match their records, and what is wrong with each of the others."""
     expectations = {it.object: Digest(it.bytes, it.sha256) for it in compactions}
     expectations |= {shard.key: Digest(shard.bytes, shard.sha256) for shard in own}
     good, damaged = verify(snapshot, expectations, verified)
@@ -147,7 +148,7 @@ def _verified(
 
 @dataclass(frozen=True)
 class _ShardObjects:
-    """What is known of objects that hold admitted shards."""
+    """The objects that hold admitted shards: which of them are good, and what is wrong with the others."""
 
     snapshot: Snapshot
     good: frozenset[str]
@@ -157,7 +158,7 @@ class _ShardObjects:
     damage: DamageLog
 
     def described(self, record: SyncRecord, shard: Shard) -> Row:
-        """What a record says of a shard that it admits."""
+        """Return the columns that the record which admits a shard fills in."""
         searcher, seq = layout.parse_shard(shard.key) or (None, None)
         said = {"rows": shard.rows, "bytes": shard.bytes, "sha256": shard.sha256}
         return {"key": shard.key, "searcher": searcher, "seq": seq, **said, "sync": record.sync, "step": record.step}
@@ -176,7 +177,7 @@ class _ShardObjects:
         return {**row, "state": "missing"} if problem == IS_MISSING else {**row, "state": "damaged", "reason": problem}
 
     def replayed(self, spoken_of: set[str]) -> list[Row]:
-        """Shards in compactions that wait for a record of a fork that replays."""
+        """Return the rows of shards that lie in compactions and wait for a record of a fork that replays."""
         inherits = self.snapshot.run.inherits
         if not inherits or not inherits.replays:
             return []
@@ -195,7 +196,7 @@ class _ShardObjects:
         return {"state": state, "reason": f"lies in {place.compaction.object}, which {problem}"}
 
     def note_compactions(self, rows: Iterable[Row]) -> None:
-        """Compactions that are damaged matter where no other object holds their shards."""
+        """Note each damaged compaction that holds shards which no other object holds."""
         names = [(row["key"], row.get("sha256", "")) for row in rows if row["state"] in ("missing", "damaged")]
         held = Counter(self.lost[name].compaction.object for name in names if name in self.lost)
         for key, shards in held.items():
@@ -203,7 +204,7 @@ class _ShardObjects:
 
 
 def _refused(recorded: Sequence[SyncRecord], admitted: Mapping[str, Any]) -> list[Row]:
-    """What was refused because it is not named like a shard is listed too."""
+    """Return a row for each refused object, also for those that are not named like a shard."""
     refused = {refusal.key: refusal.reason for record in recorded for refusal in record.refused}
     rows: list[Row] = []
     for key, reason in refused.items():
@@ -214,7 +215,8 @@ def _refused(recorded: Sequence[SyncRecord], admitted: Mapping[str, Any]) -> lis
 
 
 def _inherited(snapshot: Snapshot, compactions: Iterable[Compaction]) -> set[Name]:
-    """In a fork that replays: what its parent has compacted, also before a record of the fork admits it."""
+    """Return the shards that the parent of a fork which replays has compacted, whether or not a record of the fork
+    admits them yet. Empty for any other run."""
     inherits = snapshot.run.inherits
     if not inherits or not inherits.replays:
         return set()
@@ -226,8 +228,8 @@ def _inherited(snapshot: Snapshot, compactions: Iterable[Compaction]) -> set[Nam
 
 
 def _waiting(snapshot: Snapshot, keys: Sequence[str], damage: DamageLog, verified: Verified) -> list[Row]:
-    """Shards that no record speaks of: the next one will admit or refuse them. Those that cannot be read are left out
-    of queries. Where a record is damaged, it may have admitted some of them."""
+    """Return the rows of shards that no record names: the next record will admit or refuse them. Queries leave out
+    those that cannot be read. A damaged sync record may have admitted some of them, so their `reason` names it."""
     said = read_whole(snapshot, keys, "rows", _read_rows, verified)
     lost = next((it.key for it in damage.found() if it.key.startswith(layout.SYNCS)), None)
     unsure: Row = {"reason": f"{lost} is damaged or missing, and may have admitted it"} if lost else {}
@@ -257,7 +259,7 @@ def _by_footer(path: Path) -> Row:
             written = (found.metadata or {}).get(b"schema_version", b"").decode(errors="replace")
         size = path.stat().st_size
     except (pa.ArrowException, OSError, ValueError) as error:
-        return {"state": "unreadable", "reason": (str(error) or type(error).__name__).splitlines()[0]}
+        return {"state": "unreadable", "reason": first_line(error)}
     if written != str(SCHEMA_VERSION):
         return {"state": "unreadable", "reason": f"has schema version {written or 'none'}, not {SCHEMA_VERSION}"}
     for field in TRAJECTORY_SCHEMA:

@@ -130,6 +130,8 @@ def _candidates(run: Run, attempt: int) -> Iterator[Version]:
         found = [it for it in stored if it not in offered and accepts(spans, it)]
         offered.update(found)
         yield from reversed(found)
+        if len(offered) == len(stored):
+            return
 
 
 def _newest_record(run: Run) -> int:
@@ -183,7 +185,7 @@ def chain(run: Run, attempt: int | None = None) -> list[Span]:
 
 
 def chain_as_readable(run: Run, ledger: Collection[Version], damage: DamageLog) -> list[Span]:
-    """`readable_chain` of the records as they are stored."""
+    """Return the `readable_chain` of the attempts whose records a run has stored."""
     keys = [entry.key for entry in run.store.list(layout.ATTEMPTS) if layout.parse_attempt(entry.key)]
     stored: dict[str, bytes] = {}
     for key, read in records.read_each(run.store, keys):
@@ -193,9 +195,9 @@ def chain_as_readable(run: Run, ledger: Collection[Version], damage: DamageLog) 
 
 
 def readable_chain(stored: Mapping[str, bytes], ledger: Collection[Version], damage: DamageLog) -> list[Span]:
-    """The chain of the newest attempt, from what can be read of the records of attempts, by key. An attempt whose
-    record is damaged or missing is taken to go on from where its ledger begins, and is noted. `ledger` has the sync and
-    attempt of each object of the ledger."""
+    """Return the chain of the newest attempt, as far as the records of attempts can be read. `stored` has their bytes
+    by key, `ledger` the sync and attempt of each object of the ledger. An attempt whose record is damaged or missing is
+    noted, and taken to continue from where its ledger begins."""
     attempts = _readable(stored, damage)
     cited = {layout.parse_attempt(key) or 0 for key in stored} | {name.attempt for name in ledger}
     newest = max(cited, default=0)

@@ -126,7 +126,7 @@ class _Check:
         return self.findings
 
     def unverified(self) -> None:
-        """What older versions wrote without digests is read as it is."""
+        """Note the records that older versions wrote without a digest."""
         if unverified := self.records.unverified:
             self.note(f"{len(unverified)} records have no digest and are not verified: {unverified[0]} and the like")
 
@@ -546,7 +546,7 @@ class _Check:
             self.note(f"the steps up to record {newest_record} are not in the ledger yet, those up to {newest} are")
 
     def ledger_records(self, expected: set[Version], *, reached: int) -> dict[Version, LedgerRecord]:
-        """The digests of each sync's draws and steps."""
+        """Return the record of each sync's draws and steps, and note the records that are missing."""
         found: dict[Version, LedgerRecord] = {}
         for key in self.listed[layout.LEDGER]:
             with self.looking_at(key):
@@ -663,7 +663,7 @@ class _Check:
         return version in (now.versions if prefix == layout.VERSIONS else now.checkpoints)
 
     def prompts_records(self) -> dict[str, Digest]:
-        """The digest of each split, as far as there is one."""
+        """Return the digest of each split that has a record."""
         found: dict[str, Digest] = {}
         for key in self.listed[layout.PROMPTS]:
             if layout.parse_prompts(key) is None:

@@ -1,4 +1,4 @@
-"""What a check finds out about digests: which records have one, and whether each record is what the next one names."""
+"""Checks the digests of records: whether each record has one, and whether it is the record that the next one names."""
 
 from collections.abc import Iterator
 from hashlib import sha256

@@ -61,7 +61,8 @@ def change_state(run: Run, **changes: Any) -> State:
 
 
 def _known(run: Run, data: bytes) -> State:
-    """The state before a change. A damaged one is refused: what else was wanted must not be guessed."""
+    """Return the state before a change. Damaged if it cannot be read: a change keeps the other fields, and nobody may
+    guess those."""
     try:
         return _decode(run, data)
     except Damaged as error:

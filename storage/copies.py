@@ -75,7 +75,7 @@ class Copies:
                 self._nbytes = self._forget()
 
     def _counted(self) -> int:
-        """How many bytes are there, without what killed processes have left half written, which is removed."""
+        """Count the bytes of all copies, and remove the half-written ones that killed processes have left."""
         return sum(size for _, size, path in self._all() if not remove_left_behind(Path(path), A_DAY))
 
     def _forget(self) -> int:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from storage import records
-from tba.errors import Damaged, Missing, TBAError
+from tba.errors import Damaged, Missing, TBAError, first_line
 
 IS_MISSING = "is missing"
 TABLE = pa.schema({"key": pa.string(), "problem": pa.string()})
 
 LookingAt = Callable[[str], AbstractContextManager[None]]
-"""What readers put around each object, given its key. It either raises Damaged or collects what is wrong."""
+"""Makes the context in which readers look at an object, from its key. The context raises Damaged, or notes what is
+wrong and lets readers go on with the next object."""
 
 
 @dataclass(frozen=True, order=True)
@@ -42,7 +43,7 @@ class DamageLog:
             self.add(damage.key, damage.problem)
 
     def found(self) -> list[Damage]:
-        """All damage, in the order of the keys."""
+        """Return all damage, in the order of the keys."""
         return sorted(Damage(key, problem) for key, problem in self._problems.items())
 
     def table(self) -> pa.Table:
@@ -74,7 +75,7 @@ def raising(url: str) -> LookingAt:
 
 
 def _reason(error: Exception, key: str) -> str:
-    """The first line of a message, without the name of the object."""
-    said = (str(error) or type(error).__name__).splitlines()[0]
+    """Return the first line of an error's message without the name of the object."""
+    said = first_line(error)
     _, named, rest = said.partition(key)
     return (rest if named else said).strip(" :") or "is not understood"

@@ -9,13 +9,14 @@ from typing import Any
 from storage.damage import IS_MISSING, Damage
 from storage.digests import Digest
 from storage.mirror import Snapshot
-from storage.verified import Verified, sha256_of
+from storage.regular_files import sha256_of_file
+from storage.verified import Verified
 
 
 def verify(
     snapshot: Snapshot, expectations: Mapping[str, Digest], verified: Verified
 ) -> tuple[frozenset[str], list[Damage]]:
-    """Which objects are as their records say, by key, and what is wrong with the others. Expectations are given oldest
+    """Return the keys of the objects that match their records, and the damage of the others. Expectations come oldest
     first. The sha256 of a copy of a remote object is part of its name. Other files are read once, newest first;
     what lies beyond the bound of `verified` is compared by its size alone."""
     problems: dict[str, str] = {}
@@ -26,7 +27,7 @@ def verify(
     if snapshot.copied:
         digests = {key: path.suffix.removeprefix(".") for key, path in fitting.items()}
     else:
-        digests = verified.ask("sha256", fitting, sha256_of)
+        digests = verified.ask("sha256", fitting, sha256_of_file)
     for key in fitting.keys() - digests.keys():
         if not os.access(fitting[key], os.R_OK):
             problems[key] = "cannot be read" if fitting[key].exists() else IS_MISSING
@@ -40,9 +41,9 @@ def verify(
 def read_whole(
     snapshot: Snapshot, keys: Sequence[str], kind: str, reader: Callable[[Path], dict[str, Any]], verified: Verified
 ) -> dict[str, dict[str, Any]]:
-    """What a reader tells of objects of which no record has a digest, by key. Each answer has a `problem`, which is
-    empty where an object can be read. Keys are given oldest first; those beyond the bound of `verified` are left out
-    of the answer."""
+    """Return what a reader says about objects that no record has a digest of, by key. Each answer has a `problem`,
+    which is empty if the object can be read. Keys come oldest first. Objects beyond the bound of `verified` have no
+    answer."""
     told = verified.ask(kind, {key: snapshot.files[key] for key in keys}, reader)
     bad = [key for key in keys if key in told and told[key]["problem"]]
     if snapshot.copied and bad:

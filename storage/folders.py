@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from storage import differences, layout, records
 from storage.cache import shared_copy
-from storage.regular_files import open_regular
+from storage.regular_files import open_regular, sha256_of_file
 from storage.scratch import scratch_folder
 from storage.store import Store, check_key
 from tba.errors import AlreadyExists, Damaged, DeadlinePassed, Missing, StorageError, Superseded
@@ -212,15 +212,10 @@ def _describe(folder: Path) -> list[dict[str, Any]]:
     """Name, size and sha256 of each file, by name."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return [
-        {"name": name, "bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)}
+        {"name": name, "bytes": (folder / name).stat().st_size, "sha256": sha256_of_file(folder / name)}
         for name in names
         if name != layout.MANIFEST and not any(part.startswith(".") for part in name.split("/"))
     ]
-
-
-def _sha256(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _digest(files: Sequence[Mapping[str, Any]]) -> str:
@@ -344,7 +339,7 @@ def _verify_file(store: Store, prefix: str, folder: Path, file: Mapping[str, Any
             size = os.fstat(content.fileno()).st_size
         if size != file["bytes"]:
             raise Damaged(f"{name} has {size} bytes, its manifest says {file['bytes']}")
-        if _sha256(path) != file["sha256"]:
+        if sha256_of_file(path) != file["sha256"]:
             raise Damaged(f"{name} has not the content that its manifest promises (sha256 differs)")
     except FileNotFoundError:
         raise Damaged(f"{name} is gone, but its manifest names it") from None

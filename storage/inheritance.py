@@ -61,8 +61,8 @@ class ForkedStore:
         return str(self.own)
 
     def for_reading(self, looking_at: LookingAt) -> "ForkedStore":
-        """The same store for readers who go on where a record of an ancestor is damaged: what that record admits is
-        then not shown. Never write through it, as it does not know the names of those shards."""
+        """Return the same store for readers who go on where a record of an ancestor is damaged. It does not show what
+        that record admits. Never write through it: it does not know which names those shards have taken."""
         parent = self.parent.for_reading(looking_at) if isinstance(self.parent, ForkedStore) else self.parent
         return ForkedStore(self.own, parent, self.origin, looking_at)
 

@@ -338,7 +338,8 @@ class LeaseWatch:
         return seen
 
     def _as_last_read(self, run: Run, role: str) -> Lease:
-        """The lease as this watcher read it last; else one of nobody, with the newest life that is known."""
+        """Return the lease as this watcher read it last. If it never could, return one of an unknown holder, with the
+        newest life that events tell of."""
         return self._last.get((run.url, role)) or Lease(
             role=role,
             life=lives.newest_with_events(run, role),
@@ -406,7 +407,7 @@ def _check(lease: Lease, role: str | None) -> None:
 
 
 def _numbers(progress: Any) -> dict[str, float]:
-    """What a role has told of its progress, but for numbers that were not finite and have become null."""
+    """Return what a role says of its progress, without numbers that were not finite and so were stored as null."""
     if not isinstance(progress, dict):
         raise TypeError(f"progress is of type {type(progress).__name__}")
     for name, value in progress.items():

@@ -1,4 +1,4 @@
-"""Lives of a role that left something in storage: what is known of them where the role's lease cannot be read.
+"""Finds the lives of a role by the events and logs that they stored, for when the role's lease cannot be read.
 
 A life must never have the number of another: its events and its log would mix with theirs, and a life that was thought
 dead would take the lease of the next for its own.

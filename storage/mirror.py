@@ -63,8 +63,8 @@ class Snapshot:
         return [key for key in self.files if key.startswith(prefix)]
 
     def read(self, key: str) -> bytes:
-        """One object. A copy that something has changed is made anew. FileNotFoundError if the object has been given
-        up since it was listed."""
+        """Return the bytes of an object. A copy that something has changed is made anew. FileNotFoundError if the
+        object has been given up since it was listed."""
         data = read_regular(self.files[key])
         if self.copied and self.files[key].suffix != _suffix(data):
             data = self.run.store.read(key)

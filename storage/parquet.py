@@ -5,7 +5,7 @@ from collections.abc import Collection
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tba.errors import Damaged
+from tba.errors import Damaged, first_line
 
 
 def encode(table: pa.Table) -> bytes:
@@ -23,8 +23,7 @@ def decode(data: bytes, name: str, schema: pa.Schema | None = None, *, later: Co
         table = file.read(use_threads=False)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise Damaged(f"{name} is not a readable Parquet object: {reason[:200]}") from None
+        raise Damaged(f"{name} is not a readable Parquet object: {first_line(error)[:200]}") from None
     if len(table) != file.metadata.num_rows:  # checksums cover pages, not what is said about them
         raise Damaged(f"{name} has {len(table)} rows and says {file.metadata.num_rows}")
     if schema is None:

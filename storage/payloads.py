@@ -36,7 +36,7 @@ from storage.run import Run
 from storage.schema import TRAJECTORY_SCHEMA, UNREADABLE, expected_metadata, flat, with_later
 from storage.store import Store
 from storage.syncs import Shard
-from tba.errors import Damaged, Missing, StorageError, TBAError
+from tba.errors import Damaged, Missing, StorageError, TBAError, first_line
 from tba.fetched import Fetched, Lists
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class ShardReader:
         except UNREADABLE as error:
             if isinstance(error, OSError) and error.errno:  # of the disk; pyarrow's own have no number
                 raise StorageError(f"{name}: {error.strerror}") from error
-            why = (str(error) or type(error).__name__).splitlines()[0][:200]
+            why = first_line(error)[:200]
             raise Damaged(f"{name} is not what the record that admits it found: {why}") from None
 
 

@@ -1,10 +1,10 @@
-"""Which objects of the ledger and of prompts can be read, and which are missing.
+"""Finds out which objects of the ledger and of prompts can be read, and which are missing.
 
-Each is compared with the record that holds its digest. Older runs have no such records: there each object is read whole
-once, and what that told is remembered.
+Each object is compared with the record that holds its digest. Older runs have no such records: their objects are read
+whole once, and the result is remembered.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,18 +22,18 @@ from storage.mirror import Snapshot
 from storage.prompts import PROMPTS_SCHEMA
 from storage.syncs import SyncRecord
 from storage.verified import Verified
-from tba.errors import Damaged
+from tba.errors import Damaged, first_line
 from tba.types import Version
 
 
 def ledger_names(snapshot: Snapshot) -> set[Version]:
-    """Sync and attempt of every object of the ledger."""
+    """Return the sync and the attempt of every object of the ledger."""
     keys = [*snapshot.keys(layout.STEPS), *snapshot.keys(layout.DRAWS)]
     return {name for key in keys if (name := layout.parse_ledger(key))}
 
 
 def prompts(snapshot: Snapshot, damage: DamageLog, verified: Verified) -> list[str]:
-    """The keys of prompts that can be read."""
+    """Return the keys of the prompts that can be read, and note the others as damage."""
     for prefix, split in ((layout.TRAJECTORIES, "train"), (layout.EVALUATIONS, "test")):
         key = layout.prompts(split)
         if snapshot.keys(prefix) and key not in snapshot.files:
@@ -96,18 +96,26 @@ def _prompts_digests(snapshot: Snapshot, damage: DamageLog) -> dict[str, Digest]
 
 
 def _note_missing(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> None:
-    """The ledger has no gap up to the newest sync that it, or a checkpoint, has reached."""
-    names = [layout.parse_ledger(key) for key in snapshot.keys(layout.STEPS)]
-    names += [folder[0] for key in snapshot.keys(layout.CHECKPOINTS) if (folder := layout.parse_folder(key))]
-    reached = max((name.number for name in names if name and accepts(spans, name)), default=0)
-    for sync in range(1, reached + 1):
+    """Note gaps in the ledger up to the newest sync that its steps, or a checkpoint, have reached. Records are listed
+    before steps, so those of a live run may lack the syncs that were written meanwhile: only a later record or a
+    checkpoint tells that a record is missing."""
+    checkpoints = [folder[0] for key in snapshot.keys(layout.CHECKPOINTS) if (folder := layout.parse_folder(key))]
+    reached, recorded = (
+        _newest(spans, [*checkpoints, *filter(None, map(layout.parse_ledger, snapshot.keys(folder)))])
+        for folder in (layout.STEPS, layout.LEDGER)
+    )
+    for sync in range(1, max(reached, recorded) + 1):
         for attempt in (span.attempt for span in spans if span.covers(sync)):
             wanted = [layout.steps(sync, attempt), layout.draws(sync, attempt)]
-            if sync < reached and snapshot.run.owner_of(record := layout.ledger(sync, attempt)).digests:
+            if sync <= recorded and snapshot.run.owner_of(record := layout.ledger(sync, attempt)).digests:
                 wanted.append(record)
             for key in wanted:
                 if key not in snapshot.files:
                     damage.add(key, f"{IS_MISSING}, though the run has gone past its sync")
+
+
+def _newest(spans: Sequence[Span], names: Iterable[Version]) -> int:
+    return max((name.number for name in names if accepts(spans, name)), default=0)
 
 
 def _good(
@@ -135,7 +143,7 @@ def _table(
     later: Collection[str] = (),
     about: Callable[[pa.Table], dict[str, Any]] = lambda table: {},
 ) -> dict[str, Any]:
-    """What is wrong with an object, and what is to be known about it."""
+    """Say what is wrong with a Parquet file. If nothing is, add what `about` says of its table."""
     try:
         return {**about(parquet.decode(path.read_bytes(), path.name, schema, later=later)), "problem": ""}
     except Damaged as error:
@@ -148,5 +156,5 @@ def _problem_of_footer(path: Path) -> str:
     except FileNotFoundError:
         return IS_MISSING
     except (pa.ArrowException, OSError, ValueError) as error:
-        return (str(error) or type(error).__name__).splitlines()[0]
+        return first_line(error)
     return ""

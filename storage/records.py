@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from storage import layout
 from storage.store import Store
-from tba.errors import Damaged, Missing
+from tba.errors import Damaged, Missing, first_line
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ def reading(name: str) -> Iterator[None]:
     except KeyError as error:
         raise Damaged(f"{name} lacks {error}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Damaged(f"{name} is not understood: {(str(error) or type(error).__name__).splitlines()[0]}") from None
+        raise Damaged(f"{name} is not understood: {first_line(error)}") from None
 
 
 def read(store: Store, key: str, *fields: str) -> dict[str, Any]:
@@ -121,8 +121,8 @@ def sha256_of(store: Store, key: str) -> str | None:
 
 
 def read_each(store: Store, keys: Sequence[str]) -> list[tuple[str, Callable[[], bytes]]]:
-    """Several objects, read side by side, each behind a call. The call raises Missing for an object that is not there,
-    so that it keeps nobody from reading the others."""
+    """Read several objects side by side. Return each key with a function that gives the object's bytes and raises
+    Missing if there is no such object: one missing object keeps nobody from reading the others."""
     try:
         found = store.read_many(keys)
     except Missing:

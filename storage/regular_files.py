@@ -6,6 +6,7 @@ A link counts as what it leads to. What is no regular file is treated as if noth
 import errno
 import os
 import stat
+from hashlib import file_digest
 from io import BufferedReader
 from pathlib import Path
 
@@ -30,6 +31,11 @@ def open_regular(path: Path) -> BufferedReader:
 def read_regular(path: Path) -> bytes:
     with open_regular(path) as file:
         return file.read()
+
+
+def sha256_of_file(path: Path) -> str:
+    with open_regular(path) as file:
+        return file_digest(file, "sha256").hexdigest()
 
 
 def irregular_kind(path: Path) -> str:

@@ -143,7 +143,7 @@ def _remove(
 
 
 def given_up(run: Run, looking_at: LookingAt | None = None) -> GivenUp:
-    """Everything that any record gives up, of what a run has stored or shares with those it inherits from.
+    """Return everything that retention records give up, of this run's own objects and of those that it inherits.
     `looking_at` decides what becomes of a damaged record: Damaged is raised unless it says otherwise."""
     versions: set[Version] = set()
     checkpoints: set[Version] = set()

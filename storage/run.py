@@ -121,7 +121,7 @@ class Run:
         return self.inherits.own if self.inherits else self.store
 
     def for_reading(self, looking_at: LookingAt) -> "Run":
-        """The same run for readers who go on where a record of an ancestor is damaged."""
+        """Return the same run for readers who go on where a record of an ancestor is damaged."""
         if self.inherits is None or self.store is not self.inherits:
             return self
         forked = self.inherits.for_reading(looking_at)

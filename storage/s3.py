@@ -322,7 +322,7 @@ class S3Store:
             raise
 
     async def _begun(self, prefix: str) -> Sequence[_Upload]:
-        """Uploads under a prefix that are not completed."""
+        """Return the uploads under a prefix that are not completed."""
         found: list[_Upload] = []
         more: dict[str, str] | None = {}
         while more is not None:
@@ -352,7 +352,7 @@ class S3Store:
         return sorted(freed)
 
     async def _rests(self, upload: _Upload, since: datetime) -> bool:
-        """Whether an upload has received no part since a time. False where the server does not tell."""
+        """Return True if an upload has received no part since a time; False also where the server does not tell."""
         more: dict[str, int] | None = {}
         while more is not None:
             try:
@@ -466,7 +466,7 @@ def _describe(error: Exception) -> str:
 
 
 def _time(upload: dict[str, Any]) -> datetime | None:
-    """When an upload began, in the server's words."""
+    """Return when an upload began; None unless the server says so with a time zone."""
     began = upload.get("Initiated")
     return began if isinstance(began, datetime) and began.tzinfo else None
 

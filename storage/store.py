@@ -274,7 +274,7 @@ class LocalStore:
         return self.folder / check_key(key)
 
     def _temporaries(self, prefix: str) -> Iterator[tuple[str, Path]]:
-        """Every temporary file of a write to a key under a folder, with the key."""
+        """Yield each temporary file under a folder, with the key that it is written for."""
         start = self.folder / check_prefix(prefix).rpartition("/")[0]
         for folder, _, names in os.walk(start):
             for name in names:
@@ -321,7 +321,7 @@ class LocalStore:
                 temporary.unlink(missing_ok=True)
 
     def _walk(self, folder: str, prefix: str = "", after: str = "") -> Iterator[tuple[str, os.stat_result | None]]:
-        """All that is no folder, with what the file system says of it; None of a link that leads nowhere."""
+        """Yield the key of everything that is no folder, with its status; None for a link that leads nowhere."""
         if folder < after and not after.startswith(folder):
             return  # everything inside sorts before `after`
         for entry in self._scan(folder):
@@ -350,7 +350,7 @@ class LocalStore:
 
 
 def _refuse_irregular(path: Path) -> None:
-    """StorageError, naming what it is, if something that is no object lies at a path."""
+    """Raise StorageError if something lies at a path that is no regular file; the error names what it is."""
     if kind := irregular_kind(path):
         raise StorageError(f"{path} is {kind}, and an object is a regular file: move it away")
 

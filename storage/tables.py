@@ -169,7 +169,8 @@ def rows_of(
     damage: DamageLog,
     decode: Callable[[str, Record], Iterable[Row]],
 ) -> list[Row]:
-    """What the records under a prefix say. A record that does not say it is noted as damage and left out."""
+    """Return the rows that `decode` makes of each record under a prefix. A record that gives no rows of this schema is
+    noted as damage and left out."""
     found: list[Row] = []
     for key, data in snapshot.read_all(prefix, damage):
         with damage.looking_at(key):
@@ -178,7 +179,7 @@ def rows_of(
 
 
 def _named(key: str, own: str, rows: Iterable[Row]) -> Iterable[Row]:
-    """The rows of a record that lies where its content says it does."""
+    """Return the rows of a record; Damaged unless it lies under the name that its content says."""
     if key != own:
         raise Damaged(f"{key} holds what belongs into {own}")
     return rows
@@ -230,7 +231,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def published(snapshot: Snapshot, damage: DamageLog) -> dict[Version, Row]:
-    """The versions that have a manifest."""
+    """Return the row of each version that has a manifest."""
     rows = rows_of(snapshot, layout.VERSIONS, VERSIONS, damage, _version)
     return {Version(row["version"], row["attempt"]): row for row in rows}
 

@@ -28,7 +28,7 @@ from storage.schema import (
     trajectory_ids,
 )
 from storage.syncs import named_shards
-from tba.errors import AlreadyExists, Damaged, DataError, Missing, Superseded
+from tba.errors import AlreadyExists, Damaged, DataError, Missing, Superseded, first_line
 from tba.types import Asked, Trajectory
 
 LARGEST_REWARD = 1e100
@@ -49,12 +49,12 @@ class Trajectories:
         self._taken: dict[int, int] = {}  # by searcher that began here: the last seq that may be taken
 
     def next_seq(self, searcher: int) -> int:
+        """Return the first free seq beyond all that records name: no record names any seq after it either."""
         entries = self.run.store.list(layout.searcher_folder(searcher))
         self.compactions.look()  # afterwards: what has been taken in since is in both
-        keys = {*(entry.key for entry in entries), *self.compactions.shards(), *named_shards(self.run)}
-        names = [name for key in keys if (name := layout.parse_shard(key))]
-        stored = {seq for owner, seq in names if owner == searcher}
-        free = (seq for seq in count() if seq not in stored)
+        stored = _seqs_of(searcher, {*(entry.key for entry in entries), *self.compactions.shards()})
+        named = _seqs_of(searcher, named_shards(self.run))
+        free = (seq for seq in count(1 + max(named, default=-1)) if seq not in stored)
         first = next(seq for seq in free if not self.run.store.exists(layout.shard(searcher, seq)))
         self._taken[searcher] = max([first, *stored])  # also the first: what was listed may have been behind
         return first
@@ -133,6 +133,11 @@ class Trajectories:
             return False
 
 
+def _seqs_of(searcher: int, keys: Iterable[str]) -> set[int]:
+    names = (layout.parse_shard(key) for key in keys)
+    return {name[1] for name in names if name and name[0] == searcher}
+
+
 def read_shard(run: str, key: str, data: bytes) -> pa.Table:
     """The table of a shard that is whole, sane, and of this run and schema; Damaged, naming key and fault, if not.
     Whatever the buffer and its draws make of the rows can be made of them."""
@@ -183,7 +188,7 @@ def _decoded(data: bytes) -> pa.Table:
         table.validate(full=True)
         return table
     except UNREADABLE as error:
-        raise _Fault(f"not a readable Parquet object ({_first_line(error)})") from None
+        raise _Fault(f"not a readable Parquet object ({first_line(error)[:200]})") from None
 
 
 def _check(table: pa.Table, run: str, searcher: int, seq: int) -> None:
@@ -215,11 +220,7 @@ def _naming_nonsense() -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
-        raise _Fault(f"it has values that are none ({_first_line(error)})") from None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        raise _Fault(f"it has values that are none ({first_line(error)[:200]})") from None
 
 
 def _check_metadata(table: pa.Table, run: str, searcher: int, seq: int) -> None:

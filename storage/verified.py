@@ -1,38 +1,37 @@
-"""Remembers which local files have been read whole, and what reading them told: their sha256, or whether they can be
-read at all.
+"""Remembers which local files have been read whole, and the result: the sha256 of each, or whether it can be read.
 
-A file is known by its path, inode, size and times of change. What was told is kept in the cache folder, one file of
-memories for each run, so that later processes read only what is new.
+A file is known by its path, inode, size and times of change. The results are kept in the cache folder, in one file for
+each run, so that later processes read only what is new.
 """
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from storage.cache import cache_folder
+from storage.temporary_files import temporary_beside
 from tba.errors import StorageError
 
 MOST_BYTES = 2 * 1024**3
-"""How many bytes of files one connection reads that are not remembered."""
+"""Bytes of files without a remembered result that one connection reads at most."""
 
 _SIDE_BY_SIDE = 8  # files read at once
 _SETTLED = 2.0  # seconds since the last change of a file: a later change within one tick of the clock would not show
 _KEPT = 30 * 24 * 3600.0  # seconds for which the memories of a run stay when nobody asks for it
 
 Reader = Callable[[Path], Any]
-"""What reads a file whole and tells something that JSON can hold."""
+"""Reads a file whole and returns a result that JSON can hold."""
 
 
 class Verified:
-    """The memories of one run. A cache folder that cannot be written costs time, and nothing else. `most` bounds how
-    many bytes of files are read that are not remembered."""
+    """The remembered results of one run. A cache folder that cannot be written costs time, and nothing else. `most` is
+    the number of bytes of files without a remembered result that are read at most."""
 
     def __init__(self, run_url: str, *, most: int | None = None):
         self._left = MOST_BYTES if most is None else most
@@ -44,9 +43,9 @@ class Verified:
                 self._remembered = dict(json.loads(self._file.read_bytes()))
 
     def ask(self, kind: str, paths: Mapping[str, Path], reader: Reader) -> dict[str, Any]:
-        """What a reader of this kind tells of files, by key. Files are given oldest first. Those that are not
-        remembered are read newest first, as far as the bound goes. Files beyond the bound are left out of the answer,
-        as are files that are not there."""
+        """Return the results of a reader of this kind, by key. Files come oldest first. Files without a remembered
+        result are read newest first, as far as the bound goes. Files beyond the bound, and files that do not exist,
+        have no result."""
         told: dict[str, Any] = {}
         wanted: list[str] = []
         for key, path in reversed(list(paths.items())):
@@ -71,7 +70,7 @@ class Verified:
         """Keep what is new for later processes."""
         if not self._new or not self._file:
             return
-        temporary = self._file.with_name(f".{self._file.name}.{secrets.token_hex(6)}")
+        temporary = temporary_beside(self._file)
         with suppress(OSError):
             try:
                 temporary.write_text(json.dumps(self._remembered))
@@ -92,13 +91,8 @@ class Verified:
         self._new = True
 
 
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()
-
-
 def _read(path: Path, reader: Reader) -> tuple[Any, os.stat_result] | None:
-    """None if the file is not there, or was replaced while it was read."""
+    """Return a reader's result and the file's status; None if the file is not there or was replaced meanwhile."""
     try:
         before = path.stat()
         told = reader(path)

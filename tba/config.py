@@ -603,9 +603,10 @@ class LimitsConfig:
     orphan_after: Seconds = 600.0
     """A role that sees no supervisor for this long makes a checkpoint and stops."""
     stop_grace: Seconds = 60.0
-    """The least time that a role has to stop in order when it is asked to, before it is ended by force. A role that
-    says it needs longer, by its measured steps, rounds and stores, has twice what it says, and more as long as it gets
-    further: four times that at most, in all. Where somebody else sets a limit, as Prefect does, that limit counts."""
+    """The shortest time that a role has to stop in order before it is ended by force. Raise it if roles are ended by
+    force while they still store something. A role that measures that it needs longer gets twice the time that it
+    measures, and again as long as it makes progress, up to four times that in all. A limit that somebody else sets, as
+    Prefect does, always counts."""
     max_restarts: Count = 5
     """Of one role within `restart_window`; one more fails the run."""
     restart_window: Seconds = 600.0

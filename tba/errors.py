@@ -80,6 +80,11 @@ class QueryEnded(QueryError): ...
 class RunFailed(TBAError): ...
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class where it has no message."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 def error_named(name: str, says: str) -> Exception:
     """Return the error that another process raised, from its class name and message."""
     kind = globals().get(name)

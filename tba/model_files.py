@@ -1,4 +1,4 @@
-"""The small files of a model's folder, looked at before a library reads them: each is whole, or named with its fault.
+"""Checks the small files of a model's folder before a library reads them, and names each damaged file with its fault.
 
 Libraries name no file where JSON is cut off or nested too deeply, pass over some that they cannot read, and wait for
 ever where a named pipe lies in the place of a file. Imports no torch, so that whoever starts a run can look.
@@ -21,7 +21,7 @@ _OBJECTS = (
 _TEMPLATE, _MORE_TEMPLATES = "chat_template.jinja", "additional_chat_templates/*.jinja"
 _WEIGHTS = "*.safetensors"
 _READ = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".py")
-"""Ends of the names of files that libraries open."""
+"""Suffixes of the files that libraries open."""
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 
 
@@ -59,7 +59,7 @@ def weight_names(data: bytes) -> set[str]:
 
 
 def _present(folder: Path) -> Iterator[Path]:
-    """What lies in a folder under the names that are looked at, be it a file or not."""
+    """Yield the paths in a folder that libraries would open, whatever lies there."""
     named = [*(folder / name for name in (*_OBJECTS, _TEMPLATE)), *sorted(folder.glob(_MORE_TEMPLATES))]
     yield from (path for path in named if path.exists() or path.is_symlink())
     for path in sorted(folder.glob("*")):

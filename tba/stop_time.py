@@ -1,6 +1,6 @@
-"""How long a trainer that is asked to stop needs, by what it has measured.
+"""Estimates how long a trainer that is asked to stop needs, from its own measurements.
 
-It takes the steps until the next sync and then stores what that sync leaves: ledger, version and checkpoint."""
+Such a trainer takes the steps until the next sync, and then stores the ledger, the version and the checkpoint of it."""
 
 import time
 from collections import deque
@@ -33,14 +33,14 @@ class Longest:
 
 
 class StoreTimes:
-    """What the parts of a sync took to be stored. The threads that store them measure."""
+    """How long the parts of recent syncs took to store. The threads that store them measure the time."""
 
     def __init__(self) -> None:
         self.ledger, self.version, self.checkpoint = (Longest(RECENT_SYNCS) for _ in range(3))
 
     @property
     def seconds(self) -> float:
-        """How long the last sync of a trainer that stops may take: it always has a checkpoint."""
+        """Return how long storing the last sync of a trainer that stops may take. That sync always has a checkpoint."""
         checkpoint = self.checkpoint.seconds if self.checkpoint else CHECKPOINT * self.version.seconds
         return self.ledger.seconds + self.version.seconds + checkpoint
 

@@ -237,8 +237,8 @@ class Trainer:
             self.stopping = self.stopping or stopped
 
     def seconds_to_stop(self, step: int) -> float:
-        """How long the trainer needs after this step if it is asked to stop, by the longest of its recent steps and of
-        what its recent syncs stored."""
+        """Return how long the trainer needs after this step if it is asked to stop, by the longest of its recent steps
+        and of its recent syncs."""
         steps = steps_to_stop(self.config, step, is_stopping=self.stopping is not None)
         return round(steps * self.step_times.seconds + self.syncs.times.seconds, 1)
 

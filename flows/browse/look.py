@@ -44,7 +44,7 @@ class Look:
         self._queries.close()
 
     def ask(self, query: str, parameters: Sequence[Any] = ()) -> Table:
-        """The answer to a query of ours."""
+        """Return the answer to a query that a page makes."""
         return self._ask("rows", query=query, parameters=encode_row(parameters))
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
@@ -52,8 +52,8 @@ class Look:
         return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
     def answer(self, query: str, *, most: int, skip: int = 0) -> Table:
-        """Rows of a query that a person wrote: of one that reads, in a database of its own, so that no page changes or
-        sees what another one asked for. Long texts are cut."""
+        """Return the rows of a query that a person wrote. It must be one that reads, and runs in a database of its own,
+        so that no page changes or sees what another one asked for. Long texts are cut."""
         return self._ask("answer", query=query, most=most, skip=skip)
 
     def _ask(self, what: str, **arguments: Any) -> Table:

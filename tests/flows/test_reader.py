@@ -23,7 +23,7 @@ from tba.errors import ConfigError, Missing, RunFailed, Superseded
 from tba.types import Version
 from tests.builders import fetched_of, from_table, make_shard, rows_in, rows_of
 from tests.flows.roles import is_running, until
-from tests.rewriting import with_digest
+from tests.rewriting import replace_text, with_digest
 from tests.storage.synthetic import EVERY, PROMPTS, make_config
 
 RESPONSES = [0.0, 0.5, 1.0]
@@ -124,7 +124,7 @@ def test_its_errors_are_those_of_the_buffer(run: Run, reader: Reader):
 
 
 def test_a_buffer_that_cannot_be_made_is_said_to_the_first_who_asks(run: Run):
-    rewrite(run, open_store(run.url).read(layout.RUN).replace(b"select", b"selct"))
+    replace_text(Path(run.url, layout.RUN), "select", "selct")
     with Reader(run, 1, 1, deadline=60) as reader, pytest.raises(ConfigError, match="selct"):
         reader.waiting()
 

@@ -17,9 +17,10 @@ from storage.compacting import compact
 from storage.compactions import is_record
 from storage.digests import Digest
 from storage.expected import verify
+from storage.regular_files import sha256_of_file
 from storage.run import Run
 from storage.store import Entry, Store
-from storage.verified import Verified, sha256_of
+from storage.verified import Verified
 from tba.types import Version
 from tests.rewriting import with_digest
 from tests.storage.synthetic import EVERY, LAST_SYNC, B, K, S, copy_run, make_live_run, make_run, prune_version
@@ -173,7 +174,7 @@ def test_what_lies_beyond_the_bound_is_compared_by_size_alone_unless_all_is_aske
 def test_a_bound_is_spent_on_the_newest_files_first(whole: Run):
     paths = {f"file {n}": path_of(whole, layout.shard(0, n)) for n in range(3)}
     room = sum(path.stat().st_size for path in list(paths.values())[1:])
-    assert Verified(whole.url, most=room).ask("sha256", paths, sha256_of).keys() == {"file 1", "file 2"}
+    assert Verified(whole.url, most=room).ask("sha256", paths, sha256_of_file).keys() == {"file 1", "file 2"}
 
 
 def test_a_file_is_read_once_and_again_when_it_has_changed(whole: Run, monkeypatch: pytest.MonkeyPatch):
@@ -183,7 +184,7 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(whole: Run, monkeypat
 
     def reader(path: Path) -> str:
         read.append(path)
-        return sha256_of(path)
+        return sha256_of_file(path)
 
     told: list[dict[str, str]] = []
     for _ in range(3):  # each as another process would
@@ -227,7 +228,7 @@ def test_whoever_knows_what_an_object_must_be_can_have_it_compared(finished: Run
     snapshot = mirror.take(finished)
     keys = [layout.steps(1, 1), layout.draws(1, 1), layout.prompts("train"), "steps/nowhere"]
     known = {key: finished.store.read(key) for key in keys[:3]}
-    digests = {key: sha256_of(path_of(finished, key)) for key in known}
+    digests = {key: sha256_of_file(path_of(finished, key)) for key in known}
     expectations = {key: Digest(len(data), digests[key]) for key, data in known.items()}
     expectations[keys[1]] = Digest(len(known[keys[1]]), digests[keys[0]])
     expectations[keys[2]] = Digest(1, digests[keys[2]])
@@ -371,6 +372,20 @@ def test_a_ledger_of_which_only_the_draws_are_written_yet_is_no_gap(finished: Ru
     live = make_live_run(str(tmp_path))
     shutil.copyfile(path_of(finished, layout.draws(3, 1)), Path(live.url) / layout.draws(3, 1))
     assert damage_of(live) == {}
+
+
+def test_steps_that_were_written_after_their_records_were_listed_are_no_gap(tmp_path: Path):
+    live = make_live_run(str(tmp_path))
+    shutil.rmtree(Path(live.url, layout.CHECKPOINTS))
+    for sync in (1, 2):
+        path_of(live, layout.ledger(sync, 1)).unlink()
+    assert damage_of(live) == {}
+
+
+def test_a_ledger_record_is_missed_where_a_later_one_or_a_checkpoint_is_there(whole: Run):
+    path_of(whole, layout.ledger(1, 1)).unlink()
+    path_of(whole, layout.ledger(LAST_SYNC, 2)).unlink()
+    assert damage_of(whole).keys() == {layout.ledger(1, 1), layout.ledger(LAST_SYNC, 2)}
 
 
 @pytest.mark.parametrize("replays", [None, LAST_SYNC])

@@ -15,6 +15,7 @@ from storage.leases import HeldLease, read_lease, read_leases
 from storage.run import Run
 from storage.schema import encode, to_table
 from tests.builders import make_shard
+from tests.rewriting import rewrite
 from tests.storage.synthetic import PROMPTS, SyntheticRun, make_live_run, put
 
 
@@ -60,7 +61,7 @@ def test_a_lease_with_additions_is_a_lease(live: Run):
     with HeldLease(live, "trainer", every=60.0) as held:
         held.tell("step 3", step=3.0)
     path = Path(live.url) / layout.lease("trainer")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "added_later": {"x": 1}}))
+    rewrite(path, added_later={"x": 1})
     (lease,) = read_leases(live)
     assert (lease.role, lease.life, lease.status, lease.progress) == ("trainer", 1, "stopped", {"step": 3.0})
     with HeldLease(live, "trainer", every=60.0) as held:

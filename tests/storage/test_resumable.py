@@ -76,6 +76,19 @@ def test_the_name_of_a_refused_shard_is_never_taken_again(tmp_path: Path):
     assert Trajectories(made.run).next_seq(0) > 1
 
 
+def test_a_lost_shard_is_not_written_again_by_filling_a_gap_before_it(tmp_path: Path):
+    made = SyntheticRun(str(tmp_path), "first").begin()
+    buffer = made.take_syncs(1, range(1, 3), made.buffer(1))
+    log = Trajectories(made.run)
+    gap = log.next_seq(0)
+    lost = log.append(0, gap + 1, make_shard({PROMPTS[0]: [1.0]}, round=gap + 1))
+    buffer.draw(5)
+    buffer.sync(3, step=6)
+    made.run.store.delete(lost)
+    assert lost in first_syncs(made.run)
+    assert Trajectories(made.run).next_seq(0) == gap + 2
+
+
 @pytest.mark.parametrize("damage", [cut, flip, replace, remove])
 def test_what_records_admit_and_is_damaged_is_named_before_anything_is_written(whole: Run, damage):
     refuse_damage(whole, whole=True)

@@ -17,6 +17,7 @@ from storage.run import Run
 from storage.versions import Versions
 from tba.errors import Damaged, Missing, StorageError, Superseded
 from tba.types import Base, Version
+from tests.rewriting import rewrite
 from tests.storage.test_store import begin_upload, only_s3
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
@@ -388,7 +389,7 @@ def test_a_difference_of_something_else_is_refused(run: Run, three: list[Path]):
         path = run.store.local_path(prefix + layout.MANIFEST)
         assert path
         said.append((path, json.loads(path.read_bytes())))
-    said[1][0].write_text(json.dumps({**said[1][1], "difference": said[0][1]["difference"]}))
+    rewrite(said[1][0], difference=said[0][1]["difference"])
     for name in ("config.json", "model.safetensors"):
         other, mine = (run.store.local_path(f"{prefix}{name}.xor.zst") for prefix in prefixes)
         assert other and mine
