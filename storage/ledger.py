@@ -63,10 +63,22 @@ class ParquetLedger:
     def __init__(self, run: Run, attempt: int):
         self.run, self.attempt = run, attempt
         self._newest: LedgerLink | None = None  # the record that this attempt wrote last
+        self._unfinished: dict[int, dict[str, bytes]] = {}  # by sync, the objects that are being stored
 
     def write(self, sync: int, steps: Sequence[StepRecord], *, weights_sha256: str) -> None:
         """Write the draws, the steps and then their record: where the record is, the ledger of the sync is whole."""
         _check(sync, steps)
+        if sync not in self._unfinished:
+            self._unfinished = {sync: self._encoded(sync, steps, weights_sha256)}
+        objects = self._unfinished[sync]
+        for key, data in objects.items():
+            self._create(key, data)
+        self._newest = LedgerLink(sync, self.attempt, sha256(objects[layout.ledger(sync, self.attempt)]).hexdigest())
+        self._unfinished = {}
+
+    def _encoded(self, sync: int, steps: Sequence[StepRecord], weights_sha256: str) -> dict[str, bytes]:
+        """The three objects by key, in the order in which they are stored. They say when they were made, so whoever
+        tries again after a failure stores the same ones."""
         draws = parquet.encode(_draws(steps))
         measured = parquet.encode(self._steps(steps, weights_sha256))
         record = LedgerRecord(
@@ -77,10 +89,11 @@ class ParquetLedger:
             previous=self._newest or _last_of_others(self.run, self.attempt),
             created_at=records.now(),
         )
-        self._create(layout.draws(sync, self.attempt), draws)
-        self._create(layout.steps(sync, self.attempt), measured)
-        self._create(layout.ledger(sync, self.attempt), data := record.encode())
-        self._newest = LedgerLink(sync, self.attempt, sha256(data).hexdigest())
+        return {
+            layout.draws(sync, self.attempt): draws,
+            layout.steps(sync, self.attempt): measured,
+            layout.ledger(sync, self.attempt): record.encode(),
+        }
 
     def _steps(self, records: Sequence[StepRecord], weights_sha256: str) -> pa.Table:
         """One column per metric that any of the steps measured; null where a step did not."""

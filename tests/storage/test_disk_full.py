@@ -259,9 +259,9 @@ def test_whatever_is_written_without_room_is_not_there_by_halves_and_can_be_writ
 
 
 def what_is_complete(run: Run) -> Any:
-    """Whatever counts: versions and checkpoints once they have a manifest, a ledger by its steps, records by name."""
+    """Whatever counts: versions and checkpoints once they have a manifest, a ledger by its record, records by name."""
     names = [entry.key for entry in run.store.list()]
-    parts = (layout.VERSIONS, layout.CHECKPOINTS, layout.DRAWS, layout.EVENTS, "control/probe/")
+    parts = (layout.VERSIONS, layout.CHECKPOINTS, layout.DRAWS, layout.STEPS, layout.EVENTS, "control/probe/")
     whole = [name for name in names if not name.startswith(parts) or name.endswith(layout.MANIFEST)]
     lease = read_lease(run, "searcher-000")
     return whole, newest_attempt(run), read_state(run), lease and lease.counter
