@@ -49,5 +49,5 @@ def show(run: Run, keys: Sequence[str], *, why: str, as_json: bool) -> int:
     else:
         for key, fault in outcome.shards.items():
             print(f"{key} {fault}: given up")
-        print(f"retention/{outcome.retention:06d}.json says so; `tba resume {run.name}` goes on without these shards")
+        print(f"retention/{outcome.retention:06d}.json says so; `tba resume {run.url}` goes on without these shards")
     return 0

@@ -9,7 +9,7 @@ from transformers.utils import logging as transformers_logging
 from flows import wiring
 from flows.reader import make_buffer
 from storage import lost_checkpoints
-from storage.attempts import accepts, chain
+from storage.attempts import Span, accepts, chain
 from storage.checkpoints import Checkpoints
 from storage.events import Events
 from storage.replay_buffer import DuckReplayBuffer
@@ -71,15 +71,9 @@ def load_past(run: Run, before: int) -> Past:
     config, spans = parse(run.config), chain(run)
     kept = [it for it in Checkpoints(run).complete() if accepts(spans, it) and it.number >= config.start.sync]
     usable = [it for it in kept if config.step_of_sync(it.number) < before]
-    sync = config.sync_before(before)
-    taken_by = next((span.attempt for span in spans if span.covers(config.sync_of_step(before))), spans[-1].attempt)
-    if lost := lost_for(run, sync, taken_by):
-        raise ConfigError(
-            f"--step: step {before} of {run.name} was taken while the buffer held shards that {lost} gives up: "
-            "it cannot be taken again"
-        )
     damaged: dict[Version, Damaged] = {}
     for checkpoint in sorted(usable, reverse=True):
+        _check_buffers(run, config, spans, checkpoint.number, before)
         _check_drawable(run, config, checkpoint.number, before, kept, damaged)
         try:
             policy, state = wiring.load_checkpoint(run, config, checkpoint)
@@ -90,6 +84,7 @@ def load_past(run: Run, before: int) -> Past:
             return _after(run, config, spans[-1].attempt, Learner(config, policy), state)
     if config.start.sync:
         raise lost_checkpoints.none_intact(run, damaged) if damaged else lost_checkpoints.no_start(run)
+    _check_buffers(run, config, spans, 0, before)
     _check_drawable(run, config, 0, before, kept, damaged)
     return _after(run, config, spans[-1].attempt, Learner(config, wiring.load_start(run, config)), None)
 
@@ -103,6 +98,23 @@ def _after(run: Run, config: Config, attempt: int, learner: Learner, state: Trai
     buffer.replay(state.sync)
     buffer.restore(state.queues)
     return Past(state.step, learner, buffer)
+
+
+def _check_buffers(run: Run, config: Config, spans: Sequence[Span], start: int, before: int) -> None:
+    """ConfigError if any step from sync `start` up to this one was taken with shards in the buffer that have been given
+    up since: it would draw other trajectories, and so would every step after it."""
+    last = config.sync_of_step(before)
+    for span in spans:
+        newest = last if span.last_sync is None else min(last, span.last_sync)
+        if newest <= start or newest < span.first_sync:
+            continue  # none of the steps in between is of this attempt
+        if lost := lost_for(run, newest - 1, span.attempt):
+            of = f"step {before} of {run.name}"
+            if newest < last:
+                of += f" follows step {config.step_of_sync(newest)}, which"
+            raise ConfigError(
+                f"--step: {of} was taken while the buffer held shards that {lost} gives up: it cannot be taken again"
+            )
 
 
 def _check_drawable(

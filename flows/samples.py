@@ -97,7 +97,7 @@ def _facts(it: dict[str, Any]) -> list[str]:
         it["trajectory_id"],
         f"searcher {it['searcher']}",
         f"version{'s' if len(versions) > 1 else ''} {' to '.join(map(str, versions))}",
-        f"entered at sync {it['sync']:,}, aged {it['age']:,} steps",
+        f"entered at sync {it['sync']:,}" + ("" if it["age"] is None else f", aged {it['age']:,} steps"),
         f"{it['length']:,} tokens{'' if it['finished'] else ', cut off'}",
     ]
     if it["log_ratio"] is not None:

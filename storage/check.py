@@ -678,8 +678,11 @@ class _Check:
             key for key in self.listed[layout.PROMPTS] if (split := layout.parse_prompts(key)) and split not in found
         ]
         for key in lacking:
+            record_key = layout.prompts_record(layout.parse_prompts(key) or "")
+            if record_key in self.listed[layout.PROMPTS]:
+                continue  # what is wrong with it has been said
             if self.run.owner_of(key).digests and self.listed[layout.SYNCS]:
-                self.wrong(layout.prompts_record(layout.parse_prompts(key) or ""), "is missing")
+                self.wrong(record_key, "is missing")
             else:
                 self.note(f"{key} has no digest and is not verified")
         return found

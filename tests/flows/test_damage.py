@@ -73,6 +73,12 @@ def test_no_command_ends_for_damage_and_each_names_it(
     assert told.err.startswith(warning) if key in READ_BY_RUNS else True
 
 
+def test_trajectories_whose_version_no_record_describes_are_shown_without_an_age(whole: Run, tmp_path: Path):
+    path_of(whole, layout.sync(1)).unlink()
+    assert main(["report", whole.url, "--output", str(tmp_path / "report.html")]) == 0
+    assert "entered at sync" in (tmp_path / "report.html").read_text()
+
+
 def test_many_objects_are_counted_and_a_few_named(whole: Run, capsys: pytest.CaptureFixture[str]):
     for seq in range(5):
         path_of(whole, layout.shard(0, seq)).unlink()

@@ -8,10 +8,11 @@ import pytest
 from flows import plan
 from flows.cli import main
 from flows.give_up import give_up
-from storage import layout
+from storage import layout, retention
+from storage.checkpoints import Checkpoints
 from storage.control import read_state
 from storage.leases import HeldLease
-from storage.retention import given_up
+from storage.retention import GivenUpShards, given_up
 from storage.run import Run
 from tba.errors import ConfigError, Damaged
 from tests.storage.synthetic import make_run
@@ -82,3 +83,23 @@ def test_a_step_that_was_taken_with_a_shard_that_is_given_up_since_is_not_audite
     give_up(damaged, [], why="a test")
     assert main(["audit", damaged.url, "--step", "8"]) == 2
     assert "retention/" in capsys.readouterr().err
+
+
+def test_a_step_is_not_audited_from_before_steps_that_were_taken_with_a_shard_that_is_given_up_since(
+    damaged: Run, capsys: pytest.CaptureFixture[str]
+):
+    """The step's own attempt never held the shard, but no checkpoint of that attempt is left to begin at."""
+    shards = GivenUpShards(keys=(layout.shard(0, 0),), first_sync=1, attempt=1)
+    number = retention.give_up(damaged, shards=shards, why="a test")
+    for version in Checkpoints(damaged).complete():
+        damaged.store.delete(f"{layout.checkpoint(version)}{layout.MANIFEST}")
+    assert main(["audit", damaged.url, "--step", "8"]) == 2
+    assert (
+        f"step 8 of first follows step 4, which was taken while the buffer held shards that {layout.retention(number)}"
+        in (capsys.readouterr().err)
+    )
+
+
+def test_the_command_that_goes_on_is_told_with_where_the_run_is(damaged: Run, capsys: pytest.CaptureFixture[str]):
+    assert main(["give-up", damaged.url]) == 0
+    assert f"`tba resume {damaged.url}` goes on" in capsys.readouterr().out

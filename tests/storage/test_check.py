@@ -432,6 +432,12 @@ def test_prompts_that_are_gone_are_one_problem_not_one_for_each(whole: Run):
     ]
 
 
+def test_a_record_of_prompts_that_cannot_be_read_is_one_problem_and_not_missing_too(whole: Run):
+    path_of(whole, layout.prompts_record("train")).write_bytes(b"no record")
+    [problem] = check(whole).problems
+    assert problem.key == layout.prompts_record("train") and "is not JSON" in problem.problem
+
+
 def test_prompts_of_another_schema_or_of_none_of_the_trajectories_are_found(whole: Run):
     rewrite_parquet(whole, layout.prompts("test"), lambda table: table.drop_columns(["answer"]))
     rewrite_parquet(whole, layout.prompts("train"), lambda table: table.slice(0, 0))
