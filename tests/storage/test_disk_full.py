@@ -177,7 +177,8 @@ def ledger(made: SyntheticRun, folder: Path) -> Callable[[], object]:
     buffer.sync(0, step=0)
     steps = [made.step(step, 1, buffer.draw(step), 1) for step in (1, 2)]
     buffer.sync(1, step=EVERY)
-    return lambda: ParquetLedger(made.run, 1).write(1, steps, weights_sha256="ab")
+    written = ParquetLedger(made.run, 1)
+    return lambda: written.write(1, steps, weights_sha256="ab")
 
 
 def publish(made: SyntheticRun, folder: Path) -> Callable[[], object]:
