@@ -282,6 +282,7 @@ def broken_off(finished: Run, root: Path, *, after_checkpoint: int, keep_records
             layout.SYNCS: number > keep_records,
             layout.DRAWS: number > after_checkpoint,
             layout.STEPS: number > after_checkpoint,
+            layout.LEDGER: number > after_checkpoint,
             layout.CHECKPOINTS: number > after_checkpoint,
         }
         if late.get(f"{entry.key.partition('/')[0]}/"):
