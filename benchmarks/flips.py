@@ -244,7 +244,8 @@ class Subject:
         return "changed" if differing else "harmless", differing
 
     def _problems(self, name: str) -> list[Problem]:
-        """What the check says of a run; an error that ends it, or opening the run, is a problem without a key."""
+        """Return the problems that the check finds in a run. An error that ends the check, or that keeps the run from
+        being opened, is a problem without a key."""
         shutil.rmtree(self.cache, ignore_errors=True)
         try:
             return check(Run.open(self.urls[name])).problems
@@ -263,7 +264,7 @@ class Subject:
 
 
 def _is_about(problem: Problem, key: str) -> bool:
-    """Whether a problem is said of an object, or of the version or checkpoint that it belongs to."""
+    """True if a problem names this object, or the version or checkpoint that the object belongs to."""
     if not problem.key:
         return key in problem.problem or key == layout.RUN
     return problem.key == key or (problem.key.endswith("/") and key.startswith(problem.key))

@@ -69,7 +69,7 @@ class _Asking:
         self._look()
 
     def lost(self) -> str:
-        """What to add where a query took its process along."""
+        """Return what to add to a message if the query ended its process; empty if the process still runs."""
         if self.queries.is_running:
             return ""
         return "\nwhat earlier queries made is gone with the query's process; the next one looks at the run again"

@@ -18,7 +18,7 @@ GONE = "something that the run had when it was looked at has been removed since,
 
 @contextmanager
 def naming_errors(run: "Run") -> Iterator[None]:
-    """What DuckDB refuses, as one line. Where an object of the run is damaged inside, the line names it."""
+    """Turn an error of DuckDB into one line. If an object of the run is damaged inside, the line names the object."""
     import duckdb
 
     from flows.damage import refusal
@@ -44,7 +44,7 @@ def is_gone(error: Exception) -> bool:
 
 
 def explain(error: Exception) -> str:
-    """What DuckDB says is wrong, in one line, and where in the query."""
+    """Return what DuckDB says is wrong and where in the query, in one line."""
     message = str(error).split("\nLINE ")[0]
     if is_gone(error):
         return GONE

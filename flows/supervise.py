@@ -542,7 +542,8 @@ class Supervisor:
         return True
 
     def await_ends(self, stopping: Stopping | float) -> list[Watched]:
-        """Those that live on after so many seconds, or when the patience with each of them is over."""
+        """Wait until every role has ended, until the patience with each role is over, or for `stopping` seconds. Return
+        the roles that still live."""
         began = time.monotonic()
 
         def is_over(w: Watched) -> bool:

@@ -10,8 +10,8 @@ from tba.errors import Damaged
 
 
 class WantedState:
-    """What is wanted of a run, as a supervisor reads it at each look. Where the record is damaged, the supervisor
-    writes it again as it read it last, and says so by `tell(kind, message, severity)`."""
+    """Reads the wanted state of a run for a supervisor. If the record is damaged, this class stores the state that it
+    read last again, and says so by `tell(kind, message, severity)`."""
 
     def __init__(self, run: Run, tell: Callable[[str, str, str], None]):
         self.run, self.tell = run, tell

@@ -145,7 +145,7 @@ def read_attempt(run: Run, number: int) -> Attempt:
 
 
 def decode(data: bytes, name: str, number: int) -> Attempt:
-    """What the record of this attempt says; Damaged if it is not one."""
+    """Decode the record of this attempt. Damaged, naming the object, if the bytes are no such record."""
     record = records.decode(data, name, "continues", "created_at")
     with records.reading(name):
         origin = record["continues"]

@@ -1,4 +1,4 @@
-"""What is damaged or missing in a run, collected while its objects are read, so that one bad object hides no other."""
+"""Collects damaged and missing objects while a run is read, so that one bad object hides no other."""
 
 import threading
 from collections.abc import Callable, Iterator

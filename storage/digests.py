@@ -1,4 +1,4 @@
-"""What a record says of the bytes of another object, so that whoever reads that object can verify it."""
+"""The size and sha256 that a record holds of another object. Whoever reads that object verifies it with them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

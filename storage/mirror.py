@@ -164,8 +164,8 @@ class _Found(NamedTuple):
 
 
 def _copies(folder: Path, prefix: str = "") -> dict[str, _Found]:
-    """What has been copied, by key. Names and sizes come from listings: there may be a hundred thousand. What killed
-    processes have left half written is removed."""
+    """Return the copies in a folder, by key, and remove the files that killed processes left half written. Names and
+    sizes come from listings alone: there may be a hundred thousand copies."""
     found: dict[str, _Found] = {}
     with os.scandir(folder) as entries:
         for entry in entries:

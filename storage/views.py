@@ -56,7 +56,7 @@ _LOCKED = (
 
 @dataclass(frozen=True)
 class Stored:
-    """What a run had stored when it was read, as the tables that views are made of."""
+    """The tables that views are made of. They show what the run had stored when it was read."""
 
     small: Mapping[str, pa.Table]
     large: Mapping[str, ds.Dataset]

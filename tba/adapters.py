@@ -210,7 +210,7 @@ def config_sha256(folder: Path) -> str:
 
 
 def files_sha256(folder: Path) -> str:
-    """Of the weights in a Hugging Face folder, as they are stored. Damaged if a file in it is."""
+    """Return the sha256 of the weights in a Hugging Face folder, as they are stored. Damaged if a file is damaged."""
     check_files(folder)
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):

@@ -1,4 +1,4 @@
-"""What came of the runs on one store."""
+"""Collects the results of the runs on one store."""
 
 import statistics
 from collections import Counter

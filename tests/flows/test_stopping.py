@@ -48,7 +48,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def until_it_is_known(supervised: Supervised) -> None:
-    """That a role of the run needs LONG, to its supervisor."""
+    """Tell the supervisor that this role needs LONG to stop."""
     until(lambda: any(seconds_to_stop(it.lease) == LONG for it in dict(supervised.seen).values()))
 
 

@@ -1,4 +1,4 @@
-"""What may lie on a disk under the name of a file and is none, and deadlines for those who meet it."""
+"""Makes pipes, sockets, devices and links under the names of objects, and sets deadlines for tests that read them."""
 
 import os
 import socket
