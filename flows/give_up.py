@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from flows.plan import refuse_supervised
 from storage import retention
 from storage.attempts import newest_attempt
-from storage.resumable import find_lost, first_syncs
+from storage.resumable import find_lost, first_sync
 from storage.retention import GivenUpShards
 from storage.run import Run
 from tba.config import parse
@@ -33,10 +33,7 @@ def give_up(run: Run, keys: Sequence[str], *, why: str) -> Outcome:
     chosen = {key: lost[key] for key in keys or lost}
     if not chosen:
         return Outcome(run.name, None, {})
-    syncs = first_syncs(run)
-    shards = GivenUpShards(
-        keys=tuple(sorted(chosen)), first_sync=min(syncs[key] for key in chosen), attempt=newest_attempt(run)
-    )
+    shards = GivenUpShards(keys=tuple(sorted(chosen)), first_sync=first_sync(run, chosen), attempt=newest_attempt(run))
     return Outcome(run.name, retention.give_up(run, shards=shards, why=why), chosen)
 
 

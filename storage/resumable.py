@@ -1,10 +1,11 @@
 """Compares what records admit with what is stored, before anything is written on top of damage.
 
 A run goes on only with all that its records admit: a searcher that found the name of a lost shard free, or a trainer
-that drew from a buffer with a hole, would replace recorded facts by other ones. Whoever resumes a run, and the trainer
-before it claims an attempt, asks here first.
+that drew from a buffer with a hole, would replace recorded facts by other ones. `tba resume` looks here first, and so
+does the trainer before it claims an attempt.
 """
 
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
@@ -13,16 +14,16 @@ from storage.compactions import Compactions, Place
 from storage.prompts import has_prompts, read_prompts
 from storage.retention import given_up
 from storage.run import Run
-from storage.syncs import Shard, SyncRecord, read_chain
+from storage.syncs import Shard, read_chain
 from tba.errors import Damaged, Missing
 
 _THREADS = 4  # that read a disk at the same time
 
 
 def refuse_damage(run: Run, *, whole: bool) -> None:
-    """Damaged, with what a person can do, if anything that records admit is lost. With `whole` what lies on a disk is
-    compared with its sha256, else by its size alone, as that of a remote store is in any case: its reader compares the
-    sha256 of what it fetches."""
+    """Raise Damaged, with what a person can do, if a shard that records admit or a split of prompts is lost. With
+    `whole`, objects on a disk are read and compared with their sha256. Otherwise, and in an object store, sizes are
+    compared: the trainer's reader compares the sha256 of each shard that it fetches."""
     _refuse_lost_prompts(run)
     if lost := find_lost(run, whole=whole):
         first, why = next(iter(lost.items()))
@@ -38,13 +39,15 @@ def find_lost(run: Run, *, whole: bool) -> dict[str, str]:
     return _Admitted(run, whole=whole).find_lost()
 
 
-def first_syncs(run: Run) -> dict[str, int]:
-    """Return the sync that admits each shard, by key."""
-    return {shard.key: record.sync for record in read_chain(run) for shard in record.shards}
+def first_sync(run: Run, keys: Collection[str]) -> int:
+    """Return the first sync that admits any of these shards; the next one if none has admitted any yet."""
+    records = read_chain(run)
+    found = [record.sync for record in records if any(shard.key in keys for shard in record.shards)]
+    return min(found, default=len(records))
 
 
 def _refuse_lost_prompts(run: Run) -> None:
-    """Searchers and the evaluator ask what is stored; what a task would make now may be something else."""
+    """Prompts are read as they are stored: what the task would make of its data today may be something else."""
     for split, prefix in (("train", layout.SYNCS), ("test", layout.EVALUATIONS)):
         if has_prompts(run, split):
             read_prompts(run, split)
@@ -52,12 +55,21 @@ def _refuse_lost_prompts(run: Run) -> None:
             raise Damaged(f"{run.url} cannot go on: {layout.prompts(split)} is missing; restore it")
 
 
+def _needed(run: Run) -> list[Shard]:
+    """Return the shards that records of the run admit and, in a fork that replays, those that it will admit."""
+    records = read_chain(run)
+    if run.older and run.inherits and run.inherits.replays:
+        newest = run.inherits.origin.newest_record
+        records += [record for record in read_chain(run.older) if record.sync <= newest]
+    return list({shard.key: shard for record in records for shard in record.shards}.values())
+
+
 class _Admitted:
     def __init__(self, run: Run, *, whole: bool):
         self.run, self.store = run, run.store
         self.whole = whole and run.store.local_path(layout.TRAJECTORIES[:-1]) is not None
         lost = given_up(run).shards
-        self.records: list[SyncRecord] = [record.without(lost) for record in read_chain(run)]
+        self.shards = [shard for shard in _needed(run) if shard.key not in lost]
         self.sizes = {
             entry.key: entry.size
             for prefix in (layout.TRAJECTORIES, layout.COMPACTIONS)
@@ -67,7 +79,7 @@ class _Admitted:
         self.compactions.look()
 
     def find_lost(self) -> dict[str, str]:
-        shards = [shard for record in self.records for shard in record.shards]
+        shards = self.shards
         with ThreadPoolExecutor(_THREADS) as pool:
             places = filter(None, map(self.compactions.place, shards))
             objects = {place.compaction.object: place.compaction for place in places}.values()
@@ -84,7 +96,7 @@ class _Admitted:
         return why and self._fault_elsewhere(shard, place, why)
 
     def _fault_elsewhere(self, shard: Shard, known: Place | None, why: str) -> str:
-        """A compaction that is at work may just have moved the shard."""
+        """Look again where a compaction that is at work may just have moved the shard."""
         place = self.compactions.place_now(shard, known)
         if place is None or place == known:
             return why

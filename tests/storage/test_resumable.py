@@ -8,7 +8,7 @@ import storage
 from storage import layout
 from storage.check import check
 from storage.compacting import compact
-from storage.resumable import find_lost, first_syncs, refuse_damage
+from storage.resumable import find_lost, first_sync, refuse_damage
 from storage.retention import GivenUpShards
 from storage.retention import give_up as write_record
 from storage.run import Run
@@ -17,6 +17,7 @@ from storage.trajectories import Trajectories
 from tba.errors import Damaged, Missing
 from tests.builders import make_shard
 from tests.storage.synthetic import LAST_SYNC, PROMPTS, SyntheticRun, copy_run, make_run
+from tests.storage.test_forks import fork
 
 LOST = layout.shard(0, 3)
 
@@ -52,7 +53,7 @@ def remove(run: Run) -> None:
 
 
 def give_up(run: Run) -> None:
-    shards = GivenUpShards(keys=(LOST,), first_sync=first_syncs(run)[LOST], attempt=2)
+    shards = GivenUpShards(keys=(LOST,), first_sync=first_sync(run, [LOST]), attempt=2)
     write_record(run, shards=shards, why="the disk lost it")
 
 
@@ -85,7 +86,7 @@ def test_a_lost_shard_is_not_written_again_by_filling_a_gap_before_it(tmp_path: 
     buffer.draw(5)
     buffer.sync(3, step=6)
     made.run.store.delete(lost)
-    assert lost in first_syncs(made.run)
+    assert first_sync(made.run, [lost]) == 3
     assert Trajectories(made.run).next_seq(0) == gap + 2
 
 
@@ -109,6 +110,18 @@ def test_a_shard_that_lies_in_a_compaction_is_not_lost(whole: Run):
     lost = find_lost(whole, whole=True)
     assert LOST in lost and compaction in lost[LOST]
     assert lost == find_lost(whole, whole=False)
+
+
+def test_a_fork_that_replays_needs_what_it_has_not_admitted_yet(finished: Run, tmp_path: Path):
+    parent = copy_run(finished, tmp_path / "runs")
+    replay = fork(parent, 2, replays=LAST_SYNC)
+    later = read_chain(parent)[LAST_SYNC].shards[0].key
+    assert later not in {shard.key for record in read_chain(replay) for shard in record.shards}
+    assert find_lost(replay, whole=True) == {}
+    parent.store.delete(later)
+    assert find_lost(replay, whole=True) == {later: "is missing"}
+    assert first_sync(replay, [later]) == 3
+    assert find_lost(fork(parent, 2, "plain"), whole=True) == {}
 
 
 @pytest.mark.parametrize("root", ["moto"], indirect=True)
