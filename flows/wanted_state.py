@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from storage.control import State, change_state, read_state, restore_state
+from storage.control import State, change_state, keep_state, restore_state
 from storage.leases import DAMAGED, LeaseWatch
 from storage.run import Run
 from tba.alarms import Alarm
@@ -10,23 +10,23 @@ from tba.errors import Damaged
 
 
 class WantedState:
-    """Reads the wanted state of a run for a supervisor. If the record is damaged, this class stores the state that it
-    read last again, and says so by `tell(kind, message, severity)`."""
+    """Reads the wanted state of a run for a supervisor. If the record is damaged or gone, this class stores
+    again the state that it read last, and says so by `tell(kind, message, severity)`."""
 
     def __init__(self, run: Run, tell: Callable[[str, str, str], None]):
         self.run, self.tell = run, tell
         self.last: State | None = None
 
     def read(self) -> State:
-        """Damaged only where nothing has been read before."""
+        """Return the wanted state. Damaged only if the record could not be read before either."""
         try:
-            self.last = read_state(self.run)
+            self.last = keep_state(self.run, self.last)
         except Damaged as damage:
             if self.last is None:
                 raise
             self.last = restore_state(self.run, self.last)
             self.tell("state-damaged", f"{damage}: restored, {_say(self.last)}", "warning")
-        return self.last
+        return self.last or State()
 
     def change(self, **changes: object) -> State:
         self.read()

@@ -313,7 +313,9 @@ class _Check:
         with self.looking_at(layout.STATE):
             if self.store.exists(layout.STATE):
                 self.records.read(layout.STATE)
-            read_state(self.run)
+                read_state(self.run)
+            elif any(layout.parse_lease(key) for key in self.listed[layout.ROLES]):
+                raise Missing(layout.STATE)  # it is written before any role is started
         self.count("events", len(self.listed[layout.EVENTS]))
 
     def what_else_is_there(self) -> None:

@@ -32,10 +32,23 @@ class State:
             raise ConfigError(f"searchers: a number, 0 or more, got {self.searchers!r}")
 
 
-def read_state(run: Run) -> State:
-    """The wanted state; the default one while nobody has said anything."""
+def find_state(run: Run) -> State | None:
+    """Return the wanted state, None while nobody has said anything. Damaged names the object if it cannot be read."""
     found = run.store.read_tagged(layout.STATE)
-    return _decode(run, found[0]) if found else State()
+    return _decode(run, found[0]) if found else None
+
+
+def read_state(run: Run) -> State:
+    """Return the wanted state; the default one while nobody has said anything."""
+    return find_state(run) or State()
+
+
+def keep_state(run: Run, last: State | None) -> State | None:
+    """Return the wanted state, as `find_state` does. Damaged also if the record is gone that once said `last`."""
+    found = find_state(run)
+    if found is None and last is not None:
+        raise Damaged(f"{run.url}/{layout.STATE} is missing, though it was there before")
+    return found
 
 
 def is_state_known(run: Run) -> bool:
@@ -76,15 +89,14 @@ def check_state(run: Run) -> None:
 
 
 def restore_state(run: Run, last: State) -> State:
-    """Write the state again as somebody read it last, if it is damaged; return what it says then."""
+    """Write the state again as somebody read it last, if it is damaged or gone; return what it says then."""
     while True:
         found = run.store.read_tagged(layout.STATE)
-        if found is None:
-            return State()
         with suppress(Damaged):
-            return _decode(run, found[0])
+            if found:
+                return _decode(run, found[0])
         try:
-            run.store.replace(layout.STATE, records.encode(asdict(last)), tag=found[1])
+            run.store.replace(layout.STATE, records.encode(asdict(last)), tag=found[1] if found else None)
         except Conflict:
             continue
         return last

@@ -88,6 +88,7 @@ class HeldLease:
         self._said: tuple[str, dict[str, float]] = ("starting", {})
         self._heard = time.monotonic()  # when the role itself last spoke
         self._hearing = _Hearing()
+        self._state: control.State | None = None  # as it was read last
         self._closing = threading.Event()
         self._lease, self._tag = self._claim(role)
         self._listen_first()
@@ -234,7 +235,7 @@ class HeldLease:
         self._verdict = Superseded(f"another {self.role} has taken over {self.run.url}")
 
     def _take_back(self, renewed: Lease, tag: str, damage: str) -> None:
-        """If another writer comes first here too, the next renewal looks again."""
+        """Write the lease again. If another writer comes first here too, the next renewal looks again."""
         with suppress(Conflict):
             self._tag = self.run.store.replace(self._key, _encode(renewed), tag=tag)
             self._lease = renewed
@@ -246,7 +247,8 @@ class HeldLease:
             return
         damage: Damaged | None = None
         try:
-            self._hear(control.read_state(self.run))
+            self._state = control.keep_state(self.run, self._state)
+            self._hear(self._state or control.State())
         except Damaged as error:
             damage = error
         if self._silence and not self._verdict:

@@ -195,6 +195,10 @@ def test_a_damaged_state_is_restored_by_the_supervisor_and_what_was_wanted_is_ke
     assert layout.STATE in told.message and "searchers=2" in told.message and told.severity == "warning"
     until(lambda: [event for event in read_events(run) if event["kind"] == "state-damaged"], "it is stored")
     assert {role: it.pid for role, it in at_work(run, *ROLES).items()} == {r: it.pid for r, it in leases.items()}
+    state.unlink()
+    until(lambda: any("is missing" in it.message for it in supervised.said("state-damaged")))
+    assert read_state(run) == before
+    assert {role: it.pid for role, it in at_work(run, *ROLES).items()} == {r: it.pid for r, it in leases.items()}
     state.write_bytes(damage)
     supervised.request = StopRequest("enough")
     assert isinstance(supervised.ended(), Stopped)

@@ -96,6 +96,17 @@ def test_a_run_that_is_to_stop_stops_its_roles(run: Run):
         eventually(lambda: counter(run, "searcher-001") > before)  # still alive while it tidies up
 
 
+def test_a_state_that_is_gone_wants_nothing_else_than_before(run: Run):
+    change_state(run, searchers=3)
+    with HeldLease(run, "searcher-002", every=EVERY, index=2) as stays:
+        run.store.delete(layout.STATE)
+        before = counter(run, "searcher-002")
+        eventually(lambda: counter(run, "searcher-002") > before + 3)
+        stays.check()
+        change_state(run, searchers=2)
+        check_until(stays, Stopped, "searcher-002 is one too many of 2")
+
+
 def test_a_searcher_that_is_one_too_many_stops_by_itself_and_no_other(run: Run):
     change_state(run, searchers=3)
     with (
@@ -237,6 +248,7 @@ def damages(run: Run) -> list[str]:
 @local
 @damaged
 def test_a_lease_that_is_none_is_named_and_hides_no_other(run: Run, data: bytes):
+    change_state(run, searchers=1)
     HeldLease(run, "evaluator", every=60.0).close()
     lease_file(run).write_bytes(data)
     with pytest.raises(Damaged, match=r"roles/trainer/lease\.json"):
