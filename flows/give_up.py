@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from flows.plan import refuse_supervised
+from flows.progress import bar
 from storage import retention
 from storage.attempts import newest_attempt
 from storage.resumable import find_lost, first_sync
@@ -25,7 +26,8 @@ def give_up(run: Run, keys: Sequence[str], *, why: str) -> Outcome:
     """Give up these shards, or all that are lost. ConfigError, before anything is written, if one of them is whole or
     if somebody looks after the run."""
     refuse_supervised(run, parse(run.config))
-    lost = find_lost(run, whole=True)
+    with bar("comparing what is stored with its records") as tell:
+        lost = find_lost(run, whole=True, progress=tell)
     if whole := [key for key in keys if key not in lost]:
         raise ConfigError(
             f"KEY: {whole[0]} is not a lost or damaged shard of {run.name}; only what cannot be restored is given up"

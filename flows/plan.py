@@ -172,7 +172,8 @@ def resume(url: str) -> tuple[Run, Config]:
     run = Run.open(url)
     config = parse(run.config)
     refuse_supervised(run, config)
-    refuse_damage(run, whole=True)
+    with bar("comparing what is stored with its records") as tell:
+        refuse_damage(run, whole=True, progress=tell)
     given = {} if is_state_known(run) else {"searchers": config.search.searchers}  # it was created and no more
     change_state(run, desired="run", why="resumed", **given)
     return run, config

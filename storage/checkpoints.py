@@ -29,6 +29,7 @@ class Checkpoints:
                     raise StorageError(f"{self.run.url}: checkpoint {sync} of attempt {attempt} needs {key} first")
         extra = {"sync": sync, "attempt": attempt, "step": step}
         folders.publish(self.run.store, layout.checkpoint(Version(sync, attempt)), folder, extra)
+        self._intact.add(Version(sync, attempt))  # its files have just been read whole
 
     def complete(self) -> list[Version]:
         """Those that exist, oldest first, also of abandoned attempts."""
@@ -73,7 +74,7 @@ class Checkpoints:
         return newest if intact else []
 
     def _is_intact(self, checkpoint: Version) -> bool:
-        """Each is looked at once, as reading large ones again and again would slow down whatever else reads."""
+        """True if a checkpoint is what was saved. Each is read at most once, since reading large files takes long."""
         if checkpoint not in self._intact:
             try:
                 self.check(checkpoint)

@@ -11,6 +11,7 @@ from hashlib import sha256
 
 from storage import layout
 from storage.compactions import Compactions, Place
+from storage.mirror import Progress
 from storage.prompts import has_prompts, read_prompts
 from storage.retention import given_up
 from storage.run import Run
@@ -20,12 +21,12 @@ from tba.errors import Damaged, Missing
 _THREADS = 4  # that read a disk at the same time
 
 
-def refuse_damage(run: Run, *, whole: bool) -> None:
+def refuse_damage(run: Run, *, whole: bool, progress: Progress | None = None) -> None:
     """Raise Damaged, with what a person can do, if a shard that records admit or a split of prompts is lost. With
     `whole`, objects on a disk are read and compared with their sha256. Otherwise, and in an object store, sizes are
     compared: the trainer's reader compares the sha256 of each shard that it fetches."""
     _refuse_lost_prompts(run)
-    if lost := find_lost(run, whole=whole):
+    if lost := find_lost(run, whole=whole, progress=progress):
         first, why = next(iter(lost.items()))
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise Damaged(
@@ -34,9 +35,10 @@ def refuse_damage(run: Run, *, whole: bool) -> None:
         )
 
 
-def find_lost(run: Run, *, whole: bool) -> dict[str, str]:
-    """Return what is wrong with each admitted shard that is not as its record says and was not given up, by key."""
-    return _Admitted(run, whole=whole).find_lost()
+def find_lost(run: Run, *, whole: bool, progress: Progress | None = None) -> dict[str, str]:
+    """Return what is wrong with each admitted shard that is not as its record says and was not given up, by key.
+    `progress` is told how many of how many shards have been compared."""
+    return _Admitted(run, whole=whole).find_lost(progress or (lambda done, total: None))
 
 
 def first_sync(run: Run, keys: Collection[str]) -> int:
@@ -78,14 +80,18 @@ class _Admitted:
         self.compactions = Compactions(run)
         self.compactions.look()
 
-    def find_lost(self) -> dict[str, str]:
-        shards = self.shards
+    def find_lost(self, progress: Progress) -> dict[str, str]:
+        shards, lost = self.shards, dict[str, str]()
         with ThreadPoolExecutor(_THREADS) as pool:
             places = filter(None, map(self.compactions.place, shards))
             objects = {place.compaction.object: place.compaction for place in places}.values()
             wrong = dict(pool.map(lambda it: (it.object, self._fault(it.object, it.bytes, it.sha256)), objects))
-            found = zip(shards, pool.map(lambda shard: self._fault_of(shard, wrong), shards), strict=True)
-            return {shard.key: why for shard, why in found if why}
+            faults = pool.map(lambda shard: self._fault_of(shard, wrong), shards)
+            for done, (shard, why) in enumerate(zip(shards, faults, strict=True), start=1):
+                progress(done, len(shards))
+                if why:
+                    lost[shard.key] = why
+        return lost
 
     def _fault_of(self, shard: Shard, wrong: dict[str, str]) -> str:
         """Return what is wrong with a shard, wherever it lies; empty if nothing is."""
