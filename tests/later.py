@@ -11,7 +11,9 @@ import pyarrow as pa
 import torch
 from safetensors.torch import load_file, save_file
 
-from storage import layout, parquet, schema
+from storage import layout, parquet, records, schema
+from storage.digests import Digest
+from tests.rewriting import with_digest
 
 ADDED = {"added_later": {"numbers": [1, 2.5], "text": "x", "nothing": None}}
 FREE = ("config", "data", "queues", "progress")
@@ -29,16 +31,66 @@ def add_to_everything(root: Path, names: list[str]) -> None:
                 data = schema.encode(_with_columns(schema.decode(path.read_bytes())))
                 path.write_bytes(data)
                 shards[path.relative_to(run).as_posix()] = {"bytes": len(data), "sha256": sha256(data).hexdigest()}
-        for path in (*run.glob("draws/*"), *run.glob("steps/*"), *run.glob("prompts/*")):
+        for path in (*run.glob("draws/*"), *run.glob("steps/*"), *run.glob("prompts/*.parquet")):
             path.write_bytes(parquet.encode(_with_columns(parquet.decode(path.read_bytes(), path.name))))
+        for path in (*run.glob("ledger/*"), *run.glob("prompts/*.json")):
+            _describe_again(run, path)
         for path in sorted(run.glob("syncs/*")):
             _sync(path, shards, hashes)
         for path in sorted(run.glob("*/*/MANIFEST.json")):
             _folder(path.parent)
         for path in _records(run):
-            path.write_text(json.dumps(added(json.loads(path.read_text()))))
+            write(path, added(json.loads(path.read_text())))
+        _link_again(root / "runs", run)
         (run / "added").mkdir()
         (run / "added" / "later.json").write_text("{}")
+
+
+def write(path: Path, record: Any) -> None:
+    """With a digest that fits, where there was one."""
+    path.write_bytes(with_digest(record) if records.DIGEST in record else json.dumps(record).encode())
+
+
+def _describe_again(run: Path, path: Path) -> None:
+    """A record of objects that are others now."""
+    record = json.loads(path.read_bytes())
+    for folder in ("draws", "steps"):
+        if folder in record:
+            record[folder] |= Digest.of((run / folder / path.name).with_suffix(".parquet").read_bytes()).encode()
+    if "split" in record:
+        record |= Digest.of(path.with_suffix(".parquet").read_bytes()).encode()
+    write(path, added(record))
+
+
+def _link_again(runs: Path, run: Path) -> None:
+    """Each record names the one before it, perhaps one of the parent's, by what that holds now."""
+    for path in sorted(run.rglob("*.json")):
+        record = json.loads(path.read_bytes())
+        before = _before(path, record)
+        if before is None:
+            continue
+        while not before.exists():
+            parent = json.loads((before.parents[1] / layout.RUN).read_bytes())["parent"]["run"]
+            before = runs / parent / before.relative_to(before.parents[1])
+        digest = sha256(before.read_bytes()).hexdigest()
+        if "previous" in record:
+            record["previous"]["sha256"] = digest
+        else:
+            record["previous_sha256"] = digest
+        write(path, record)
+
+
+def _before(path: Path, record: Any) -> Path | None:
+    """The record that one names, but for sync records, which are linked as they are written."""
+    folder = path.parent.name
+    if folder in ("attempts", "retention") and record.get("previous_sha256"):
+        return path.with_name(f"{int(path.stem) - 1:0{len(path.stem)}d}.json")
+    if not (previous := record.get("previous")):
+        return None
+    if folder in ("ledger", "evaluations"):
+        number = previous["sync" if folder == "ledger" else "version"]
+        return path.with_name(f"{number:06d}-a{previous['attempt']:04d}.json")
+    return path.with_name(f"{record['life']:04d}-{previous['seq']:06d}.json")
 
 
 def added(record: Any) -> Any:
@@ -70,7 +122,7 @@ def _sync(path: Path, shards: dict[str, dict[str, Any]], hashes: dict[str, str])
     record = json.loads(path.read_text())
     record["shards"] = [{**shard, **shards[shard["key"]]} for shard in record["shards"]]
     record["previous_sha256"] = hashes.get(layout.sync(record["sync"] - 1)) if record["sync"] else None
-    path.write_text(json.dumps(added(record)))
+    write(path, added(record))
     hashes[layout.sync(record["sync"])] = sha256(path.read_bytes()).hexdigest()
 
 
@@ -86,4 +138,4 @@ def _folder(folder: Path) -> None:
     files = [(name, (folder / name).read_bytes()) for name in names]
     manifest["files"] = [{"name": n, "bytes": len(data), "sha256": sha256(data).hexdigest()} for n, data in files]
     manifest["sha256"] = sha256("".join(f"{f['sha256']} {f['name']}\n" for f in manifest["files"]).encode()).hexdigest()
-    (folder / layout.MANIFEST).write_text(json.dumps(added(manifest)))
+    write(folder / layout.MANIFEST, added(manifest))
