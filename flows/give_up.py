@@ -8,7 +8,7 @@ from flows.plan import refuse_supervised
 from flows.progress import bar
 from storage import retention
 from storage.attempts import newest_attempt
-from storage.resumable import find_lost, first_sync
+from storage.resume_check import find_lost, first_sync
 from storage.retention import GivenUpShards
 from storage.run import Run
 from tba.config import parse

@@ -30,7 +30,7 @@ from storage import layout
 from storage.control import change_state, is_state_known
 from storage.difficulty import Known, ask
 from storage.leases import SUPERVISOR, Lease, read_lease
-from storage.resumable import refuse_damage
+from storage.resume_check import refuse_damage
 from storage.run import Run, default_root
 from storage.sampler import check_sampler, default_sampler
 from storage.store import open_store

@@ -28,8 +28,8 @@ from flows.processes import (
     last_life,
     signal_role,
 )
+from flows.state_keeper import WantedState, lease_alarms
 from flows.stopping import Patience, Stopping, forecast, patience
-from flows.wanted_state import WantedState, lease_alarms
 from flows.webhook import open_webhook
 from storage.control import State
 from storage.events import EventReader, Events

@@ -26,7 +26,7 @@ from storage.leases import HeldLease
 from storage.ledger import ParquetLedger, find_faults
 from storage.metric_log import open_metric_log
 from storage.prompts import has_prompts, read_prompts, write_prompts
-from storage.resumable import refuse_damage
+from storage.resume_check import refuse_damage
 from storage.rows import read_rows
 from storage.run import Run
 from storage.scratch import scratch_folder

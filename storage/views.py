@@ -23,17 +23,17 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from storage import admissions, layout, mirror, readable, tables
-from storage.admissions import Admissions
+from storage import admitted_shards, layout, mirror, readable_objects, tables
+from storage.admitted_shards import Admissions
 from storage.attempts import Span, accepts, readable_chain
 from storage.compactions import FACTS, Place
 from storage.damage import DamageLog
 from storage.ledger import DRAWS_SCHEMA
 from storage.mirror import Progress, Snapshot
 from storage.prompts import PROMPTS_SCHEMA
+from storage.remembered_reads import RememberedReads
 from storage.run import Run, resolve
 from storage.schema import TRAJECTORY_SCHEMA
-from storage.verified import Verified
 
 _SQL = [files("storage").joinpath(f"sql/{name}.sql").read_text() for name in ("views", "macros", "comments")]
 
@@ -92,24 +92,26 @@ def connect(run: str | Run, *, progress: Progress | None = None, thorough: bool 
 
 def read_stored(run: Run, *, progress: Progress | None = None, thorough: bool = False) -> Stored:
     """Read a run once, for any number of connections that all see the same."""
-    damage, verified = DamageLog(), Verified(run.url, most=sys.maxsize if thorough else None)
+    damage, verified = DamageLog(), RememberedReads(run.url, most=sys.maxsize if thorough else None)
     snapshot, admissions = _look(run, progress, damage, verified)
     attempts = dict(snapshot.read_all(layout.ATTEMPTS, damage))
-    spans = readable_chain(attempts, readable.ledger_names(snapshot), damage)
+    spans = readable_chain(attempts, readable_objects.ledger_names(snapshot), damage)
     large = _large(snapshot, spans, admissions, damage, verified)
     stored = Stored(_small(snapshot, spans, admissions, damage), large)
     verified.save()
     return stored
 
 
-def _look(run: Run, progress: Progress | None, damage: DamageLog, verified: Verified) -> tuple[Snapshot, Admissions]:
+def _look(
+    run: Run, progress: Progress | None, damage: DamageLog, verified: RememberedReads
+) -> tuple[Snapshot, Admissions]:
     """Look until nothing is gone that was listed: a live run is compacted meanwhile. What lacks is looked for twice, as
     a listing that is made while objects come and go may show neither."""
     pauses = list(mirror.PAUSES)
     while True:
         noted = DamageLog()
         snapshot = mirror.take(run.for_reading(noted.looking_at), progress=progress)
-        found = admissions.read(snapshot, noted, verified)
+        found = admitted_shards.read(snapshot, noted, verified)
         is_first = len(pauses) == len(mirror.PAUSES)
         if not pauses or not (found.has_moved or (found.lacks_objects and is_first)):
             damage.add_all(noted)
@@ -152,13 +154,13 @@ def _small(snapshot: Snapshot, spans: Sequence[Span], admitted: Admissions, dama
 
 
 def _large(
-    snapshot: Snapshot, spans: Sequence[Span], admitted: Admissions, damage: DamageLog, verified: Verified
+    snapshot: Snapshot, spans: Sequence[Span], admitted: Admissions, damage: DamageLog, verified: RememberedReads
 ) -> dict[str, ds.Dataset]:
-    draws = readable.draws(snapshot, spans, admitted.records, damage, verified)
+    draws = readable_objects.draws(snapshot, spans, admitted.records, damage, verified)
     return {
         "trajectories": _trajectories(snapshot, admitted.shards),
         "draws": _draws(snapshot, spans, draws),
-        "prompts": _prompts(snapshot, readable.prompts(snapshot, damage, verified)),
+        "prompts": _prompts(snapshot, readable_objects.prompts(snapshot, damage, verified)),
     }
 
 

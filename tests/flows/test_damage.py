@@ -10,7 +10,7 @@ import pytest
 from flows import query_process
 from flows.cli import main
 from flows.summary import last_scores, markdown
-from storage import difficulty, layout, mirror, verified
+from storage import difficulty, layout, mirror, remembered_reads
 from storage.run import Run
 from tba.types import Version
 from tests.rewriting import with_digest
@@ -124,9 +124,9 @@ def test_a_run_whose_own_record_is_damaged_is_listed_and_named(
 def test_damage_inside_an_object_that_nobody_has_read_is_named_when_a_query_meets_it(
     whole: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(verified, "MOST_BYTES", 0)
+    monkeypatch.setattr(remembered_reads, "MOST_BYTES", 0)
     worker = (
-        "from storage import verified; verified.MOST_BYTES = 0; from flows import query_worker; query_worker.main()"
+        "from storage import remembered_reads as it; it.MOST_BYTES = 0; from flows.query_worker import main; main()"
     )
     monkeypatch.setattr(query_process, "COMMAND", [sys.executable, "-c", worker])
     flip(path_of(whole, layout.shard(0, 0)), 41)  # in a page of rows

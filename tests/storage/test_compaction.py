@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import storage
-from storage import admissions, compacting, layout
+from storage import admitted_shards, compacting, layout
 from storage.attempts import claim_attempt
 from storage.check import check
 from storage.compacting import Compacted, compact
@@ -420,14 +420,14 @@ def test_a_connection_shows_the_run_although_it_is_compacted_while_it_is_made(
     run = make_run(root)
     before = tables(run)
     compacted(run, keep=2)
-    read, asked = admissions.read_compactions, []
+    read, asked = admitted_shards.read_compactions, []
 
     def meanwhile(snapshot, damage):
         if not asked:
             asked.append(compacted(run))
         return read(snapshot, damage)
 
-    monkeypatch.setattr(admissions, "read_compactions", meanwhile)
+    monkeypatch.setattr(admitted_shards, "read_compactions", meanwhile)
     assert tables(run) == before
     assert asked
     with storage.connect(run) as con:

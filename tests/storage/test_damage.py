@@ -12,15 +12,15 @@ import duckdb
 import pytest
 
 import storage
-from storage import layout, mirror, verified
+from storage import layout, mirror, remembered_reads
 from storage.compacting import compact
 from storage.compactions import is_record
 from storage.digests import Digest
-from storage.expected import verify
+from storage.file_comparison import verify
 from storage.regular_files import sha256_of_file
+from storage.remembered_reads import RememberedReads
 from storage.run import Run
 from storage.store import Entry, Store
-from storage.verified import Verified
 from tba.types import Version
 from tests.rewriting import with_digest
 from tests.storage.synthetic import EVERY, LAST_SYNC, B, K, S, copy_run, make_live_run, make_run, prune_version
@@ -160,7 +160,7 @@ def test_an_admitted_shard_of_the_same_size_with_other_content_is_damaged(whole:
 def test_what_lies_beyond_the_bound_is_compared_by_size_alone_unless_all_is_asked_for(
     whole: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(verified, "MOST_BYTES", 0)
+    monkeypatch.setattr(remembered_reads, "MOST_BYTES", 0)
     flip(path_of(whole, layout.shard(0, 0)), 41)  # in a page of rows
     path_of(whole, layout.shard(0, 1)).write_bytes(b"short")
     path_of(whole, layout.draws(2, 1)).write_bytes(b"")
@@ -174,11 +174,11 @@ def test_what_lies_beyond_the_bound_is_compared_by_size_alone_unless_all_is_aske
 def test_a_bound_is_spent_on_the_newest_files_first(whole: Run):
     paths = {f"file {n}": path_of(whole, layout.shard(0, n)) for n in range(3)}
     room = sum(path.stat().st_size for path in list(paths.values())[1:])
-    assert Verified(whole.url, most=room).ask("sha256", paths, sha256_of_file).keys() == {"file 1", "file 2"}
+    assert RememberedReads(whole.url, most=room).ask("sha256", paths, sha256_of_file).keys() == {"file 1", "file 2"}
 
 
 def test_a_file_is_read_once_and_again_when_it_has_changed(whole: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(verified, "_SETTLED", -1e9)
+    monkeypatch.setattr(remembered_reads, "_SETTLED", -1e9)
     paths = {"shard": path_of(whole, layout.shard(0, 1))}
     read: list[Path] = []
 
@@ -188,12 +188,12 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(whole: Run, monkeypat
 
     told: list[dict[str, str]] = []
     for _ in range(3):  # each as another process would
-        memory = Verified(whole.url)
+        memory = RememberedReads(whole.url)
         told.append(memory.ask("sha256", paths, reader))
         memory.save()
     assert len(read) == 1 and told[0] == told[2]
     flip(paths["shard"], 400)
-    assert Verified(whole.url).ask("sha256", paths, reader) != told[0]
+    assert RememberedReads(whole.url).ask("sha256", paths, reader) != told[0]
 
 
 def test_a_file_that_has_just_changed_is_not_remembered(whole: Run):
@@ -201,7 +201,7 @@ def test_a_file_that_has_just_changed_is_not_remembered(whole: Run):
     path.write_bytes(path.read_bytes())
     read: list[Path] = []
     for _ in range(2):
-        memory = Verified(whole.url)
+        memory = RememberedReads(whole.url)
         memory.ask("sha256", {"shard": path}, lambda path: read.append(path) or "")
         memory.save()
     assert len(read) == 2
@@ -217,7 +217,7 @@ def test_without_a_cache_folder_a_local_run_is_looked_at_all_the_same(
 
 
 def test_memories_that_make_no_sense_are_forgotten(whole: Run, cache: Path):
-    Verified(whole.url).save()
+    RememberedReads(whole.url).save()
     for nonsense in (b"", b"[1]", b"{", b'{"a": 1}', b"7"):
         for file in (cache / "verified").iterdir():
             file.write_bytes(nonsense)
@@ -233,7 +233,7 @@ def test_whoever_knows_what_an_object_must_be_can_have_it_compared(finished: Run
     expectations[keys[1]] = Digest(len(known[keys[1]]), digests[keys[0]])
     expectations[keys[2]] = Digest(1, digests[keys[2]])
     expectations[keys[3]] = Digest(1, digests[keys[0]])
-    good, damage = verify(snapshot, expectations, Verified(finished.url))
+    good, damage = verify(snapshot, expectations, RememberedReads(finished.url))
     assert good == {keys[0]}
     assert {it.key for it in damage} == {*keys[1:]}
 

@@ -16,12 +16,12 @@ from storage import layout, parquet, records
 from storage.attempts import Span, accepts
 from storage.damage import IS_MISSING, DamageLog
 from storage.digests import Digest
-from storage.expected import read_whole, verify
+from storage.file_comparison import read_whole, verify
 from storage.ledger import DRAWS_SCHEMA, LATER, LedgerRecord
 from storage.mirror import Snapshot
 from storage.prompts import PROMPTS_SCHEMA
+from storage.remembered_reads import RememberedReads
 from storage.syncs import SyncRecord
-from storage.verified import Verified
 from tba.errors import Damaged, first_line
 from tba.types import Version
 
@@ -32,7 +32,7 @@ def ledger_names(snapshot: Snapshot) -> set[Version]:
     return {name for key in keys if (name := layout.parse_ledger(key))}
 
 
-def prompts(snapshot: Snapshot, damage: DamageLog, verified: Verified) -> list[str]:
+def prompts(snapshot: Snapshot, damage: DamageLog, verified: RememberedReads) -> list[str]:
     """Return the keys of the prompts that can be read, and note the others as damage."""
     for prefix, split in ((layout.TRAJECTORIES, "train"), (layout.EVALUATIONS, "test")):
         key = layout.prompts(split)
@@ -45,7 +45,11 @@ def prompts(snapshot: Snapshot, damage: DamageLog, verified: Verified) -> list[s
 
 
 def draws(
-    snapshot: Snapshot, spans: Sequence[Span], recorded: Sequence[SyncRecord], damage: DamageLog, verified: Verified
+    snapshot: Snapshot,
+    spans: Sequence[Span],
+    recorded: Sequence[SyncRecord],
+    damage: DamageLog,
+    verified: RememberedReads,
 ) -> list[str]:
     """Return the keys of draws that can be read and are of the steps that their sync closes. Missing draws and steps
     are noted, and so are steps that are not what their record says: whoever makes rows of steps leaves those out."""
@@ -65,7 +69,7 @@ def draws(
 
 
 def _described(
-    snapshot: Snapshot, keys: Sequence[str], said: Mapping[str, Digest], damage: DamageLog, verified: Verified
+    snapshot: Snapshot, keys: Sequence[str], said: Mapping[str, Digest], damage: DamageLog, verified: RememberedReads
 ) -> tuple[list[str], list[str]]:
     """Return the keys that are as their records say, and those that no record describes. The others are noted."""
     good, damaged = verify(snapshot, said, verified)

@@ -10,11 +10,11 @@ from storage.damage import IS_MISSING, Damage
 from storage.digests import Digest
 from storage.mirror import Snapshot
 from storage.regular_files import sha256_of_file
-from storage.verified import Verified
+from storage.remembered_reads import RememberedReads
 
 
 def verify(
-    snapshot: Snapshot, expectations: Mapping[str, Digest], verified: Verified
+    snapshot: Snapshot, expectations: Mapping[str, Digest], verified: RememberedReads
 ) -> tuple[frozenset[str], list[Damage]]:
     """Return the keys of the objects that match their records, and the damage of the others. Expectations come oldest
     first. The sha256 of a copy of a remote object is part of its name. Other files are read once, newest first;
@@ -39,7 +39,11 @@ def verify(
 
 
 def read_whole(
-    snapshot: Snapshot, keys: Sequence[str], kind: str, reader: Callable[[Path], dict[str, Any]], verified: Verified
+    snapshot: Snapshot,
+    keys: Sequence[str],
+    kind: str,
+    reader: Callable[[Path], dict[str, Any]],
+    verified: RememberedReads,
 ) -> dict[str, dict[str, Any]]:
     """Return what a reader says about objects that no record has a digest of, by key. Each answer has a `problem`,
     which is empty if the object can be read. Keys come oldest first. Objects beyond the bound of `verified` have no

@@ -8,7 +8,7 @@ import storage
 from storage import layout
 from storage.check import check
 from storage.compacting import compact
-from storage.resumable import find_lost, first_sync, refuse_damage
+from storage.resume_check import find_lost, first_sync, refuse_damage
 from storage.retention import GivenUpShards
 from storage.retention import give_up as write_record
 from storage.run import Run

@@ -1,4 +1,4 @@
-"""Lets a supervisor tell of damaged leases, and tell of and restore a damaged wanted state."""
+"""Keeps the wanted state of a run for its supervisor: a damaged one is restored. Tells of damaged leases, too."""
 
 from collections.abc import Callable, Iterator
 

@@ -19,14 +19,14 @@ from storage.compactions import Compaction, Place, is_record, places
 from storage.compactions import decode as decode_compaction
 from storage.damage import IS_MISSING, DamageLog
 from storage.digests import Digest
-from storage.expected import read_whole, verify
+from storage.file_comparison import read_whole, verify
 from storage.mirror import Snapshot
+from storage.remembered_reads import RememberedReads
 from storage.retention import given_up
 from storage.schema import LATER, SCHEMA_VERSION, TRAJECTORY_SCHEMA
 from storage.syncs import Shard, SyncRecord
 from storage.syncs import decode as decode_sync
 from storage.tables import Row
-from storage.verified import Verified
 from tba.errors import Damaged, first_line
 
 Name = tuple[str, str]
@@ -41,7 +41,7 @@ class Admissions:
     has_moved: bool  # whether something was gone that had been listed, as after a compaction: look again
 
 
-def read(snapshot: Snapshot, damage: DamageLog, verified: Verified) -> Admissions:
+def read(snapshot: Snapshot, damage: DamageLog, verified: RememberedReads) -> Admissions:
     """Read the records and compare every shard with the record that admits it. Damage is noted; damaged records are
     left out."""
     recorded = sync_records(snapshot, damage)
@@ -137,7 +137,7 @@ def read_compactions(snapshot: Snapshot, damage: DamageLog) -> tuple[list[Compac
 
 
 def _verified(
-    snapshot: Snapshot, compactions: Sequence[Compaction], own: Sequence[Shard], verified: Verified
+    snapshot: Snapshot, compactions: Sequence[Compaction], own: Sequence[Shard], verified: RememberedReads
 ) -> tuple[frozenset[str], dict[str, str]]:
     """Return the keys of the objects that match their records, and what is wrong with each of the others."""
     expectations = {it.object: Digest(it.bytes, it.sha256) for it in compactions}
@@ -227,7 +227,7 @@ def _inherited(snapshot: Snapshot, compactions: Iterable[Compaction]) -> set[Nam
 # --- shards that wait -----------------------------------------------------------------------------------------------
 
 
-def _waiting(snapshot: Snapshot, keys: Sequence[str], damage: DamageLog, verified: Verified) -> list[Row]:
+def _waiting(snapshot: Snapshot, keys: Sequence[str], damage: DamageLog, verified: RememberedReads) -> list[Row]:
     """Return the rows of shards that no record names: the next record will admit or refuse them. Queries leave out
     those that cannot be read. A damaged sync record may have admitted some of them, so their `reason` names it."""
     said = read_whole(snapshot, keys, "rows", _read_rows, verified)

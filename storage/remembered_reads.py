@@ -29,7 +29,7 @@ Reader = Callable[[Path], Any]
 """Reads a file whole and returns a result that JSON can hold."""
 
 
-class Verified:
+class RememberedReads:
     """The remembered results of one run. A cache folder that cannot be written costs time, and nothing else. `most` is
     the number of bytes of files without a remembered result that are read at most."""
 
