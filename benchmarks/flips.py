@@ -389,7 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         facts = {
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-            "settings": {name: str(value) for name, value in vars(options).items()},
+            "settings": {name: str(value) for name, value in vars(options).items() if name not in ("out", "run")},
             "seconds": round(time.monotonic() - began, 1),
         }
         (options.out / "flips.json").write_text(json.dumps({**facts, **results}, indent=1) + "\n")
