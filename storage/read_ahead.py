@@ -33,6 +33,8 @@ class ReadAhead:
         listing, place = self._after[key]
         wanted, size = [key], listing[place].size
         for entry in listing[place + 1 : place + _SIDE_BY_SIDE]:
+            if entry.key not in self._after:  # fetched already: they may be asked for in any order
+                continue
             size += entry.size
             if size > _BYTES:
                 break

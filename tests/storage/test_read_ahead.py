@@ -1,5 +1,6 @@
 """Objects that are read ahead are the ones that were asked for, also where some of them are gone."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,14 @@ def test_each_object_is_what_is_stored_and_few_requests_are_made(store: LocalSto
         for entry in entries:
             assert reading.read(entry.key) == store.read(entry.key)
     assert remote.requests == 8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_objects_of_one_listing_are_asked_for_in_any_order(store: LocalStore, seed: int):
+    listing = store.list("syncs/")
+    reading = ReadAhead(Counting(store), [listing])  # pyright: ignore[reportArgumentType]
+    for entry in random.Random(seed).sample(listing, len(listing)):
+        assert reading.read(entry.key) == store.read(entry.key)
 
 
 def test_one_that_is_gone_keeps_nobody_from_the_others(store: LocalStore):
