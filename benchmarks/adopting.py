@@ -22,10 +22,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.generation import hardware, named
-from storage.events import read_events
 from storage.layout import run_url
-from storage.leases import read_leases
-from storage.run import Run
+from storage.runs.events import read_events
+from storage.runs.leases import read_leases
+from storage.runs.run import Run
 from tba.errors import StorageError
 
 HERE = Path(__file__).parent.parent

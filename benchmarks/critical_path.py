@@ -44,13 +44,13 @@ from flows.charts import Series, picture
 from flows.reader import Reader, serve
 from flows.threads import switch_soon
 from storage import layout
-from storage.attempts import claim_attempt
-from storage.events import Events
-from storage.replay_buffer import DuckReplayBuffer
-from storage.run import Run
-from storage.sampler import default_sampler
-from storage.schema import encode, to_table
-from storage.syncs import Shard
+from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.buffer.sampler import default_sampler
+from storage.log.schema import encode, to_table
+from storage.log.syncs import Shard
+from storage.runs.attempts import claim_attempt
+from storage.runs.events import Events
+from storage.runs.run import Run
 from tba.batching import Batch
 from tba.interfaces import ReplayBuffer
 from tba.learner import Learner

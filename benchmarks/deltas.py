@@ -31,10 +31,11 @@ import torch
 from safetensors.torch import load_file
 
 import storage
-from storage import folders, layout
-from storage.run import Run
-from storage.store import open_store
-from storage.versions import Versions
+from storage import layout
+from storage.objects import manifest_folders
+from storage.objects.store import open_store
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tba.pretrained import DTYPES
 from tba.types import Version
 from tests import servers
@@ -140,20 +141,20 @@ def there_and_back(folder: Path, count: int, rate: float) -> Iterator[tuple[floa
         files[-1].write_bytes(weights.to(torch.bfloat16).view(torch.uint8).numpy().data)
         weights += torch.from_numpy(chance.normal(0.0, rate, count).astype(np.float32))
     base = Version(0, 1)
-    folders.publish(store, layout.version(base), files[0].parent, {})
-    folders.local_copy(store, layout.version(base))
+    manifest_folders.publish(store, layout.version(base), files[0].parent, {})
+    manifest_folders.local_copy(store, layout.version(base))
     for number, (before, file) in enumerate(pairwise(files), start=1):
         old, new = (np.fromfile(it, np.uint16) for it in (before, file))
         seconds = dict[str, float]()
         for kind, attempt, of in (("whole", 1, None), ("difference", 2, (str(base), files[0].parent))):
             prefix = layout.version(Version(number, attempt))
             began = time.perf_counter()
-            manifest = folders.publish(store, prefix, file.parent, {}, base=of)
+            manifest = manifest_folders.publish(store, prefix, file.parent, {}, base=of)
             seconds[f"publish {kind}"] = time.perf_counter() - began
             began = time.perf_counter()
-            folders.fetch(store, prefix, folder / kind / str(number))
+            manifest_folders.fetch(store, prefix, folder / kind / str(number))
             seconds[f"fetch {kind}"] = time.perf_counter() - began
-        stored = sum(it["bytes"] for it in folders.stored_files(manifest)) / file.stat().st_size
+        stored = sum(it["bytes"] for it in manifest_folders.stored_files(manifest)) / file.stat().st_size
         yield (
             np.count_nonzero(old != new) / len(new), stored,
             seconds["publish whole"], seconds["publish difference"] / seconds["publish whole"],

@@ -48,10 +48,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.small_run import answers, copy_runs, make_runs, put
-from storage import differences, layout
-from storage.check import Problem, check
-from storage.run import Run
-from storage.store import open_store
+from storage import layout
+from storage.maintenance.check import Problem, check
+from storage.objects import deltas
+from storage.objects.store import open_store
+from storage.runs.run import Run
 from tba.errors import TBAError
 from tests import servers
 
@@ -126,7 +127,7 @@ def kind_of(key: str) -> str:
     folder, _, name = key.partition("/")
     if name.endswith(layout.MANIFEST):
         return f"{folder}: manifests"
-    if name.endswith(differences.SUFFIX):
+    if name.endswith(deltas.SUFFIX):
         return f"{folder}: differences"
     return f"{folder}: records" if folder == "compactions" and name.endswith(".json") else folder
 

@@ -31,8 +31,8 @@ import pyarrow as pa
 import torch
 
 from flows.charts import Series, picture
-from storage.index import Index
-from storage.sampler import default_sampler
+from storage.buffer.index import Index
+from storage.buffer.sampler import default_sampler
 from tba.types import Eligibility
 
 SLOTS, RESPONSES, PER_PROMPT = 7, 20, 100

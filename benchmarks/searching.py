@@ -34,9 +34,9 @@ import transformers
 from vllm import LLM, SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
 
 from benchmarks.generation import Workload, hardware, make_prompts, named, write_model
-from storage.run import Run
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage.log.trajectories import Trajectories
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tba.config import SearchConfig
 from tba.errors import Stopped
 from tba.generation import TransformersGenerator

@@ -41,18 +41,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flows.charts import Series, picture
-from storage import layout, trajectories
-from storage.arrivals import Arrivals
-from storage.attempts import claim_attempt
-from storage.checkpoints import Checkpoints
-from storage.compacting import compact
-from storage.index import COLUMNS
-from storage.payloads import Payloads, ShardReader
-from storage.run import Run
-from storage.schema import ENCODING, encode, expected_metadata, to_table, trajectory_ids
-from storage.syncs import Shard, SyncRecord
-from storage.syncs import encode as encode_record
-from storage.trajectories import Trajectories
+from storage import layout
+from storage.buffer.arrivals import Arrivals
+from storage.buffer.index import COLUMNS
+from storage.log import trajectories
+from storage.log.payloads import Payloads, ShardReader
+from storage.log.schema import ENCODING, encode, expected_metadata, to_table, trajectory_ids
+from storage.log.syncs import Shard, SyncRecord
+from storage.log.syncs import encode as encode_record
+from storage.log.trajectories import Trajectories
+from storage.maintenance.compactor import compact
+from storage.runs.attempts import claim_attempt
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
 from tba.types import Trajectory, Version
 
 PLAIN = {"compression": "zstd", "compression_level": 1}

@@ -26,24 +26,26 @@ import numpy as np
 import storage
 from flows.forks import fork
 from flows.reader import make_buffer
-from storage import folders, forks, layout, retention
-from storage.attempts import chain, claim_attempt, newest_attempt
-from storage.checkpoints import Checkpoints
-from storage.compacting import compact
-from storage.control import change_state, read_state
-from storage.evaluations import Evaluations
-from storage.events import Events
-from storage.leases import HeldLease, read_leases
-from storage.ledger import ParquetLedger
-from storage.prompts import write_prompts
-from storage.replay_buffer import DuckReplayBuffer
-from storage.run import Run
-from storage.sampler import default_sampler
-from storage.scratch import scratch_folder
-from storage.store import Store, open_store
-from storage.syncs import read_chain
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage import layout
+from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.buffer.sampler import default_sampler
+from storage.local_files.scratch import scratch_folder
+from storage.log.ledger import ParquetLedger
+from storage.log.prompts import write_prompts
+from storage.log.syncs import read_chain
+from storage.log.trajectories import Trajectories
+from storage.maintenance.compactor import compact
+from storage.objects import manifest_folders
+from storage.objects.store import Store, open_store
+from storage.runs import forks, retention
+from storage.runs.attempts import chain, claim_attempt, newest_attempt
+from storage.runs.control import change_state, read_state
+from storage.runs.events import Events
+from storage.runs.leases import HeldLease, read_leases
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.evaluations import Evaluations
+from storage.weights.versions import Versions
 from tba.config import parse
 from tba.errors import TBAError
 from tba.fetched import Lists
@@ -309,7 +311,7 @@ def answers(run: Run) -> dict[str, str]:
         **{
             f"{prefix}{name}": lambda prefix=prefix, name=name: _files(run, prefix, name)
             for prefix in (layout.VERSIONS, layout.CHECKPOINTS)
-            for name in map(str, folders.complete(run.store, prefix))
+            for name in map(str, manifest_folders.complete(run.store, prefix))
         },
     }
     return {"config": config, **{name: _answer(ask) for name, ask in asked.items()}, **_views(run)}
@@ -342,7 +344,7 @@ def _rows(con: duckdb.DuckDBPyConnection, view: str) -> tuple:
 def _files(run: Run, prefix: str, name: str) -> list[Any]:
     """The verified files of a version or checkpoint, and what the version store says about a version."""
     with scratch_folder() as scratch:
-        folders.fetch(run.store, f"{prefix}{name}/", scratch)
+        manifest_folders.fetch(run.store, f"{prefix}{name}/", scratch)
         paths = sorted(path for path in scratch.rglob("*") if path.is_file())
         said: list[Any] = [(str(path.relative_to(scratch)), sha256(path.read_bytes()).hexdigest()) for path in paths]
     if prefix == layout.VERSIONS:

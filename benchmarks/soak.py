@@ -37,9 +37,9 @@ import psutil
 
 import storage
 from benchmarks.index import hardware
-from storage.check import check
-from storage.leases import Lease, read_leases
-from storage.run import Run
+from storage.maintenance.check import check
+from storage.runs.leases import Lease, read_leases
+from storage.runs.run import Run
 from tba.errors import TBAError
 from tests import servers
 from tests.proxy import Fault, Operation, Proxy, faulty

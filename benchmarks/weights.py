@@ -31,8 +31,8 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.generation import hardware, named
-from storage.run import Run
-from storage.versions import Versions
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tba.generating import generate
 from tba.generation import TransformersGenerator
 from tba.policy import Policy

@@ -1,6 +1,6 @@
 """The parts of the pages here that follow from the code and from a run.
 
-python -m docs.build            docs/sql.md: what storage/sql/comments.sql says of views and macros;
+python -m docs.build            docs/sql.md: what storage/queries/sql/comments.sql says of views and macros;
                                 docs/settings.md and docs/commands.md: what settings and commands say of themselves
 python -m docs.build RUN        docs/queries.md too: every query's answer, from that run
 """
@@ -17,7 +17,7 @@ import duckdb
 
 import storage
 from docs import reference as references
-from storage.run import Run
+from storage.runs.run import Run
 
 HERE = Path(__file__).parent
 SQL, QUERIES = HERE / "sql.md", HERE / "queries.md"

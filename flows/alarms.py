@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from flows.processes import Role
-from storage.leases import Lease, Seen
+from storage.runs.leases import Lease, Seen
 from tba.alarms import Alarm
 from tba.config import AlarmsConfig
 

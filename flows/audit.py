@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from flows.progress import bar
 from flows.threads import use_threads
 from storage import layout
-from storage.attempts import chain
-from storage.ledger import LATER, Entry, read_entries
-from storage.run import Run
+from storage.log.ledger import LATER, Entry, read_entries
+from storage.runs.attempts import chain
+from storage.runs.run import Run
 from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, Missing
 from tba.types import Version

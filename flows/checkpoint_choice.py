@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from storage.attempts import Attempt, claim_attempt
-from storage.checkpoints import Checkpoints
-from storage.events import Events
-from storage.leases import HeldLease
-from storage.run import Run
+from storage.runs.attempts import Attempt, claim_attempt
+from storage.runs.events import Events
+from storage.runs.leases import HeldLease
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
 from tba.config import Config
 from tba.errors import Damaged
 from tba.types import Version

@@ -1,11 +1,11 @@
-"""`tba check`: what `storage.check` finds, as a table or as JSON."""
+"""`tba check`: what `storage.maintenance.check` finds, as a table or as JSON."""
 
 import json
 from dataclasses import asdict
 
 from flows.progress import bar
-from storage.check import Findings, check
-from storage.run import Run
+from storage.maintenance.check import Findings, check
+from storage.runs.run import Run
 
 
 def show(run: Run, *, as_json: bool = False) -> int:

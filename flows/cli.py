@@ -15,7 +15,7 @@ from flows.progress import was_interrupted
 from tba.errors import ConfigError, DataError, Missing, TBAError
 
 if TYPE_CHECKING:
-    from storage.run import Run
+    from storage.runs.run import Run
 
 DONE, FOUND_WRONG, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -494,7 +494,7 @@ def _seconds(text: str) -> float:
 
 def open_run(name: str) -> "Run":
     """The run a person named; one that does not exist is bad usage, not a fault of storage."""
-    from storage.run import Run, resolve
+    from storage.runs.run import Run, resolve
 
     try:
         return Run.open(resolve(name))
@@ -657,7 +657,7 @@ def import_command(options: argparse.Namespace) -> int:
 
 
 def wandb_command(options: argparse.Namespace) -> int:
-    from storage.wandb_writer import rebuild
+    from storage.metrics.wandb_writer import rebuild
 
     run = open_run(options.run)
     project = options.project or run.config.get("metrics", {}).get("wandb_project", "tba")
@@ -701,11 +701,11 @@ def _change(text: str) -> tuple[str, Any]:
     if not (key and separator):
         raise ConfigError(f"--set: KEY=VALUE, such as training.steps=100, got {text!r}")
     if value == "null" or value.startswith(("[", "{")):
-        from storage import json_text
+        from storage.objects import strict_json
 
         try:
-            return key, json_text.loads(value)
-        except json_text.DoubledKey as error:
+            return key, strict_json.loads(value)
+        except strict_json.DoubledKey as error:
             raise ConfigError(f"--set: {key}: {error}, got {value!r:.200}") from None
         except ValueError:
             return key, value

@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from flows.progress import bar
 from flows.runs import has_all
-from storage.compacting import Compacted, Progress, compact
-from storage.run import Run, run_urls
+from storage.maintenance.compactor import Compacted, Progress, compact
+from storage.runs.run import Run, run_urls
 from tba.config import parse
 from tba.errors import TBAError
 

@@ -14,10 +14,10 @@ from flows.page import CONTROLS, Table, ask, charts, clock, damage_mark, documen
 from flows.progress import bar
 from flows.report import BRANCHES, BY_VERSION, SCORES, STEPS, TOTALS
 from flows.runs import Summary, summarise
-from storage.damage import Damage
-from storage.run import Run
-from storage.tables import by_name
-from storage.views import connect
+from storage.objects.damage import Damage
+from storage.queries.tables import by_name
+from storage.queries.views import connect
+from storage.runs.run import Run
 from tba.errors import ConfigError
 
 OUTPUT = "comparison.html"

@@ -9,9 +9,9 @@ from flows.query_process import QueryProcess
 from flows.row_values import decode_row
 from flows.statements import explain
 from flows.texts import plain
-from storage.damage import Damage
-from storage.run import Run
-from storage.views import connect
+from storage.objects.damage import Damage
+from storage.queries.views import connect
+from storage.runs.run import Run
 from tba.errors import ConfigError, Damaged, TBAError
 
 _NAMED = 3  # objects in a line; `tba check` names them all

@@ -12,8 +12,8 @@ from flows.damage import warn
 from flows.export import appearing
 from flows.progress import bar
 from storage import layout
-from storage.run import Run
-from storage.views import connect
+from storage.queries.views import connect
+from storage.runs.run import Run
 from tba.errors import ConfigError
 
 FILE = "data/train-00000-of-00001.parquet"

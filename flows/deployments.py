@@ -21,7 +21,7 @@ from prefect.states import Cancelling
 
 from flows.processes import FAILED, FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED, NotNow, Role
 from storage import layout
-from storage.run import Run
+from storage.runs.run import Run
 from tba.config import Config
 from tba.errors import Missing, RunFailed
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flows.gpus import engine_start
-from storage.events import Events
+from storage.runs.events import Events
 from tba.config import Config, EngineConfig
 from tba.errors import ConfigError
 from tba.interfaces import Generator

@@ -7,10 +7,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flows.threads import use_threads
-from storage import folders, layout
-from storage.attempts import chain, stands
-from storage.run import Run
-from storage.versions import Versions
+from storage import layout
+from storage.objects import manifest_folders
+from storage.runs.attempts import chain, stands
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tba.config import Config, parse
 from tba.errors import ConfigError
 from tba.types import Version
@@ -77,10 +78,10 @@ def _fetch(run: Run, version: Version, into: Path) -> None:
     from rich.console import Console
 
     prefix = layout.version(version)
-    manifest = folders.read_manifest(run.store, prefix)
+    manifest = manifest_folders.read_manifest(run.store, prefix)
     size = sum(file["bytes"] for file in manifest["files"]) if manifest else 0
     with Console(stderr=True).status(f"copying version {version} ({size / 1e6:,.1f} MB)"):
-        folders.fetch(run.store, prefix, into)
+        manifest_folders.fetch(run.store, prefix, into)
 
 
 def _merge(run: Run, config: Config, version: Version, into: Path) -> None:

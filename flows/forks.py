@@ -10,17 +10,18 @@ from flows import plan
 from flows.progress import bar
 from flows.runs import newest_sync
 from flows.threads import use_threads
-from storage import layout, records
-from storage.attempts import chain, newest_attempt
-from storage.checkpoints import Checkpoints
-from storage.control import change_state
-from storage.forks import is_kept, register, settle, unregister
-from storage.inheritance import Parent
-from storage.ledger import read_entries
-from storage.retention import given_up_payloads, in_the_way
-from storage.run import Run
-from storage.store import open_store
-from storage.syncs import read_chain
+from storage import layout
+from storage.log.ledger import read_entries
+from storage.log.syncs import read_chain
+from storage.objects import records
+from storage.objects.store import open_store
+from storage.runs.attempts import chain, newest_attempt
+from storage.runs.control import change_state
+from storage.runs.forks import is_kept, register, settle, unregister
+from storage.runs.inheritance import Parent
+from storage.runs.retention import given_up_payloads, in_the_way
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
 from tba.config import Config, parse, same_moments
 from tba.errors import AlreadyExists, ConfigError, Damaged, Missing
 from tba.types import Version

@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 
 from flows.plan import refuse_supervised
 from flows.progress import bar
-from storage import retention
-from storage.attempts import newest_attempt
-from storage.resume_check import find_lost, first_sync
-from storage.retention import GivenUpShards
-from storage.run import Run
+from storage.maintenance.resume_check import find_lost, first_sync
+from storage.runs import retention
+from storage.runs.attempts import newest_attempt
+from storage.runs.retention import GivenUpShards
+from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import ConfigError
 

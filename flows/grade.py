@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from storage import json_text
+from storage.objects import strict_json
 from tba.errors import ConfigError, DataError
 from tba.tasks import grade, rules
 
@@ -46,8 +46,8 @@ def _rows(lines: Iterable[str], file: str) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json_text.loads(line)
-        except json_text.DoubledKey as error:
+            row = strict_json.loads(line)
+        except strict_json.DoubledKey as error:
             raise DataError(f"{file} line {number}: {error}") from None
         except ValueError as error:
             raise DataError(f"{file} line {number}: not JSON: {error}") from None

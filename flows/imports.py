@@ -22,14 +22,14 @@ from flows.progress import bar
 from flows.runs import newest_sync
 from flows.threads import use_threads
 from storage import layout
-from storage.attempts import chain, stands
-from storage.compactions import Compactions
-from storage.events import Events, read_events
-from storage.prompts import has_prompts, read_prompts
-from storage.rows import Placed, placed_rows
-from storage.run import Run
-from storage.trajectories import LARGEST_REWARD, Trajectories
-from storage.versions import Versions
+from storage.log.compactions import Compactions
+from storage.log.prompts import has_prompts, read_prompts
+from storage.log.trajectories import LARGEST_REWARD, Trajectories
+from storage.objects.datasets import Placed, placed_rows
+from storage.runs.attempts import chain, stands
+from storage.runs.events import Events, read_events
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tba.config import Config, parse
 from tba.errors import ConfigError, DataError, Superseded
 from tba.interfaces import TakesTurns, Task

@@ -15,8 +15,8 @@ from typing import Any, Protocol, Self
 from flows.gpus import Devices, usable
 from flows.processes import LocalLauncher, Role
 from flows.supervise import Event, StopRequest, supervise
-from storage.leases import Seen
-from storage.run import Run
+from storage.runs.leases import Seen
+from storage.runs.run import Run
 from tba.config import Config, parse
 from tba.errors import Stopped
 

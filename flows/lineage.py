@@ -3,9 +3,9 @@
 from html import escape
 
 from flows.page import heading
-from storage import forks
-from storage.run import Run
-from storage.tables import by_name
+from storage.queries.tables import by_name
+from storage.runs import forks
+from storage.runs.run import Run
 
 
 def section(run: Run) -> str:

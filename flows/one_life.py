@@ -6,8 +6,8 @@ from collections.abc import Callable
 from flows.processes import FAILED, STOPPED, NotNow, Role
 from flows.stopping import Stopping, forecast
 from flows.supervise import POLL, Event, Launcher, Life, StopRequest, hangs
-from storage.leases import LeaseWatch, Seen
-from storage.run import Run
+from storage.runs.leases import LeaseWatch, Seen
+from storage.runs.run import Run
 from tba.config import LimitsConfig
 from tba.errors import RunFailed, StorageError
 

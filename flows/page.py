@@ -17,7 +17,7 @@ import duckdb
 
 from flows import texts
 from flows.charts import number
-from storage.damage import Damage
+from storage.objects.damage import Damage
 from tba.errors import ConfigError
 
 _MOST_ROWS = 400  # of a table; then its first and last half of them

@@ -8,14 +8,14 @@ from transformers.utils import logging as transformers_logging
 
 from flows import wiring
 from flows.reader import make_buffer
-from storage import lost_checkpoints
-from storage.attempts import Span, accepts, chain
-from storage.checkpoints import Checkpoints
-from storage.events import Events
-from storage.replay_buffer import DuckReplayBuffer
-from storage.retention import in_the_way, lost_for
-from storage.run import Run
-from storage.scratch import scratch_folder
+from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.local_files.scratch import scratch_folder
+from storage.runs.attempts import Span, accepts, chain
+from storage.runs.events import Events
+from storage.runs.retention import in_the_way, lost_for
+from storage.runs.run import Run
+from storage.weights import lost_checkpoints
+from storage.weights.checkpoints import Checkpoints
 from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged
 from tba.learner import Learner

@@ -27,13 +27,13 @@ from flows.supervise import CLOSED
 from flows.webhook import address_of_webhook
 from flows.workdir import is_temporary
 from storage import layout
-from storage.control import change_state, is_state_known
-from storage.difficulty import Known, ask
-from storage.leases import SUPERVISOR, Lease, read_lease
-from storage.resume_check import refuse_damage
-from storage.run import Run, default_root
-from storage.sampler import check_sampler, default_sampler
-from storage.store import open_store
+from storage.buffer.sampler import check_sampler, default_sampler
+from storage.maintenance.resume_check import refuse_damage
+from storage.objects.store import open_store
+from storage.queries.difficulty import Known, ask
+from storage.runs.control import change_state, is_state_known
+from storage.runs.leases import SUPERVISOR, Lease, read_lease
+from storage.runs.run import Run, default_root
 from tba.config import Config, ObjectiveConfig, OptimizerName, TrainingConfig, parse
 from tba.errors import AlreadyExists, ConfigError, Damaged
 from tba.interfaces import TakesTurns

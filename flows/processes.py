@@ -25,9 +25,9 @@ from typing import Literal
 
 from flows.gpus import Devices, Taken
 from storage import layout
-from storage.cache import cache_folder
-from storage.leases import Lease
-from storage.run import Run
+from storage.local_files.shared_cache import cache_folder
+from storage.runs.leases import Lease
+from storage.runs.run import Run
 from tba.errors import RunFailed
 
 Kind = Literal["searcher", "trainer", "evaluator"]

@@ -15,8 +15,8 @@ from flows.damage import culprits, damage_by, warn_of
 from flows.progress import bar
 from flows.query_process import QueryProcess
 from flows.row_values import decode_row
-from storage.cache import cache_folder
-from storage.run import Run
+from storage.local_files.shared_cache import cache_folder
+from storage.runs.run import Run
 from tba.errors import ConfigError, TBAError
 
 try:

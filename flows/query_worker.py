@@ -21,8 +21,8 @@ import duckdb
 from flows import answer_forms
 from flows.row_values import Bounds, Encoder, decode_row
 from flows.statements import check_names, last, with_texts_cut
-from storage.run import Run
-from storage.views import Stored, read_stored
+from storage.queries.views import Stored, read_stored
+from storage.runs.run import Run
 from tba.children import end_with_parent
 from tba.errors import ConfigError, QueryFailed, Refused, TBAError
 from tba.messages import receive, send, take_pipes

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.processes import LOG_FORMAT
 from flows.threads import switch_soon, use_threads
-from storage.run import Run
+from storage.runs.run import Run
 from tba.children import end_with_parent
 from tba.config import Config, parse
 from tba.errors import ConfigError

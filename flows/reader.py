@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, Self
 
-from storage.events import Events
-from storage.replay_buffer import DuckReplayBuffer
-from storage.run import Run
+from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.runs.events import Events
+from storage.runs.run import Run
 from tba.children import end_with_parent, start_child
 from tba.config import Config, parse
 from tba.errors import RunFailed, TBAError, error_named

@@ -28,11 +28,11 @@ from flows.page import (
 from flows.progress import bar
 from flows.runs import Summary, summarise
 from storage import layout
-from storage.events import ROUTINE
-from storage.regular_files import irregular_kind
-from storage.run import Run
-from storage.tables import by_name
-from storage.views import connect
+from storage.local_files.regular_files import irregular_kind
+from storage.queries.tables import by_name
+from storage.queries.views import connect
+from storage.runs.events import ROUTINE
+from storage.runs.run import Run
 from tba.errors import StorageError
 
 _MOST_LINES = 8  # of one chart

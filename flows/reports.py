@@ -26,8 +26,8 @@ from prefect.logging import get_run_logger
 
 from flows.summary import Publications, markdown
 from flows.supervise import Event
-from storage.leases import Seen
-from storage.run import Run
+from storage.runs.leases import Seen
+from storage.runs.run import Run
 from tba.config import Config
 from tba.errors import RunFailed, TBAError
 

@@ -13,10 +13,10 @@ import sys
 from flows.processes import FAILED, FINISHED, GAVE_UP, LOG_FORMAT, MISUSED, STOPPED, SUPERSEDED
 from flows.threads import switch_soon, use_threads
 from storage import layout
-from storage.events import Events
-from storage.leases import HeldLease
-from storage.run import Run
-from storage.sweeping import sweep
+from storage.maintenance.leftovers import sweep
+from storage.runs.events import Events
+from storage.runs.leases import HeldLease
+from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded, TBAError
 

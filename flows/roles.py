@@ -17,7 +17,7 @@ from flows.processes import FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED, Kin
 from flows.reports import LEVELS, SECONDS_LEFT
 from flows.supervise import Event
 from flows.tba import goes
-from storage.run import Run
+from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import ConfigError
 

@@ -13,14 +13,14 @@ from flows.progress import bar
 from flows.supervise import CLOSED, FAILED_WHY
 from flows.texts import plain
 from storage import layout
-from storage.attempts import Span, accepts, chain_as_readable, newest_attempt, stands
-from storage.checkpoints import Checkpoints
-from storage.control import State, read_state
-from storage.damage import DamageLog
-from storage.evaluations import Evaluations
-from storage.leases import Lease, read_leases
-from storage.run import Run, default_root, run_urls
-from storage.versions import Versions
+from storage.objects.damage import DamageLog
+from storage.runs.attempts import Span, accepts, chain_as_readable, newest_attempt, stands
+from storage.runs.control import State, read_state
+from storage.runs.leases import Lease, read_leases
+from storage.runs.run import Run, default_root, run_urls
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.evaluations import Evaluations
+from storage.weights.versions import Versions
 from tba.config import parse_known
 from tba.errors import ConfigError, Missing, TBAError
 from tba.types import Score

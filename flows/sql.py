@@ -10,7 +10,7 @@ from pathlib import Path
 from flows.damage import damage_by, refusal, warn_of
 from flows.progress import bar
 from flows.query_process import QueryProcess
-from storage.run import Run
+from storage.runs.run import Run
 from tba.errors import ConfigError, QueryFailed
 
 

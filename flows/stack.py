@@ -32,12 +32,12 @@ from flows.launchers import Display, ending_on_sigterm
 from flows.processes import tail
 from flows.summary import Publications, table, where_next
 from flows.supervise import Event
-from storage import json_text
-from storage.events import ROUTINE, EventReader
 from storage.layout import RUN, run_url
-from storage.leases import LeaseWatch
-from storage.run import Run, default_root
-from storage.store import open_store
+from storage.objects import strict_json
+from storage.objects.store import open_store
+from storage.runs.events import ROUTINE, EventReader
+from storage.runs.leases import LeaseWatch
+from storage.runs.run import Run, default_root
 from tba.config import parse
 from tba.errors import DeadlinePassed, RunFailed, TBAError
 from tba.presets import PRESETS
@@ -327,8 +327,8 @@ def _parameter(text: str) -> tuple[str, Any]:
     if not (key and separator):
         raise argparse.ArgumentTypeError(f"KEY=VALUE, such as steps=100, got {text!r}")
     try:
-        return key, json_text.loads(value)
-    except json_text.DoubledKey as error:
+        return key, strict_json.loads(value)
+    except strict_json.DoubledKey as error:
         raise argparse.ArgumentTypeError(f"{key}: {error}, got {value!r:.200}") from None
     except ValueError:
         return key, value

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from storage.control import State, change_state, keep_state, restore_state
-from storage.leases import DAMAGED, LeaseWatch
-from storage.run import Run
+from storage.runs.control import State, change_state, keep_state, restore_state
+from storage.runs.leases import DAMAGED, LeaseWatch
+from storage.runs.run import Run
 from tba.alarms import Alarm
 from tba.errors import Damaged
 

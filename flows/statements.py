@@ -11,7 +11,7 @@ from tba.errors import ConfigError
 if TYPE_CHECKING:
     import duckdb
 
-    from storage.run import Run
+    from storage.runs.run import Run
 
 GONE = "something that the run had when it was looked at has been removed since, as a compaction does: look at it again"
 

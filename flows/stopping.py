@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from flows.alarms import how_far
-from storage.leases import Lease, Seen
+from storage.runs.leases import Lease, Seen
 from tba.config import LimitsConfig
 
 SAFETY = 2.0

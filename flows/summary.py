@@ -10,13 +10,13 @@ from flows.damage import damage_of, in_words
 from flows.plan import describe
 from flows.report import pictures
 from storage import layout
-from storage.damage import DamageLog
-from storage.evaluations import Evaluations
-from storage.events import read_events
-from storage.folders import read_manifest
-from storage.run import Run
-from storage.versions import Versions
-from storage.views import connect
+from storage.objects.damage import DamageLog
+from storage.objects.manifest_folders import read_manifest
+from storage.queries.views import connect
+from storage.runs.events import read_events
+from storage.runs.run import Run
+from storage.weights.evaluations import Evaluations
+from storage.weights.versions import Versions
 from tba.config import parse_known
 from tba.types import Version
 

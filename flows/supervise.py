@@ -31,10 +31,10 @@ from flows.processes import (
 from flows.state_keeper import WantedState, lease_alarms
 from flows.stopping import Patience, Stopping, forecast, patience
 from flows.webhook import open_webhook
-from storage.control import State
-from storage.events import EventReader, Events
-from storage.leases import DAMAGED, SUPERVISOR, HeldLease, Lease, LeaseWatch, Seen
-from storage.run import Run
+from storage.runs.control import State
+from storage.runs.events import EventReader, Events
+from storage.runs.leases import DAMAGED, SUPERVISOR, HeldLease, Lease, LeaseWatch, Seen
+from storage.runs.run import Run
 from tba.alarms import Alarm, Alarms
 from tba.config import Config, LimitsConfig
 from tba.errors import RunFailed, Stopped, StorageError

@@ -23,10 +23,10 @@ from flows.launchers import Background, local_launcher
 from flows.reports import SECONDS_LEFT, Reports
 from flows.supervise import FAILED_WHY, Launcher, supervise
 from storage import layout
-from storage.control import change_state, read_state
-from storage.leases import SUPERVISOR, readable_lease
-from storage.run import Run, default_root
-from storage.store import open_store
+from storage.objects.store import open_store
+from storage.runs.control import change_state, read_state
+from storage.runs.leases import SUPERVISOR, readable_lease
+from storage.runs.run import Run, default_root
 from tba.config import Config, parse_known
 from tba.errors import ConfigError, RunFailed, Stopped, Superseded
 

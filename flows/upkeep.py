@@ -8,7 +8,7 @@ from prefect import flow, task
 from prefect.logging import get_run_logger
 
 from flows.compact import compact_all, compact_run, describe
-from storage.run import Run, default_root, resolve
+from storage.runs.run import Run, default_root, resolve
 from tba.errors import RunFailed
 
 

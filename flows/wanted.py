@@ -6,9 +6,9 @@ from contextlib import suppress
 
 from flows.runs import Summary, living, summarise
 from flows.stopping import Stopping, forecast
-from storage.control import change_state, check_state
-from storage.leases import SUPERVISOR, LeaseWatch, Seen, read_roles
-from storage.run import Run
+from storage.runs.control import change_state, check_state
+from storage.runs.leases import SUPERVISOR, LeaseWatch, Seen, read_roles
+from storage.runs.run import Run
 from tba.config import Config, parse_known
 from tba.errors import ConfigError, Damaged, DeadlinePassed
 from tba.timing import looks

@@ -19,12 +19,12 @@ from flows.progress import bar
 from flows.runs import Summary, living, summarise
 from flows.texts import plain
 from storage import layout
-from storage.control import State, read_state
-from storage.damage import DamageLog
-from storage.events import ROUTINE
-from storage.leases import Lease, read_leases
-from storage.run import Run
-from storage.views import connect
+from storage.objects.damage import DamageLog
+from storage.queries.views import connect
+from storage.runs.control import State, read_state
+from storage.runs.events import ROUTINE
+from storage.runs.leases import Lease, read_leases
+from storage.runs.run import Run
 from tba.config import Config, parse_known
 
 WIDTH = 80

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from storage.run import Run
+from storage.runs.run import Run
 from tba.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -16,23 +16,23 @@ from flows import checkpoint_choice
 from flows.engines import evaluation_sampling, open_generator, search_sampling
 from flows.ranks import leading
 from flows.reader import Reader
-from storage.attempts import Attempt, chain
-from storage.cache import shared_copy
-from storage.checkpoints import Checkpoints
-from storage.difficulty import ask
-from storage.evaluations import Evaluations
-from storage.events import Events
-from storage.leases import HeldLease
-from storage.ledger import ParquetLedger, find_faults
-from storage.metric_log import open_metric_log
-from storage.prompts import has_prompts, read_prompts, write_prompts
-from storage.resume_check import refuse_damage
-from storage.rows import read_rows
-from storage.run import Run
-from storage.scratch import scratch_folder
-from storage.store import Store, open_store
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage.local_files.scratch import scratch_folder
+from storage.local_files.shared_cache import shared_copy
+from storage.log.ledger import ParquetLedger, find_faults
+from storage.log.prompts import has_prompts, read_prompts, write_prompts
+from storage.log.trajectories import Trajectories
+from storage.maintenance.resume_check import refuse_damage
+from storage.metrics.metric_log import open_metric_log
+from storage.objects.datasets import read_rows
+from storage.objects.store import Store, open_store
+from storage.queries.difficulty import ask
+from storage.runs.attempts import Attempt, chain
+from storage.runs.events import Events
+from storage.runs.leases import HeldLease
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.evaluations import Evaluations
+from storage.weights.versions import Versions
 from tba.adapters import Adapter, files_sha256, merge
 from tba.asking import asking
 from tba.config import Config, parse

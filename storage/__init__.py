@@ -11,21 +11,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from storage.run import Run, default_root, resolve, run_urls
-    from storage.store import Store, open_store, probe
-    from storage.views import connect
+    from storage.objects.store import Store, open_store, probe
+    from storage.queries.views import connect
+    from storage.runs.run import Run, default_root, resolve, run_urls
 
 __all__ = ["Run", "Store", "connect", "default_root", "open_store", "probe", "resolve", "run_urls"]
 
 _HOMES = {
-    "Run": "storage.run",
-    "Store": "storage.store",
-    "connect": "storage.views",
-    "default_root": "storage.run",
-    "open_store": "storage.store",
-    "probe": "storage.store",
-    "resolve": "storage.run",
-    "run_urls": "storage.run",
+    "Run": "storage.runs.run",
+    "Store": "storage.objects.store",
+    "connect": "storage.queries.views",
+    "default_root": "storage.runs.run",
+    "open_store": "storage.objects.store",
+    "probe": "storage.objects.store",
+    "resolve": "storage.runs.run",
+    "run_urls": "storage.runs.run",
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from storage.schema import VERSIONS
+from storage.log.schema import VERSIONS
 from tba.fetched import Fetched, Lists
 from tba.types import Prompt, Trajectory, Version
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from storage import layout
-from storage.run import Run
-from storage.store import Store
+from storage.objects.store import Store
+from storage.runs.run import Run
 from tba.types import Version
 from tests.rewriting import with_digest
 

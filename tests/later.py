@@ -11,8 +11,10 @@ import pyarrow as pa
 import torch
 from safetensors.torch import load_file, save_file
 
-from storage import layout, parquet, records, schema
-from storage.digests import Digest
+from storage import layout
+from storage.log import schema
+from storage.objects import parquet, records
+from storage.objects.digests import Digest
 from tests.rewriting import with_digest
 
 ADDED = {"added_later": {"numbers": [1, 2.5], "text": "x", "nothing": None}}

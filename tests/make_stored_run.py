@@ -33,11 +33,11 @@ import torch
 import storage
 from flows import forks, plan, wiring
 from storage import layout
-from storage.check import check
-from storage.control import change_state
-from storage.events import Events
-from storage.leases import HeldLease
-from storage.run import Run
+from storage.maintenance.check import check
+from storage.runs.control import change_state
+from storage.runs.events import Events
+from storage.runs.leases import HeldLease
+from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import Stopped
 from tba.policy import Policy

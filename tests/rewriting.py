@@ -5,9 +5,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from storage import layout, records
-from storage.digests import Digest
-from storage.run import Run
+from storage import layout
+from storage.objects import records
+from storage.objects.digests import Digest
+from storage.runs.run import Run
 
 
 def with_digest(record: Any) -> bytes:

@@ -19,7 +19,7 @@ import pytest
 
 import storage
 from flows.cli import build_parser
-from storage.trajectories import Trajectories
+from storage.log.trajectories import Trajectories
 from tests.builders import make_trajectory
 from tests.flows.roles import TINY
 from tests.storage.synthetic import make_live_run

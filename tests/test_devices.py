@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import storage
-from storage.check import check
-from storage.versions import Versions
+from storage.maintenance.check import check
+from storage.weights.versions import Versions
 from tba.config import Config, OptimizerName, TrainingConfig
 from tba.generating import generate
 from tba.generation import TransformersGenerator

@@ -16,14 +16,14 @@ from flows.reader import make_buffer
 from flows.report import write as write_report
 from flows.runs import summarise
 from flows.summary import markdown
-from storage.attempts import chain, newest_attempt
-from storage.check import check
-from storage.control import change_state
-from storage.events import Events
-from storage.ledger import read_entries
-from storage.run import Run
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage.log.ledger import read_entries
+from storage.log.trajectories import Trajectories
+from storage.maintenance.check import check
+from storage.runs.attempts import chain, newest_attempt
+from storage.runs.control import change_state
+from storage.runs.events import Events
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tba.config import parse
 from tba.errors import ConfigError
 from tba.policy import Policy

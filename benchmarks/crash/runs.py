@@ -20,12 +20,12 @@ from benchmarks.crash.victims import COMMAND, preload, signal_of, start
 from flows import forks, plan
 from flows.processes import FAILED
 from storage import layout
-from storage.attempts import chain, newest_attempt
-from storage.check import check
-from storage.compactions import Compactions
-from storage.control import change_state
-from storage.retention import given_up
-from storage.run import Run
+from storage.log.compactions import Compactions
+from storage.maintenance.check import check
+from storage.runs.attempts import chain, newest_attempt
+from storage.runs.control import change_state
+from storage.runs.retention import given_up
+from storage.runs.run import Run
 from tba.config import parse
 from tests.flows.roles import DRAWS, LEDGER
 

@@ -25,8 +25,8 @@ from flows import reader
 from flows.compact import compact_run
 from flows.role import live
 from storage import layout
-from storage.run import Run
-from storage.store import Store
+from storage.objects.store import Store
+from storage.runs.run import Run
 
 COMMAND = [sys.executable, "-m", "benchmarks.crash.victims"]
 CHECKPOINT = re.compile(rf"checkpoints/.*/{layout.MANIFEST}")
@@ -37,7 +37,7 @@ TORN_AFTER = 0.004  # seconds after which a process dies at the latest in the mi
 PRELOADED = [
     "benchmarks.crash.victims",
     "flows.wiring",
-    "storage.s3",
+    "storage.objects.s3",
     "tba.leading",
     "torch.profiler",
     "transformers.models.llama.modeling_llama",

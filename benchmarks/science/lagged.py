@@ -21,10 +21,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from storage.cache import cache_folder
-from storage.index import Index
-from storage.sampler import default_sampler
-from storage.schema import to_table
+from storage.buffer.index import Index
+from storage.buffer.sampler import default_sampler
+from storage.local_files.shared_cache import cache_folder
+from storage.log.schema import to_table
 from tba.config import Config, SearchConfig
 from tba.errors import ConfigError, Missing
 from tba.evaluator import Evaluator

@@ -44,8 +44,8 @@ from benchmarks.science.ablations import finished, tba
 from benchmarks.science.lagged import make_scores
 from benchmarks.science.rows import append, read, spread
 from storage.layout import run_url
-from storage.run import Run as StoredRun
-from storage.versions import Versions
+from storage.runs.run import Run as StoredRun
+from storage.weights.versions import Versions
 from tba.presets import preset
 from tba.types import Version
 

@@ -8,7 +8,7 @@ from flows.charts import Series, line_chart
 from flows.page import Table, heading
 from flows.report import SCORES, evaluated
 from flows.texts import line
-from storage.events import ROUTINE
+from storage.runs.events import ROUTINE
 
 _STEPS_A_PAGE = 100
 _NEWEST = 12

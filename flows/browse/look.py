@@ -12,7 +12,7 @@ from flows.progress import bar
 from flows.query_process import QueryProcess
 from flows.row_values import decode_row, encode_row
 from flows.runs import Summary, summarise
-from storage.run import Run
+from storage.runs.run import Run
 from tba.errors import Refused, TooLong
 
 __all__ = ["Look", "Refused", "TooLong"]

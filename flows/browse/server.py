@@ -26,7 +26,7 @@ from flows.browse.look import Look, Refused, TooLong
 from flows.browse.tokens import Tokens
 from flows.statements import explain
 from flows.texts import line
-from storage.run import Run
+from storage.runs.run import Run
 from tba.errors import ConfigError, QueryError, TBAError
 
 _MOST_OF_ADDRESS = 16_000  # characters

@@ -11,7 +11,7 @@ from flows.browse.glance import events_table
 from flows.browse.look import Look, Refused
 from flows.page import heading
 from flows.texts import line
-from storage.events import ROUTINE
+from storage.runs.events import ROUTINE
 
 _BEFORE = 20  # steps that a step is compared with
 _UNUSUAL = 2.0  # times the median of those

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from storage import layout
-from storage.run import Run
-from storage.versions import Versions
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 
 _FILE = "tokenizer.json"
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from flows import role
-from storage.run import Run
+from storage.runs.run import Run
 from tba.batching import Batch
 from tests.flows import script_role
 

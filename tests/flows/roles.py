@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.processes import Role, process_of
-from storage.leases import Lease, read_leases, readable_lease
-from storage.run import Run
+from storage.runs.leases import Lease, read_leases, readable_lease
+from storage.runs.run import Run
 
 LIMITS = {
     "limits.lease_every": 0.2,

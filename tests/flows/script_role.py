@@ -20,11 +20,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from storage.evaluations import Evaluations
-from storage.events import Events
-from storage.leases import HeldLease
-from storage.run import Run
-from storage.versions import Versions
+from storage.runs.events import Events
+from storage.runs.leases import HeldLease
+from storage.runs.run import Run
+from storage.weights.evaluations import Evaluations
+from storage.weights.versions import Versions
 from tba.config import parse
 from tba.errors import Stopped, Superseded
 from tba.types import Score, Version

@@ -11,7 +11,7 @@ from flows.browse import server
 from flows.browse.connections import Limits
 from flows.browse.look import Look
 from flows.browse.server import Door
-from storage.run import Run
+from storage.runs.run import Run
 
 
 class Site:

@@ -13,10 +13,10 @@ import pytest
 from flows import plan, watch
 from flows.alarms import OperatingAlarms
 from flows.webhook import VARIABLE, open_webhook
-from storage.disks import fullest_disk
-from storage.leases import Lease, Seen
-from storage.run import Run
-from storage.views import connect
+from storage.queries.views import connect
+from storage.runs.free_space import fullest_disk
+from storage.runs.leases import Lease, Seen
+from storage.runs.run import Run
 from tba.config import AlarmsConfig
 from tba.errors import ConfigError
 from tests.flows.roles import at_work, behave, end_roles, finish, until

@@ -30,9 +30,9 @@ from flows.charts import number
 from flows.cli import main
 from flows.texts import shown
 from storage import layout
-from storage.run import Run
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage.log.trajectories import Trajectories
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tests.browser import open_page
 from tests.builders import make_shard
 from tests.flows.site import Site, Whole, serve

@@ -11,7 +11,7 @@ import pytest
 
 from flows.browse.connections import Limits
 from flows.page import Table
-from storage.run import Run
+from storage.runs.run import Run
 from tests.flows.site import Site, serve
 from tests.storage.synthetic import make_run
 

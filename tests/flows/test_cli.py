@@ -22,13 +22,13 @@ import storage
 from flows import plan, runs, watch
 from flows.cli import main
 from storage import layout
-from storage.checkpoints import Checkpoints
-from storage.control import change_state
-from storage.evaluations import Evaluations
-from storage.events import Events
-from storage.leases import SUPERVISOR, HeldLease, read_leases
-from storage.run import Run
-from storage.trajectories import Trajectories
+from storage.log.trajectories import Trajectories
+from storage.runs.control import change_state
+from storage.runs.events import Events
+from storage.runs.leases import SUPERVISOR, HeldLease, read_leases
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.evaluations import Evaluations
 from tba.presets import preset
 from tba.types import Score, Version
 from tests.builders import make_shard

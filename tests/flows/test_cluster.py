@@ -17,9 +17,9 @@ import storage
 from flows.cli import main
 from flows.stack import FINAL, POOLS, Stack
 from flows.supervise import CLOSED
-from storage.events import read_events
-from storage.leases import read_lease, read_leases
-from storage.run import Run
+from storage.runs.events import read_events
+from storage.runs.leases import read_lease, read_leases
+from storage.runs.run import Run
 from tests.flows.roles import LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
 from tests.flows.test_flow import ROLES, Flow
 from tests.tba.tiny import tiny_folder

@@ -12,12 +12,12 @@ import pytest
 from flows import audit, cli, forks, plan, wiring
 from flows.compact import compact_all, compact_run, describe
 from storage import layout
-from storage.attempts import claim_attempt
-from storage.check import check
-from storage.compacting import Compacted
-from storage.compactions import Compactions
-from storage.control import change_state
-from storage.run import Run
+from storage.log.compactions import Compactions
+from storage.maintenance.check import check
+from storage.maintenance.compactor import Compacted
+from storage.runs.attempts import claim_attempt
+from storage.runs.control import change_state
+from storage.runs.run import Run
 from tba.errors import ConfigError
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until

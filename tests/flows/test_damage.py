@@ -10,8 +10,10 @@ import pytest
 from flows import query_process
 from flows.cli import main
 from flows.summary import last_scores, markdown
-from storage import difficulty, layout, mirror, remembered_reads
-from storage.run import Run
+from storage import layout
+from storage.local_files import remembered_reads
+from storage.queries import difficulty, mirror
+from storage.runs.run import Run
 from tba.types import Version
 from tests.rewriting import with_digest
 from tests.storage.synthetic import PROMPTS, STEPS, copy_run, make_run, prune_version

@@ -8,13 +8,14 @@ import torch
 
 from flows import audit, forks, plan, wiring
 from flows.past import load_past
-from storage import folders, layout
-from storage.attempts import claim_attempt, newest_attempt
-from storage.check import check
-from storage.checkpoints import Checkpoints
-from storage.retention import given_up
-from storage.run import Run
-from storage.store import open_store
+from storage import layout
+from storage.maintenance.check import check
+from storage.objects import manifest_folders
+from storage.objects.store import open_store
+from storage.runs.attempts import claim_attempt, newest_attempt
+from storage.runs.retention import given_up
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
 from tba.config import parse
 from tba.errors import Damaged
 from tba.types import Version
@@ -98,7 +99,7 @@ def test_a_checkpoint_that_was_saved_wrong_is_passed_over_too(finished, tmp_path
     folder = tmp_path / "wrong"
     shutil.copytree(Checkpoints(run).load(*newest), folder)
     (folder / name).write_bytes(content)
-    folders.remove(run.store, layout.checkpoint(newest))
+    manifest_folders.remove(run.store, layout.checkpoint(newest))
     Checkpoints(run).save(*newest, 4 * EVERY, folder)
     assert resumes_with_the_same_steps(run, finished)
     [(_, _, message)] = passed_over(run)

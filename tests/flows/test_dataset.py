@@ -12,8 +12,8 @@ import yaml
 
 import storage
 from flows.cli import main
-from storage.run import Run
-from storage.trajectories import Trajectories
+from storage.log.trajectories import Trajectories
+from storage.runs.run import Run
 from tests.builders import make_trajectory
 from tests.storage.synthetic import make_run
 

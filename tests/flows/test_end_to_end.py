@@ -12,8 +12,8 @@ from typing import TypeVar
 import pytest
 
 import storage
-from storage.leases import Lease, read_lease, read_leases
-from storage.run import Run
+from storage.runs.leases import Lease, read_lease, read_leases
+from storage.runs.run import Run
 from tests.flows.roles import TINY
 from tests.tba.tiny import tiny_folder
 

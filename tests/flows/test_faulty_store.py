@@ -9,10 +9,10 @@ import pytest
 
 import storage
 from flows import plan
-from storage.attempts import newest_attempt
-from storage.check import check
-from storage.control import change_state
-from storage.run import Run
+from storage.maintenance.check import check
+from storage.runs.attempts import newest_attempt
+from storage.runs.control import change_state
+from storage.runs.run import Run
 from tests.conftest import s3_root
 from tests.flows.roles import TINY
 from tests.proxy import Fault, Operation, faulty

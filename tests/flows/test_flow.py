@@ -20,11 +20,11 @@ from flows.cli import main
 from flows.stack import FINAL, Stack, run_task
 from flows.tba import tba
 from storage import layout
-from storage.control import change_state, read_state
-from storage.events import read_events
-from storage.leases import read_lease, read_leases
-from storage.run import Run
-from storage.store import open_store
+from storage.objects.store import open_store
+from storage.runs.control import change_state, read_state
+from storage.runs.events import read_events
+from storage.runs.leases import read_lease, read_leases
+from storage.runs.run import Run
 from tba.errors import ConfigError
 from tba.presets import preset
 from tests.conftest import s3_root

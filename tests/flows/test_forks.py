@@ -19,15 +19,16 @@ import pytest
 import storage
 from flows import audit, cli, forks, plan, wiring
 from flows.past import load_past
-from storage import folders, layout, parquet, records
-from storage.check import check
-from storage.checkpoints import Checkpoints
-from storage.compacting import compact
-from storage.control import change_state, read_state
-from storage.forks import register
-from storage.retention import give_up
-from storage.run import Run
-from storage.store import LocalStore
+from storage import layout
+from storage.maintenance.check import check
+from storage.maintenance.compactor import compact
+from storage.objects import manifest_folders, parquet, records
+from storage.objects.store import LocalStore
+from storage.runs.control import change_state, read_state
+from storage.runs.forks import register
+from storage.runs.retention import give_up
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
 from tba import learner
 from tba.config import parse
 from tba.errors import ConfigError, Damaged, Missing
@@ -227,7 +228,7 @@ def test_a_checkpoint_that_was_given_up_and_is_still_there_is_taken_along(killed
     give_up(parent, checkpoints=[checkpoint], why="a test")  # by somebody who was killed then, or is about to remove it
     run = forks.fork(parent, checkpoint.number * EVERY, {"training.steps": "28"}, name="copied")
     assert run.parent and run.parent.rebuilt
-    folders.remove(parent.store, layout.checkpoint(checkpoint))
+    manifest_folders.remove(parent.store, layout.checkpoint(checkpoint))
     assert checkpoint in Checkpoints(run).complete()
     assert check(run).problems == []
 
@@ -506,7 +507,7 @@ def test_what_is_given_up_before_a_fork_with_a_larger_index_is_registered_is_in_
 def test_a_fork_without_the_checkpoint_it_starts_from_says_so_and_publishes_nothing(killed: Run):
     run = forks.fork(killed, 6, {}, name="no-start", replay=True)
     for checkpoint in Checkpoints(replace(run, store=run.own, inherits=None)).complete():
-        folders.remove(run.own, layout.checkpoint(checkpoint))
+        manifest_folders.remove(run.own, layout.checkpoint(checkpoint))
     (error,) = live(run, "trainer", wiring.run_trainer)
     assert isinstance(error, Damaged) and "starts from the checkpoint of sync 3, which is gone" in str(error)
     assert not run.own.list(layout.VERSIONS)

@@ -8,12 +8,13 @@ import pytest
 from flows import plan
 from flows.cli import main
 from flows.give_up import give_up
-from storage import layout, retention
-from storage.checkpoints import Checkpoints
-from storage.control import read_state
-from storage.leases import HeldLease
-from storage.retention import GivenUpShards, given_up
-from storage.run import Run
+from storage import layout
+from storage.runs import retention
+from storage.runs.control import read_state
+from storage.runs.leases import HeldLease
+from storage.runs.retention import GivenUpShards, given_up
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
 from tba.errors import ConfigError, Damaged
 from tests.storage.synthetic import make_run
 

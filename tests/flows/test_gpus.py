@@ -17,9 +17,9 @@ from flows.engines import _starting
 from flows.gpus import Devices, parse_listing, usable
 from flows.launchers import local_launcher
 from flows.processes import LocalLauncher, NotNow, Role
-from storage.control import change_state
-from storage.events import Events, read_events
-from storage.run import Run
+from storage.runs.control import change_state
+from storage.runs.events import Events, read_events
+from storage.runs.run import Run
 from tba.config import Config, EngineConfig
 from tba.errors import ConfigError, RunFailed
 from tba.presets import preset

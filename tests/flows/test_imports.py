@@ -19,11 +19,11 @@ from flows.cli import main
 from flows.compact import compact_run
 from flows.imports import _apart
 from storage import layout
-from storage.check import check
-from storage.leases import read_leases
-from storage.prompts import read_prompts
-from storage.run import Run
-from storage.versions import Versions
+from storage.log.prompts import read_prompts
+from storage.maintenance.check import check
+from storage.runs.leases import read_leases
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tba.errors import DeadlinePassed
 from tba.policy import Policy, PolicyScorer
 from tba.types import Prompt, Version

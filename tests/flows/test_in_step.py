@@ -9,9 +9,9 @@ import pytest
 from flows import plan
 from flows.processes import FINISHED, STOPPED
 from storage import layout
-from storage.check import check
-from storage.control import change_state
-from storage.run import Run
+from storage.maintenance.check import check
+from storage.runs.control import change_state
+from storage.runs.run import Run
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_forks import kill, role, rows, stored
 from tests.flows.test_roles import settings

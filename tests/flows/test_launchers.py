@@ -16,10 +16,10 @@ from flows.launchers import Background, run_here
 from flows.one_life import watch_one
 from flows.processes import STOPPED, LocalLauncher, Role
 from flows.supervise import Event, StopRequest, supervise
-from storage.control import change_state, read_state
-from storage.leases import read_leases
-from storage.run import Run
-from storage.store import LocalStore
+from storage.objects.store import LocalStore
+from storage.runs.control import change_state, read_state
+from storage.runs.leases import read_leases
+from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import RunFailed, Stopped, Superseded
 from tba.presets import preset
@@ -88,7 +88,7 @@ def test_a_run_that_was_asked_to_stop_says_how_to_go_on(run: Run):
 )
 def test_a_program_that_is_told_to_end_stops_its_roles_first(run: Run, numbers: list[signal.Signals], code: int):
     program = (
-        "import sys; from flows.launchers import run_here; from storage.run import Run\n"
+        "import sys; from flows.launchers import run_here; from storage.runs.run import Run\n"
         "try: run_here(Run.open(sys.argv[1]))\n"
         "except KeyboardInterrupt: sys.exit(130)"
     )

@@ -11,11 +11,11 @@ from transformers.utils import logging
 import storage
 from flows import audit, forks, plan, wiring
 from flows.export import export
-from storage.check import check
-from storage.checkpoints import Checkpoints
-from storage.evaluations import Evaluations
-from storage.run import Run
-from storage.versions import Versions
+from storage.maintenance.check import check
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.evaluations import Evaluations
+from storage.weights.versions import Versions
 from tba.config import parse
 from tba.errors import ConfigError
 from tba.types import Version

@@ -17,7 +17,7 @@ import pytest
 from flows.browse.look import Look
 from flows.query_process import QueryProcess
 from flows.row_values import Bounds, Encoder, decode_row, encode_row
-from storage.run import Run
+from storage.runs.run import Run
 from tba.errors import QueryEnded, QueryError, QueryFailed, Refused, TooLong
 from tests.flows.site import Site, serve
 from tests.storage.synthetic import STEPS, make_run

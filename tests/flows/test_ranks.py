@@ -11,7 +11,7 @@ import pytest
 
 import storage
 from flows import plan, ranks
-from storage.run import Run
+from storage.runs.run import Run
 from tba.messages import send
 from tba.presets import preset
 from tests.flows.roles import TINY, is_running

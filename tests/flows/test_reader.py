@@ -13,12 +13,12 @@ import pytest
 from flows import plan
 from flows.reader import Reader, make_buffer
 from storage import layout
-from storage.attempts import claim_attempt
-from storage.events import Events
-from storage.run import Run
-from storage.schema import decode
-from storage.store import open_store
-from storage.trajectories import Trajectories
+from storage.log.schema import decode
+from storage.log.trajectories import Trajectories
+from storage.objects.store import open_store
+from storage.runs.attempts import claim_attempt
+from storage.runs.events import Events
+from storage.runs.run import Run
 from tba.errors import ConfigError, Missing, RunFailed, Superseded
 from tba.types import Version
 from tests.builders import fetched_of, from_table, make_shard, rows_in, rows_of
@@ -162,7 +162,7 @@ def test_signals_that_are_meant_for_the_trainer_leave_it_alone(run: Run):
 
 def test_it_ends_with_its_trainer_however_that_ends(run: Run):
     program = (
-        "import sys, time; from flows.reader import Reader; from storage.run import Run\n"
+        "import sys, time; from flows.reader import Reader; from storage.runs.run import Run\n"
         "reader = Reader(Run.open(sys.argv[1]), 1, 1, deadline=60); reader.waiting()\n"
         "print(reader.process.pid, flush=True); time.sleep(60)"
     )

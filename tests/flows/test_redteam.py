@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flows import plan
-from storage.check import check
-from storage.run import Run
+from storage.maintenance.check import check
+from storage.runs.run import Run
 from tba.config import TaskConfig, parse
 from tba.errors import ConfigError
 from tba.policy import Policy

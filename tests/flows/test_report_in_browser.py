@@ -11,7 +11,7 @@ from playwright.sync_api import Page as Shown
 import storage
 from flows import comparison
 from flows.report import write
-from storage.run import Run
+from storage.runs.run import Run
 from tba.errors import ConfigError
 from tests.browser import open_page
 from tests.storage.synthetic import SyntheticRun, make_run

@@ -8,10 +8,10 @@ import pytest
 from flows import role
 from flows.processes import FAILED, FINISHED, LOG_FORMAT
 from flows.supervise import ERROR_LINE
-from storage.control import change_state
-from storage.events import read_events
-from storage.leases import read_lease
-from storage.run import Run
+from storage.runs.control import change_state
+from storage.runs.events import read_events
+from storage.runs.leases import read_lease
+from storage.runs.run import Run
 from tba.presets import preset
 from tests.storage.test_store import begin_upload
 

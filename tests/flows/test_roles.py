@@ -14,20 +14,20 @@ import storage
 from flows import plan, wiring
 from flows.reader import make_buffer
 from storage import layout
-from storage.attempts import claim_attempt, newest_attempt
-from storage.cache import cache_folder
-from storage.check import check
-from storage.checkpoints import Checkpoints
-from storage.control import change_state
-from storage.evaluations import Evaluations
-from storage.events import Events
-from storage.leases import HeldLease
-from storage.prompts import read_prompts
-from storage.run import Run
-from storage.s3 import S3Store
-from storage.store import open_store
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage.local_files.shared_cache import cache_folder
+from storage.log.prompts import read_prompts
+from storage.log.trajectories import Trajectories
+from storage.maintenance.check import check
+from storage.objects.s3 import S3Store
+from storage.objects.store import open_store
+from storage.runs.attempts import claim_attempt, newest_attempt
+from storage.runs.control import change_state
+from storage.runs.events import Events
+from storage.runs.leases import HeldLease
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.evaluations import Evaluations
+from storage.weights.versions import Versions
 from tba.config import Config, parse
 from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded
 from tba.policy import Policy

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from flows.prompt import Completer
-from storage.run import Run
-from storage.trajectories import Trajectories
+from storage.log.trajectories import Trajectories
+from storage.runs.run import Run
 from tests.builders import make_shard
 from tests.flows.terminal import Terminal
 from tests.storage.synthetic import PROMPTS, STEPS, make_live_run, make_run

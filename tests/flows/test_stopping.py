@@ -17,10 +17,10 @@ from flows.processes import STOPPED, LocalLauncher, Role
 from flows.stopping import MOST, SAFETY, Patience, Stopping, forecast, seconds_to_stop
 from flows.supervise import Event, StopRequest
 from flows.wanted import stop
-from storage.control import change_state
-from storage.leases import Lease, Seen, readable_lease
-from storage.records import now
-from storage.run import Run
+from storage.objects.records import now
+from storage.runs.control import change_state
+from storage.runs.leases import Lease, Seen, readable_lease
+from storage.runs.run import Run
 from tba.config import LimitsConfig, parse
 from tba.errors import Stopped
 from tests.flows.roles import LIMITS, at_work, behave, end_roles, is_running, script, until

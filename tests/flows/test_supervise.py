@@ -17,12 +17,12 @@ from flows.runs import summarise
 from flows.supervise import Event, StopRequest, supervise
 from flows.wanted import scale, stop
 from storage import layout
-from storage.control import change_state, read_state
-from storage.events import read_events
-from storage.leases import Lease, Seen, read_leases
-from storage.records import encode, now
-from storage.run import Run
-from storage.store import Store
+from storage.objects.records import encode, now
+from storage.objects.store import Store
+from storage.runs.control import change_state, read_state
+from storage.runs.events import read_events
+from storage.runs.leases import Lease, Seen, read_leases
+from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import Damaged, RunFailed, Stopped, StorageError, Superseded
 from tba.presets import preset

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import storage
-from storage.run import Run
+from storage.runs.run import Run
 from tests.flows.roles import TINY
 from tests.tba.tiny import tiny_folder
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from flows import plan
-from storage.check import check
-from storage.run import Run
+from storage.maintenance.check import check
+from storage.runs.run import Run
 from tba.judge import Judge
 from tests.conftest import s3_root
 from tests.flows.test_roles import SMALL, rows, run_all, upload

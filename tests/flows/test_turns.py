@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from flows import audit, plan
-from storage.check import check
-from storage.evaluations import Evaluations
-from storage.run import Run
+from storage.maintenance.check import check
+from storage.runs.run import Run
+from storage.weights.evaluations import Evaluations
 from tba.policy import Policy
 from tests.flows.test_roles import rows, run_all, settings
 from tests.tba.test_turns import CHARACTERS

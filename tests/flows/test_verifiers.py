@@ -10,10 +10,10 @@ import torch
 pytest.importorskip("verifiers", reason="the extra `verifiers` is not installed")
 
 from flows import audit, plan
-from storage.check import check
-from storage.evaluations import Evaluations
-from storage.prompts import read_prompts
-from storage.run import Run
+from storage.log.prompts import read_prompts
+from storage.maintenance.check import check
+from storage.runs.run import Run
+from storage.weights.evaluations import Evaluations
 from tba.config import parse
 from tba.policy import Policy
 from tba.tasks import get_task

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from flows import audit, plan
-from storage.check import check
-from storage.run import Run
-from storage.versions import Versions
+from storage.maintenance.check import check
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tba.errors import ConfigError
 from tba.generating import generate
 from tba.generation import TransformersGenerator

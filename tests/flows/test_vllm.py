@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import storage
 from flows.export import export
-from storage.check import check
-from storage.run import Run
-from storage.versions import Versions
+from storage.maintenance.check import check
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tba.policy import Policy, PolicyScorer
 from tba.types import Prompt, Response, Version
 from tests.flows.roles import TINY

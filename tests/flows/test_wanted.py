@@ -11,9 +11,9 @@ import pytest
 
 from flows.cli import main
 from storage import layout
-from storage.control import change_state, read_state
-from storage.leases import HeldLease, read_leases
-from storage.run import Run
+from storage.runs.control import change_state, read_state
+from storage.runs.leases import HeldLease, read_leases
+from storage.runs.run import Run
 from tba.errors import Stopped
 from tests.flows.roles import at_work, behave, end_roles, is_running, until
 from tests.flows.test_supervise import ROLES, Supervised, make_run

@@ -8,8 +8,8 @@ import pytest
 
 from flows import plan, wiring
 from flows.reader import make_buffer
-from storage.events import Events
-from storage.run import Run
+from storage.runs.events import Events
+from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import ConfigError
 from tba.presets import preset

@@ -4,14 +4,14 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from storage.attempts import claim_attempt
-from storage.events import Events
-from storage.ledger import ParquetLedger
-from storage.prompts import write_prompts
-from storage.replay_buffer import DuckReplayBuffer
-from storage.run import Run
-from storage.sampler import default_sampler
-from storage.trajectories import Trajectories
+from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.buffer.sampler import default_sampler
+from storage.log.ledger import ParquetLedger
+from storage.log.prompts import write_prompts
+from storage.log.trajectories import Trajectories
+from storage.runs.attempts import claim_attempt
+from storage.runs.events import Events
+from storage.runs.run import Run
 from tba.types import Copies, Draw, Evict, Outcome, StepRecord, Trajectory, Version
 from tests.builders import make_prompt, make_trajectory
 from tests.storage.indexes import make_eligibility

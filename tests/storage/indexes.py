@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from storage.index import Index
-from storage.sampler import default_sampler
-from storage.schema import to_table
+from storage.buffer.index import Index
+from storage.buffer.sampler import default_sampler
+from storage.log.schema import to_table
 from tba.types import Copies, Draw, Eligibility, Evict, Trajectory, Version
 from tests.storage.oracle import Row
 

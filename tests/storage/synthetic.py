@@ -12,20 +12,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from storage import folders, layout
-from storage.attempts import claim_attempt
-from storage.checkpoints import Checkpoints
-from storage.control import change_state
-from storage.evaluations import Evaluations
-from storage.events import Events
-from storage.ledger import ParquetLedger
-from storage.prompts import write_prompts
-from storage.replay_buffer import DuckReplayBuffer
-from storage.retention import give_up
-from storage.run import Run
-from storage.sampler import default_sampler
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage import layout
+from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.buffer.sampler import default_sampler
+from storage.log.ledger import ParquetLedger
+from storage.log.prompts import write_prompts
+from storage.log.trajectories import Trajectories
+from storage.objects import manifest_folders
+from storage.runs.attempts import claim_attempt
+from storage.runs.control import change_state
+from storage.runs.events import Events
+from storage.runs.retention import give_up
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.evaluations import Evaluations
+from storage.weights.versions import Versions
 from tba.config import Config
 from tba.presets import preset
 from tba.types import Base, Draw, Outcome, Score, StepRecord, Version
@@ -271,7 +272,7 @@ def fill(folder: str, content: str) -> None:
 def prune_version(run: Run, version: Version) -> None:
     """Give up a version the way pruning does."""
     give_up(run, versions=[version], why="a test")
-    folders.remove(run.store, layout.version(version))
+    manifest_folders.remove(run.store, layout.version(version))
 
 
 def put(run: Run, name: str, data: bytes) -> None:

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import arrivals
-from storage.arrivals import Arrivals, Seqs
-from storage.payloads import Payloads
-from storage.run import Run
-from storage.store import Entry, Store
-from storage.trajectories import Trajectories
+from storage.buffer import arrivals
+from storage.buffer.arrivals import Arrivals, Seqs
+from storage.log.payloads import Payloads
+from storage.log.trajectories import Trajectories
+from storage.objects.store import Entry, Store
+from storage.runs.run import Run
 from tba.errors import Damaged
 from tests.builders import make_shard
 

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import folders, layout
-from storage.attempts import Span, chain, claim_attempt, newest_attempt, read_attempt
-from storage.checkpoints import Checkpoints
-from storage.retention import GivenUpPayloads, give_up
-from storage.run import Run
-from storage.store import open_store
+from storage import layout
+from storage.objects import manifest_folders
+from storage.objects.store import open_store
+from storage.runs.attempts import Span, chain, claim_attempt, newest_attempt, read_attempt
+from storage.runs.retention import GivenUpPayloads, give_up
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
 from tba.errors import Damaged, Missing, StorageError, UnsafeStore
 from tba.types import Eligibility, Version
 from tests.conftest import s3_root
@@ -124,7 +125,7 @@ def test_a_claim_that_races_pruning_goes_on_from_the_checkpoint_that_is_left(
         """The trainer before, which does not know yet that it is superseded."""
         monkeypatch.undo()
         save(run, tmp_path, 8, 1)
-        monkeypatch.setattr("storage.attempts.chain", lambda run: spans)
+        monkeypatch.setattr("storage.runs.attempts.chain", lambda run: spans)
         assert pruned.prune(1) == [Version(6, 1)]
         monkeypatch.undo()
 
@@ -270,7 +271,7 @@ def test_a_store_that_does_not_answer_is_no_damage(run: Run, tmp_path: Path, mon
     def fail(*_: object, **__: object) -> Path:
         raise StorageError("no answer")
 
-    monkeypatch.setattr("storage.folders.local_copy", fail)
+    monkeypatch.setattr("storage.objects.manifest_folders.local_copy", fail)
     with pytest.raises(StorageError, match="no answer") as raised:
         claim_attempt(run)
     assert not isinstance(raised.value, Damaged)
@@ -283,15 +284,15 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read_is_not_called_damaged(
 ):
     claim_attempt(run)
     save(run, tmp_path, 2, 1)
-    local_copy = folders.local_copy
+    local_copy = manifest_folders.local_copy
 
     def prune(*_: object, **__: object) -> Path:
         """The trainer before, which has a newer one."""
-        monkeypatch.setattr("storage.folders.local_copy", local_copy)
+        monkeypatch.setattr("storage.objects.manifest_folders.local_copy", local_copy)
         save(run, tmp_path, 4, 1)
-        folders.remove(run.store, layout.checkpoint(Version(2, 1)))
-        return folders.local_copy(run.store, layout.checkpoint(Version(2, 1)))
+        manifest_folders.remove(run.store, layout.checkpoint(Version(2, 1)))
+        return manifest_folders.local_copy(run.store, layout.checkpoint(Version(2, 1)))
 
-    monkeypatch.setattr("storage.folders.local_copy", prune)
+    monkeypatch.setattr("storage.objects.manifest_folders.local_copy", prune)
     attempt = claim_attempt(run, pass_over=lambda it, error: pytest.fail(f"{it} {error}"))
     assert attempt.continues == Version(4, 1)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from storage import folders
-from storage.cache import cache_folder, shared_copy
-from storage.store import open_store
+from storage.local_files.shared_cache import cache_folder, shared_copy
+from storage.objects import manifest_folders
+from storage.objects.store import open_store
 from tba.errors import DeadlinePassed, Missing, StorageError
 from tests.conftest import s3_root
 from tests.servers import Server
@@ -147,11 +147,11 @@ def test_processes_that_load_versions_at_the_same_time_share_them(
         source.mkdir()
         for name in ("a", "b"):
             (source / name).write_bytes(b"%d" % number * 100_000)
-        folders.publish(store, f"versions/{number:06d}-a0001/", source, {})
+        manifest_folders.publish(store, f"versions/{number:06d}-a0001/", source, {})
     role = (
         "import sys, time\n"
         "from storage import folders\n"
-        "from storage.store import open_store\n"
+        "from storage.objects.store import open_store\n"
         "store, fetch, fetched = open_store(sys.argv[1]), folders._fetch_file, []\n"
         "folders._fetch_file = lambda *a: (fetched.append(a), fetch(*a))\n"
         "print('ready', flush=True); sys.stdin.readline()\n"

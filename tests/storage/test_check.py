@@ -10,13 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage import folders, layout
-from storage.check import Findings, _Check, check
-from storage.compacting import compact
-from storage.retention import give_up
-from storage.run import Run
-from storage.schema import encode
-from storage.trajectories import Trajectories
+from storage import layout
+from storage.log.schema import encode
+from storage.log.trajectories import Trajectories
+from storage.maintenance.check import Findings, _Check, check
+from storage.maintenance.compactor import compact
+from storage.objects import manifest_folders
+from storage.runs.retention import give_up
+from storage.runs.run import Run
 from tba.types import Eligibility, Version
 from tests.builders import make_shard
 from tests.rewriting import describe_again, replace_text, rewrite, with_digest
@@ -289,14 +290,14 @@ def test_a_flipped_byte_of_weights_is_found(whole: Run, name: str):
 
 
 def test_a_flipped_byte_of_a_difference_is_found_though_whoever_published_it_has_the_version(whole: Run):
-    assert folders.local_copy(whole.store, "versions/000004-a0002/").is_dir()
+    assert manifest_folders.local_copy(whole.store, "versions/000004-a0002/").is_dir()
     flip(whole, "versions/000004-a0002/model.safetensors.xor.zst")
     [problem] = check(whole).problems
     assert problem.key == "versions/000004-a0002/" and "model.safetensors.xor.zst" in problem.problem
 
 
 def test_a_base_that_is_gone_is_named_with_each_version_that_needs_it(whole: Run):
-    folders.remove(whole.store, "versions/000002-a0002/")
+    manifest_folders.remove(whole.store, "versions/000002-a0002/")
     assert [(it.key, "versions/000002-a0002/ does not exist" in it.problem) for it in check(whole).problems] == [
         (f"versions/{number:06d}-a0002/", True) for number in (3, 4)
     ]
@@ -321,7 +322,7 @@ def test_what_is_given_up_and_removed_meanwhile_is_only_noted(whole: Run, prefix
                 give_up(whole, versions=[name], why="a test")
             else:
                 give_up(whole, checkpoints=[name], why="a test")
-            folders.remove(whole.store, f"{prefix}{name}/")
+            manifest_folders.remove(whole.store, f"{prefix}{name}/")
         return usual(self, asked, *others)
 
     monkeypatch.setattr(_Check, "folders", meanwhile)
@@ -366,7 +367,7 @@ def test_an_object_that_this_process_may_not_read_is_found(whole: Run, monkeypat
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("storage.folders.local_copy", refuse)
+    monkeypatch.setattr("storage.objects.manifest_folders.local_copy", refuse)
     assert found(check(whole), "versions/000002-a0002/", "cannot be read: Permission denied")
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from storage import layout
-from storage.attempts import claim_attempt
-from storage.check import check
-from storage.checkpoints import Checkpoints
-from storage.retention import given_up
-from storage.run import Run
+from storage.maintenance.check import check
+from storage.runs.attempts import claim_attempt
+from storage.runs.retention import given_up
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
 from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
 from tests.damage import DAMAGES, OPTIMIZER, damage

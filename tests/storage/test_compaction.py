@@ -15,22 +15,24 @@ import pyarrow.parquet as pq
 import pytest
 
 import storage
-from storage import admitted_shards, compacting, layout
-from storage.attempts import claim_attempt
-from storage.check import check
-from storage.compacting import Compacted, compact
-from storage.compactions import COLUMNS as CONTENT
-from storage.compactions import PAYLOAD, Compactions
-from storage.forks import unregister
-from storage.index import COLUMNS
-from storage.payloads import Payloads, ShardReader
-from storage.replay_buffer import DuckReplayBuffer
-from storage.retention import given_up_payloads, in_the_way
-from storage.run import Run
-from storage.schema import LATER, encode
-from storage.store import Entry, Store
-from storage.syncs import read_chain
-from storage.trajectories import Trajectories
+from storage import layout
+from storage.buffer.index import COLUMNS
+from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.log.compactions import COLUMNS as CONTENT
+from storage.log.compactions import PAYLOAD, Compactions
+from storage.log.payloads import Payloads, ShardReader
+from storage.log.schema import LATER, encode
+from storage.log.syncs import read_chain
+from storage.log.trajectories import Trajectories
+from storage.maintenance import compactor
+from storage.maintenance.check import check
+from storage.maintenance.compactor import Compacted, compact
+from storage.objects.store import Entry, Store
+from storage.queries import admitted_shards
+from storage.runs.attempts import claim_attempt
+from storage.runs.forks import unregister
+from storage.runs.retention import given_up_payloads, in_the_way
+from storage.runs.run import Run
 from tba.errors import Damaged, Missing, Superseded
 from tba.types import Version
 from tests.builders import make_shard, rows_of
@@ -202,8 +204,8 @@ def test_a_run_without_a_checkpoint_is_left_alone(root: str):
 
 @local
 def test_an_object_has_few_shards_and_each_row_group_rows_of_one(root: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compacting, "SHARDS", 5)
-    monkeypatch.setattr(compacting, "_ROWS", 4)
+    monkeypatch.setattr(compactor, "SHARDS", 5)
+    monkeypatch.setattr(compactor, "_ROWS", 4)
     run = make_run(root)
     before = tables(run)
     compacted(run)
@@ -217,7 +219,7 @@ def test_an_object_has_few_shards_and_each_row_group_rows_of_one(root: str, monk
 
 @local
 def test_a_query_of_one_sync_reads_only_its_row_groups(root: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compacting, "SHARDS", 6)
+    monkeypatch.setattr(compactor, "SHARDS", 6)
     run = make_run(root)
     compacted(run)
     first, _ = sorted(objects(run))
@@ -256,7 +258,7 @@ def test_what_was_stored_before_there_was_a_column_is_read_and_compacted_as_if_e
 ):
     run = make_run(root)
     with monkeypatch.context() as earlier:
-        earlier.setattr(compacting, "COLUMNS", pa.schema([it for it in CONTENT if it.name not in LATER]))
+        earlier.setattr(compactor, "COLUMNS", pa.schema([it for it in CONTENT if it.name not in LATER]))
         compacted(run)
     path = Path(run.url, layout.shard(0, 6))
     path.write_bytes(earlier_shard(path))
@@ -316,7 +318,7 @@ def every_row(run: Run, *, disk_bytes: int) -> list:
 def test_each_compaction_is_opened_once_and_a_later_life_asks_for_nothing(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(compacting, "SHARDS", 5)
+    monkeypatch.setattr(compactor, "SHARDS", 5)
     run = make_run(root)
     expected = every_row(run, disk_bytes=0)
     compacted(run)
@@ -452,8 +454,8 @@ def watched(run: Run, at: int, happen) -> tuple[Run, Watched]:
 def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next_finishes_it(
     root: str, tmp_path: Path, drop_beyond: int | None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(compacting, "SHARDS", 16)
-    monkeypatch.setattr(compacting, "SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(compactor, "SHARDS", 16)
+    monkeypatch.setattr(compactor, "SIDE_BY_SIDE", 1)
     whole = make_run(root)
     compacted(whole, keep=2)  # one is there, and is made again with others
     before = tables(whole, without=PAYLOAD)
@@ -484,7 +486,7 @@ def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next
 @local
 @pytest.mark.slow
 def test_two_compactions_at_once_do_no_harm(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compacting, "SIDE_BY_SIDE", 1)
+    monkeypatch.setattr(compactor, "SIDE_BY_SIDE", 1)
     whole = make_run(root)
     before = tables(whole)
     for other in (partial(compacted, keep=1), partial(compacted, keep=2)):
@@ -740,7 +742,7 @@ def test_giving_up_and_forking_at_once_leave_the_payloads_or_refuse_the_fork(
     parent = make_run(root)
     made: list[Run] = []
     refused: list[Missing] = []
-    give_up = compacting.retention.give_up
+    give_up = compactor.retention.give_up
 
     def attempt() -> None:
         try:
@@ -756,7 +758,7 @@ def test_giving_up_and_forking_at_once_leave_the_payloads_or_refuse_the_fork(
             attempt()
         return number
 
-    monkeypatch.setattr(compacting.retention, "give_up", meanwhile)
+    monkeypatch.setattr(compactor.retention, "give_up", meanwhile)
     compacted(parent, drop_beyond=CAPACITY)
     assert len(made) + len(refused) == 1
     for run in made:

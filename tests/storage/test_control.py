@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout, records
-from storage.check import check
-from storage.control import State, change_state, read_state, restore_state
-from storage.run import Run
+from storage import layout
+from storage.maintenance.check import check
+from storage.objects import records
+from storage.runs.control import State, change_state, read_state, restore_state
+from storage.runs.run import Run
 from tba.errors import ConfigError, Damaged
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.cache import cache_folder
-from storage.copies import Copies
+from storage.local_files.object_cache import Copies
+from storage.local_files.shared_cache import cache_folder
 
 
 @pytest.fixture(autouse=True)

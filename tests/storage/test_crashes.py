@@ -16,16 +16,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage import layout
-from storage.attempts import chain, claim_attempt
-from storage.check import check
-from storage.checkpoints import Checkpoints
-from storage.events import read_events
-from storage.ledger import ParquetLedger
-from storage.prompts import write_prompts
-from storage.run import Run
-from storage.store import Store
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage.log.ledger import ParquetLedger
+from storage.log.prompts import write_prompts
+from storage.log.trajectories import Trajectories
+from storage.maintenance.check import check
+from storage.objects.store import Store
+from storage.runs.attempts import chain, claim_attempt
+from storage.runs.events import read_events
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.versions import Versions
 from tba.errors import Superseded
 from tba.types import Version
 from tests.builders import make_prompt, make_shard

@@ -12,15 +12,17 @@ import duckdb
 import pytest
 
 import storage
-from storage import layout, mirror, remembered_reads
-from storage.compacting import compact
-from storage.compactions import is_record
-from storage.digests import Digest
-from storage.file_comparison import verify
-from storage.regular_files import sha256_of_file
-from storage.remembered_reads import RememberedReads
-from storage.run import Run
-from storage.store import Entry, Store
+from storage import layout
+from storage.local_files import remembered_reads
+from storage.local_files.regular_files import sha256_of_file
+from storage.local_files.remembered_reads import RememberedReads
+from storage.log.compactions import is_record
+from storage.maintenance.compactor import compact
+from storage.objects.digests import Digest
+from storage.objects.store import Entry, Store
+from storage.queries import mirror
+from storage.queries.file_comparison import verify
+from storage.runs.run import Run
 from tba.types import Version
 from tests.rewriting import with_digest
 from tests.storage.synthetic import EVERY, LAST_SYNC, B, K, S, copy_run, make_live_run, make_run, prune_version

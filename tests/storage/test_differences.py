@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import differences
+from storage.objects import deltas
 from tba.errors import Damaged
 
 PIECE = 64
@@ -16,7 +16,7 @@ PIECE = 64
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differences, "_PIECE", PIECE)
+    monkeypatch.setattr(deltas, "_PIECE", PIECE)
 
 
 def files(folder: Path, base: bytes, file: bytes) -> tuple[Path, Path, Path, Path]:
@@ -28,8 +28,8 @@ def files(folder: Path, base: bytes, file: bytes) -> tuple[Path, Path, Path, Pat
 def there_and_back(folder: Path, base: bytes, file: bytes) -> bytes:
     """What is stored, of which docs/storage.md says how it comes about."""
     old, new, difference, again = files(folder, base, file)
-    differences.write(old, new, difference)
-    differences.apply(old, difference, again)
+    deltas.write(old, new, difference)
+    deltas.apply(old, difference, again)
     assert again.read_bytes() == file
     with pa.CompressedInputStream(str(difference), "zstd") as stored:
         assert stored.read() == bytes(a ^ b for a, b in zip(base, file, strict=True))
@@ -59,7 +59,7 @@ def test_weights_of_which_few_changed_take_a_small_part_of_their_bytes(tmp_path:
 @pytest.mark.parametrize("rot", [lambda data: b"no zstd at all", lambda data: data[: len(data) // 2], lambda data: b""])
 def test_what_is_no_difference_of_this_size_is_refused(small: None, tmp_path: Path, rot):
     old, new, difference, again = files(tmp_path, bytes(range(200)), bytes(range(1, 201)))
-    differences.write(old, new, difference)
+    deltas.write(old, new, difference)
     difference.write_bytes(rot(difference.read_bytes()))
     with pytest.raises(Damaged, match="difference"):
-        differences.apply(old, difference, again)
+        deltas.apply(old, difference, again)

@@ -6,10 +6,10 @@ import pytest
 
 import storage
 from storage import layout
-from storage.difficulty import ask
-from storage.prompts import write_prompts
-from storage.run import Run
-from storage.trajectories import Trajectories
+from storage.log.prompts import write_prompts
+from storage.log.trajectories import Trajectories
+from storage.queries.difficulty import ask
+from storage.runs.run import Run
 from tba.errors import ConfigError
 from tests.builders import make_prompt, make_shard, make_trajectory
 

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout, records
-from storage.attempts import claim_attempt
-from storage.check import check
-from storage.evaluations import Evaluations
-from storage.events import Events
-from storage.ledger import find_faults, read_entries
-from storage.prompts import read_prompts
-from storage.retention import give_up
-from storage.run import Run
+from storage import layout
+from storage.log.ledger import find_faults, read_entries
+from storage.log.prompts import read_prompts
+from storage.maintenance.check import check
+from storage.objects import records
+from storage.runs.attempts import claim_attempt
+from storage.runs.events import Events
+from storage.runs.retention import give_up
+from storage.runs.run import Run
+from storage.weights.evaluations import Evaluations
 from tba.errors import Damaged
 from tba.types import Score, Version
 from tests.rewriting import rewrite

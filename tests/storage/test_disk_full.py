@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from storage import layout
-from storage.attempts import claim_attempt, newest_attempt
-from storage.check import check
-from storage.checkpoints import Checkpoints
-from storage.control import change_state, read_state
-from storage.evaluations import Evaluations
-from storage.events import Events
-from storage.folders import local_copy
-from storage.leases import HeldLease, read_lease
-from storage.ledger import ParquetLedger
-from storage.mirror import take
-from storage.retention import give_up
-from storage.run import Run
-from storage.store import LocalStore, Store, open_store
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage.log.ledger import ParquetLedger
+from storage.log.trajectories import Trajectories
+from storage.maintenance.check import check
+from storage.objects.manifest_folders import local_copy
+from storage.objects.store import LocalStore, Store, open_store
+from storage.queries.mirror import take
+from storage.runs.attempts import claim_attempt, newest_attempt
+from storage.runs.control import change_state, read_state
+from storage.runs.events import Events
+from storage.runs.leases import HeldLease, read_lease
+from storage.runs.retention import give_up
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.evaluations import Evaluations
+from storage.weights.versions import Versions
 from tba.errors import StorageError
 from tba.types import Score, Version
 from tests.builders import make_shard
@@ -136,7 +136,7 @@ def test_a_file_larger_than_a_process_may_write_is_an_error_that_names_it(tmp_pa
     """For which nobody needs a disk of his own."""
     script = (
         "import resource, sys\n"
-        "from storage.store import LocalStore\n"
+        "from storage.objects.store import LocalStore\n"
         "from tba.errors import StorageError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
         "store = LocalStore(sys.argv[1])\n"
@@ -305,7 +305,7 @@ def remote(disk: Disk, moto: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_a_download_that_fits_only_in_part_is_an_error_and_leaves_nothing(
     disk: Disk, remote: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("storage.s3._PART", 10 * PAGE + 100)
+    monkeypatch.setattr("storage.objects.s3._PART", 10 * PAGE + 100)
     remote.create("a/key", content := os.urandom(25 * PAGE))
     for room in (0, 1, 5, 12, 24) if disk.lacks == "bytes" else (0,):
         disk.fill(room)

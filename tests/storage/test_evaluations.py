@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 import storage
-from storage import folders, layout
-from storage.attempts import claim_attempt
-from storage.evaluations import Evaluations
-from storage.run import Run
+from storage import layout
+from storage.objects import manifest_folders
+from storage.runs.attempts import claim_attempt
+from storage.runs.run import Run
+from storage.weights.evaluations import Evaluations
 from tba.errors import Damaged
 from tba.types import Score, Version
 from tests.rewriting import with_digest
@@ -51,7 +52,9 @@ def test_a_version_that_is_taken_again_after_a_crash_is_still_to_be_scored(tmp_p
     for version in (Version(2, 1), Version(LAST_SYNC, 1)):
         made.evaluate(version, 0.5)
     assert Version(LAST_SYNC, 1) in Evaluations(made.run).done()
-    folders.remove(made.run.store, layout.checkpoint(Version(LAST_SYNC, 1)))  # it was killed before it was there
+    manifest_folders.remove(
+        made.run.store, layout.checkpoint(Version(LAST_SYNC, 1))
+    )  # it was killed before it was there
     assert claim_attempt(made.run).continues == Version(2, 1)
     assert Evaluations(made.run).done() == {Version(0, 1), Version(2, 1)}
 

@@ -10,8 +10,8 @@ import duckdb
 import pytest
 
 from storage import layout
-from storage.events import EventReader, Events, read_events
-from storage.run import Run
+from storage.runs.events import EventReader, Events, read_events
+from storage.runs.run import Run
 from tba.types import Version
 from tests.flows.roles import until
 from tests.storage.synthetic import put

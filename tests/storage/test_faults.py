@@ -15,18 +15,19 @@ from typing import NamedTuple, get_args
 import pytest
 
 import storage
-from storage import folders, layout
-from storage.attempts import claim_attempt, newest_attempt
-from storage.check import check
-from storage.checkpoints import Checkpoints
-from storage.events import Events
-from storage.leases import HeldLease, read_lease, read_leases
-from storage.ledger import ParquetLedger
-from storage.prompts import write_prompts
-from storage.run import Run
-from storage.store import Entry, Store, open_store
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage import layout
+from storage.log.ledger import ParquetLedger
+from storage.log.prompts import write_prompts
+from storage.log.trajectories import Trajectories
+from storage.maintenance.check import check
+from storage.objects import manifest_folders
+from storage.objects.store import Entry, Store, open_store
+from storage.runs.attempts import claim_attempt, newest_attempt
+from storage.runs.events import Events
+from storage.runs.leases import HeldLease, read_lease, read_leases
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.versions import Versions
 from tba.errors import AlreadyExists, Conflict, Missing, StorageError, Superseded
 from tba.types import Version
 from tests.builders import make_prompt, make_shard
@@ -55,9 +56,9 @@ class Faulty(NamedTuple):
 
 @pytest.fixture
 def bad(moto: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Faulty]:
-    monkeypatch.setattr("storage.s3._PART", PART)
-    monkeypatch.setattr("storage.s3._SILENCE", 0.25)
-    monkeypatch.setattr("storage.s3._PAUSE", (0.01, 5.0))
+    monkeypatch.setattr("storage.objects.s3._PART", PART)
+    monkeypatch.setattr("storage.objects.s3._SILENCE", 0.25)
+    monkeypatch.setattr("storage.objects.s3._PAUSE", (0.01, 5.0))
     url = s3_root(moto, monkeypatch)
     behind = open_store(url)
     with faulty(moto) as (proxy, server):
@@ -381,7 +382,7 @@ def stale(bad: Faulty) -> Faulty:
 def publish(store: Store, bad: Faulty, version: Version) -> None:
     (bad.folder / "weights").mkdir(exist_ok=True)
     fill(str(bad.folder / "weights"), str(version))
-    folders.publish(store, layout.version(version), bad.folder / "weights", {})
+    manifest_folders.publish(store, layout.version(version), bad.folder / "weights", {})
 
 
 def test_a_listing_may_be_older_than_what_was_created(stale: Faulty):
@@ -394,18 +395,18 @@ def test_a_listing_may_be_older_than_what_was_created(stale: Faulty):
 
 def test_a_version_that_a_listing_does_not_show_yet_is_published_all_the_same(stale: Faulty):
     publish(stale.store, stale, Version(1, 1))
-    assert folders.complete(stale.store, layout.VERSIONS) == []
-    assert folders.complete(stale.behind, layout.VERSIONS) == [Version(1, 1)]
+    assert manifest_folders.complete(stale.store, layout.VERSIONS) == []
+    assert manifest_folders.complete(stale.behind, layout.VERSIONS) == [Version(1, 1)]
 
 
 def test_a_version_whose_manifest_a_listing_does_not_show_yet_is_not_swept_up(stale: Faulty):
     publish(stale.store, stale, Version(1, 2))
     publish(stale.store, stale, Version(2, 1))
     stale.proxy.lag = 1
-    found = folders.survey(stale.store, layout.VERSIONS)
-    assert found.unfinished == folders.left_behind(stale.store, layout.VERSIONS, found) == [Version(2, 1)]
-    assert folders.sweep(stale.store, layout.version(Version(2, 1)))
-    assert folders.fetch(stale.behind, layout.version(Version(2, 1)), stale.folder / "copy")
+    found = manifest_folders.survey(stale.store, layout.VERSIONS)
+    assert found.unfinished == manifest_folders.left_behind(stale.store, layout.VERSIONS, found) == [Version(2, 1)]
+    assert manifest_folders.sweep(stale.store, layout.version(Version(2, 1)))
+    assert manifest_folders.fetch(stale.behind, layout.version(Version(2, 1)), stale.folder / "copy")
 
 
 def test_an_attempt_that_a_listing_does_not_show_yet_is_the_newest_all_the_same(stale: Faulty):

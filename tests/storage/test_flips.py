@@ -13,8 +13,8 @@ from benchmarks import flips
 from benchmarks.flips import FINDINGS, REMOVALS, Damage, Subject, kind_of, parquet_parts, plan_damage
 from benchmarks.small_run import make_runs
 from storage import layout
-from storage.check import Findings, Problem
-from storage.store import open_store
+from storage.maintenance.check import Findings, Problem
+from storage.objects.store import open_store
 
 FLIPS = 100
 

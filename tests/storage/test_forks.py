@@ -8,20 +8,22 @@ from typing import cast
 import pytest
 
 import storage
-from storage import folders, layout, records, retention
-from storage.attempts import claim_attempt, newest_attempt
-from storage.check import check
-from storage.checkpoints import Checkpoints
-from storage.control import change_state, read_state
-from storage.forks import pinned_checkpoints, register
-from storage.inheritance import ForkedStore, Parent
-from storage.retention import given_up
-from storage.run import Run
-from storage.schema import encode, to_table
-from storage.store import LocalStore
-from storage.syncs import Recording, Shard, read_chain
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage import layout
+from storage.log.schema import encode, to_table
+from storage.log.syncs import Recording, Shard, read_chain
+from storage.log.trajectories import Trajectories
+from storage.maintenance.check import check
+from storage.objects import manifest_folders, records
+from storage.objects.store import LocalStore
+from storage.runs import retention
+from storage.runs.attempts import claim_attempt, newest_attempt
+from storage.runs.control import change_state, read_state
+from storage.runs.forks import pinned_checkpoints, register
+from storage.runs.inheritance import ForkedStore, Parent
+from storage.runs.retention import given_up
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.versions import Versions
 from tba.errors import AlreadyExists, Damaged, Missing, StorageError
 from tba.types import Version
 from tests.builders import make_shard
@@ -272,7 +274,7 @@ def test_no_fork_starts_from_a_checkpoint_that_is_about_to_be_removed(
         refused.append(found.value)
         remove(run.own, prefix)
 
-    remove = folders.remove
+    remove = manifest_folders.remove
     monkeypatch.setattr(retention.folders, "remove", lambda store, prefix: meanwhile(parent, prefix))
     assert Checkpoints(parent).prune(1) == [Version(2, 1)]
     assert len(refused) == 1

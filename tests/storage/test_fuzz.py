@@ -10,21 +10,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.runs import summarise
-from storage.attempts import chain
-from storage.check import check
-from storage.checkpoints import Checkpoints
-from storage.compacting import compact
-from storage.compactions import Compactions
-from storage.control import read_state
-from storage.evaluations import Evaluations
-from storage.events import read_events
-from storage.leases import HeldLease, read_leases
-from storage.ledger import read_entries
-from storage.prompts import read_prompts
-from storage.run import Run
-from storage.syncs import read_chain
-from storage.versions import Versions
-from storage.views import connect
+from storage.log.compactions import Compactions
+from storage.log.ledger import read_entries
+from storage.log.prompts import read_prompts
+from storage.log.syncs import read_chain
+from storage.maintenance.check import check
+from storage.maintenance.compactor import compact
+from storage.queries.views import connect
+from storage.runs.attempts import chain
+from storage.runs.control import read_state
+from storage.runs.events import read_events
+from storage.runs.leases import HeldLease, read_leases
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.evaluations import Evaluations
+from storage.weights.versions import Versions
 from tba.errors import TBAError
 from tests.storage.synthetic import SyntheticRun, make_run
 

@@ -9,16 +9,16 @@ import pytest
 
 import storage
 from storage import layout
-from storage.arrivals import Arrivals
-from storage.attempts import claim_attempt
-from storage.check import check
-from storage.events import Events, read_events
-from storage.leases import HeldLease
-from storage.payloads import Payloads
-from storage.run import Run
-from storage.store import Entry, LocalStore
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage.buffer.arrivals import Arrivals
+from storage.log.payloads import Payloads
+from storage.log.trajectories import Trajectories
+from storage.maintenance.check import check
+from storage.objects.store import Entry, LocalStore
+from storage.runs.attempts import claim_attempt
+from storage.runs.events import Events, read_events
+from storage.runs.leases import HeldLease
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
 from tests.builders import make_shard

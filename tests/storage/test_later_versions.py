@@ -10,10 +10,10 @@ import pytest
 import storage
 from flows.runs import summaries
 from storage import layout
-from storage.events import read_events
-from storage.leases import HeldLease, read_lease, read_leases
-from storage.run import Run
-from storage.schema import encode, to_table
+from storage.log.schema import encode, to_table
+from storage.runs.events import read_events
+from storage.runs.leases import HeldLease, read_lease, read_leases
+from storage.runs.run import Run
 from tests.builders import make_shard
 from tests.rewriting import rewrite
 from tests.storage.synthetic import PROMPTS, SyntheticRun, make_live_run, put

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import layout
-from storage.store import check_key
+from storage.objects.store import check_key
 from tba.types import Version
 from tests.storage.synthetic import STRANGERS
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from storage import layout, records
-from storage.check import check
-from storage.control import change_state
-from storage.events import Events, read_events
-from storage.leases import SUPERVISOR, HeldLease, LeaseWatch, read_lease, read_leases, read_roles, readable_lease
-from storage.run import Run
+from storage import layout
+from storage.maintenance.check import check
+from storage.objects import records
+from storage.runs.control import change_state
+from storage.runs.events import Events, read_events
+from storage.runs.leases import SUPERVISOR, HeldLease, LeaseWatch, read_lease, read_leases, read_roles, readable_lease
+from storage.runs.run import Run
 from tba.errors import Damaged, Stopped, Superseded
 from tests.conftest import s3_root
 from tests.proxy import faulty
@@ -391,7 +392,7 @@ def test_a_watcher_shows_a_damaged_lease_as_it_was_read_last_and_as_one_that_doe
 @local
 def test_a_lease_tells_the_longest_time_between_two_looks_but_not_before_the_first(run: Run, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("storage.leases.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("storage.runs.leases.time.monotonic", lambda: now[0])
 
     def told() -> float:
         held.close()

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage import layout
-from storage.ledger import DRAWS_SCHEMA, ParquetLedger
-from storage.run import Run
+from storage.log.ledger import DRAWS_SCHEMA, ParquetLedger
+from storage.runs.run import Run
 from tba.errors import Superseded
 from tba.types import Draw, Outcome, StepRecord, Version
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import storage
-from storage.compacting import compact
-from storage.prompts import write_prompts
-from storage.run import Run
-from storage.trajectories import Trajectories
+from storage.log.prompts import write_prompts
+from storage.log.trajectories import Trajectories
+from storage.maintenance.compactor import compact
+from storage.runs.run import Run
 from tests.builders import make_prompt, make_shard
 from tests.storage.choosing import few_contents, make_choosing_run
 from tests.storage.indexes import make_eligibility

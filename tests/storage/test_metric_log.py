@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from flows.cli import main
-from storage.evaluations import Evaluations
-from storage.metric_log import NoMetrics, open_metric_log
-from storage.run import Run
-from storage.views import connect
+from storage.metrics.metric_log import NoMetrics, open_metric_log
+from storage.queries.views import connect
+from storage.runs.run import Run
+from storage.weights.evaluations import Evaluations
 from tba.types import Score, Version
 from tests.storage.synthetic import make_run
 
 SCRIPT = """
 import sys
-from storage.metric_log import WandbMetrics
-from storage.run import Run
+from storage.metrics.metric_log import WandbMetrics
+from storage.runs.run import Run
 
 log = WandbMetrics(Run.open(sys.argv[1]), project="tests", mode=sys.argv[2], patience=float(sys.argv[3]))
 for step in map(int, sys.argv[4:]):

@@ -8,14 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage import layout, payloads
-from storage.index import COLUMNS
-from storage.payloads import Payloads, ShardReader
-from storage.run import Run
-from storage.schema import encode, to_table
-from storage.store import Store
-from storage.syncs import Shard
-from storage.trajectories import Trajectories
+from storage import layout
+from storage.buffer.index import COLUMNS
+from storage.log import payloads
+from storage.log.payloads import Payloads, ShardReader
+from storage.log.schema import encode, to_table
+from storage.log.syncs import Shard
+from storage.log.trajectories import Trajectories
+from storage.objects.store import Store
+from storage.runs.run import Run
 from tba.errors import Damaged, Missing
 from tba.types import Trajectory
 from tests.builders import fetched_of, make_shard, make_trajectory, rows_in, rows_of

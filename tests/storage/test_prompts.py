@@ -4,9 +4,10 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from storage import layout, parquet
-from storage.prompts import PROMPTS_SCHEMA, read_prompts, write_prompts
-from storage.run import Run
+from storage import layout
+from storage.log.prompts import PROMPTS_SCHEMA, read_prompts, write_prompts
+from storage.objects import parquet
+from storage.runs.run import Run
 from tba.errors import Damaged, DataError, Missing
 from tests.builders import make_prompt
 from tests.storage.synthetic import put

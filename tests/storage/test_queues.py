@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.queues import Queue
+from storage.buffer.prompt_queue import Queue
 from tests.storage.chance import agree
 from tests.storage.oracle import u
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.read_ahead import ReadAhead
-from storage.store import LocalStore, Store
+from storage.maintenance.read_ahead import ReadAhead
+from storage.objects.store import LocalStore, Store
 from tba.errors import Missing
 
 

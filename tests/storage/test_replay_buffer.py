@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage import layout
-from storage.attempts import claim_attempt
-from storage.events import Events, read_events
-from storage.replay_buffer import DuckReplayBuffer
-from storage.run import Run
-from storage.sampler import default_sampler
-from storage.schema import encode, to_table
-from storage.store import Store
-from storage.syncs import read_chain
-from storage.trajectories import Trajectories
+from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.buffer.sampler import default_sampler
+from storage.log.schema import encode, to_table
+from storage.log.syncs import read_chain
+from storage.log.trajectories import Trajectories
+from storage.objects.store import Store
+from storage.runs.attempts import claim_attempt
+from storage.runs.events import Events, read_events
+from storage.runs.run import Run
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
 from tba.types import Draw, Trajectory, Version
 from tests.builders import as_stored, fetched_of, make_shard, make_trajectory, rows_of

@@ -6,14 +6,14 @@ import pytest
 
 import storage
 from storage import layout
-from storage.check import check
-from storage.compacting import compact
-from storage.resume_check import find_lost, first_sync, refuse_damage
-from storage.retention import GivenUpShards
-from storage.retention import give_up as write_record
-from storage.run import Run
-from storage.syncs import read_chain
-from storage.trajectories import Trajectories
+from storage.log.syncs import read_chain
+from storage.log.trajectories import Trajectories
+from storage.maintenance.check import check
+from storage.maintenance.compactor import compact
+from storage.maintenance.resume_check import find_lost, first_sync, refuse_damage
+from storage.runs.retention import GivenUpShards
+from storage.runs.retention import give_up as write_record
+from storage.runs.run import Run
 from tba.errors import Damaged, Missing
 from tests.builders import make_shard
 from tests.storage.synthetic import LAST_SYNC, PROMPTS, SyntheticRun, copy_run, make_run

@@ -9,16 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import layout, parquet
-from storage.events import Events
-from storage.ledger import DRAWS_SCHEMA, ParquetLedger
-from storage.prompts import read_prompts, write_prompts
-from storage.replay_buffer import DuckReplayBuffer
-from storage.run import Run
-from storage.sampler import default_sampler
-from storage.syncs import Refusal, Shard, SyncRecord, decode, encode
-from storage.tables import decode_steps
-from storage.trajectories import Trajectories, read_shard
+from storage import layout
+from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.buffer.sampler import default_sampler
+from storage.log.ledger import DRAWS_SCHEMA, ParquetLedger
+from storage.log.prompts import read_prompts, write_prompts
+from storage.log.syncs import Refusal, Shard, SyncRecord, decode, encode
+from storage.log.trajectories import Trajectories, read_shard
+from storage.objects import parquet
+from storage.queries.tables import decode_steps
+from storage.runs.events import Events
+from storage.runs.run import Run
 from tba.types import Draw, Outcome, Prompt, StepRecord, Trajectory, Version
 from tests.builders import as_stored, fetched_of, from_table, make_trajectory, rows_in, rows_of
 from tests.storage.indexes import make_eligibility

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.rows import read_rows
-from storage.store import Store
+from storage.objects.datasets import read_rows
+from storage.objects.store import Store
 from tba.errors import DataError
 
 ROWS: list[dict[str, Any]] = [{"question": "1+1?", "answer": "2", "n": 1}, {"question": "ü\n", "answer": "", "n": 2}]

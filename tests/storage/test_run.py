@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.inheritance import Parent
-from storage.run import Run, default_root, resolve, run_urls
+from storage.runs.inheritance import Parent
+from storage.runs.run import Run, default_root, resolve, run_urls
 from tba.errors import AlreadyExists, ConfigError, Damaged, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
 from tests.proxy import faulty

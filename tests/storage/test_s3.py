@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from storage.s3 import S3Store, _Refused
-from storage.store import Entry, Store, open_store, probe
+from storage.objects.s3 import S3Store, _Refused
+from storage.objects.store import Entry, Store, open_store, probe
 from tba.errors import AlreadyExists, ConfigError, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
 from tests.proxy import Fault, faulty
@@ -22,7 +22,7 @@ only_s3 = pytest.mark.parametrize("root", ["moto", CEPH], indirect=True)
 
 @only_s3
 def test_a_listing_longer_than_a_page_is_whole(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("storage.s3._PAGE", 7)
+    monkeypatch.setattr("storage.objects.s3._PAGE", 7)
     for n in range(30):
         store.create(f"many/{n:02d}/x", b"%d" % n)
     assert [entry.key for entry in store.list("many/")] == [f"many/{n:02d}/x" for n in range(30)]

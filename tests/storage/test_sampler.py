@@ -6,8 +6,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from storage.sampler import check_sampler, default_sampler
-from storage.schema import content_hash
+from storage.buffer.sampler import check_sampler, default_sampler
+from storage.log.schema import content_hash
 from tba.errors import ConfigError
 from tba.types import Version
 from tests.builders import make_shard, make_trajectory

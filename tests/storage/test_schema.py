@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.schema import TRAJECTORY_SCHEMA, content_hash, decode, encode, to_table
+from storage.log.schema import TRAJECTORY_SCHEMA, content_hash, decode, encode, to_table
 from tba.errors import DataError
 from tba.types import Trajectory, Version
 from tests.builders import from_table, make_shard, make_trajectory

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from storage.scratch import scratch_folder
+from storage.local_files.scratch import scratch_folder
 
 HOLDS = """
 import time
-from storage.scratch import scratch_folder
+from storage.local_files.scratch import scratch_folder
 with scratch_folder() as folder:
     (folder / "weights").write_text("much")
     print(folder, flush=True)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import storage
-from storage.replay_buffer import DuckReplayBuffer
-from storage.run import Run
+from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.runs.run import Run
 from tests.storage.choosing import (
     EVERY,
     LONGEST,

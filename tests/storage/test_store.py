@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage.s3 import S3Store
-from storage.store import Entry, LocalStore, Store, check_key, check_prefix, open_store, probe
+from storage.objects.s3 import S3Store
+from storage.objects.store import Entry, LocalStore, Store, check_key, check_prefix, open_store, probe
 from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageError
 
 only_local = pytest.mark.parametrize("root", ["local"], indirect=True)
@@ -123,7 +123,7 @@ def test_nothing_is_lost_when_many_count_together(store: Store):
 def test_eight_racing_processes_leave_one_winner(store: Store, root: str, tmp_path: Path):
     racer = (
         "import pathlib, sys, time\n"
-        "from storage.store import open_store\n"
+        "from storage.objects.store import open_store\n"
         "from tba.errors import AlreadyExists\n"
         "store, name, go = open_store(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])\n"
         "store.list()\n"
@@ -421,7 +421,7 @@ def test_what_killed_writers_left_is_found_and_freed(store: Store):
 
 @only_s3
 def test_a_listing_of_uploads_longer_than_a_page_is_whole(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("storage.s3._PAGE", 3)
+    monkeypatch.setattr("storage.objects.s3._PAGE", 3)
     for n in range(8):
         begin_upload(store, f"many/{n // 2}")
     assert store.unfinished("many/") == [f"many/{n}" for n in range(4)]
@@ -433,7 +433,7 @@ def test_a_listing_of_uploads_longer_than_a_page_is_whole(store: Store, monkeypa
 def test_a_torn_write_is_invisible(store: Store, root: str):
     writer = (
         "import sys\n"
-        "from storage.store import open_store\n"
+        "from storage.objects.store import open_store\n"
         "store = open_store(sys.argv[1])\n"
         "print('go', flush=True)\n"
         "for n in range(1000): store.create(f'torn/{n:04d}', b'x' * (8 << 20))\n"

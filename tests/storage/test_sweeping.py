@@ -11,14 +11,14 @@ import pytest
 
 import storage
 from storage import layout
-from storage.cache import cache_folder
-from storage.copies import Copies
-from storage.events import Events, read_events
-from storage.run import Run
-from storage.s3 import S3Store
-from storage.store import LocalStore, Store
-from storage.sweeping import sweep
-from storage.temporary_files import A_DAY
+from storage.local_files.object_cache import Copies
+from storage.local_files.shared_cache import cache_folder
+from storage.local_files.temporary_files import A_DAY
+from storage.maintenance.leftovers import sweep
+from storage.objects.s3 import S3Store
+from storage.objects.store import LocalStore, Store
+from storage.runs.events import Events, read_events
+from storage.runs.run import Run
 from tests.storage.synthetic import SyntheticRun
 from tests.storage.test_store import begin_upload
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from storage import layout
-from storage.run import Run
-from storage.syncs import Refusal, Shard, SyncRecord, encode, read_chain, read_record
+from storage.log.syncs import Refusal, Shard, SyncRecord, encode, read_chain, read_record
+from storage.runs.run import Run
 from tba.errors import Damaged
 from tests.rewriting import with_digest
 

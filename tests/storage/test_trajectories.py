@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import layout
-from storage.run import Run
-from storage.schema import encode, to_table
-from storage.trajectories import Trajectories, read_shard
+from storage.log.schema import encode, to_table
+from storage.log.trajectories import Trajectories, read_shard
+from storage.runs.run import Run
 from tba.errors import Damaged, DataError, Superseded
 from tba.types import Asked
 from tests.builders import from_table, make_shard, make_trajectory

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from storage import folders, layout, retention
-from storage.checkpoints import Checkpoints
-from storage.retention import given_up
-from storage.run import Run
-from storage.versions import Versions
+from storage import layout
+from storage.objects import manifest_folders
+from storage.runs import retention
+from storage.runs.retention import given_up
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.versions import Versions
 from tba.errors import Damaged, Missing, StorageError, Superseded
 from tba.types import Base, Version
 from tests.rewriting import rewrite
@@ -115,7 +117,7 @@ def test_where_the_cache_is_on_another_disk_files_are_copied_there(
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(folders.os, "link", other_disk)
+    monkeypatch.setattr(manifest_folders.os, "link", other_disk)
     publish(run, tmp_path, (1, 1))
     fetched = count_downloads(run, monkeypatch)
     assert (Versions(run).load(Version(1, 1)) / "model.safetensors").read_bytes() == b"(1, 1)"
@@ -268,7 +270,7 @@ def test_a_version_that_is_completed_just_before_the_sweep_stays(run: Run, tmp_p
     run.store.upload(
         weights(tmp_path, (1, 1)) / "model.safetensors", f"{layout.version(Version(1, 1))}model.safetensors"
     )
-    found = folders.survey(run.store, layout.VERSIONS)
+    found = manifest_folders.survey(run.store, layout.VERSIONS)
     assert found.unfinished == [Version(1, 1)]
     publish(run, tmp_path, (1, 1))
     assert retention.keep_only(run, layout.VERSIONS, found, lambda: found.complete, why="a test") == []
@@ -335,7 +337,7 @@ def test_a_difference_takes_few_bytes_and_is_loaded_as_the_version_it_is_of(
     assert names.count(f"{BASE}/model.safetensors") == (0 if here else 1)
     assert [names.count(f"{version}/model.safetensors.xor.zst") for version in (NEXT, LAST)] == [1, 1]
     fetched.clear()
-    folders.remove(run.store, layout.version(BASE))
+    manifest_folders.remove(run.store, layout.version(BASE))
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of the trainer"))
     assert (files(Versions(run).load(LAST)), fetched) == (files(three[2]), [])
 
@@ -371,7 +373,7 @@ def rot(run: Run, version: Version, name: str, tmp_path: Path) -> None:
         (lambda run, path: rot(run, NEXT, "model.safetensors.xor.zst", path), "model.safetensors.xor.zst has 3 bytes"),
         (lambda run, path: rot(run, BASE, "model.safetensors", path), f"{BASE}/model.safetensors has 3 bytes"),
         (lambda run, path: run.store.delete(f"{layout.version(BASE)}model.safetensors"), f"{BASE}/.* is gone"),
-        (lambda run, path: folders.remove(run.store, layout.version(BASE)), f"{BASE}/ does not exist"),
+        (lambda run, path: manifest_folders.remove(run.store, layout.version(BASE)), f"{BASE}/ does not exist"),
     ],
 )
 def test_a_version_whose_difference_or_base_is_damaged_is_refused_by_the_names_of_both(
@@ -403,7 +405,7 @@ def test_a_version_and_its_base_may_have_names_in_the_cache_that_share_a_guard(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def name(policy: Path) -> str:
-        return folders._digest(folders._describe(policy))
+        return manifest_folders._digest(manifest_folders._describe(policy))
 
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of the trainer"))
     _, base = publish_from(run, BASE, tmp_path, None)
@@ -419,15 +421,15 @@ def test_a_version_and_its_base_may_have_names_in_the_cache_that_share_a_guard(
 def test_a_version_that_is_pruned_with_its_base_while_it_is_read_is_missing(
     run: Run, three: list[Path], monkeypatch: pytest.MonkeyPatch
 ):
-    versions, existing = Versions(run), folders._existing
+    versions, existing = Versions(run), manifest_folders._existing
 
     def meanwhile(store, prefix: str):
         if prefix == layout.version(BASE):
             for version in (NEXT, BASE):
-                folders.remove(store, layout.version(version))
+                manifest_folders.remove(store, layout.version(version))
         return existing(store, prefix)
 
-    monkeypatch.setattr(folders, "_existing", meanwhile)
+    monkeypatch.setattr(manifest_folders, "_existing", meanwhile)
     with pytest.raises(Missing, match=str(NEXT)):
         versions.load(NEXT)
 
@@ -437,7 +439,7 @@ def test_a_version_that_is_pruned_with_its_base_while_it_is_read_is_missing(
     "said", [{"base": "../elsewhere", "files": []}, {"base": str(LAST), "files": []}, {"files": 3}]
 )
 def test_a_manifest_that_names_no_base_is_refused(run: Run, three: list[Path], said: dict):
-    manifest = folders.read_manifest(run.store, layout.version(LAST))
+    manifest = manifest_folders.read_manifest(run.store, layout.version(LAST))
     path = run.store.local_path(f"{layout.version(LAST)}{layout.MANIFEST}")
     assert manifest and path
     path.write_text(json.dumps({**manifest, "difference": said}))
@@ -489,13 +491,13 @@ def test_a_difference_whose_base_is_pruned_while_a_superseded_trainer_stores_it_
     publish_from(old, BASE, tmp_path, None)
     publish(run, tmp_path, (4, 2), (5, 2))
     if moment == "before":
-        difference = folders._difference
+        difference = manifest_folders._difference
 
         def meanwhile(*of_it: Any) -> dict[str, Any]:
             new.prune(keep=1, every=100)
             return difference(*of_it)
 
-        monkeypatch.setattr(folders, "_difference", meanwhile)
+        monkeypatch.setattr(manifest_folders, "_difference", meanwhile)
         with pytest.raises(Superseded, match=f"{NEXT}.* was swept up"):
             publish_from(old, NEXT, tmp_path)
     else:

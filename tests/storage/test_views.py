@@ -18,17 +18,19 @@ import pyarrow.parquet as pq
 import pytest
 
 import storage
-from storage import layout, mirror, parquet, views
-from storage.check import check
-from storage.compacting import compact
-from storage.compactions import is_record
-from storage.events import Events
-from storage.run import Run
-from storage.schema import encode
-from storage.store import Entry, Store
-from storage.tables import METRICS
-from storage.trajectories import Trajectories
-from storage.versions import Versions
+from storage import layout
+from storage.log.compactions import is_record
+from storage.log.schema import encode
+from storage.log.trajectories import Trajectories
+from storage.maintenance.check import check
+from storage.maintenance.compactor import compact
+from storage.objects import parquet
+from storage.objects.store import Entry, Store
+from storage.queries import mirror, views
+from storage.queries.tables import METRICS
+from storage.runs.events import Events
+from storage.runs.run import Run
+from storage.weights.versions import Versions
 from tba.errors import Missing
 from tba.types import Version
 from tests.builders import make_shard

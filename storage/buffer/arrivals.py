@@ -1,0 +1,195 @@
+"""What has arrived and no record admits yet: found by listing, read once, judged.
+
+A name that is not a shard's, and an object that is not a good shard, are refused, for good. One that is listed and
+cannot be read is neither: it is passed over, and asked for again at the next look.
+
+What a look costs depends on what is new, not on what is stored. Each look asks what follows a searcher's last settled
+shard. A name before it that no record speaks of is the exception, since searchers number their shards one by one; it
+is found by listing the searcher's folder, which is done at every look while that is small, and then at every second,
+third, … for each further `SMALL` shards in it.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from storage import layout
+from storage.buffer.index import COLUMNS
+from storage.log.payloads import SIDE_BY_SIDE, Payloads
+from storage.log.syncs import Refusal, Shard
+from storage.log.trajectories import read_shard
+from storage.runs.run import Run
+from tba.errors import Damaged, StorageError
+
+SMALL = 1000
+"""Shards in a folder that is listed at every look: as many names as one answer of S3 has."""
+
+_LARGEST = 2**31 - 1  # a seq is a column of 32 bits
+
+
+class Arrival(NamedTuple):
+    shard: Shard
+    light: pa.Table  # the columns of the index
+
+
+class Seqs:
+    """A set of seqs, as spans without a gap: as small as there are few gaps in it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._starts: list[int] = []  # in order, no two spans touch
+        self._ends: list[int] = []  # each after the last seq of its span
+
+    def __contains__(self, seq: int) -> bool:
+        place = bisect_right(self._starts, seq) - 1
+        return place >= 0 and seq < self._ends[place]
+
+    @property
+    def first_missing(self) -> int:
+        return self._ends[0] if self._starts[:1] == [0] else 0
+
+    @property
+    def end(self) -> int:
+        """After the last one."""
+        return self._ends[-1] if self._ends else 0
+
+    def add(self, seq: int) -> None:
+        if seq in self:
+            return
+        self.count += 1
+        place = bisect_right(self._starts, seq)  # of the first span after it
+        follows = place > 0 and self._ends[place - 1] == seq
+        precedes = place < len(self._starts) and self._starts[place] == seq + 1
+        if follows and precedes:
+            self._ends[place - 1] = self._ends.pop(place)
+            self._starts.pop(place)
+        elif follows:
+            self._ends[place - 1] += 1
+        elif precedes:
+            self._starts[place] = seq
+        else:
+            self._starts.insert(place, seq)
+            self._ends.insert(place, seq + 1)
+
+
+class Arrivals:
+    """`look` finds shards; a record that admits or refuses them settles what becomes of them, for good. `check` raises
+    Damaged for a shard that could not be admitted."""
+
+    def __init__(self, run: Run, payloads: Payloads, check: Callable[[pa.Table], None]):
+        self.run, self.payloads, self.check = run, payloads, check
+        self.found: dict[str, Arrival] = {}
+        self.refused: dict[str, Refusal] = {}
+        self.unread: dict[str, str] = {}  # why, of each that could not be read at the last look
+        self._settled: defaultdict[int, Seqs] = defaultdict(Seqs)  # by searcher
+        self._strangers: set[str] = set()  # settled names that are not a shard's
+        self._pause: defaultdict[int, int] = defaultdict(int)  # by searcher: looks until its folder is listed again
+
+    def look(self) -> None:
+        keys = dict.fromkeys([*self.unread, *self._listed()])
+        self.unread.clear()
+        for key, data in self._read([key for key in keys if not self.knows(key)]):
+            self._judge(key, data)
+
+    def rows(self) -> int:
+        return sum(arrival.shard.rows for arrival in self.found.values())
+
+    def take(self, shard: Shard) -> pa.Table | None:
+        """The light columns of a shard that was found as a record says it is."""
+        arrival = self.found.get(shard.key)
+        return arrival.light if arrival and arrival.shard == shard else None
+
+    def settle(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self.found.pop(key, None)
+            self.refused.pop(key, None)
+            self.unread.pop(key, None)
+            if name := layout.parse_shard(key):
+                self._settled[name[0]].add(name[1])
+            else:
+                self._strangers.add(key)
+
+    def _listed(self) -> Iterator[str]:
+        for folder in self.run.store.folders(layout.TRAJECTORIES):
+            searcher = layout.parse_searcher(folder)
+            if searcher is None:
+                self._refuse(f"{layout.TRAJECTORIES}{folder}/", "not the folder of a searcher")
+            elif self._pause[searcher] > 0:
+                self._pause[searcher] -= 1
+                yield from self._following(searcher, self._settled[searcher].end)
+            else:
+                self._pause[searcher] = self._settled[searcher].count // SMALL
+                yield from self._from(searcher, self._settled[searcher].first_missing)
+
+    def _following(self, searcher: int, seq: int) -> Iterator[str]:
+        """A folder on a disk cannot be listed from a name on, but it knows at once whether a name is there."""
+        if self.run.store.local_path(layout.TRAJECTORIES[:-1]) is None:
+            yield from self._from(searcher, seq)
+            return
+        for following in range(seq, _LARGEST + 1):
+            if not self.run.store.exists(key := layout.shard(searcher, following)):
+                return
+            yield key
+
+    def _from(self, searcher: int, seq: int) -> Iterator[str]:
+        after = layout.shard(searcher, seq - 1) if seq else ""
+        for entry in self.run.store.list(layout.searcher_folder(searcher), after=after):
+            if layout.parse_shard(entry.key) is None:
+                self._refuse(entry.key, "not the name of a shard")
+            else:
+                yield entry.key
+
+    def _read(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """Objects with their keys, some side by side. Where one fails, each is asked for by itself."""
+        for start in range(0, len(keys), SIDE_BY_SIDE):
+            batch = keys[start : start + SIDE_BY_SIDE]
+            try:
+                yield from zip(batch, self.run.store.read_many(batch), strict=True)
+            except StorageError:
+                with ThreadPoolExecutor(len(batch)) as pool:
+                    read = list(zip(batch, pool.map(self._read_one, batch), strict=True))
+                yield from ((key, data) for key, data in read if data is not None)
+                if not any(data is not None for _, data in read):
+                    return  # the store is away: whoever writes next to it says so
+
+    def _read_one(self, key: str) -> bytes | None:
+        try:
+            return self.run.store.read(key)
+        except StorageError as error:
+            self.unread[key] = str(error)
+            return None
+
+    def knows(self, key: str) -> bool:
+        """Whether it was found or refused, or a record has settled it."""
+        name = layout.parse_shard(key)
+        settled = name[1] in self._settled[name[0]] if name else key in self._strangers
+        return settled or key in self.found or key in self.refused
+
+    def _refuse(self, name: str, reason: str) -> None:
+        key = name.encode(errors="backslashreplace").decode()  # on a disk a name may be no text
+        if not self.knows(key):
+            self.refused[key] = Refusal(key=key, reason=reason)
+
+    def _judge(self, key: str, data: bytes) -> None:
+        try:
+            table = read_shard(self.run.name, key, data)
+            self.check(table)
+        except Damaged as error:
+            self._refuse(key, str(error).removeprefix(f"{key}: "))
+            return
+        searcher, seq = layout.parse_shard(key) or (0, 0)
+        shard = Shard(
+            key=key,
+            searcher=searcher,
+            seq=seq,
+            rows=len(table),
+            bytes=len(data),
+            sha256=sha256(data).hexdigest(),
+        )
+        self.found[key] = Arrival(shard, table.select(COLUMNS))
+        self.payloads.keep(shard, table, data)

@@ -1,0 +1,260 @@
+"""The replay buffer: the trainer's side of the log. Records say what is in it; a draw is SQL over an index of that."""
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from storage import layout
+from storage.buffer.arrivals import Arrivals
+from storage.buffer.index import COLUMNS, Index
+from storage.log.payloads import Payloads
+from storage.log.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
+from storage.objects import records
+from storage.runs.attempts import newest_attempt
+from storage.runs.events import Events
+from storage.runs.retention import given_up
+from storage.runs.run import Run
+from tba.errors import AlreadyExists, Damaged, Missing, Superseded
+from tba.fetched import Fetched
+from tba.types import Branch, Draw, Eligibility, Version
+
+_GIVEN_UP = "given_up"  # beside the branches, in the queues of a checkpoint: the shards they were kept without
+
+
+class DuckReplayBuffer:
+    """The `ReplayBuffer` of one attempt. A draw follows from seed, sampler and records: the run's name, how often
+    arrivals were looked for, and whether the buffer was rebuilt in between have no part in it. Of the payloads
+    `memory_bytes` stay in memory; of a remote run's shards copies of `disk_bytes` stay on this machine's disk. With
+    `behaviour`, fetched rows have the log-probabilities of their tokens when they were sampled. Where so many searchers
+    go in step with the trainer, record n admits round n of each."""
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        seed: int,
+        slots: int,
+        responses: int,
+        recent_share: float,
+        inv_temp: float,
+        eligibility: Eligibility,
+        mean_reward_between: tuple[float, float] | None = None,
+        sampler_sql: str,
+        attempt: int,
+        events: Events,
+        memory_bytes: int = 2 << 30,
+        disk_bytes: int = 32 << 30,
+        threads: int = 1,
+        behaviour: bool = False,
+        values: bool = False,
+        searchers_in_step: int | None = None,
+    ):
+        self.run, self.attempt, self.events = run, attempt, events
+        self.index = Index(
+            sampler_sql,
+            seed=seed,
+            slots=slots,
+            responses=responses,
+            recent_share=recent_share,
+            inv_temp=inv_temp,
+            eligibility=eligibility,
+            mean_reward_between=mean_reward_between,
+            step_of_version=self._step_of_version,
+            threads=threads,
+        )
+        self.payloads = Payloads(
+            run, memory_bytes=memory_bytes, disk_bytes=disk_bytes, behaviour=behaviour, values=values
+        )
+        self.arrivals = Arrivals(run, self.payloads, self.index.check)
+        self.given_up = given_up(run).shards  # admitted shards that were lost: the buffer does without them
+        replays = run.inherits if run.inherits and run.inherits.replays else None
+        self.recording = Recording(replays, given_up=self.given_up) if replays else None
+        self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq
+        self.in_step = None if self.recording else searchers_in_step
+        self.batch = slots * responses
+        self.applied = -1
+        self._steps = {0: 0}  # that each applied sync follows, and so the version of its number
+        self._newest_sha256: str | None = None  # of the newest applied record
+        self._queues = self.index.queues()
+        self._told: set[str] = set()  # shards that could not be read and that an event speaks of
+        self._without_bounds: set[Branch] = set()  # branches that an event says have no prompt within them
+
+    # --- syncs ----------------------------------------------------------------------------------------------------
+
+    def sync(self, sync: int, *, step: int) -> int:
+        if sync != self.applied + 1:
+            raise ValueError(f"records are applied one after the other: expected {self.applied + 1}, got {sync}")
+        stored = self._stored(sync) or self._create(sync, step)
+        if stored.record.step != step:
+            raise Damaged(
+                f"{self.run.url}/{layout.sync(sync)} says that it follows step {stored.record.step}, but sync {sync} "
+                f"of this run follows step {step}"
+            )
+        self._admit(stored)
+        self._tell_of_bounds(sync)
+        return stored.record.rows
+
+    def replay(self, sync: int) -> None:
+        while self.applied < sync:
+            stored = self._stored(self.applied + 1)
+            if stored is None:
+                raise Missing(f"{self.run.url}/{layout.sync(self.applied + 1)} does not exist")
+            self._admit(stored)
+
+    def _admit(self, stored: StoredRecord) -> None:
+        self._steps[stored.record.sync] = stored.record.step
+        self.arrivals.settle(shard.key for shard in stored.record.shards if shard.key in self.given_up)
+        self._apply(stored.record.without(self.given_up))
+        self.applied, self._newest_sha256 = stored.record.sync, stored.sha256
+        self._queues = self.index.queues()
+
+    def _step_of_version(self, version: Version) -> int:
+        """A version is published once its record is stored, so whatever cites one is applied later; of one that comes
+        before, `ready` knows."""
+        step = self.recording.step_of(version) if self.recording else None
+        step = self._steps.get(version.number) if step is None else step
+        if step is None:
+            raise Damaged(f"it cites version {version}, which follows no sync that is recorded")
+        return step
+
+    def recorded(self, sync: int) -> bool:
+        return self.run.store.exists(layout.sync(sync))
+
+    def ready(self, sync: int, *, step: int, until: int) -> bool:
+        bounded = self.index.pool.max_age is not None
+        if self.recording or not (bounded or self.in_step) or self.recorded(sync):
+            return True
+        if self.in_step:
+            self._steps.setdefault(sync, step)  # a round can be by the version of this very sync
+        self.arrivals.look()
+        if self.in_step:
+            return all(self.arrivals.knows(layout.shard(searcher, sync)) for searcher in range(self.in_step))
+        arrived = [it.light for it in self.arrivals.found.values()]
+        return self.index.count_young(until, arrived) >= self.batch
+
+    def waiting(self) -> int:
+        self.arrivals.look()
+        return self.arrivals.rows()
+
+    def _stored(self, sync: int) -> StoredRecord | None:
+        return read_record(self.run, sync, previous_sha256=self._newest_sha256)
+
+    def _create(self, sync: int, step: int) -> StoredRecord:
+        """A record of all that has arrived. If another was first, that one is the fact, as long as this attempt is
+        still the newest."""
+        arrived = self._arrived(sync, step)
+        record = SyncRecord(
+            sync=sync,
+            step=step,
+            attempt=self.attempt,
+            shards=arrived,
+            rows=sum(shard.rows for shard in arrived),
+            previous_sha256=self._newest_sha256,
+            refused=sorted(self.arrivals.refused.values(), key=lambda refusal: refusal.key),
+            created_at=records.now(),
+        )
+        data = encode(record)
+        self._check_attempt()
+        self._tell(record)
+        try:
+            self.run.store.create(layout.sync(sync), data)
+        except AlreadyExists:
+            self._check_attempt()
+            stored = self._stored(sync)
+            if stored is None:
+                raise Missing(f"{self.run.url}/{layout.sync(sync)} was there and is gone") from None
+            return stored
+        if not record.rows:
+            since = (
+                "nothing has arrived yet" if self.index.newest is None else f"recent is still sync {self.index.newest}"
+            )
+            self.events.write("empty-sync", f"sync {sync} admits nothing; {since}", severity="warning", sync=sync)
+        return StoredRecord(record, sha256(data).hexdigest())
+
+    def _arrived(self, sync: int, step: int) -> list[Shard]:
+        if self.recording:
+            return self.recording.arrivals(step, self.shards)
+        self.arrivals.look()
+        found = [it.shard for it in self.arrivals.found.values()]
+        if self.in_step is not None:
+            found = [shard for shard in found if shard.seq <= sync]
+        return sorted(found, key=lambda shard: (shard.searcher, shard.seq))
+
+    def _check_attempt(self) -> None:
+        newest = newest_attempt(self.run)
+        if newest > self.attempt:
+            raise Superseded(f"attempt {newest} of the trainer has taken over from attempt {self.attempt}")
+
+    def _tell(self, record: SyncRecord) -> None:
+        """What the record refuses, before it is stored: a crash in between has it told again, the other way round it
+        would never be. And, once, what could not be read and so is neither in it nor refused."""
+        for refusal in record.refused:
+            self.events.write(
+                "shard-refused",
+                f"{refusal.key}: {refusal.reason}",
+                severity="error",
+                sync=record.sync,
+                key=refusal.key,
+                reason=refusal.reason,
+            )
+        for key in sorted(self.arrivals.unread.keys() - self._told):
+            why = self.arrivals.unread[key]
+            self.events.write(
+                "shard-unread", f"passed over for now: {why}", severity="warning", sync=record.sync, key=key
+            )
+            self._told.add(key)
+
+    def _tell_of_bounds(self, sync: int) -> None:
+        """When a branch begins to draw from all of its prompts, as none is within the bounds."""
+        before = self._without_bounds
+        self._without_bounds = {branch for branch, queue in self.index.branches.items() if queue.has_none_left}
+        for branch in sorted(self._without_bounds - before):
+            self.events.write(
+                "no-prompt-within-bounds",
+                f"sync {sync}: no {branch} prompt has a mean reward within sampling.mean_reward_between "
+                f"{list(self.index.mean_reward_between or ())}; all {branch} ones are drawn until one has",
+                severity="warning",
+                sync=sync,
+                branch=branch,
+            )
+
+    def _apply(self, record: SyncRecord) -> None:
+        shards = sorted(record.shards, key=lambda shard: (shard.searcher, shard.seq))
+        light = {shard.key: self.arrivals.take(shard) for shard in shards}
+        unseen = [shard for shard in shards if light[shard.key] is None]
+        light.update({shard.key: table for shard, table in self.payloads.reader.light(unseen, COLUMNS)})
+        named = {f"{shard.searcher}/{shard.seq}": shard for shard in shards}
+        self.index.extend(record.sync, [(name, light[shard.key]) for name, shard in named.items()], step=record.step)
+        self.shards.update(named)
+        self.arrivals.settle([shard.key for shard in shards] + [refusal.key for refusal in record.refused])
+
+    # --- draws ----------------------------------------------------------------------------------------------------
+
+    def queues(self) -> dict[str, Any]:
+        return {**self._queues, **({_GIVEN_UP: sorted(self.given_up)} if self.given_up else {})}
+
+    def restore(self, queues: Mapping[str, Any]) -> None:
+        """Queues number the prompts that are in the buffer, so those that were kept before a shard was given up are of
+        no use: every prompt can be drawn again."""
+        if set(queues.get(_GIVEN_UP, ())) == self.given_up:
+            self.index.restore(queues)
+            self._queues = self.index.queues()
+        else:
+            self.events.write(
+                "queues-restarted",
+                f"shards were given up since the checkpoint was stored ({', '.join(sorted(self.given_up)[:3])} and the "
+                "like): every prompt can be drawn again",
+                severity="warning",
+            )
+
+    def draw(self, step: int) -> list[Draw]:
+        return self.index.draw(step)
+
+    def fetch(self, draws: Sequence[Draw]) -> Fetched:
+        places = [draw.trajectory_id.rpartition("/") for draw in draws]
+        return self.payloads.fetch([(self._admitted(shard), int(row)) for shard, _, row in places])
+
+    def _admitted(self, name: str) -> Shard:
+        if name not in self.shards:
+            raise Missing(f"no applied record of {self.run.url} admits shard {name!r}")
+        return self.shards[name]

@@ -1,0 +1,192 @@
+"""Compactions: objects that hold the rows of many admitted shards, which are removed once a record says so.
+
+A shard has row groups of its own in the object. Where it is in several compactions, as when one was made again with
+others or two were made at once, the one that counts is that of the highest rank, for everybody.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from threading import Lock
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from storage import layout
+from storage.log.schema import LATER, TRAJECTORY_SCHEMA
+from storage.log.syncs import Shard
+from storage.objects import records
+from storage.objects.store import Store
+from storage.runs.run import Run
+from tba.errors import Damaged, Missing
+
+PAYLOAD = ("prompt_tokens", "response_tokens", "behaviour_logps", "ref_logps")
+"""Columns that can be given up of rows that no step will draw again: null from then on."""
+FACTS = {name: pa.int32() for name in ("seq", "sync", "step")}
+"""What a compaction adds to the rows: of which shard they are, and which record admitted them."""
+
+_HEAVY = ("prompt", "response", *PAYLOAD, *LATER)
+COLUMNS = pa.schema(
+    [
+        *(pa.field(name, kind) for name, kind in FACTS.items()),
+        *(field for field in TRAJECTORY_SCHEMA if field.name not in _HEAVY),
+        *(TRAJECTORY_SCHEMA.field(name) for name in _HEAVY),
+    ]
+)
+"""What every compaction has, in this order: what an index is made of is read in one piece per row group."""
+
+_FIELDS = ("object", "bytes", "sha256", "generation", "retention", "parts", "created_at")
+_PART = ("sync", "step", "first_group", "end_group", "given_up")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The rows of one shard: its row groups from `first_group` up to, but without, `end_group`."""
+
+    shard: Shard
+    sync: int  # that admitted it, in the run whose compaction this is
+    step: int
+    first_group: int
+    end_group: int
+    given_up: int  # how many rows have lost their payload
+
+    @property
+    def groups(self) -> range:
+        return range(self.first_group, self.end_group)
+
+    def encode(self) -> dict[str, Any]:
+        return {**asdict(self.shard), **{name: getattr(self, name) for name in _PART}}
+
+    @classmethod
+    def decode(cls, record: Mapping[str, Any]) -> "Part":
+        shard = records.known(Shard, record)
+        return records.known(cls, {name: record[name] for name in _PART}, shard=shard)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compaction:
+    object: str
+    bytes: int
+    sha256: str
+    generation: int  # 1 more than that of any compaction that it takes the place of
+    retention: tuple[int, ...]  # the retention records that gave up what its rows lack
+    parts: tuple[Part, ...]  # in the order of the records
+    created_at: str
+
+    @property
+    def record(self) -> str:
+        name = layout.parse_compaction(self.object)
+        if name is None:
+            raise ValueError(f"{self.object!r} is not the name of a compaction")
+        return name.record
+
+    @property
+    def rank(self) -> tuple[int, int, str]:
+        return (self.generation, len(self.parts), self.object)
+
+
+def encode(compaction: Compaction) -> bytes:
+    fields = {name: getattr(compaction, name) for name in _FIELDS}
+    return records.encode({**fields, "parts": [part.encode() for part in compaction.parts]})
+
+
+def decode(data: bytes, name: str) -> Compaction:
+    """What a record says; Damaged if it is not one of this name."""
+    found = understood(records.decode(data, name, *_FIELDS), name)
+    with records.reading(name):
+        if not name.endswith(found.record):
+            raise Damaged(f"{name} says it is of {found.object}")
+    return found
+
+
+def understood(fields: Mapping[str, Any], name: str) -> Compaction:
+    with records.reading(name):
+        parts = tuple(Part.decode(part) for part in fields["parts"])
+        lists = {"parts": parts, "retention": tuple(fields["retention"])}
+        found = records.known(Compaction, {field: fields[field] for field in _FIELDS}, **lists)
+        ends = [0, *(part.end_group for part in parts)]
+        if [part.first_group for part in parts] != ends[:-1] or not all(part.groups for part in parts):
+            raise Damaged(f"{name}: its shards have row groups with gaps, or none")
+    return found
+
+
+class Place(NamedTuple):
+    """Where the rows of a shard lie."""
+
+    compaction: Compaction
+    part: Part
+
+
+class Compactions:
+    """Where the shards that a run admits lie, as far as it has been looked. A record never changes and is read once.
+    Safe to use from several threads."""
+
+    def __init__(self, run: Run):
+        self.run, self.store = run, run.store
+        self._known: dict[str, Compaction] = {}  # by key of the record
+        self._places: dict[tuple[str, str], Place] = {}
+        self._shards: dict[str, Shard] | None = None
+        self._looking = Lock()
+
+    def look(self) -> list[Compaction]:
+        """All that there are: those with a record."""
+        with self._looking:
+            return self._look()
+
+    def place(self, shard: Shard) -> Place | None:
+        """None: it is an object of its own, or nobody has looked since."""
+        return self._places.get((shard.key, shard.sha256))
+
+    def place_now(self, shard: Shard, known: Place | None) -> Place | None:
+        """For whoever did not find a shard in the place that was known."""
+        with self._looking:
+            if self.place(shard) == known:
+                self._look()
+        return self.place(shard)
+
+    def shards(self) -> dict[str, Shard]:
+        """Those of this run, by their keys. What a fork sees of its parent's compactions holds others too."""
+        if self._shards is None:
+            shared = self.run.inherits.inherits if self.run.inherits else lambda key: False
+            found = [(shared(place.compaction.object), place.part.shard) for place in self._places.values()]
+            self._shards = {shard.key: shard for inherited, shard in found if inherited == shared(shard.key)}
+        return self._shards
+
+    def _look(self) -> list[Compaction]:
+        keys = [entry.key for entry in self.store.list(layout.COMPACTIONS) if is_record(entry.key)]
+        new = [key for key in keys if key not in self._known]
+        known = {key: self._known[key] for key in keys if key in self._known}
+        for key, data in zip(new, _read(self.store, new), strict=True):
+            if data is not None:
+                known[key] = decode(data, f"{self.store.url}/{key}")
+        if known.keys() != self._known.keys():
+            self._known, self._places, self._shards = known, places(known.values()), None
+        return list(known.values())
+
+
+def is_record(key: str) -> bool:
+    name = layout.parse_compaction(key)
+    return name is not None and key == name.record
+
+
+def places(compactions: Iterable[Compaction]) -> dict[tuple[str, str], Place]:
+    """Of every shard, by its key and sha256, the place that counts."""
+    found: dict[tuple[str, str], Place] = {}
+    for compaction in sorted(compactions, key=lambda it: it.rank):
+        for part in compaction.parts:
+            found[part.shard.key, part.shard.sha256] = Place(compaction, part)
+    return found
+
+
+def _read(store: Store, keys: list[str]) -> list[bytes | None]:
+    """None of what has been removed meanwhile."""
+    try:
+        return list(store.read_many(keys))
+    except Missing:
+        return [_read_one(store, key) for key in keys]
+
+
+def _read_one(store: Store, key: str) -> bytes | None:
+    try:
+        return store.read(key)
+    except Missing:
+        return None

@@ -1,0 +1,50 @@
+"""Checks the digests of records: whether each record has one, and whether it is the record that the next one names."""
+
+from collections.abc import Iterator
+from hashlib import sha256
+from typing import Any
+
+from storage.maintenance.read_ahead import ReadAhead
+from storage.objects import records
+from storage.runs.run import Run
+from tba.errors import Missing
+
+
+class RecordDigests:
+    """Reads the records of a run, each once, and remembers the sha256 of each."""
+
+    def __init__(self, run: Run, reading: ReadAhead):
+        self.run, self._reading = run, reading
+        self.unverified: list[str] = []  # keys of records that older versions wrote, without a digest
+        self._lacking: list[str] = []  # keys of records without a digest, in runs whose records all have one
+        self._sha256: dict[str, str] = {}
+        self._links: list[tuple[str, str, str]] = []  # a record, the record it names, and the sha256 it names it by
+
+    def read(self, key: str) -> bytes:
+        data = self._reading.read(key)
+        if key not in self._sha256:
+            self._sha256[key] = sha256(data).hexdigest()
+            if not records.has_digest(data):
+                (self._lacking if self.run.owner_of(key).digests else self.unverified).append(key)
+        return data
+
+    def decode(self, key: str, *fields: str) -> dict[str, Any]:
+        """Return a record with these fields; Missing or Damaged as `records.read`."""
+        return records.decode(self.read(key), f"{self.run.url}/{key}", *fields)
+
+    def link(self, key: str, previous: str, said: str | None) -> None:
+        """Note that a record names another by its sha256. What a fork inherits is its parent's to check."""
+        if said and self.run.owner_of(key) is self.run:
+            self._links.append((key, previous, said))
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        for key in self._lacking:
+            yield key, "has no digest, but every record of this run was written with one"
+        for key, previous, said in self._links:
+            try:
+                found = self._sha256.get(previous) or sha256(self.run.store.read(previous)).hexdigest()
+            except Missing:
+                yield previous, f"is missing, but {key} names it"
+                continue
+            if found != said:
+                yield previous, f"is not what {key} says was written before it: its sha256 differs"

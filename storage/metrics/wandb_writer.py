@@ -1,0 +1,190 @@
+"""The process that speaks to Weights & Biases: `python -m storage.metrics.wandb_writer RUN PROJECT MODE PATIENCE`.
+
+Metrics arrive on standard input, one JSON object a line. When the input ends, because the trainer closed it or died,
+the session is finished; the process never outlives that by more than PATIENCE seconds.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from storage import layout
+from storage.local_files.shared_cache import cache_folder
+from storage.log.ledger import NO_METRICS, read_entries
+from storage.objects import records
+from storage.runs.attempts import accepts, chain, stands
+from storage.runs.run import Run
+from storage.weights.evaluations import Evaluations
+from tba.errors import StorageError
+from tba.types import Score, Version
+
+log = logging.getLogger("tba.wandb")
+
+AXIS = "trainer/step"
+_NAMES = {
+    "loss": "loss/value", "log_z": "loss/log_z", "residual_abs": "loss/residual_abs", "beta": "optim/beta",
+    "lr": "optim/lr", "grad_norm": "optim/grad_norm", "reward_mean": "reward/mean", "age_mean": "age/mean",
+    "age_max": "age/max", "recent_share": "buffer/recent_share", "tokens": "progress/tokens",
+    "log_ratio_mean": "kl/ref", "entropy": "entropy/mean",
+}  # fmt: skip
+_LOOK_EVERY = 30.0  # seconds between two looks for new scores
+_FAILURES = 5  # in a row, after which W&B is given up
+
+
+def main(arguments: list[str]) -> int:
+    url, project, mode, patience = arguments
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    run = Run.open(url)
+    try:
+        session = begin(run, project, mode)
+    except Exception as error:
+        log.warning("wandb is not available, the run goes on without it: %s: %s", type(error).__name__, error)
+        return 1
+    try:
+        pass_on(run, session)
+    finally:
+        leave_after(float(patience))
+        session.finish()
+    return 0
+
+
+def begin(run: Run, project: str, mode: str, *, anew: str = "") -> Any:
+    """One W&B run per run: later attempts of the trainer continue it. With `anew` another one, as W&B gives the id of a
+    run that was deleted to none again."""
+    import wandb
+
+    session = wandb.init(
+        project=project,
+        id=hashlib.sha256(f"{run.url} {run.created_at}{anew}".encode()).hexdigest()[:16],
+        name=run.name,
+        group=run.config.get("task", {}).get("name"),
+        job_type="train",
+        config=run.config,
+        mode="offline" if mode == "offline" else "online",
+        resume="allow" if mode == "online" and not anew else None,
+        dir=str(_folder(run)),
+        settings=wandb.Settings(console="off", silent=True, disable_git=True),
+    )
+    session.define_metric(AXIS)
+    session.define_metric("*", step_metric=AXIS)
+    return session
+
+
+def pass_on(run: Run, session: Any) -> None:
+    """Consumes lines until there are no more; scores are looked up beside."""
+    scores, failures = _Scores(run), 0
+    for line in sys.stdin:
+        message = json.loads(line)
+        try:
+            scores.send(session)
+            session.log({AXIS: message["step"], **{_name(n): value for n, value in message["metrics"].items()}})
+            failures = 0
+        except Exception as error:
+            failures += 1
+            log.warning("wandb: %s: %s", type(error).__name__, error)
+            if failures == _FAILURES:
+                log.warning("wandb failed %d times in a row and is left alone; the ledger has everything", failures)
+                return
+    scores.send(session, now=True)
+
+
+def rebuild(run: Run, project: str, mode: str) -> tuple[str, int, int]:
+    """A W&B run of all that the ledger and the evaluator have stored, each step once: the folder it was written to, and
+    how many steps and versions it has."""
+    import wandb
+
+    entries = [entry.step for sync, attempt in _closed(run) for entry in read_entries(run, sync, attempt)]
+    spans, by_version = chain(run), dict[Version, list[Score]]()
+    for score in Evaluations(run).scores():
+        if stands(spans, score.version):
+            by_version.setdefault(score.version, []).append(score)
+    # Two attempts may share a version, the one that the second goes on from, and each have had it scored.
+    last = {version.number: own for version, own in sorted(by_version.items(), key=lambda it: it[0].order)}
+    lines = [(entry["step"], _line(entry)) for entry in entries]
+    lines += [(own[0].step, {f"eval/{it.metric}": it.value for it in own}) for own in last.values()]
+    try:
+        session = begin(run, project, mode, anew=f" {records.now()}")
+    except Exception as error:
+        raise StorageError(f"W&B is not available: {type(error).__name__}: {error}") from error
+    for step, line in sorted(lines, key=lambda it: it[0]):
+        session.log({AXIS: step, **line})
+    folder = str(Path(session.dir).parent)
+    session.finish()
+    wandb.teardown()  # waits for W&B's own process, which writes the file
+    return folder, len(entries), len(last)
+
+
+def _closed(run: Run) -> list[tuple[int, int]]:
+    """The syncs whose ledgers count, in order, each with its attempt."""
+    spans, names = chain(run), (layout.parse_ledger(entry.key) for entry in run.store.list(layout.STEPS))
+    found = [name for name in names if name and accepts(spans, name)]
+    return sorted((name.number, name.attempt) for name in found)
+
+
+def _line(entry: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {name: value for name, value in entry.items() if name not in NO_METRICS}
+    return {_name(name): value for name, value in numbers.items() if isinstance(value, int | float)}
+
+
+def leave_after(seconds: float) -> None:
+    """End this process soon, also when W&B cannot be persuaded to."""
+
+    def leave() -> None:
+        time.sleep(seconds)
+        log.warning("wandb: not finished after %.0f s, left alone", seconds)
+        os._exit(1)
+
+    threading.Thread(target=leave, daemon=True).start()
+
+
+class _Scores:
+    """What the evaluator has stored, sent at the steps of its versions. Scores that come after the trainer has ended
+    are in storage alone."""
+
+    def __init__(self, run: Run):
+        self.evaluations = Evaluations(run)
+        self.sent: set[Version] = set()
+        self.next_look = 0.0
+
+    def send(self, session: Any, *, now: bool = False) -> None:
+        if not now and time.monotonic() < self.next_look:
+            return
+        self.next_look = time.monotonic() + _LOOK_EVERY
+        new: dict[Version, list[Score]] = {}
+        with suppress(StorageError):  # then at the next look
+            if not self.evaluations.done() <= self.sent:
+                for score in self.evaluations.scores():
+                    new.setdefault(score.version, []).append(score)
+        for version in sorted(new.keys() - self.sent, key=lambda version: version.order):
+            own = new[version]
+            session.log({AXIS: own[0].step, **{f"eval/{score.metric}": score.value for score in own}})
+            self.sent.add(version)
+
+
+def _name(metric: str) -> str:
+    """What W&B calls a column of `steps`; groups make its panels."""
+    if metric.startswith("seconds_"):
+        return f"time/{metric.removeprefix('seconds_')}"
+    return _NAMES.get(metric, f"train/{metric}")
+
+
+def _folder(run: Run) -> Path:
+    """Beside the logs of a local run; in the cache for a remote one, from where `wandb sync` sends it."""
+    logs = run.store.local_path(layout.LOGS.rstrip("/"))
+    folder = logs or cache_folder("wandb") / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    logging.shutdown()
+    os._exit(code)  # W&B's own exit hooks wait for its server

@@ -1,0 +1,148 @@
+"""Rows of a data set, from JSON lines or Parquet, wherever they lie."""
+
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple, cast
+
+import fsspec
+import pyarrow as pa
+
+from storage.objects import parquet, strict_json
+from tba.errors import Damaged, DataError
+
+_READABLE = (".jsonl", ".json", ".parquet")
+
+
+def read_rows(url: str, *, limit: int | None = None, fields: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """The rows of a file at a path or a `file://`, `s3://` or `hf://` URL, in its order, `limit` at most; if its name
+    has a `*`, of all such files, in the order of their names. Of these fields, if any are given, where rows have them.
+    DataError names the URL, and the line, at fault."""
+    suffix = _suffix(url)
+    rows: list[dict[str, Any]] = []
+    for part in _parts(url):
+        data, left = _read(part), None if limit is None else limit - len(rows)
+        rows += _parquet(part, data, left, fields) if suffix == ".parquet" else _json_lines(part, data, left, fields)
+    return rows
+
+
+class Placed(NamedTuple):
+    """A row and where it stands, for whoever has to name it: `FILE line 3`, or `FILE row 3` of Parquet."""
+
+    place: str
+    row: dict[str, Any]
+    names: Sequence[str]  # of all that it has
+
+
+def placed_rows(url: str, *, fields: Collection[str]) -> dict[str, list[Placed]]:
+    """The rows of each of the files that `read_rows` reads for a URL, by the name of the file."""
+    found: dict[str, list[Placed]] = {}
+    for part in _parts(url):
+        data = _read(part)
+        if _suffix(part) == ".parquet":
+            table = _table(part, data)
+            rows = enumerate(_rows(part, table, fields), start=1)
+            found[part] = [Placed(f"{part} row {number}", row, table.column_names) for number, row in rows]
+        else:
+            rows = ((n, _row(part, n, line)) for n, line in _numbered_lines(data))
+            found[part] = [Placed(f"{part} line {n}", _some(row, fields), list(row)) for n, row in rows]
+    return found
+
+
+def _suffix(url: str) -> str:
+    suffix = PurePosixPath(url).suffix
+    if suffix not in _READABLE:
+        raise DataError(f"{url}: rows come from {', '.join(_READABLE)} files, not {suffix or 'one without a suffix'!r}")
+    return suffix
+
+
+def _parts(url: str) -> list[str]:
+    """The files that a URL stands for."""
+    folder, _, name = url.rpartition("/")
+    if "*" not in name:
+        return [url]
+    try:
+        names = _names(folder)
+    except Exception as error:
+        raise DataError(f"{url} cannot be read: {error or type(error).__name__}") from error
+    pattern = re.compile(".*".join(map(re.escape, name.split("*"))), re.DOTALL)
+    if found := sorted(filter(pattern.fullmatch, names)):
+        return [f"{folder}/{name}" if folder else name for name in found]
+    raise DataError(f"{url} cannot be read: no such file")
+
+
+def _names(folder: str) -> list[str]:
+    if folder.startswith("s3://"):
+        from storage.objects.s3 import S3Store  # only rows on S3 pay for the import
+
+        return list(S3Store.names_in(folder))
+    if "://" not in folder:  # a "::" in a path is no chain of file systems
+        return os.listdir(Path(folder or ".").expanduser())
+    system, path = fsspec.url_to_fs(folder)
+    return [PurePosixPath(found).name for found in system.ls(path, detail=False)]
+
+
+def _read(url: str) -> bytes:
+    try:
+        if url.startswith("s3://"):
+            from storage.objects.s3 import S3Store
+
+            return S3Store.read_any(url)
+        if "://" not in url:
+            return Path(url).expanduser().read_bytes()
+        with fsspec.open(url, "rb") as file:
+            return cast(BinaryIO, file).read()
+    except Exception as error:  # file systems, the hub's above all, let their transport's own errors through
+        raise DataError(f"{url} cannot be read: {error or type(error).__name__}") from error
+
+
+def _parquet(url: str, data: bytes, limit: int | None, fields: Collection[str] | None) -> list[dict[str, Any]]:
+    return _rows(url, _table(url, data).slice(0, limit), fields)
+
+
+def _table(url: str, data: bytes) -> pa.Table:
+    try:
+        return parquet.decode(data, url)
+    except Damaged as error:
+        raise DataError(str(error)) from None
+
+
+def _rows(url: str, table: pa.Table, fields: Collection[str] | None) -> list[dict[str, Any]]:
+    columns: dict[str, list[Any]] = {}
+    for name in table.column_names:
+        if fields is not None and name not in fields:
+            continue
+        if table.column_names.count(name) > 1:
+            raise DataError(f"{url} has more than one column {name!r}")
+        try:
+            columns[name] = table[name].to_pylist()
+        except (pa.ArrowException, OverflowError, ValueError, LookupError) as error:  # as of times in nanoseconds
+            raise DataError(f"{url}: column {name!r} cannot be read: {error}") from None
+    return [{name: column[n] for name, column in columns.items()} for n in range(len(table))]
+
+
+def _json_lines(url: str, data: bytes, limit: int | None, fields: Collection[str] | None) -> list[dict[str, Any]]:
+    rows = (_row(url, number, line) for number, line in islice(_numbered_lines(data), limit))
+    return [_some(row, fields) for row in rows]
+
+
+def _some(row: dict[str, Any], fields: Collection[str] | None) -> dict[str, Any]:
+    return {name: row[name] for name in row if fields is None or name in fields}
+
+
+def _numbered_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip())
+
+
+def _row(url: str, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = strict_json.loads(line)
+    except strict_json.DoubledKey as error:
+        raise DataError(f"{url} line {number}: {error}") from None
+    except ValueError as error:
+        raise DataError(f"{url} line {number} is not JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{url} line {number} is a {type(row).__name__}, not an object")
+    return row

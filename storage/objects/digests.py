@@ -1,0 +1,34 @@
+"""The size and sha256 that a record holds of another object. Whoever reads that object verifies it with them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Self
+
+from storage.objects import records
+from tba.errors import Damaged
+
+
+@dataclass(frozen=True)
+class Digest:
+    size: int  # in bytes
+    sha256: str
+
+    @classmethod
+    def of(cls, data: bytes) -> Self:
+        return cls(len(data), sha256(data).hexdigest())
+
+    @classmethod
+    def decode(cls, said: Mapping[str, Any]) -> Self:
+        """Read what `encode` once gave. TypeError or KeyError if it did not; `records.reading` names the record."""
+        return records.known(cls, {"size": said["bytes"], "sha256": said["sha256"]})
+
+    def encode(self) -> dict[str, Any]:
+        return {"bytes": self.size, "sha256": self.sha256}
+
+    def verify(self, data: bytes, name: str) -> None:
+        """Damaged, naming the object, unless these are the bytes that the record describes."""
+        if len(data) != self.size:
+            raise Damaged(f"{name} has {len(data)} bytes, its record says {self.size}")
+        if sha256(data).hexdigest() != self.sha256:
+            raise Damaged(f"{name} is not what its record says: its sha256 differs")

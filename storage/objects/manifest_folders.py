@@ -1,0 +1,346 @@
+"""Manifest folders: many large files that come into being at once.
+
+The files are stored first, then MANIFEST.json, create-only, with the size and sha256 of each. A folder without a
+manifest does not exist; a file that is not what the manifest promises is refused by name.
+
+A folder may be stored as the *difference* from another of its kind that is stored whole, its *base*: of files that both
+have, of the same size, what differs (storage/objects/deltas.py). The manifest promises the files themselves as ever,
+and says beside them what is stored instead.
+
+What an interrupted write left behind cannot be told from what a superseded trainer is still writing. So whoever sweeps
+it up looks again for a manifest afterwards, and whoever has stored a manifest looks again for its files: whichever
+order the two come in, one of them sees the other's work and removes the rest.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from storage import layout
+from storage.local_files.regular_files import open_regular, sha256_of_file
+from storage.local_files.scratch import scratch_folder
+from storage.local_files.shared_cache import shared_copy
+from storage.objects import deltas, records
+from storage.objects.store import Store, check_key
+from tba.errors import AlreadyExists, Damaged, DeadlinePassed, Missing, StorageError, Superseded
+from tba.types import Version
+
+log = logging.getLogger(__name__)
+
+_COPIES = 4  # of a kind that a cache keeps
+
+
+def publish(
+    store: Store,
+    prefix: str,
+    folder: Path,
+    extra: Mapping[str, Any],
+    *,
+    hand_over: bool = False,
+    base: tuple[str, Path] | None = None,
+) -> dict[str, Any]:
+    """Store the files of a local folder, then the manifest, which carries `extra` too; returns the manifest. Hidden
+    files and an old manifest are left out. Done if exactly this is stored already; AlreadyExists if other files are;
+    Superseded if the files, or the base, were removed meanwhile. With `hand_over` nobody on this machine has to fetch
+    it: no file of the folder may change afterwards. `base` is the name of another and its files, from which the
+    difference is stored where that is less than half."""
+    files = _describe(folder)
+    if not files:
+        raise StorageError(f"{store.url}/{prefix}: there is nothing to publish in {folder}")
+    if stored := _stored(store, prefix, files):
+        return stored
+    manifest = {"files": files, "sha256": _digest(files), "created_at": records.now(), **extra}
+    with scratch_folder() as scratch:
+        if base:
+            manifest |= _difference(files, folder, *base, scratch)
+        if hand_over and ("difference" in manifest or store.local_path(prefix.rstrip("/")) is None):
+            _hand_over(prefix, folder, manifest)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda file: _upload(store, prefix, file, scratch, folder), stored_files(manifest)))
+    try:
+        store.create(prefix + layout.MANIFEST, records.encode(manifest))
+    except AlreadyExists:
+        return _stored(store, prefix, files) or manifest
+    _look_again(store, prefix, manifest)
+    return manifest
+
+
+def read_manifest(store: Store, prefix: str) -> dict[str, Any] | None:
+    try:
+        manifest = records.read(store, prefix + layout.MANIFEST, "files", "sha256", "created_at")
+    except Missing:
+        return None
+    try:
+        for file in [*manifest["files"], *stored_files(manifest)]:
+            _check_name(store, prefix, file["name"])
+            if type(file["bytes"]) is not int or not isinstance(file["sha256"], str):
+                raise TypeError(f"of {file['name']}")
+        if "difference" in manifest:
+            Version.parse(manifest["difference"]["base"])  # likewise where it reads
+        if manifest["sha256"] != _digest(manifest["files"]):  # it decides which copy in the cache is this one
+            raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST}: its sha256 is not that of the files it names")
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST} does not say which files there are: {error!r}") from None
+    return manifest
+
+
+def _check_name(store: Store, prefix: str, name: str) -> None:
+    """Damaged unless a manifest names a file inside its folder: the name decides where `fetch` writes."""
+    try:
+        check_key(prefix + name)
+    except StorageError as error:
+        raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST} names {error}") from None
+
+
+def stored_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Name, size and sha256 of what is stored: of each file, or of its difference from the base's."""
+    instead = {it["of"]: it for it in manifest["difference"]["files"]} if "difference" in manifest else {}
+    return [instead.get(file["name"], file) for file in manifest["files"]]
+
+
+class Found(NamedTuple):
+    """The versions, or checkpoints, under a prefix, oldest first."""
+
+    complete: list[Version]  # with a manifest: these exist
+    unfinished: list[Version]  # only files: still being written, or left behind
+
+
+def survey(store: Store, prefix: str) -> Found:
+    files: dict[Version, set[str]] = {}
+    for entry in store.list(prefix):
+        if place := layout.parse_folder(entry.key):
+            files.setdefault(place[0], set()).add(place[1])
+    oldest_first = sorted(files, key=lambda it: it.order)
+    return Found(
+        complete=[it for it in oldest_first if layout.MANIFEST in files[it]],
+        unfinished=[it for it in oldest_first if layout.MANIFEST not in files[it]],
+    )
+
+
+def check_sizes(store: Store, prefix: str) -> None:
+    """Missing or Damaged unless each file is there that the manifest promises, in its size: no weights are read."""
+    sizes = {entry.key: entry.size for entry in store.list(prefix)}
+    for file in stored_files(_existing(store, prefix)):
+        key = prefix + file["name"]
+        if sizes.get(key) != file["bytes"]:
+            raise Damaged(f"{store.url}/{key} has {sizes.get(key, 'no')} bytes, its manifest says {file['bytes']}")
+
+
+def complete(store: Store, prefix: str) -> list[Version]:
+    """Those that exist, oldest first."""
+    return survey(store, prefix).complete
+
+
+def fetch(store: Store, prefix: str, into: Path) -> Path:
+    """Bring a folder here and verify it. Missing if it does not exist, also when it is removed meanwhile; Damaged,
+    naming the file, if one is not what the manifest promises."""
+    manifest = _existing(store, prefix)
+    return _fetch(store, prefix, manifest, _base(store, prefix, manifest), into)
+
+
+def local_copy(store: Store, prefix: str, *, keep: int = _COPIES) -> Path:
+    """A verified folder on this machine's disk: where it lies, for a local store that has it whole, else one in the
+    cache, which keeps the `keep` of each kind used last, and what any process was given last."""
+    return _local_copy(store, prefix, _existing(store, prefix), keep)
+
+
+def _local_copy(store: Store, prefix: str, manifest: Mapping[str, Any], keep: int) -> Path:
+    in_place = store.local_path(prefix.rstrip("/"))
+    if in_place and "difference" not in manifest:
+        try:
+            _verify(store, prefix, in_place, manifest)
+        except Damaged:
+            _existing(store, prefix)  # Missing, if it was removed while it was read
+            raise
+        return in_place
+    base = cache(lambda: _base(store, prefix, manifest))
+    return shared_copy(
+        prefix.partition("/")[0],
+        manifest["sha256"],
+        whole=lambda copy: _is_whole(store, prefix, copy, manifest),
+        prepare=base,
+        make=lambda copy: _fetch(store, prefix, manifest, base(), copy),
+        keep=keep,
+    )
+
+
+def remove(store: Store, prefix: str) -> None:
+    """The manifest first: without it the folder does not exist, however far the removal gets."""
+    store.delete(prefix + layout.MANIFEST)
+    for entry in store.list(prefix):
+        store.delete(entry.key)
+    for key in store.unfinished(prefix):
+        store.discard(key)
+
+
+def left_behind(store: Store, prefix: str, found: Found) -> list[Version]:
+    """What may be swept up: neither complete nor newer than all that is, be it no more than an unfinished upload."""
+    begun = {place[0] for key in store.unfinished(prefix) if (place := layout.parse_folder(key))}
+    older = {it for it in {*begun, *found.unfinished} if found.complete and it.order < found.complete[-1].order}
+    return sorted(older - {*found.complete}, key=lambda it: it.order)
+
+
+def sweep(store: Store, prefix: str) -> bool:
+    """Remove what has no manifest. False if one has appeared meanwhile: then it is still to be removed."""
+    stored = [entry.key for entry in store.list(prefix)]
+    if prefix + layout.MANIFEST in stored or store.exists(prefix + layout.MANIFEST):  # the listing may be older
+        return True  # it was being written, and is complete now
+    for key in stored:
+        store.delete(key)
+    for key in store.unfinished(prefix):
+        store.discard(key)
+    return not store.exists(prefix + layout.MANIFEST)
+
+
+def _look_again(store: Store, prefix: str, manifest: Mapping[str, Any]) -> None:
+    stored = {entry.key for entry in store.list(prefix)}
+    needed = [prefix + file["name"] for file in stored_files(manifest)]
+    if base := _base_prefix(prefix, manifest):
+        needed.append(base + layout.MANIFEST)
+    unlisted = [key for key in needed if key not in stored]
+    if not all(store.exists(key) for key in unlisted):  # the listing may be older than they are
+        remove(store, prefix)
+        raise Superseded(f"{store.url}/{prefix} was swept up while it was written: a later attempt has taken over")
+
+
+def _describe(folder: Path) -> list[dict[str, Any]]:
+    """Name, size and sha256 of each file, by name."""
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return [
+        {"name": name, "bytes": (folder / name).stat().st_size, "sha256": sha256_of_file(folder / name)}
+        for name in names
+        if name != layout.MANIFEST and not any(part.startswith(".") for part in name.split("/"))
+    ]
+
+
+def _digest(files: Sequence[Mapping[str, Any]]) -> str:
+    """Of the whole folder: over the digests and names of its files."""
+    return hashlib.sha256("".join(f"{f['sha256']} {f['name']}\n" for f in files).encode()).hexdigest()
+
+
+def _difference(
+    files: Sequence[Mapping[str, Any]], folder: Path, name: str, base: Path, scratch: Path
+) -> dict[str, Any]:
+    """What a manifest says of a base; nothing where all is to be stored whole."""
+    for file in files:
+        theirs, ours = base / file["name"], scratch / f"{file['name']}{deltas.SUFFIX}"
+        if theirs.is_file() and theirs.stat().st_size == file["bytes"]:
+            ours.parent.mkdir(parents=True, exist_ok=True)
+            deltas.write(theirs, folder / file["name"], ours)
+    instead = [{**it, "of": it["name"].removesuffix(deltas.SUFFIX)} for it in _describe(scratch)]
+    said = {"difference": {"base": name, "files": instead}}
+    stored = stored_files({"files": files, **said})
+    return said if 2 * sum(it["bytes"] for it in stored) < sum(it["bytes"] for it in files) else {}
+
+
+def _upload(store: Store, prefix: str, file: Mapping[str, Any], scratch: Path, folder: Path) -> None:
+    store.upload((scratch if "of" in file else folder) / file["name"], prefix + file["name"])
+
+
+def _stored(store: Store, prefix: str, files: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The manifest, if exactly these files are stored."""
+    stored = read_manifest(store, prefix)
+    if stored and stored["files"] != files:
+        raise AlreadyExists(f"{store.url}/{prefix} exists already, with other content")
+    return stored
+
+
+def _base_prefix(prefix: str, manifest: Mapping[str, Any]) -> str | None:
+    return f"{prefix.partition('/')[0]}/{manifest['difference']['base']}/" if "difference" in manifest else None
+
+
+def _base(store: Store, prefix: str, manifest: Mapping[str, Any]) -> Path | None:
+    """The verified files of the base, of what is stored as a difference."""
+    base = _base_prefix(prefix, manifest)
+    if base is None:
+        return None
+    try:
+        theirs = _existing(store, base)
+        if "difference" in theirs:
+            raise Damaged(f"{store.url}/{base} is not stored whole")
+        return _local_copy(store, base, theirs, _COPIES)
+    except (Missing, Damaged) as error:
+        _existing(store, prefix)  # Missing, if both were removed while they were read
+        raise Damaged(f"{store.url}/{prefix} is stored as the difference from another: {error}") from error
+
+
+def _existing(store: Store, prefix: str) -> dict[str, Any]:
+    manifest = read_manifest(store, prefix)
+    if manifest is None:
+        raise Missing(f"{store.url}/{prefix} does not exist: it has no {layout.MANIFEST}")
+    return manifest
+
+
+def _fetch(store: Store, prefix: str, manifest: Mapping[str, Any], base: Path | None, into: Path) -> Path:
+    into.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda file: _fetch_file(store, prefix, file, into), stored_files(manifest)))
+    for file, stored in zip(manifest["files"], stored_files(manifest), strict=True):
+        if base and "of" in stored:
+            deltas.apply(base / file["name"], into / stored["name"], into / file["name"])
+            (into / stored["name"]).unlink()
+            _verify_file(store, prefix, into, file)
+    return into
+
+
+def _fetch_file(store: Store, prefix: str, file: Mapping[str, Any], into: Path) -> None:
+    key = prefix + file["name"]
+    try:
+        store.download(key, into / file["name"])
+    except Missing:
+        if read_manifest(store, prefix) is None:
+            raise Missing(f"{store.url}/{prefix} was removed while it was read") from None
+        raise Damaged(f"{store.url}/{key} is gone, but its manifest names it") from None
+    _verify_file(store, prefix, into, file)
+
+
+def _hand_over(prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Into the cache, before it can be asked for. Whoever finds it there verifies it as what was fetched. Where that
+    cannot be done at once, it will be fetched."""
+
+    def link(copy: Path) -> None:
+        for file in manifest["files"]:
+            (copy / file["name"]).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(folder / file["name"], copy / file["name"])
+            except OSError:  # the cache is on another disk
+                shutil.copyfile(folder / file["name"], copy / file["name"])
+
+    try:
+        shared_copy(
+            prefix.partition("/")[0], manifest["sha256"], whole=Path.is_dir, make=link, keep=_COPIES, deadline=0.0
+        )
+    except (StorageError, DeadlinePassed) as error:
+        log.warning("%s is not kept on this machine: %s", prefix, error)
+
+
+def _is_whole(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any]) -> bool:
+    try:
+        _verify(store, prefix, folder, manifest)
+    except Damaged:
+        return False
+    return folder.is_dir()
+
+
+def _verify(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
+    for file in manifest["files"]:
+        _verify_file(store, prefix, folder, file)
+
+
+def _verify_file(store: Store, prefix: str, folder: Path, file: Mapping[str, Any]) -> None:
+    path, name = folder / file["name"], f"{store.url}/{prefix}{file['name']}"
+    try:
+        with open_regular(path) as content:
+            size = os.fstat(content.fileno()).st_size
+        if size != file["bytes"]:
+            raise Damaged(f"{name} has {size} bytes, its manifest says {file['bytes']}")
+        if sha256_of_file(path) != file["sha256"]:
+            raise Damaged(f"{name} has not the content that its manifest promises (sha256 differs)")
+    except FileNotFoundError:
+        raise Damaged(f"{name} is gone, but its manifest names it") from None

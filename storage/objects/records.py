@@ -1,0 +1,137 @@
+"""How small facts are written: one JSON object each, readable by a person and by DuckDB.
+
+The last field of a record, `digest`, is the sha256 of all bytes before it, so whoever reads a record learns whether
+it is still what was written. Records of older runs have no digest and are read as they are.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from datetime import UTC, datetime
+from functools import partial
+from hashlib import sha256
+from typing import Any, TypeVar
+
+from storage import layout
+from storage.objects.store import Store
+from tba.errors import Damaged, Missing, first_line
+
+T = TypeVar("T")
+
+DIGEST = "digest"
+"""The field of a record that holds the sha256 of the bytes before it."""
+
+_BEFORE_DIGEST = f',\n "{DIGEST}": '.encode()
+_ONLY_DIGEST = f'\n "{DIGEST}": '.encode()  # of a record without fields
+
+_PLAIN: dict[Any, tuple[type, ...]] = {int: (int,), float: (float, int, type(None)), str: (str,), bool: (bool,)}
+"""What a field of a plain type may be in JSON: true and false are no numbers, and one that is not finite is null."""
+
+
+def now() -> str:
+    """The time as every record writes it."""
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """Write a record with its digest. The same record gives the same bytes. Numbers that are not finite become null:
+    JSON has none."""
+    plain = {name: value for name, value in record.items() if name != DIGEST}
+    try:
+        text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        finite = json.loads(json.dumps(plain), parse_constant=lambda _: None)
+        text = json.dumps(finite, indent=1, ensure_ascii=False)
+    body = text.removesuffix("}").rstrip("\n").encode()
+    return body + (_BEFORE_DIGEST if plain else _ONLY_DIGEST) + f'"{sha256(body).hexdigest()}"\n}}\n'.encode()
+
+
+def decode(data: bytes, name: str, *fields: str) -> dict[str, Any]:
+    """Return the record in `data` without its digest. Damaged names the object if it is not a record with these
+    fields, or not what its digest promises."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{name} is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise Damaged(f"{name} is not a record but a {type(record).__name__}")
+    if (digest := record.pop(DIGEST, None)) is not None and digest != _digest_of(data):
+        raise Damaged(f"{name} is not what was written: its digest differs")
+    missing = [field for field in fields if field not in record]
+    if missing:
+        raise Damaged(f"{name} lacks {', '.join(map(repr, missing))}")
+    return record
+
+
+def has_digest(data: bytes) -> bool:
+    """True if a record was written with a digest, so that `decode` verifies it."""
+    return _BEFORE_DIGEST in data or _ONLY_DIGEST in data
+
+
+def _digest_of(data: bytes) -> str:
+    body, separator, _ = data.rpartition(_BEFORE_DIGEST)
+    return sha256(body if separator else data.partition(_ONLY_DIGEST)[0]).hexdigest()
+
+
+def known(kind: type[T], record: Mapping[str, Any], **others: Any) -> T:
+    """A dataclass of what a record says, and `others`. What a later version has added to such records is left out.
+    TypeError if a number or a text is something else."""
+    types = {field.name: field.type for field in fields(kind)}  # pyright: ignore[reportArgumentType]
+    said = {name: value for name, value in record.items() if name in types and name not in others}
+    for name, value in said.items():
+        check_kind(name, value, types[name])
+    return kind(**said, **others)
+
+
+def check_kind(name: str, value: Any, kind: Any) -> None:
+    """TypeError, naming the field, unless a value is of a plain type; of others nothing is said."""
+    if kind in _PLAIN and type(value) not in _PLAIN[kind]:
+        raise TypeError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
+
+
+def integers(record: Mapping[str, Any], *names: str) -> list[int]:
+    """Those fields; TypeError, naming the one, if any is something else."""
+    for name in names:
+        check_kind(name, record[name], int)
+    return [record[name] for name in names]
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """While its values are put to use: what a record lacks, or has of another kind, as Damaged that names it."""
+    try:
+        yield
+    except KeyError as error:
+        raise Damaged(f"{name} lacks {error}") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Damaged(f"{name} is not understood: {first_line(error)}") from None
+
+
+def read(store: Store, key: str, *fields: str) -> dict[str, Any]:
+    return decode(store.read(key), f"{store.url}/{key}", *fields)
+
+
+def sha256_of(store: Store, key: str) -> str | None:
+    """Return the sha256 of an object, for a record that follows it to hold; None if there is no such object."""
+    try:
+        return sha256(store.read(key)).hexdigest()
+    except Missing:
+        return None
+
+
+def read_each(store: Store, keys: Sequence[str]) -> list[tuple[str, Callable[[], bytes]]]:
+    """Read several objects side by side. Return each key with a function that gives the object's bytes and raises
+    Missing if there is no such object: one missing object keeps nobody from reading the others."""
+    try:
+        found = store.read_many(keys)
+    except Missing:
+        return [(key, partial(store.read, key)) for key in keys]
+    return [(key, partial(bytes, data)) for key, data in zip(keys, found, strict=True)]
+
+
+def read_all(store: Store, prefix: str, *fields: str) -> Iterator[dict[str, Any]]:
+    """Every record under a folder, in the order of their names. What else lies there is passed over."""
+    keys = [entry.key for entry in store.list(prefix) if layout.is_part(entry.key)]
+    for key, data in zip(keys, store.read_many(keys), strict=True):
+        yield decode(data, f"{store.url}/{key}", *fields)

@@ -1,0 +1,71 @@
+"""Compares local files with what records say of them: their bytes, and their sha256."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from storage.local_files.regular_files import sha256_of_file
+from storage.local_files.remembered_reads import RememberedReads
+from storage.objects.damage import IS_MISSING, Damage
+from storage.objects.digests import Digest
+from storage.queries.mirror import Snapshot
+
+
+def verify(
+    snapshot: Snapshot, expectations: Mapping[str, Digest], verified: RememberedReads
+) -> tuple[frozenset[str], list[Damage]]:
+    """Return the keys of the objects that match their records, and the damage of the others. Expectations come oldest
+    first. The sha256 of a copy of a remote object is part of its name. Other files are read once, newest first;
+    what lies beyond the bound of `verified` is compared by its size alone."""
+    problems: dict[str, str] = {}
+    for key, expected in expectations.items():
+        if problem := _by_size(snapshot, key, expected):
+            problems[key] = problem
+    fitting = {key: snapshot.files[key] for key in expectations if key not in problems}
+    if snapshot.copied:
+        digests = {key: path.suffix.removeprefix(".") for key, path in fitting.items()}
+    else:
+        digests = verified.ask("sha256", fitting, sha256_of_file)
+    for key in fitting.keys() - digests.keys():
+        if not os.access(fitting[key], os.R_OK):
+            problems[key] = "cannot be read" if fitting[key].exists() else IS_MISSING
+    for key, digest in digests.items():
+        if not expectations[key].sha256.startswith(digest):
+            problems[key] = "has other content than its record says (sha256 differs)"
+    good = frozenset(expectations.keys() - problems.keys())
+    return good, [Damage(key, problem) for key, problem in problems.items()]
+
+
+def read_whole(
+    snapshot: Snapshot,
+    keys: Sequence[str],
+    kind: str,
+    reader: Callable[[Path], dict[str, Any]],
+    verified: RememberedReads,
+) -> dict[str, dict[str, Any]]:
+    """Return what a reader says about objects that no record has a digest of, by key. Each answer has a `problem`,
+    which is empty if the object can be read. Keys come oldest first. Objects beyond the bound of `verified` have no
+    answer."""
+    told = verified.ask(kind, {key: snapshot.files[key] for key in keys}, reader)
+    bad = [key for key in keys if key in told and told[key]["problem"]]
+    if snapshot.copied and bad:
+        for key in bad:
+            with suppress(FileNotFoundError):
+                snapshot.read(key)  # a copy that something has changed is made anew
+        told |= verified.ask(kind, {key: snapshot.files[key] for key in bad}, reader)
+    return told
+
+
+def _by_size(snapshot: Snapshot, key: str, expected: Digest) -> str | None:
+    path = snapshot.files.get(key)
+    try:
+        size = path.stat().st_size if path else None
+    except FileNotFoundError:
+        size = None
+    except OSError as error:
+        return f"cannot be read: {error.strerror or error}"
+    if size is None:
+        return IS_MISSING
+    return None if size == expected.size else f"has {size} bytes, its record says {expected.size}"

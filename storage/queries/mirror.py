@@ -1,0 +1,206 @@
+"""A run's records and shards as files on this machine. Those of a remote run are copied once: they never change."""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from storage import layout
+from storage.local_files.regular_files import read_regular
+from storage.local_files.shared_cache import cache_folder
+from storage.local_files.temporary_files import A_DAY, remove_left_behind, temporary_beside
+from storage.objects.damage import DamageLog
+from storage.objects.store import Entry
+from storage.runs.run import Run
+from tba.errors import Missing, StorageError, TBAError
+
+Progress = Callable[[int, int], None]
+"""Told how many of how many objects are here."""
+
+LISTED = (
+    layout.EVALUATIONS,
+    layout.CHECKPOINTS,
+    layout.VERSIONS,
+    layout.LEDGER,
+    layout.STEPS,  # where the steps of a sync are, its draws are
+    layout.DRAWS,
+    layout.SYNCS,
+    layout.TRAJECTORIES,
+    layout.COMPACTIONS,  # a shard that has been removed is in one of these by now
+    layout.PROMPTS,
+    layout.ATTEMPTS,
+    layout.RETENTION,
+    layout.EVENTS,
+)
+"""What refers is listed before what it refers to, so that a snapshot of a live run names nothing it lacks."""
+
+PAUSES = (0.1, 0.3, 1.0, 2.0)
+"""Seconds before another look where rows are gone that were listed: the run was compacted meanwhile, most likely."""
+
+_OF_A_RUN = re.compile(r"-[0-9a-f]{16}$")  # the end of the name of a folder that is one of ours
+_SIDE_BY_SIDE = 16  # objects copied at once
+_KEPT = 30 * 24 * 3600.0  # seconds for which the copies of a run stay when nobody asks for it
+_ROWS = (layout.TRAJECTORIES, layout.COMPACTIONS)
+_KEPT_ROWS = 3600.0  # seconds for which copies of rows stay that have been compacted, or compacted again
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a run held when it was looked at: local files by key, without the weights."""
+
+    run: Run
+    files: Mapping[str, Path]
+    copied: bool  # from a remote store: each file's name ends with the start of its sha256
+
+    def keys(self, prefix: str) -> list[str]:
+        return [key for key in self.files if key.startswith(prefix)]
+
+    def read(self, key: str) -> bytes:
+        """Return the bytes of an object. A copy that something has changed is made anew. FileNotFoundError if the
+        object has been given up since it was listed."""
+        data = read_regular(self.files[key])
+        if self.copied and self.files[key].suffix != _suffix(data):
+            data = self.run.store.read(key)
+            _place(data, self.files[key])
+        return data
+
+    def read_all(
+        self, prefix: str, damage: DamageLog, *, only: Callable[[str], bool] = lambda key: True
+    ) -> Iterator[tuple[str, bytes]]:
+        """The objects under a prefix, in the order of their names. Objects that have been given up since they were
+        listed are left out, as are those that cannot be read, which are noted as damage."""
+        for key in filter(only, self.keys(prefix)):
+            try:
+                data = self.read(key)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                if isinstance(error, TBAError):
+                    raise
+                damage.add(key, f"cannot be read: {error.strerror or error}")
+                continue
+            yield key, data
+
+
+def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
+    """Look at a run now. Of a remote run only what is new since the last time is copied. What its listings show and
+    nobody can read is left out."""
+    progress = progress or (lambda done, total: None)
+    snapshot, whole = _take(run, progress)
+    for pause in PAUSES:
+        if whole:
+            break
+        time.sleep(pause)
+        snapshot, whole = _take(run, progress)
+    return snapshot
+
+
+def _take(run: Run, progress: Progress) -> tuple[Snapshot, bool]:
+    """And whether it has all rows that were listed."""
+    entries = [entry for prefix in LISTED for entry in run.store.list(prefix) if _wanted(entry.key)]
+    if run.store.local_path(layout.RUN) is not None:
+        here = {entry.key: run.store.local_path(entry.key) for entry in entries}
+        return Snapshot(run, {key: path for key, path in here.items() if path is not None}, copied=False), True
+    copies, whole = _copy(run, entries, progress)
+    return Snapshot(run, copies, copied=True), whole
+
+
+def _wanted(key: str) -> bool:
+    """What belongs to a run; of the folders that hold weights only the manifests."""
+    folder = layout.parse_folder(key)
+    return layout.is_part(key) and (folder is None or folder[1] == layout.MANIFEST)
+
+
+def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> tuple[dict[str, Path], bool]:
+    """The copies, and whether they are all. The content of `run.json` is part of the folder's name: a new run under an
+    old name starts afresh."""
+    identity = sha256(run.url.encode() + b"\0" + run.store.read(layout.RUN)).hexdigest()[:16]
+    folder = cache_folder("runs") / f"{run.name}-{identity}"
+    _use(folder)
+    found = _copies(folder)
+    missing = [entry for entry in entries if entry.key not in found or found[entry.key].size != entry.size]
+    copies = {key: copy.path for key, copy in found.items()}
+
+    def copy(entry: Entry) -> None:
+        try:
+            data = run.store.read(entry.key)
+        except Missing:  # given up since it was listed
+            copies.pop(entry.key, None)
+            return
+        copies[entry.key] = folder / f"{entry.key}{_suffix(data)}"
+        _place(data, copies[entry.key])
+
+    with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
+        for done, _ in enumerate(pool.map(copy, missing), start=1):
+            progress(done, len(missing))
+    here = {entry.key: copies[entry.key] for entry in entries if entry.key in copies}
+    whole = all(entry.key in here for entry in entries if entry.key.startswith(_ROWS))
+    if whole:
+        _forget([copy for key, copy in found.items() if key.startswith(_ROWS) and key not in here])
+    return here, whole
+
+
+def _use(folder: Path) -> None:
+    """And forget the copies of runs that nobody has asked for in a long time."""
+    folder.mkdir(exist_ok=True)
+    os.utime(folder)
+    for other in filter(lambda it: _OF_A_RUN.search(it.name), folder.parent.iterdir()):
+        with suppress(FileNotFoundError):  # another process forgets it too
+            if time.time() - other.stat().st_mtime > _KEPT:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+class _Found(NamedTuple):
+    path: Path
+    size: int
+    made: float
+
+
+def _copies(folder: Path, prefix: str = "") -> dict[str, _Found]:
+    """Return the copies in a folder, by key, and remove the files that killed processes left half written. Names and
+    sizes come from listings alone: there may be a hundred thousand copies."""
+    found: dict[str, _Found] = {}
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                remove_left_behind(folder / entry.name, A_DAY)
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                found.update(_copies(folder / entry.name, f"{prefix}{entry.name}/"))
+            else:
+                key = f"{prefix}{entry.name}".rpartition(".")[0]
+                with suppress(FileNotFoundError):  # another process has just forgotten it
+                    about = entry.stat()
+                    found[key] = _Found(folder / entry.name, about.st_size, about.st_mtime)
+    return found
+
+
+def _forget(compacted: Sequence[_Found]) -> None:
+    """Copies of rows that lie elsewhere by now, but for new ones: another process may be about to open those."""
+    for copy in compacted:
+        if time.time() - copy.made > _KEPT_ROWS:
+            with suppress(OSError):  # it is in nobody's way
+                copy.path.unlink()
+
+
+def _suffix(data: bytes) -> str:
+    return f".{sha256(data).hexdigest()[:16]}"
+
+
+def _place(data: bytes, path: Path) -> None:
+    temporary = temporary_beside(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise StorageError(f"the copy {path} cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

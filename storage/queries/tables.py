@@ -1,0 +1,361 @@
+"""The small records of a run as tables: one row per shard, sync, step, version, score, event and attempt."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from storage import layout
+from storage.log.syncs import Recording, SyncRecord
+from storage.objects import parquet, records
+from storage.objects.damage import DamageLog
+from storage.objects.manifest_folders import stored_files
+from storage.queries.mirror import Snapshot
+from storage.runs.attempts import Span, accepts, stands
+from storage.runs.retention import given_up
+from storage.runs.run import Run
+from tba.errors import Damaged
+from tba.types import Version
+
+Row = dict[str, Any]
+Record = Mapping[str, Any]
+
+METRICS = (
+    "loss", "grad_norm", "lr", "beta", "log_z", "residual_abs", "log_ratio_mean", "reward_mean", "age_mean", "age_max",
+    "recent_share", "equal_rewards", "tokens", "seconds_step", "seconds_wait", "seconds_forward_backward",
+    "seconds_snapshot", "seconds_backlog", "seconds_draw", "seconds_fetch", "seconds_sync", "seconds_collate",
+    "skipped", "clipped",
+)  # fmt: skip
+"""Metrics that `steps` always has; others show once a run has measured them."""
+
+_TIME = pa.timestamp("us")
+SHARDS = pa.schema(
+    {
+        "key": pa.string(), "searcher": pa.int32(), "seq": pa.int32(), "state": pa.string(), "rows": pa.int64(),
+        "bytes": pa.int64(), "sha256": pa.string(), "sync": pa.int32(), "step": pa.int32(), "reason": pa.string(),
+    }
+)  # fmt: skip
+SYNCS = pa.schema(
+    {
+        "sync": pa.int32(), "step": pa.int32(), "attempt": pa.int32(), "shards": pa.int32(), "rows": pa.int64(),
+        "refused": pa.int32(), "previous_sha256": pa.string(), "created_at": _TIME,
+    }
+)  # fmt: skip
+STEPS = pa.schema(
+    {
+        "step": pa.int32(), "sync": pa.int32(), "attempt": pa.int32(), "version": pa.int32(),
+        "version_attempt": pa.int32(), **dict.fromkeys(METRICS, pa.float64()), "weights_sha256": pa.string(),
+        "created_at": _TIME, "abandoned": pa.bool_(),
+    }
+)  # fmt: skip
+VERSIONS = pa.schema(
+    {
+        "version": pa.int32(), "attempt": pa.int32(), "step": pa.int32(), "state": pa.string(),
+        "abandoned": pa.bool_(), "files": pa.int32(), "bytes": pa.int64(), "sha256": pa.string(),
+        "changed_share": pa.float64(), "base": pa.int32(), "stored_bytes": pa.int64(), "created_at": _TIME,
+    }
+)  # fmt: skip
+CHECKPOINTS = pa.schema(
+    {
+        "sync": pa.int32(), "attempt": pa.int32(), "step": pa.int32(), "abandoned": pa.bool_(), "files": pa.int32(),
+        "bytes": pa.int64(), "created_at": _TIME,
+    }
+)  # fmt: skip
+EVALUATIONS = pa.schema(
+    {
+        "version": pa.int32(), "attempt": pa.int32(), "step": pa.int32(), "metric": pa.string(),
+        "value": pa.float64(), "n": pa.int64(), "temperature": pa.float64(), "top_p": pa.float64(),
+        "seconds": pa.float64(), "abandoned": pa.bool_(), "created_at": _TIME,
+    }
+)  # fmt: skip
+EVENTS = pa.schema(
+    {
+        "created_at": _TIME, "role": pa.string(), "life": pa.int32(), "seq": pa.int32(), "kind": pa.string(),
+        "severity": pa.string(), "message": pa.string(), "data": pa.string(),
+    }
+)  # fmt: skip
+SETTINGS = pa.schema({"name": pa.string(), "value": pa.string()})
+ATTEMPTS = pa.schema(
+    {
+        "attempt": pa.int32(), "continues_sync": pa.int32(), "continues_attempt": pa.int32(), "created_at": _TIME,
+    }
+)  # fmt: skip
+VERSION_STEPS = pa.schema({"version": pa.int32(), "attempt": pa.int32(), "step": pa.int32()})
+
+_KEYS = {field.name: field.type for field in STEPS if field.name not in (*METRICS, "abandoned")}
+"""What every object of steps has, besides metrics."""
+
+
+# --- records as rows ------------------------------------------------------------------------------------------------
+# Each says what its view needs of a record: what is not there is an error, for `records.reading` to name.
+
+
+def sync_row(record: SyncRecord) -> Row:
+    return {
+        **{name: getattr(record, name) for name in ("sync", "step", "attempt", "rows", "previous_sha256")},
+        "shards": len(record.shards),
+        "refused": len(record.refused),
+        "created_at": _time(record.created_at),
+    }
+
+
+def version_row(version: Version, manifest: Record) -> Row:
+    named = {"version": version.number, "attempt": version.attempt}
+    own = {"sha256": manifest["sha256"], "changed_share": manifest.get("changed_share")}
+    difference = manifest.get("difference")
+    stored = {
+        "base": Version.parse(difference["base"]).number if difference else None,
+        "stored_bytes": sum(file["bytes"] for file in stored_files(manifest)),
+    }
+    return {**named, **_contents(manifest), **own, **stored}
+
+
+def checkpoint_row(name: Version, manifest: Record) -> Row:
+    return {"sync": name.number, "attempt": name.attempt, **_contents(manifest)}
+
+
+def _contents(manifest: Record) -> Row:
+    listed = manifest["files"]
+    return {
+        "step": manifest["step"],
+        "files": len(listed),
+        "bytes": sum(file["bytes"] for file in listed),
+        "created_at": _time(manifest["created_at"]),
+    }
+
+
+def score_rows(record: Record) -> list[Row]:
+    return [
+        {
+            **{field: record[field] for field in ("version", "attempt", "step")},
+            **{field: score[field] for field in ("metric", "value", "n", "seconds")},
+            **{field: score.get(field) for field in ("temperature", "top_p")},
+            "created_at": _time(record["created_at"]),
+        }
+        for score in record["scores"]
+    ]
+
+
+def event_row(record: Record) -> Row:
+    return {
+        **{field: record[field] for field in ("role", "life", "seq", "kind", "severity", "message")},
+        "created_at": _time(record["at"]),
+        "data": json.dumps(record.get("data", {})),
+    }
+
+
+def attempt_row(record: Record) -> Row:
+    continues = record["continues"] or {"sync": None, "attempt": None}
+    return {
+        "attempt": record["attempt"],
+        "continues_sync": continues["sync"],
+        "continues_attempt": continues["attempt"],
+        "created_at": _time(record["created_at"]),
+    }
+
+
+def fitting(rows: Iterable[Row], schema: pa.Schema) -> list[Row]:
+    """The rows themselves, if their values are of the kinds that the columns take; an error if not."""
+    rows = list(rows)
+    pa.Table.from_pylist(rows, schema)
+    return rows
+
+
+def rows_of(
+    snapshot: Snapshot,
+    prefix: str,
+    schema: pa.Schema,
+    damage: DamageLog,
+    decode: Callable[[str, Record], Iterable[Row]],
+) -> list[Row]:
+    """Return the rows that `decode` makes of each record under a prefix. A record that gives no rows of this schema is
+    noted as damage and left out."""
+    found: list[Row] = []
+    for key, data in snapshot.read_all(prefix, damage):
+        with damage.looking_at(key):
+            found += fitting(decode(key, records.decode(data, key)), schema)
+    return found
+
+
+def _named(key: str, own: str, rows: Iterable[Row]) -> Iterable[Row]:
+    """Return the rows of a record; Damaged unless it lies under the name that its content says."""
+    if key != own:
+        raise Damaged(f"{key} holds what belongs into {own}")
+    return rows
+
+
+def _time(text: str) -> datetime:
+    """A record's time, in UTC and without a zone."""
+    return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
+
+
+def syncs(synced: Sequence[SyncRecord]) -> pa.Table:
+    return pa.Table.from_pylist([sync_row(record) for record in synced], SYNCS)
+
+
+# --- the ledger -----------------------------------------------------------------------------------------------------
+
+
+def steps(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> pa.Table:
+    found = [STEPS.empty_table()]
+    for key, data in snapshot.read_all(layout.STEPS, damage):
+        if (name := layout.parse_ledger(key)) and key not in damage:
+            with damage.looking_at(key):
+                table = decode_steps(data, key)
+                for column, own in (("sync", name.number), ("attempt", name.attempt)):
+                    if {*table[column].to_pylist()} - {own}:
+                        raise Damaged(f"{key} has rows of another {column} than its name says")
+                abandoned = pa.array([not accepts(spans, name)] * len(table), pa.bool_())
+                found.append(table.append_column("abandoned", abandoned))
+    return pa.concat_tables(found, promote_options="default").sort_by([("attempt", "ascending"), ("step", "ascending")])
+
+
+def decode_steps(data: bytes, name: str) -> pa.Table:
+    """The steps in an object of the ledger, with whatever they measured; Damaged if it holds something else. Columns
+    that a later version has added and that are no numbers are left out."""
+    table = parquet.decode(data, name)
+    names = table.column_names
+    if not _KEYS.keys() <= set(names) or len({*map(str.lower, names), "abandoned"}) != len(names) + 1:
+        raise Damaged(f"{name} has other columns than steps have: {', '.join(names)}")
+    known = [field.name for field in table.schema if field.name in (*_KEYS, *METRICS) or _is_number(field.type)]
+    with records.reading(name):
+        return table.select(known).cast(pa.schema([(column, _KEYS.get(column, pa.float64())) for column in known]))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_floating(kind) or pa.types.is_integer(kind)
+
+
+# --- small records --------------------------------------------------------------------------------------------------
+
+
+def published(snapshot: Snapshot, damage: DamageLog) -> dict[Version, Row]:
+    """Return the row of each version that has a manifest."""
+    rows = rows_of(snapshot, layout.VERSIONS, VERSIONS, damage, _version)
+    return {Version(row["version"], row["attempt"]): row for row in rows}
+
+
+def _version(key: str, manifest: Record) -> Iterable[Row]:
+    name = _folder(key)
+    own = Version(*records.integers(manifest, "version", "attempt"))
+    return _named(key, layout.version(own) + layout.MANIFEST, [version_row(name, manifest)])
+
+
+def _checkpoint(key: str, manifest: Record) -> Iterable[Row]:
+    name = _folder(key)
+    own = Version(*records.integers(manifest, "sync", "attempt"))
+    return _named(key, layout.checkpoint(own) + layout.MANIFEST, [checkpoint_row(name, manifest)])
+
+
+def versions(
+    snapshot: Snapshot,
+    spans: Sequence[Span],
+    kept: Mapping[Version, Row],
+    steps_of: Mapping[Version, int],
+    damage: DamageLog,
+) -> pa.Table:
+    """Those that are kept, and those that a retention record has given up."""
+    removed = given_up(snapshot.run, damage.looking_at).versions
+    rows = [
+        {
+            "version": version.number,
+            "attempt": version.attempt,
+            "step": steps_of.get(version),
+            **kept.get(version, {}),
+            "state": "removed" if version in removed else "kept",
+            "abandoned": not stands(spans, version),
+        }
+        for version in sorted({*kept, *removed}, key=lambda version: version.order)
+    ]
+    return pa.Table.from_pylist(rows, VERSIONS)
+
+
+def _folder(key: str) -> Version:
+    folder = layout.parse_folder(key)
+    if folder is None:
+        raise ValueError("it is in no folder of a version or checkpoint")
+    return folder[0]
+
+
+def steps_of_versions(
+    snapshot: Snapshot, synced: Sequence[SyncRecord], kept: Mapping[Version, Row], damage: DamageLog
+) -> dict[Version, int]:
+    """The step that each version follows, also one that was never published: by sync records, and by manifests. In a
+    fork that replays, the parent's versions follow the parent's records."""
+    numbers = (layout.parse_attempt(key) or 0 for key in snapshot.keys(layout.ATTEMPTS))
+    newest = max([1, *numbers, *(version.attempt for version in kept)])
+    recorded = {0: 0, **{record.sync: record.step for record in synced}}
+    steps = {Version(sync, attempt): step for attempt in range(1, newest + 1) for sync, step in recorded.items()}
+    inherits = snapshot.run.inherits
+    replayed = Recording(inherits, damage.looking_at).steps() if inherits and inherits.replays else {}
+    return {**steps, **{version: row["step"] for version, row in kept.items()}, **replayed}
+
+
+def version_steps(steps_of: Mapping[Version, int]) -> pa.Table:
+    rows = [{"version": it.number, "attempt": it.attempt, "step": step} for it, step in steps_of.items()]
+    return pa.Table.from_pylist(rows, VERSION_STEPS)
+
+
+def checkpoints(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> pa.Table:
+    rows = rows_of(snapshot, layout.CHECKPOINTS, CHECKPOINTS, damage, _checkpoint)
+    for row in rows:
+        row["abandoned"] = not stands(spans, Version(row["sync"], row["attempt"]))
+    return pa.Table.from_pylist(rows, CHECKPOINTS)
+
+
+def evaluations(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> pa.Table:
+    rows = rows_of(snapshot, layout.EVALUATIONS, EVALUATIONS, damage, _scores)
+    for row in rows:
+        row["abandoned"] = not stands(spans, Version(row["version"], row["attempt"]))
+    return pa.Table.from_pylist(rows, EVALUATIONS)
+
+
+def _scores(key: str, record: Record) -> Iterable[Row]:
+    own = Version(*records.integers(record, "version", "attempt"))
+    return _named(key, layout.evaluation(own), score_rows(record))
+
+
+def events(snapshot: Snapshot, damage: DamageLog) -> pa.Table:
+    rows = rows_of(snapshot, layout.EVENTS, EVENTS, damage, _event)
+    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["created_at"]), EVENTS)
+
+
+def _event(key: str, record: Record) -> Iterable[Row]:
+    row = event_row(record)
+    return _named(key, layout.event(row["role"], row["life"], row["seq"]), [row])
+
+
+def attempts(snapshot: Snapshot, damage: DamageLog) -> pa.Table:
+    rows = rows_of(snapshot, layout.ATTEMPTS, ATTEMPTS, damage, _attempt)
+    return pa.Table.from_pylist(rows, ATTEMPTS)
+
+
+def _attempt(key: str, record: Record) -> Iterable[Row]:
+    row = attempt_row(record)
+    return _named(key, layout.attempt(row["attempt"]), [row])
+
+
+def settings(snapshot: Snapshot) -> pa.Table:
+    """The run's settings by their dotted names, each value as JSON."""
+    return pa.Table.from_pylist([{"name": name, "value": value} for name, value in by_name(snapshot.run)], SETTINGS)
+
+
+def by_name(run: Run) -> Iterator[tuple[str, str]]:
+    """A run's settings by their dotted names, each value as JSON."""
+    return _flat(run.config)
+
+
+def _flat(config: Record, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", json.dumps(value)
+
+
+def naive(schema: pa.Schema) -> pa.Schema:
+    """Times without a zone: all are UTC, and so is every arithmetic on them."""
+    fields = [field.with_type(_TIME) if pa.types.is_timestamp(field.type) else field for field in schema]
+    return pa.schema(fields)

@@ -1,0 +1,33 @@
+"""What is left on the disks that a role writes to."""
+
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TypedDict
+
+from storage import layout
+from storage.local_files.shared_cache import cache_folder
+from storage.runs.run import Run
+from tba.errors import StorageError
+
+log = logging.getLogger(__name__)
+
+
+class Disk(TypedDict, total=False):
+    """As a lease tells it."""
+
+    disk_gb: float
+    disk: str
+
+
+def fullest_disk(run: Run) -> Disk:
+    """Of the run if that lies on a disk, of copies, and of temporary files. Never raises: who asks has other work."""
+    try:
+        record = run.store.local_path(layout.RUN)
+        folders = [cache_folder(""), Path(tempfile.gettempdir()), *([record.parent] if record else [])]
+        free, folder = min((shutil.disk_usage(folder).free, str(folder)) for folder in folders)
+    except (OSError, StorageError) as error:
+        log.debug("what is left on disks is not known: %s", error)
+        return {}
+    return {"disk_gb": round(free / 1e9, 3), "disk": folder}

@@ -1,0 +1,202 @@
+"""The store of a fork: its own objects, and those of its parent as they were at the step where the fork leaves it.
+
+Whose an object is follows from its name and the parent's records, never from where it is found: what the parent wrote
+later under a name that the fork uses too is not the fork's. Everything that is written is the fork's own; nothing of
+the parent is changed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from storage import layout
+from storage.objects import records
+from storage.objects.damage import LookingAt, raising
+from storage.objects.records import read_each
+from storage.objects.store import Entry, Store
+from tba.errors import AlreadyExists, Damaged, StorageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """Of a fork: which run it leaves, and where. A part of `run.json`."""
+
+    run: str  # its name; it lies beside the fork
+    step: int
+    sync: int  # that follows the step: the last one they share
+    attempt: int  # of the parent's trainer that wrote the ledger up to there
+    attempts: int  # the parent's newest by then: those of the fork come after
+    replays: int | None  # the newest of the parent's records that the fork draws on, if it has no searchers of its own
+    rebuilt: bool  # whether the fork keeps the checkpoint it starts from itself: the parent had given it up
+
+    @property
+    def newest_record(self) -> int:
+        """The last of the parent's records that the fork draws on."""
+        return self.sync if self.replays is None else self.replays
+
+    def encode(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def decode(cls, record: Any, name: str) -> Self:
+        with records.reading(name):
+            parent = cls(**{field: record[field] for field in cls.__dataclass_fields__})
+        if not layout.is_run_name(parent.run):
+            raise Damaged(f"{name}: parent.run is no name of a run: {parent.run!r:.120}")
+        if parent.replays is not None and parent.replays < parent.sync:
+            raise Damaged(f"{name}: a fork from sync {parent.sync} cannot replay up to sync {parent.replays}")
+        return parent
+
+
+class ForkedStore:
+    """The `Store` of a fork. `parent` is the store of its parent, perhaps a fork itself."""
+
+    def __init__(self, own: Store, parent: Store, origin: Parent, looking_at: LookingAt | None = None):
+        self.own, self.parent, self.origin = own, parent, origin
+        self.url = own.url
+        self._looking_at = looking_at or raising(parent.url)
+
+    def __str__(self) -> str:
+        return str(self.own)
+
+    def for_reading(self, looking_at: LookingAt) -> "ForkedStore":
+        """Return the same store for readers who go on where a record of an ancestor is damaged. It does not show what
+        that record admits. Never write through it: it does not know which names those shards have taken."""
+        parent = self.parent.for_reading(looking_at) if isinstance(self.parent, ForkedStore) else self.parent
+        return ForkedStore(self.own, parent, self.origin, looking_at)
+
+    @property
+    def replays(self) -> bool:
+        """Whether the fork draws on what its parent recorded, and has no searchers of its own."""
+        return self.origin.replays is not None
+
+    def inherits(self, key: str) -> bool:
+        """Whether an object of this name is the parent's."""
+        origin = self.origin
+        if key.startswith(layout.TRAJECTORIES):
+            return key in self.inherited_shards
+        if key.startswith(layout.PROMPTS):
+            return True
+        if compaction := layout.parse_compaction(key):  # one may also hold what the parent admitted later
+            return compaction.first_sync <= self.origin.newest_record
+        if (sync := layout.parse_sync(key)) is not None:
+            return sync <= origin.sync
+        if (attempt := layout.parse_attempt(key)) is not None:
+            return attempt <= origin.attempts
+        name = layout.parse_ledger(key) or layout.parse_evaluation(key)
+        if folder := layout.parse_folder(key):
+            name = folder[0]
+        if name is None or name.attempt > origin.attempts:
+            return False
+        newest = origin.sync - (origin.rebuilt and key.startswith(layout.CHECKPOINTS))
+        return name.number <= newest
+
+    @cached_property
+    def inherited_shards(self) -> frozenset[str]:
+        """What the shared records admit or refuse, and what those admit that a fork replays beyond them."""
+        keys = [layout.sync(sync) for sync in range(self.origin.newest_record + 1)]
+        found: set[str] = set()
+        for sync, (key, read) in enumerate(read_each(self.parent, keys)):
+            with self._looking_at(key):
+                record = records.decode(read(), f"{self.parent.url}/{key}", "shards", "refused")
+                names = {shard["key"] for shard in record["shards"]}
+                if sync <= self.origin.sync:  # by a record they share; such a name is never admitted again
+                    names |= {refusal["key"] for refusal in record["refused"]}
+                found |= names
+        return frozenset(found)
+
+    @cached_property
+    def _newest_inherited(self) -> dict[str, str]:
+        """By folder of a searcher the last of the shards in it that are inherited."""
+        newest: dict[str, str] = {}
+        for key in self.inherited_shards:
+            folder = key.split("/")[1]
+            newest[folder] = max(key, newest.get(folder, ""))
+        return newest
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def read(self, key: str) -> bytes:
+        return self._of(key).read(key)
+
+    def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
+        whose = [self.inherits(key) for key in keys]
+        parents = iter(self.parent.read_many([key for key, it in zip(keys, whose, strict=True) if it]))
+        own = iter(self.own.read_many([key for key, it in zip(keys, whose, strict=True) if not it]))
+        return [next(parents) if it else next(own) for it in whose]
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        return self._of(key).read_range(key, start, length)
+
+    def exists(self, key: str) -> bool:
+        return self._of(key).exists(key)
+
+    def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
+        found = [entry for entry in self.own.list(prefix, after=after) if not self.inherits(entry.key)]
+        if not prefix or (prefix.startswith(layout.SHARED) and self._shares(prefix, after)):
+            found += [entry for entry in self.parent.list(prefix, after=after) if self.inherits(entry.key)]
+        return sorted(found)
+
+    def _shares(self, prefix: str, after: str) -> bool:
+        """Whether the parent need be asked: it may have stored much since."""
+        if not prefix.startswith(layout.TRAJECTORIES):
+            return True
+        folders = {f"{layout.TRAJECTORIES}{name}/": newest for name, newest in self._newest_inherited.items()}
+        found = (newest for it, newest in folders.items() if it.startswith(prefix) or prefix.startswith(it))
+        return any(newest > after for newest in found)
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        names = set(self.own.folders(prefix))
+        if prefix == layout.TRAJECTORIES:
+            names.update(self._newest_inherited)
+        return sorted(names)
+
+    def download(self, key: str, path: Path) -> None:
+        self._of(key).download(key, path)
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        return self._of(key).read_tagged(key)
+
+    def local_path(self, key: str) -> Path | None:
+        whole_folder = layout.parse_folder(f"{key}/{layout.MANIFEST}")
+        return self._of(f"{key}/{layout.MANIFEST}" if whole_folder else key).local_path(key)
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def create(self, key: str, data: bytes) -> None:
+        if self.inherits(key):
+            raise AlreadyExists(f"{self.url}/{key} is inherited from {self.parent.url}")
+        self.own.create(key, data)
+
+    def upload(self, path: Path, key: str) -> None:
+        self._refuse_inherited(key)
+        self.own.upload(path, key)
+
+    def delete(self, key: str) -> None:
+        self._refuse_inherited(key)
+        self.own.delete(key)
+
+    def replace(self, key: str, data: bytes, *, tag: str | None) -> str:
+        self._refuse_inherited(key)
+        return self.own.replace(key, data, tag=tag)
+
+    def unfinished(self, prefix: str = "") -> Sequence[str]:
+        return self.own.unfinished(prefix)
+
+    def discard(self, key: str) -> None:
+        self.own.discard(key)
+
+    def discard_older(self, prefix: str, seconds: float) -> Sequence[str]:
+        return self.own.discard_older(prefix, seconds)
+
+    def irregular(self, prefix: str = "") -> Sequence[str]:
+        return [key for key in self.own.irregular(prefix) if not self.inherits(key)]
+
+    def _of(self, key: str) -> Store:
+        return self.parent if self.inherits(key) else self.own
+
+    def _refuse_inherited(self, key: str) -> None:
+        if self.inherits(key):
+            raise StorageError(f"{self.url}/{key} is inherited from {self.parent.url} and cannot be changed here")

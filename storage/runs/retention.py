@@ -1,0 +1,227 @@
+"""What has been given up on purpose, and why: a record written before anything is removed."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from storage import layout
+from storage.objects import manifest_folders, records
+from storage.objects.damage import LookingAt, raising
+from storage.objects.manifest_folders import Found
+from storage.runs.run import Run
+from tba.errors import AlreadyExists, Damaged, Missing
+from tba.types import Eligibility, Version
+
+_FIRST_RULE = {"evict": "oldest", "copies": "newest", "max_age": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenUp:
+    versions: frozenset[Version]
+    checkpoints: frozenset[Version]
+    shards: frozenset[str] = frozenset()  # keys of admitted shards that were lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenUpShards:
+    """Admitted shards that were lost. The buffer of every later attempt does without them, so steps that an earlier
+    attempt took with them in its buffer cannot be taken again."""
+
+    keys: tuple[str, ...]
+    first_sync: int  # the first that admitted any of them
+    attempt: int  # the newest when they were given up
+
+    def were_there(self, sync: int, attempt: int) -> bool:
+        """True if the buffer of this attempt held any of them once it had applied record `sync`."""
+        return attempt <= self.attempt and sync >= self.first_sync
+
+    @classmethod
+    def decode(cls, said: Mapping[str, Any]) -> Self:
+        return records.known(cls, said, keys=tuple(said["keys"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenUpPayloads:
+    """Of what records `first_sync` to `last_sync` admit, the rows that an index of this rule cannot draw after record
+    `last_sync` have lost these columns."""
+
+    columns: tuple[str, ...]
+    first_sync: int
+    last_sync: int
+    step: int  # that record `last_sync` follows: steps after it can be taken
+    eligibility: Eligibility
+
+    def lacks(self, start: int, newest: int) -> bool:
+        """Whether it can be in the way of steps that start from the state of sync `start` and draw from records up to
+        `newest`."""
+        return start < self.last_sync and newest >= self.first_sync
+
+    def encode(self) -> dict[str, Any]:
+        plain = asdict(self)
+        return {**plain, **plain.pop("eligibility")}
+
+    @classmethod
+    def decode(cls, said: Mapping[str, Any]) -> Self:
+        """Records from before there was a choice lack what it is between."""
+        names = {it.name for it in fields(Eligibility)}
+        rule = {**_FIRST_RULE, **{name: value for name, value in said.items() if name in names}}
+        others = {name: value for name, value in said.items() if name not in names}
+        return cls(**{**others, "columns": tuple(said["columns"]), "eligibility": Eligibility(**rule)})
+
+
+@dataclass(frozen=True)
+class RetentionRecord:
+    """One that gives up payloads."""
+
+    number: int
+    payloads: GivenUpPayloads
+    why: str
+    created_at: str
+
+    def __str__(self) -> str:
+        return f"{layout.retention(self.number)} of {self.created_at[:16]}"
+
+
+def give_up(
+    run: Run,
+    *,
+    why: str,
+    versions: Iterable[Version] = (),
+    checkpoints: Iterable[Version] = (),
+    payloads: GivenUpPayloads | None = None,
+    shards: GivenUpShards | None = None,
+) -> int:
+    """Write the record that allows these to be removed, or says that they are lost; return its number."""
+    removed: dict[str, Any] = {"versions": [str(v) for v in versions], "checkpoints": [str(c) for c in checkpoints]}
+    if shards:
+        removed["shards"] = asdict(shards)
+    if payloads:
+        removed["payloads"] = payloads.encode()
+    number = max(_numbers(run), default=0)
+    while True:
+        number += 1
+        record = {
+            "retention": number,
+            "removed": removed,
+            "why": why,
+            "previous_sha256": records.sha256_of(run.own, layout.retention(number - 1)) if number > 1 else None,
+            "created_at": records.now(),
+        }
+        try:
+            run.store.create(layout.retention(number), records.encode(record))
+        except AlreadyExists:
+            continue
+        return number
+
+
+def keep_only(
+    run: Run, prefix: str, found: Found, kept: Callable[[], Collection[Version]], *, why: str
+) -> list[Version]:
+    """Of the versions, or checkpoints, that were found, give up and remove all others, and sweep up what interrupted
+    writes and removals have left behind. Returns what was removed.
+
+    `kept` is asked again once the record is written: whoever comes to need one registers first, and then looks for
+    such records, so that one of the two sees the other."""
+    removed = _remove(run, prefix, [it for it in found.complete if it not in kept()], kept, why)
+    left = manifest_folders.left_behind(run.own, prefix, found)
+    appeared = [it for it in left if not manifest_folders.sweep(run.own, f"{prefix}{it}/")]
+    return removed + _remove(run, prefix, appeared, kept, "written by a superseded trainer while it was swept up")
+
+
+def _remove(
+    run: Run, prefix: str, names: Sequence[Version], kept: Callable[[], Collection[Version]], why: str
+) -> list[Version]:
+    if not names:
+        return []
+    if prefix == layout.VERSIONS:
+        give_up(run, versions=names, why=why)
+    else:
+        give_up(run, checkpoints=names, why=why)
+    removed = [name for name in names if name not in kept()]
+    for name in reversed(removed):  # the base of another after it
+        manifest_folders.remove(run.own, f"{prefix}{name}/")
+    return removed
+
+
+def given_up(run: Run, looking_at: LookingAt | None = None) -> GivenUp:
+    """Return everything that retention records give up, of this run's own objects and of those that it inherits.
+    `looking_at` decides what becomes of a damaged record: Damaged is raised unless it says otherwise."""
+    versions: set[Version] = set()
+    checkpoints: set[Version] = set()
+    shards: set[str] = set()
+    if looking_at:
+        _note_gaps(run, looking_at)
+    for key, data in _stored(run):
+        with (looking_at or raising(run.url))(key):
+            record = records.decode(data, f"{run.url}/{key}", "retention", "removed")
+            if layout.retention(record["retention"]) != key:
+                raise Damaged(f"{key} says it is record {record['retention']}")
+            removed = [set(map(Version.parse, record["removed"][name])) for name in ("versions", "checkpoints")]
+            versions |= removed[0]
+            checkpoints |= removed[1]
+            if said := record["removed"].get("shards"):
+                shards.update(GivenUpShards.decode(said).keys)
+    if run.older and (fork := run.inherits):  # what its parent gives up later may have the name of something of its own
+        theirs = given_up(run.older, looking_at)
+        versions |= {it for it in theirs.versions if fork.inherits(layout.version(it) + layout.MANIFEST)}
+        checkpoints |= {it for it in theirs.checkpoints if fork.inherits(layout.checkpoint(it) + layout.MANIFEST)}
+        shards |= set(filter(fork.inherits, theirs.shards))
+    return GivenUp(versions=frozenset(versions), checkpoints=frozenset(checkpoints), shards=frozenset(shards))
+
+
+def given_up_payloads(run: Run) -> list[RetentionRecord]:
+    """By records of this run, and by those of runs it inherits from about what it shares with them."""
+    with records.reading(f"{run.url}/{layout.RETENTION}"):
+        found = [_of_payloads(it) for it in _told(run) if "payloads" in it["removed"]]
+    if run.older and run.parent:
+        found += [it for it in given_up_payloads(run.older) if it.payloads.first_sync <= run.parent.sync]
+    return found
+
+
+def lost_for(run: Run, sync: int, attempt: int) -> str | None:
+    """Return the name of a record that keeps steps of an attempt on record `sync` from being taken again, because it
+    gives up shards that were in the buffer then; None if there is none."""
+    for record in _told(run):
+        name = layout.retention(record["retention"])
+        with records.reading(f"{run.url}/{name}"):
+            said = record["removed"].get("shards")
+            if said and GivenUpShards.decode(said).were_there(sync, attempt):
+                return name
+    return lost_for(run.older, sync, attempt) if run.older and run.parent and sync <= run.parent.newest_record else None
+
+
+def in_the_way(run: Run, start: int, newest: int) -> RetentionRecord | None:
+    """What keeps steps from being taken from the state of sync `start` on records up to `newest`; the last such."""
+    found = [it for it in given_up_payloads(run) if it.payloads.lacks(start, newest)]
+    return max(found, key=lambda it: it.payloads.last_sync, default=None)
+
+
+def _told(run: Run) -> Iterator[Mapping[str, Any]]:
+    """Every record of the run itself."""
+    for key, data in _stored(run):
+        yield records.decode(data, f"{run.url}/{key}", "retention", "removed")
+
+
+def _stored(run: Run) -> Iterator[tuple[str, bytes]]:
+    keys = [layout.retention(number) for number in _numbers(run)]
+    return zip(keys, run.own.read_many(keys), strict=True)
+
+
+def _note_gaps(run: Run, looking_at: LookingAt) -> None:
+    numbers = _numbers(run)
+    for number in sorted({*range(1, max(numbers, default=0))} - {*numbers}):
+        with looking_at(key := layout.retention(number)):
+            raise Missing(f"{run.url}/{key} is missing, though a later record is there")
+
+
+def _numbers(run: Run) -> list[int]:
+    keys = [entry.key for entry in run.own.list(layout.RETENTION) if layout.is_part(entry.key)]
+    found = sorted(int(key.removeprefix(layout.RETENTION).removesuffix(".json")) for key in keys)
+    while run.own.exists(layout.retention(newest := max(found, default=0) + 1)):  # the listing may be behind
+        found.append(newest)
+    return found
+
+
+def _of_payloads(record: Mapping[str, Any]) -> RetentionRecord:
+    payloads = GivenUpPayloads.decode(record["removed"]["payloads"])
+    return RetentionRecord(record["retention"], payloads, record["why"], record["created_at"])

@@ -1,0 +1,51 @@
+"""The files of a checkpoint, and whether they are the ones that were saved."""
+
+from contextlib import suppress
+from pathlib import Path
+
+from storage import layout
+from storage.objects import manifest_folders, records
+from storage.runs.run import Run
+from tba.errors import Damaged, Missing
+from tba.types import Version
+
+
+def load(run: Run, checkpoint: Version) -> Path:
+    """Return a local folder with the files, each compared with the sha256 in the manifest. Missing if there is no such
+    checkpoint, also when it is removed meanwhile; Damaged, naming the file, if one is not what was saved."""
+    check_manifest(run, checkpoint)
+    return manifest_folders.local_copy(run.store, layout.checkpoint(checkpoint), keep=2)
+
+
+def check(run: Run, checkpoint: Version) -> None:
+    """Raise as `load` does, without a download: files on a disk here are read whole, files of an object store are only
+    looked for, by name and size."""
+    prefix = layout.checkpoint(checkpoint)
+    if run.store.local_path(prefix.rstrip("/")):
+        load(run, checkpoint)
+    else:
+        check_manifest(run, checkpoint)
+        manifest_folders.check_sizes(run.store, prefix)
+
+
+def recorded_step(run: Run, sync: int) -> int | None:
+    """Return the step that a sync follows. None if its record does not tell: whoever applies the record says why."""
+    key = layout.sync(sync)
+    with suppress(Missing, Damaged), records.reading(f"{run.url}/{key}"):
+        [step] = records.integers(records.read(run.store, key, "step"), "step")
+        return step
+    return None
+
+
+def check_manifest(run: Run, checkpoint: Version) -> None:
+    """Damaged unless the manifest is of the checkpoint of this name, and of the step that its sync follows."""
+    name = f"{run.url}/{layout.checkpoint(checkpoint)}{layout.MANIFEST}"
+    manifest = manifest_folders.read_manifest(run.store, layout.checkpoint(checkpoint))
+    if manifest is None:
+        raise Missing(f"{name} does not exist, and so the checkpoint does not")
+    with records.reading(name):
+        sync, attempt, step = records.integers(manifest, "sync", "attempt", "step")
+    if (sync, attempt) != checkpoint:
+        raise Damaged(f"{name} says that this is checkpoint {Version(sync, attempt)}")
+    if (recorded := recorded_step(run, sync)) not in (step, None):
+        raise Damaged(f"{name} says step {step}, but {layout.sync(sync)} says that sync {sync} follows step {recorded}")

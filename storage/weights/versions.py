@@ -1,0 +1,113 @@
+"""Published policies: one manifest folder each, named after the sync it follows and the attempt that made it."""
+
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from storage import layout
+from storage.objects import manifest_folders, records
+from storage.runs import retention
+from storage.runs.run import Run
+from tba.errors import Damaged, Missing
+from tba.types import Base, Version
+
+
+class Versions:
+    """The `VersionStore` of a run."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self._steps: dict[Version, int] = {}
+        self._bases: dict[Version, Version | None] = {}
+
+    def publish(
+        self,
+        version: Version,
+        *,
+        step: int,
+        folder: Path,
+        weights_sha256: str,
+        changed_share: float | None = None,
+        base: Base | None = None,
+    ) -> bool:
+        extra = {
+            "version": version.number, "attempt": version.attempt, "step": step, "weights_sha256": weights_sha256,
+            "changed_share": changed_share,
+        }  # fmt: skip
+        manifest = manifest_folders.publish(
+            self.run.store,
+            layout.version(version),
+            folder,
+            extra,
+            hand_over=True,
+            base=(str(base.version), base.folder) if base else None,
+        )
+        return "difference" not in manifest
+
+    def complete(self) -> list[Version]:
+        """Those that exist, oldest first."""
+        return manifest_folders.complete(self.run.store, layout.VERSIONS)
+
+    def newest(self) -> Version | None:
+        return max(self.complete(), key=lambda version: version.order, default=None)
+
+    def reference(self) -> Version | None:
+        return _reference(self.complete())
+
+    def step(self, version: Version) -> int:
+        """The step it follows; Missing if it was never published or is pruned."""
+        if version not in self._steps:
+            manifest = manifest_folders.read_manifest(self.run.store, layout.version(version))
+            if manifest is None:
+                raise Missing(f"{self.run.url} has no version {version}")
+            with records.reading(f"{self.run.url}/{layout.version(version)}{layout.MANIFEST}"):
+                [self._steps[version]] = records.integers(manifest, "step")
+        return self._steps[version]
+
+    def weights_sha256(self, version: Version) -> str | None:
+        """Of the trainer's weights when it was published; None if that is not known."""
+        manifest = manifest_folders.read_manifest(self.run.store, layout.version(version))
+        return manifest.get("weights_sha256") if manifest else None
+
+    def load(self, version: Version) -> Path:
+        return manifest_folders.local_copy(self.run.store, layout.version(version))
+
+    def base(self, version: Version) -> Version | None:
+        """The one that it is stored as the difference from; None if it is stored whole, or nothing says."""
+        if version not in self._bases:
+            with suppress(Damaged):
+                manifest = manifest_folders.read_manifest(self.run.store, layout.version(version)) or {}
+                difference = manifest.get("difference")
+                self._bases[version] = Version.parse(difference["base"]) if difference else None
+        return self._bases.get(version)
+
+    def prune(self, *, keep: int, every: int) -> list[Version]:
+        """Give up what nothing needs: not the newest `keep`, not each `every`-th, which is evaluated, not one whose
+        sync has a checkpoint, and, as 0 is a multiple of all, not the reference; nor the base of any of these. Where
+        searchers go in step, also not an earlier attempt's of the newest numbers: a round may have to be by it. Returns
+        what was given up."""
+        found = manifest_folders.survey(self.run.own, layout.VERSIONS)
+        in_step = self.run.config.get("sync", {}).get("lag") is not None
+        newest = found.complete[-1].number if in_step and found.complete else -1
+        recent = {version for version in found.complete if newest - keep < version.number <= newest}
+        every_th = {version for version in found.complete if version.number % every == 0}
+
+        def kept() -> set[Version]:
+            with_checkpoint = manifest_folders.complete(self.run.store, layout.CHECKPOINTS)
+            needed = {*every_th, *recent, *found.complete[-keep:], *with_checkpoint} & {*found.complete}
+            return {*needed, *(base for version in needed if (base := self.base(version)))}
+
+        why = f"versions beyond the newest {keep} and each {every}th"
+        removed = retention.keep_only(self.run, layout.VERSIONS, found, kept, why=why)
+        return removed + (self._prune_stranded(removed) if removed else [])
+
+    def _prune_stranded(self, removed: Collection[Version]) -> list[Version]:
+        """What a superseded trainer has stored meanwhile as the difference from one of those that were removed. What it
+        stores later it removes itself, as it looks for the base afterwards."""
+        stranded = [it for it in manifest_folders.complete(self.run.own, layout.VERSIONS) if self.base(it) in removed]
+        found = manifest_folders.Found(complete=stranded, unfinished=[])
+        return retention.keep_only(self.run, layout.VERSIONS, found, set, why="their base was removed meanwhile")
+
+
+def _reference(versions: Iterable[Version]) -> Version | None:
+    return min((v for v in versions if v.number == 0), key=lambda version: version.attempt, default=None)
