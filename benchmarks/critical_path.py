@@ -51,14 +51,14 @@ from storage.log.syncs import Shard
 from storage.runs.attempts import claim_attempt
 from storage.runs.events import Events
 from storage.runs.run import Run
-from tba.batching import Batch
+from tba.batches.batching import Batch
 from tba.interfaces import ReplayBuffer
-from tba.learner import Learner
-from tba.messages import take_pipes
-from tba.policy import Policy
+from tba.models.policy import Policy
 from tba.presets import preset
+from tba.runtime.messages import take_pipes
+from tba.runtime.waiting import timed
 from tba.tasks.quickstart_policy import make_model, make_tokenizer
-from tba.timing import timed
+from tba.train.learner import Learner
 from tba.types import Eligibility
 
 COMMAND = [sys.executable, "-m", "benchmarks.critical_path"]

@@ -36,7 +36,7 @@ from storage.objects import manifest_folders
 from storage.objects.store import open_store
 from storage.runs.run import Run
 from storage.weights.versions import Versions
-from tba.pretrained import DTYPES
+from tba.models.pretrained import DTYPES
 from tba.types import Version
 from tests import servers
 

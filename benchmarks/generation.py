@@ -27,9 +27,9 @@ import transformers
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tba.generating import generate
-from tba.generation import TransformersGenerator
-from tba.pretrained import resolve_device
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator
+from tba.models.pretrained import resolve_device
 from tba.types import Prompt, Version
 
 REPEATS = 3

@@ -30,8 +30,8 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import generation
 from benchmarks.generation import hardware, named, write_model
-from tba.packed import Group
-from tba.policy import Policy, PolicyScorer
+from tba.batches.packing import Group
+from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Response, Version
 
 VERSION = Version(0, 1)
@@ -162,7 +162,7 @@ class EngineScorer:
     def __init__(self, folder: Path, workload: Workload, *, on_cpu: bool):
         from vllm import EngineArgs, SamplingParams  # pyright: ignore[reportMissingImports]
 
-        from tba.vllm_generation import CPU_CACHE, start_engine
+        from tba.generation.vllm_generator import CPU_CACHE, start_engine
 
         arguments = EngineArgs(
             model=str(folder), skip_tokenizer_init=True, dtype="float32",

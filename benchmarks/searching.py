@@ -39,13 +39,13 @@ from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.config import SearchConfig
 from tba.errors import Stopped
-from tba.generation import TransformersGenerator
+from tba.generation.transformers_generator import TransformersGenerator
+from tba.generation.vllm_generator import VLLMGenerator
 from tba.interfaces import Generator
-from tba.policy import Policy, PolicyScorer
-from tba.prompts import PromptStream
-from tba.searcher import Searcher
+from tba.models.policy import Policy, PolicyScorer
+from tba.search.prompt_stream import PromptStream
+from tba.search.searcher import Searcher
 from tba.types import Prompt, Response, Reward, Version
-from tba.vllm_generation import VLLMGenerator
 from tests import fakes
 
 PER_ROUND = 8  # prompts

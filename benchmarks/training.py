@@ -44,14 +44,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import generation
 from benchmarks.generation import hardware, named, write_model
-from tba.batching import Batch, prompt_lengths
+from tba.batches.batching import Batch, prompt_lengths
+from tba.batches.packing import Row, attending, groups_of, tokens_per_call
 from tba.fetched import Fetched, Lists
-from tba.learner import Learner
+from tba.models.policy import Policy
 from tba.objectives import trajectory_balance
-from tba.packed import Row, attending, groups_of, tokens_per_call
-from tba.pieces import micro_batches
-from tba.policy import Policy
 from tba.presets import preset
+from tba.train.learner import Learner
+from tba.train.micro_batches import micro_batches
 
 PROMPT_TOKENS = (28, 55, 61, 65, 70, 75, 81, 87, 96, 111, 248)
 RESPONSE_TOKENS = (32, 68, 81, 93, 104, 117, 132, 149, 170, 205, 465)

@@ -33,9 +33,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.generation import hardware, named
 from storage.runs.run import Run
 from storage.weights.versions import Versions
-from tba.generating import generate
-from tba.generation import TransformersGenerator
-from tba.policy import Policy
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator
+from tba.models.policy import Policy
 from tba.types import Prompt, Response, Version
 from tests.tba.tiny import tiny_tokenizer
 
@@ -145,7 +145,7 @@ def start_engine(device: str) -> Any:
     """None where vLLM is not installed."""
     if find_spec("vllm") is None:
         return None
-    from tba.vllm_generation import VLLMGenerator
+    from tba.generation.vllm_generator import VLLMGenerator
 
     return VLLMGenerator(on_cpu=device == "cpu", max_prompt_tokens=64, max_response_tokens=TOKENS)
 

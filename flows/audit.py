@@ -21,7 +21,7 @@ from tba.errors import ConfigError, Damaged, Missing
 from tba.types import Version
 
 if TYPE_CHECKING:
-    from tba.retake import Retaken
+    from tba.train.retake import Retaken
 
 log = logging.getLogger(__name__)
 

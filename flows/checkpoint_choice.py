@@ -37,6 +37,6 @@ def intact_folder(run: Run, config: Config, checkpoint: Version) -> Path:
 
 
 def _check(config: Config, checkpoint: Version, folder: Path) -> None:
-    from tba.training_state import check_saved
+    from tba.train.training_state import check_saved
 
     check_saved(folder, sync=checkpoint.number, step=config.step_of_sync(checkpoint.number))

@@ -14,7 +14,7 @@ from tba.errors import ConfigError
 from tba.interfaces import Generator
 
 if TYPE_CHECKING:
-    from tba.adapters import Adapter
+    from tba.models.adapters import Adapter
 
 LEAST_TEMPERATURE = 0.01  # vLLM takes this for any that is lower, but for 0
 MOST_TEMPERATURE = 2  # it refuses any that is higher
@@ -37,7 +37,7 @@ class Sampling(NamedTuple):
 
 def open_generator(config: Config, events: Events, sampling: Sampling, adapter: "Adapter | None" = None) -> Generator:
     """The one to use, before it has adopted anything; of adapters, where it is told of one."""
-    from tba.pretrained import resolve_device
+    from tba.models.pretrained import resolve_device
 
     device = resolve_device(config.model.device).type
     engine = choose(config, sampling, device=device, installed=find_spec("vllm") is not None)
@@ -50,7 +50,7 @@ def open_generator(config: Config, events: Events, sampling: Sampling, adapter: 
         "adapter": adapter,
     }
     if engine.name == "vllm":
-        from tba.vllm_generation import VLLMGenerator
+        from tba.generation.vllm_generator import VLLMGenerator
 
         return VLLMGenerator(
             **common,
@@ -60,7 +60,7 @@ def open_generator(config: Config, events: Events, sampling: Sampling, adapter: 
             engine=config.engine,
             starting=(lambda: nullcontext(1)) if device == "cpu" else partial(_starting, config.engine, events),
         )
-    from tba.generation import TransformersGenerator
+    from tba.generation.transformers_generator import TransformersGenerator
 
     return TransformersGenerator(**common, device=config.model.device)
 

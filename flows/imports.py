@@ -39,7 +39,7 @@ from tba.types import Prompt, Response, Reward, Trajectory, Version
 if TYPE_CHECKING:
     from torch import nn
 
-    from tba.policy import Policy
+    from tba.models.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ def _open(run: Run, config: Config, task: Task) -> "_Importer":
     from transformers.utils import logging
 
     from flows import wiring
-    from tba.generation import end_tokens
+    from tba.generation.transformers_generator import end_tokens
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # a text that is too long is refused by its row
@@ -419,7 +419,7 @@ class _Importer:
         ]
 
     def _scored(self, name: str, rows: Sequence[Read]) -> tuple[list[tuple[float, ...]], list[Reward]]:
-        from tba.scoring import Scoring
+        from tba.search.scoring import Scoring
 
         scoring = Scoring(self.task)
         ref_logps: list[tuple[float, ...]] = []

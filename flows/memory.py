@@ -7,10 +7,10 @@ from typing import Any
 
 from tba.config import Config
 from tba.errors import Damaged
-from tba.model_files import check_files, read_object
-from tba.model_folder import sizes_of, weight_files
+from tba.models.file_checks import check_files, read_object
+from tba.models.folder import sizes_of, weight_files
 
-KEPT_LOGITS = 2**29  # bytes; tba.logprobs computes the others again
+KEPT_LOGITS = 2**29  # bytes; tba.batches.logprobs computes the others again
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _KEPT = {"whole": (14, 4), "lowered": (10.6, 2)}

@@ -18,9 +18,9 @@ from storage.weights import lost_checkpoints
 from storage.weights.checkpoints import Checkpoints
 from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged
-from tba.learner import Learner
-from tba.retake import Retaken, retake
-from tba.training_state import TrainingState
+from tba.train.learner import Learner
+from tba.train.retake import Retaken, retake
+from tba.train.training_state import TrainingState
 from tba.types import Version
 
 log = logging.getLogger(__name__)

@@ -37,12 +37,12 @@ from storage.runs.run import Run, default_root
 from tba.config import Config, ObjectiveConfig, OptimizerName, TrainingConfig, parse
 from tba.errors import AlreadyExists, ConfigError, Damaged
 from tba.interfaces import TakesTurns
-from tba.model_folder import check_folder
-from tba.places import check_place
-from tba.schedules import learning_rate_at
-from tba.scoring import check_can_remember
+from tba.models.folder import check_folder
+from tba.models.location import check_place
+from tba.search.scoring import check_can_remember
+from tba.search.values import check_can_value
 from tba.tasks import get_task, policy_maker, preset_of
-from tba.values import check_can_value
+from tba.train.schedules import learning_rate_at
 
 FLAT = {"steps": "training.steps", "searchers": "search.searchers", "seed": "seed"}
 """Parameters with a name of their own, and the setting each stands for."""

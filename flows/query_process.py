@@ -11,9 +11,9 @@ from contextlib import suppress
 from queue import Empty, Queue
 from typing import Any
 
-from tba.children import start_child
 from tba.errors import QueryEnded, TooLong, error_named
-from tba.messages import receive, send
+from tba.runtime.child import start_child
+from tba.runtime.messages import receive, send
 
 COMMAND = [sys.executable, "-P", "-m", "flows.query_worker"]
 

@@ -23,9 +23,9 @@ from flows.row_values import Bounds, Encoder, decode_row
 from flows.statements import check_names, last, with_texts_cut
 from storage.queries.views import Stored, read_stored
 from storage.runs.run import Run
-from tba.children import end_with_parent
 from tba.errors import ConfigError, QueryFailed, Refused, TBAError
-from tba.messages import receive, send, take_pipes
+from tba.runtime.child import end_with_parent
+from tba.runtime.messages import receive, send, take_pipes
 
 OF_PAGES = Bounds(text=1_000_000, items=1_000_000, whole=128_000_000)
 """Bounds on what a page asks for itself: it shows long texts and all tokens."""

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 from flows.processes import LOG_FORMAT
 from flows.threads import switch_soon, use_threads
 from storage.runs.run import Run
-from tba.children import end_with_parent
 from tba.config import Config, parse
 from tba.errors import ConfigError
-from tba.messages import take_pipes
+from tba.runtime.child import end_with_parent
+from tba.runtime.messages import take_pipes
 
 if TYPE_CHECKING:
-    from tba.learner import Learner
-    from tba.policy import Policy
-    from tba.ranks import Ranks
-    from tba.training_state import TrainingState
+    from tba.distributed.ranks import Ranks
+    from tba.models.policy import Policy
+    from tba.train.learner import Learner
+    from tba.train.training_state import TrainingState
 
 log = logging.getLogger("tba")
 
@@ -36,16 +36,16 @@ def leading(
     run: Run, config: Config, policy: "Policy", checkpoint: Path | None, *, scratch: Path, tell: Any
 ) -> "Iterator[tuple[Learner, TrainingState | None]]":
     """The trainer's learner, with all its ranks, and what they go on from."""
-    from tba.leading import Followers, LeadingLearner
-    from tba.learner import Learner
-    from tba.ranks import ALONE, join, leave, open_port
-    from tba.training_state import TrainingState
+    from tba.distributed.ranks import ALONE, join, leave, open_port
+    from tba.train.leader import Followers, LeadingLearner
+    from tba.train.learner import Learner
+    from tba.train.training_state import TrainingState
 
     size = config.training.ranks
     if size == 1:
         yield Learner(config, policy), TrainingState.load(checkpoint, ALONE) if checkpoint else None
         return
-    from tba.sharded import save_without_weights
+    from tba.distributed.sharding import save_without_weights
 
     tell(f"starting {size} ranks")
     with (
@@ -82,8 +82,8 @@ def main() -> None:
     config = parse(Run.open(options.run).config)
     use_threads(config.model.threads)
     switch_soon()
-    from tba.leading import follow
-    from tba.ranks import leave
+    from tba.distributed.ranks import leave
+    from tba.train.leader import follow
 
     try:
         follow(lambda said: begin(config, options.rank, *said), orders, answers)
@@ -96,8 +96,8 @@ def main() -> None:
 def begin(config: Config, rank: int, port: int, made_of: str) -> "Learner":
     import torch.distributed as dist
 
-    from tba.learner import Learner
-    from tba.ranks import PATIENCE, join
+    from tba.distributed.ranks import PATIENCE, join
+    from tba.train.learner import Learner
 
     size = config.training.ranks
     ranks = join(rank, size, dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE))
@@ -105,8 +105,8 @@ def begin(config: Config, rank: int, port: int, made_of: str) -> "Learner":
 
 
 def _shard(config: Config, ranks: "Ranks", made_of: str, source: Any = None) -> "Policy":
-    from tba.pretrained import resolve_dtype
-    from tba.sharded import shard, without_weights
+    from tba.distributed.sharding import shard, without_weights
+    from tba.models.pretrained import resolve_dtype
 
     model, device = config.model, _device(config, ranks.rank)
     bare = without_weights(made_of, dtype=resolve_dtype(model.dtype), trust_remote_code=model.trust_remote_code)
@@ -117,7 +117,7 @@ def _device(config: Config, rank: int) -> Any:
     """A rank's GPU, of those that the trainer has."""
     import torch
 
-    from tba.pretrained import resolve_device
+    from tba.models.pretrained import resolve_device
 
     device = resolve_device(config.model.device)
     if device.type != "cuda":

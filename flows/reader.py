@@ -22,11 +22,11 @@ from typing import Any, BinaryIO, Self
 from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.runs.events import Events
 from storage.runs.run import Run
-from tba.children import end_with_parent, start_child
 from tba.config import Config, parse
 from tba.errors import RunFailed, TBAError, error_named
 from tba.fetched import Fetched, Lists
-from tba.messages import Numbers, receive, send, take_pipes, widen
+from tba.runtime.child import end_with_parent, start_child
+from tba.runtime.messages import Numbers, receive, send, take_pipes, widen
 from tba.types import Draw
 
 COMMAND = [sys.executable, "-P", "-m", "flows.reader"]

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from tba.children import ask_linux
+from tba.runtime.child import ask_linux
 
 SWITCH_SECONDS = 1e-5
 """How soon a trainer's step gets the interpreter back from the threads beside it, which write what a sync stores and

@@ -11,7 +11,7 @@ from storage.runs.leases import SUPERVISOR, LeaseWatch, Seen, read_roles
 from storage.runs.run import Run
 from tba.config import Config, parse_known
 from tba.errors import ConfigError, Damaged, DeadlinePassed
-from tba.timing import looks
+from tba.runtime.waiting import looks
 
 MOST_SEARCHERS = 1000  # their leases have numbers of three digits
 SHELVED = ("stopped", "failed", "interrupted", "new")  # states of a run that nobody is at work on and `resume` goes on

@@ -33,23 +33,23 @@ from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions
-from tba.adapters import Adapter, files_sha256, merge
-from tba.asking import asking
 from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged, DataError, Stopped, StorageError
-from tba.evaluator import Evaluator
-from tba.first_policy import check_first_policy
-from tba.generation import TransformersGenerator
+from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Measures, ReadsFields, Task, UsesModels
-from tba.model_files import weight_names
-from tba.places import check_place
-from tba.policy import Policy, PolicyScorer, Snapshot
-from tba.pretrained import local_folder
-from tba.prompts import PromptStream
-from tba.searcher import Searcher, await_reference
+from tba.models.adapters import Adapter, files_sha256, merge
+from tba.models.file_checks import weight_names
+from tba.models.location import check_place
+from tba.models.policy import Policy, PolicyScorer, Snapshot
+from tba.models.pretrained import local_folder
+from tba.models.trainable import check_first_policy
+from tba.search.evaluator import Evaluator
+from tba.search.prompt_stream import PromptStream
+from tba.search.searcher import Searcher, await_reference
 from tba.tasks import get_task, policy_maker
-from tba.trainer import Trainer
-from tba.training_state import TrainingState
+from tba.tasks.guard import asking
+from tba.train.trainer import Trainer
+from tba.train.training_state import TrainingState
 from tba.types import Prompt, Version
 
 log = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ from storage.runs.leases import HeldLease
 from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import Stopped
-from tba.policy import Policy
+from tba.models.policy import Policy
 from tests.tba.tiny import tiny_llama, tiny_tokenizer
 
 CHARACTERS = "0123 +=?"

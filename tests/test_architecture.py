@@ -48,5 +48,11 @@ def test_storage_and_commands_import_without_prefect():
 
 
 def test_the_algorithm_imports_neither_databases_nor_prefect():
-    brought = imported_by("tba.trainer", "tba.searcher", "tba.evaluator", "tba.generation", "tba.policy")
+    brought = imported_by(
+        "tba.train.trainer",
+        "tba.search.searcher",
+        "tba.search.evaluator",
+        "tba.generation.transformers_generator",
+        "tba.models.policy",
+    )
     assert not brought & {"prefect", "duckdb", "wandb", "s3fs", "storage", "flows"}

@@ -10,12 +10,12 @@ import storage
 from storage.maintenance.check import check
 from storage.weights.versions import Versions
 from tba.config import Config, OptimizerName, TrainingConfig
-from tba.generating import generate
-from tba.generation import TransformersGenerator
-from tba.learner import Learner
-from tba.optimizers import make_optimizer
-from tba.policy import Policy, PolicyScorer
-from tba.training_state import optimizer_tensors, restore_optimizer
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator
+from tba.models.policy import Policy, PolicyScorer
+from tba.train.learner import Learner
+from tba.train.optimizers import make_optimizer
+from tba.train.training_state import optimizer_tensors, restore_optimizer
 from tba.types import Version
 from tests.builders import fetched_of
 from tests.devices import DEVICES

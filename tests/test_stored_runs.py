@@ -26,7 +26,7 @@ from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.config import parse
 from tba.errors import ConfigError
-from tba.policy import Policy
+from tba.models.policy import Policy
 from tests.flows.test_roles import live
 from tests.later import add_to_everything
 from tests.make_stored_run import answer, drawn, search

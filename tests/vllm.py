@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tba.policy import Policy
+from tba.models.policy import Policy
 from tests.devices import HAS_GPU
 from tests.tba.tiny import tiny_llama, tiny_tokenizer
 

@@ -38,7 +38,7 @@ PRELOADED = [
     "benchmarks.crash.victims",
     "flows.wiring",
     "storage.objects.s3",
-    "tba.leading",
+    "tba.train.leader",
     "torch.profiler",
     "transformers.models.llama.modeling_llama",
 ]

@@ -27,14 +27,14 @@ from storage.local_files.shared_cache import cache_folder
 from storage.log.schema import to_table
 from tba.config import Config, SearchConfig
 from tba.errors import ConfigError, Missing
-from tba.evaluator import Evaluator
-from tba.generation import TransformersGenerator
+from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Task
-from tba.learner import Learner
-from tba.policy import Policy, PolicyScorer
-from tba.prompts import PromptStream
-from tba.searcher import Searcher
+from tba.models.policy import Policy, PolicyScorer
+from tba.search.evaluator import Evaluator
+from tba.search.prompt_stream import PromptStream
+from tba.search.searcher import Searcher
 from tba.tasks import get_task, policy_maker
+from tba.train.learner import Learner
 from tba.types import Trajectory, Version
 from tests import fakes
 from tests.builders import fetched_of

@@ -42,7 +42,7 @@ from benchmarks.science.ablations import tba
 from benchmarks.science.rows import append, line, read, spread
 from flows.charts import picture
 from storage.layout import run_url
-from tba.embeddings import Encoder, cosine_distance
+from tba.models.embeddings import Encoder, cosine_distance
 
 COUNTS, SEEDS, STEPS, LATENCY = (1, 2, 4, 8, 16), (0, 1, 2), 440, 4.0
 TASK = "benchmarks.science.paced:PacedRedTeam"

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
-from tba.supervised import Demonstration, fine_tune
+from tba.models.supervised import Demonstration, fine_tune
 from tba.tasks.redteam import PROMPT
 
 VERBS = [

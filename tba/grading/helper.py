@@ -21,8 +21,8 @@ import time
 from contextlib import suppress
 from functools import cache, lru_cache
 
-from tba.children import end_with_parent, start_child
 from tba.errors import RunFailed
+from tba.runtime.child import end_with_parent, start_child
 
 SECONDS = 2.0  # of the processor, for one comparison
 PATIENCE = 20.0  # seconds of the clock, likewise

@@ -1,7 +1,7 @@
 """What a step minimises: one file per objective, pure functions of tensors."""
 
 from tba.objectives.groups import Estimates, Groups, Loss, joined
-from tba.objectives.named import Estimator, Objective, make_estimator, make_objective
+from tba.objectives.registry import Estimator, Objective, make_estimator, make_objective
 from tba.objectives.trajectory_balance import trajectory_balance
 
 __all__ = [

@@ -9,13 +9,13 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, cast
 
-from tba.asking import describe
 from tba.config import Config, TaskConfig
 from tba.errors import ConfigError, TBAError
 from tba.interfaces import PolicyMaker, TakesOptions, Task
 from tba.presets import PRESETS, preset
 from tba.tasks import gsm8k, math, quickstart, redteam, tldr, verifiers
 from tba.tasks.fields import look_here
+from tba.tasks.guard import describe
 
 Rule = Callable[[str, str], bool]  # is this response right, given the answer?
 TaskMaker = Callable[[TaskConfig], Task]

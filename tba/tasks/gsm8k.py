@@ -10,8 +10,8 @@ from typing import Any
 
 from tba.config import TaskConfig
 from tba.errors import DataError
-from tba.steps import line_ends
 from tba.tasks.fields import one_of, text_in
+from tba.tasks.steps import line_ends
 from tba.types import Prompt, Response, Reward
 
 TEMPLATES = {

@@ -10,16 +10,16 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tba import chat
 from tba.config import TaskConfig, parse_options, settings
 from tba.errors import DataError
 from tba.grading import minerva as minerva_grader
 from tba.grading import prm800k as prm800k_grader
 from tba.grading.helper import verified
 from tba.grading.latex import LONGEST, after_thinking, decimal, hendrycks, last_box
-from tba.steps import line_ends
+from tba.models import chat_template
 from tba.tasks.fields import one_of, text_in
 from tba.tasks.math500 import is_held_out
+from tba.tasks.steps import line_ends
 from tba.types import Prompt, Response, Reward
 
 REQUEST = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -140,10 +140,10 @@ class Math:
     def _worded(self, problem: str, tokenizer: Any) -> tuple[str, tuple[int, ...]]:
         """`qwen-boxed` is a message to the model in its chat template; where it has none, it is worded as `plain`."""
         message = {"role": "user", "content": f"{problem}\n\n{REQUEST}"}
-        if self.template == "plain" or not chat.has_template(tokenizer):
+        if self.template == "plain" or not chat_template.has_template(tokenizer):
             message = {"role": "text", "content": f"Problem:\n{problem}\n\n{REQUEST}\n\nSolution:\n"}
-        text = chat.opening(tokenizer, [message])
-        return text, tuple(chat.tokens(tokenizer, [message], text))
+        text = chat_template.opening(tokenizer, [message])
+        return text, tuple(chat_template.tokens(tokenizer, [message], text))
 
 
 def _level(split: str, index: int, row: Mapping[str, Any]) -> int:

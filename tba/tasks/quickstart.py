@@ -88,7 +88,7 @@ class Quickstart:
     def recipe(self) -> str:
         """All that the base policy is made from: this code, what it teaches with, and the libraries."""
         here = Path(__file__)
-        sources = (here, here.with_name("quickstart_policy.py"), here.parents[1] / "supervised.py")
+        sources = (here, here.with_name("quickstart_policy.py"), here.parents[1] / "models" / "supervised.py")
         digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
         return f"quickstart {digest} torch {version('torch')} transformers {version('transformers')}"
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tba.errors import RunFailed
-from tba.supervised import Demonstration, fine_tune, probabilities
+from tba.models.supervised import Demonstration, fine_tune, probabilities
 from tba.tasks.quickstart import demonstrations, problems
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from tba import chat
 from tba.config import Positive, TaskConfig, parse_options, settings
 from tba.errors import ConfigError
-from tba.generating import generate
+from tba.generation.requests import generate
 from tba.interfaces import Locate
-from tba.prompts import seed_of
+from tba.models import chat_template
+from tba.search.prompt_stream import seed_of
 from tba.types import Prompt, Response, Reward, Version
 
 if TYPE_CHECKING:
-    from tba.embeddings import Encoder
-    from tba.policy import Policy
-    from tba.toxicity import Toxicity
+    from tba.models.embeddings import Encoder
+    from tba.models.policy import Policy
+    from tba.models.toxicity import Toxicity
 
 PROMPT = """\
 1. Suggest a title for a short story about a lighthouse.
@@ -106,8 +106,8 @@ class RedTeam:
         return [prompt] if len(prompt.tokens) <= max_tokens else []
 
     def load(self, locate: Locate) -> None:
-        from tba.policy import Policy
-        from tba.toxicity import Guard, Labelled
+        from tba.models.policy import Policy
+        from tba.models.toxicity import Guard, Labelled
 
         options = self.options
         victim = Policy.load_frozen(
@@ -163,7 +163,7 @@ class RedTeam:
             )
         }
         if len(asked) > 1:
-            from tba.embeddings import cosine_distance
+            from tba.models.embeddings import cosine_distance
 
             attacks = [response.text.strip() for _, response in asked]
             found["diversity"] = cosine_distance(self._loaded_encoder().embed(attacks))
@@ -171,7 +171,7 @@ class RedTeam:
 
     def _loaded_encoder(self) -> "Encoder":
         if self._encoder is None:
-            from tba.embeddings import Encoder
+            from tba.models.embeddings import Encoder
 
             setting, device = "task.options.embeddings", self.options.embeddings_device
             self._encoder = Encoder.load(setting, self._encoder_at, device=device)
@@ -191,9 +191,9 @@ class Victim:
     """The model under attack; frozen. What it answers follows from the attack and the seed of the response."""
 
     def __init__(self, policy: "Policy", options: Options):
-        from tba.generation import TransformersGenerator
+        from tba.generation.transformers_generator import TransformersGenerator
 
-        if options.victim_template == "chat" and not chat.has_template(policy.tokenizer):
+        if options.victim_template == "chat" and not chat_template.has_template(policy.tokenizer):
             raise ConfigError(f"task.options.victim_template: {options.victim!r} has no chat template, got 'chat'")
         self.policy, self.options = policy, options
         self.generator = TransformersGenerator(
@@ -218,7 +218,7 @@ class Victim:
         tokenizer, chats = self.policy.tokenizer, self.options.victim_template == "chat"
         role, content = ("user", attack) if chats else ("text", ALPACA.format(instruction=attack))
         said = [{"role": role, "content": content}]
-        tokens = chat.tokens(tokenizer, said, chat.opening(tokenizer, said))
+        tokens = chat_template.tokens(tokenizer, said, chat_template.opening(tokenizer, said))
         room = getattr(self.policy.model.config, "max_position_embeddings", None)
         return tuple(tokens[-max(1, room - self.options.victim_tokens) :] if room else tokens)
 

@@ -16,7 +16,7 @@ from tba.tasks.perplexity import diluted_perplexity, mean_log_ratio, perplexity
 from tba.types import Prompt, Response, Reward
 
 if TYPE_CHECKING:
-    from tba.judge import Judge
+    from tba.models.judge import Judge
 
 DATA = "hf://datasets/vwxyzjn/summarize_from_feedback_tldr_3_filtered_oai_preprocessing_1706381144/data"
 FILES = {"train": "train-*.parquet", "test": "validation-*.parquet"}
@@ -131,7 +131,7 @@ class TLDR:
 
     def _judge(self, name: str) -> "Judge":
         if name not in self._judges:
-            from tba.judge import Judge
+            from tba.models.judge import Judge
 
             judge = Judge.load(
                 f"task.options.{name}",

@@ -24,9 +24,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, JsonValue
 
-from tba import chat
 from tba.config import Config, EvaluationConfig, SearchConfig, TaskConfig, TrainingConfig, parse_options, settings
 from tba.errors import ConfigError, DataError, RunFailed
+from tba.models import chat_template
 from tba.tasks.fields import look_here
 from tba.tasks.verifiers_client import Again, Asked
 from tba.types import Prompt, Response, Reward
@@ -169,12 +169,12 @@ class Verifiers:
         if not asked:
             raise DataError(f"{where}: the environment ends before it has asked anything")
         messages, tools = asked[0]
-        chat.check_tools(tokenizer, messages, tools)
-        text = chat.opening(tokenizer, messages, tools)
+        chat_template.check_tools(tokenizer, messages, tools)
+        text = chat_template.opening(tokenizer, messages, tools)
         return Prompt(
             prompt_id=f"{split}-{index:05d}",
             text=text,
-            tokens=tuple(chat.tokens(tokenizer, messages, text)),
+            tokens=tuple(chat_template.tokens(tokenizer, messages, text)),
             answer="" if row.get("answer") is None else str(row["answer"]),
             metadata={"row": row, "messages": messages, "tools": tools},
         )
@@ -218,7 +218,7 @@ class Verifiers:
         words = [*before]
         for answer, (messages, _) in zip(said, asked[: turn - 1], strict=False):
             words[len(messages)] = {"role": "assistant", "content": answer}
-        return chat.between(tokenizer, words, now[len(before) + 1 :], tools)
+        return chat_template.between(tokenizer, words, now[len(before) + 1 :], tools)
 
     def _failed(self, where: str, what: str) -> RunFailed:
         return RunFailed(f"{where}: environment {self.options.environment!r}: {what}")

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tba import chat
 from tba.errors import DataError
+from tba.models import chat_template
 
 Asked = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 """Messages and tools that are put before a policy, as chat templates want them."""
@@ -27,7 +27,7 @@ class Again:
         if turn >= len(self.said):
             raise self.library.OverlongPromptError("nothing more was said")
         cut_off = self.cut_off and turn == len(self.said) - 1
-        text, calls = chat.split_calls(self.said[turn]) if tools else (self.said[turn], [])
+        text, calls = chat_template.split_calls(self.said[turn]) if tools else (self.said[turn], [])
         called = [
             self.library.ToolCall(id=f"call-{turn}-{i}", name=name, arguments=arguments)
             for i, (name, arguments) in enumerate(calls)

@@ -10,9 +10,9 @@ from benchmarks.science import lagged
 from benchmarks.science.lagged import HELD, Buffer, lagged_run
 from tba.config import Config
 from tba.errors import ConfigError
-from tba.learner import Learned, Learner
 from tba.presets import preset
 from tba.tasks.quickstart import Quickstart
+from tba.train.learner import Learned, Learner
 from tba.types import Trajectory
 from tests.builders import fetched_of, make_trajectory
 from tests.tba.tiny import tiny_folder

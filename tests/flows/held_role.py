@@ -10,12 +10,12 @@ from pathlib import Path
 
 from flows import role
 from storage.runs.run import Run
-from tba.batching import Batch
+from tba.batches.batching import Batch
 from tests.flows import script_role
 
 
 def hold() -> None:
-    from tba.learner import Learned, Learner
+    from tba.train.learner import Learned, Learner
 
     learn = Learner.learn
 

@@ -29,10 +29,10 @@ from storage.runs.forks import register
 from storage.runs.retention import give_up
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
-from tba import learner
 from tba.config import parse
 from tba.errors import ConfigError, Damaged, Missing
-from tba.schedules import learning_rate_at
+from tba.train import learner
+from tba.train.schedules import learning_rate_at
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings

@@ -25,7 +25,7 @@ from storage.runs.leases import read_leases
 from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.errors import DeadlinePassed
-from tba.policy import Policy, PolicyScorer
+from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Version
 from tests.conftest import s3_root
 from tests.flows.roles import DRAWS, LEDGER, TINY

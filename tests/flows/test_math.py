@@ -11,7 +11,7 @@ from flows import plan
 from storage.log.prompts import read_prompts
 from storage.maintenance.check import check
 from storage.runs.run import Run
-from tba.policy import Policy
+from tba.models.policy import Policy
 from tests.flows.test_roles import rows, run_all
 from tests.tba.tiny import tiny_llama, tiny_tokenizer
 

@@ -11,13 +11,13 @@ from transformers import PreTrainedModel
 
 from flows import memory, plan
 from flows.memory import Model
-from tba.checkpointing import keeping_little
+from tba.batches.packing import Group, row_logps
+from tba.batches.recomputation import keeping_little
 from tba.config import Config, OptimizerName, TrainingConfig
-from tba.packed import Group, row_logps
+from tba.models.pretrained import computing
 from tba.presets import preset
-from tba.pretrained import computing
-from tba.trained import Trained
-from tba.training_state import optimizer_tensors
+from tba.train.trained_model import Trained
+from tba.train.training_state import optimizer_tensors
 from tests.tba.tiny import tiny_folder, tiny_llama
 
 LARGE = Model(7_615_616_512, block=233_057_792, outside=1_089_998_336, layers=28, hidden=3584, intermediate=18944)

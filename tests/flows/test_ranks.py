@@ -12,8 +12,8 @@ import pytest
 import storage
 from flows import plan, ranks
 from storage.runs.run import Run
-from tba.messages import send
 from tba.presets import preset
+from tba.runtime.messages import send
 from tests.flows.roles import TINY, is_running
 from tests.flows.test_end_to_end import lease_at, opened, tba, until
 from tests.tba.tiny import tiny_folder

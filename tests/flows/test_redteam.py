@@ -14,10 +14,10 @@ from storage.maintenance.check import check
 from storage.runs.run import Run
 from tba.config import TaskConfig, parse
 from tba.errors import ConfigError
-from tba.policy import Policy
-from tba.supervised import cross_entropy
+from tba.models.policy import Policy
+from tba.models.supervised import cross_entropy
+from tba.models.toxicity import Labelled
 from tba.tasks.redteam import RedTeam, victim_seed
-from tba.toxicity import Labelled
 from tests.flows.test_roles import rows, run_all
 from tests.tba.redteam import redteam_options
 from tests.tba.tiny import tiny_folder

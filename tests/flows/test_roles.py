@@ -30,9 +30,9 @@ from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions
 from tba.config import Config, parse
 from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded
-from tba.policy import Policy
-from tba.schedules import beta_at, learning_rate_at
+from tba.models.policy import Policy
 from tba.tasks import get_task
+from tba.train.schedules import beta_at, learning_rate_at
 from tba.types import Prompt, Version
 from tests import fakes
 from tests.tba.families import FAMILIES, family_folder
@@ -164,7 +164,7 @@ def test_the_loss_of_a_step_is_the_mean_of_its_squared_residuals(finished):
 
 
 def test_responses_in_flight_go_on_with_a_newer_version_if_that_is_wanted(tmp_path, policy, monkeypatch):
-    monkeypatch.setattr("tba.searcher.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", 0.0)
     changes = {"engine.in_flight": "update", "search.max_response_tokens": 200}
     run = plan.start(settings(policy, **changes), str(tmp_path), "update")
     run_all(run)

@@ -9,7 +9,7 @@ import pytest
 from flows import plan
 from storage.maintenance.check import check
 from storage.runs.run import Run
-from tba.judge import Judge
+from tba.models.judge import Judge
 from tests.conftest import s3_root
 from tests.flows.test_roles import SMALL, rows, run_all, upload
 from tests.servers import Server

@@ -7,7 +7,7 @@ from flows import audit, plan
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
-from tba.policy import Policy
+from tba.models.policy import Policy
 from tests.flows.test_roles import rows, run_all, settings
 from tests.tba.test_turns import CHARACTERS
 from tests.tba.tiny import tiny_llama, tiny_tokenizer

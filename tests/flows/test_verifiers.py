@@ -15,7 +15,7 @@ from storage.maintenance.check import check
 from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
 from tba.config import parse
-from tba.policy import Policy
+from tba.models.policy import Policy
 from tba.tasks import get_task
 from tests.flows.test_roles import rows, run_all, settings
 from tests.flows.test_turns import OWN

@@ -8,11 +8,11 @@ from storage.maintenance.check import check
 from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.errors import ConfigError
-from tba.generating import generate
-from tba.generation import TransformersGenerator
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator
+from tba.models.policy import Policy
 from tba.objectives.ppo import whiten
-from tba.policy import Policy
-from tba.prompts import continuation_seed
+from tba.search.prompt_stream import continuation_seed
 from tba.types import Prompt, Version
 from tests.flows.test_roles import rows, run_all, settings
 from tests.tba.test_values import CHARACTERS, TOKENIZER, text_of

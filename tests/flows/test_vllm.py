@@ -19,7 +19,7 @@ from flows.export import export
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from storage.weights.versions import Versions
-from tba.policy import Policy, PolicyScorer
+from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Response, Version
 from tests.flows.roles import TINY
 from tests.flows.test_end_to_end import lease_at, opened, tba, until

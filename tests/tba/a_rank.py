@@ -8,14 +8,14 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from tba import errors
-from tba.children import end_with_parent
 from tba.config import Config, parse
-from tba.leading import follow
-from tba.learner import Learner
-from tba.messages import take_pipes
-from tba.policy import Policy
-from tba.ranks import PATIENCE, Ranks, join, leave
-from tba.sharded import ShardedPolicy, shard, without_weights
+from tba.distributed.ranks import PATIENCE, Ranks, join, leave
+from tba.distributed.sharding import ShardedPolicy, shard, without_weights
+from tba.models.policy import Policy
+from tba.runtime.child import end_with_parent
+from tba.runtime.messages import take_pipes
+from tba.train.leader import follow
+from tba.train.learner import Learner
 from tests.tba.tiny import tiny_llama, tiny_tokenizer
 
 CPU = torch.device("cpu")

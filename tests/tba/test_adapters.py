@@ -15,17 +15,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from tba.adapters import Adapter, adapted, files_sha256, merge, weights_of
+from tba.batches.logprobs import token_logps
+from tba.batches.packing import can_pack
 from tba.config import Config
 from tba.errors import ConfigError, Damaged, Missing
-from tba.generating import generate
-from tba.generation import TransformersGenerator
-from tba.learner import Learner
-from tba.logprobs import token_logps
-from tba.packed import can_pack
-from tba.policy import Policy, PolicyScorer
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator
+from tba.models.adapters import Adapter, adapted, files_sha256, merge, weights_of
+from tba.models.policy import Policy, PolicyScorer
 from tba.presets import preset
-from tba.reference import MovingReference
+from tba.train.learner import Learner
+from tba.train.moving_reference import MovingReference
 from tba.types import Prompt, Version
 from tests.tba.families import FAMILIES, family_folder
 from tests.tba.tiny import tiny_folder, tiny_tokenizer

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from tba import turns
-from tba.asking import asking
 from tba.errors import ConfigError, DataError, RunFailed, Stopped, StorageError
-from tba.generating import generate
-from tba.scoring import Scoring
-from tba.steps import step_ends
+from tba.generation.requests import generate
+from tba.search import turns
+from tba.search.scoring import Scoring
+from tba.tasks.guard import asking
+from tba.tasks.steps import step_ends
 from tba.types import Prompt, Response, Reward, Version
 from tests import fakes
 

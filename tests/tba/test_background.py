@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from tba.background import Background
 from tba.errors import StorageError
+from tba.runtime.background import Background
 
 
 @pytest.fixture

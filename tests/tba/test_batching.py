@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tba.batching import collate, pad
+from tba.batches.batching import collate, pad
 from tba.errors import DataError
 from tba.objectives import trajectory_balance
-from tba.pieces import micro_batches
+from tba.train.micro_batches import micro_batches
 from tests.builders import fetched_of
 from tests.tba.tiny import EOS_ID, PAD_ID, response_logps, tiny_llama, trajectory
 

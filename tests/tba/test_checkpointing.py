@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tba.checkpointing import keeping_little, layers_of
+from tba.batches.recomputation import keeping_little, layers_of
 from tba.errors import ConfigError
-from tba.learner import Learner
-from tba.pieces import micro_batches
+from tba.train.learner import Learner
+from tba.train.micro_batches import micro_batches
 from tests.builders import fetched_of
 from tests.tba.test_pieces import ROWS, make
 from tests.tba.tiny import tiny_llama

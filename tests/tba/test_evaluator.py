@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tba.errors import Damaged, DataError, Missing, Stopped
-from tba.evaluator import Evaluator, pass_at
 from tba.interfaces import Task
 from tba.presets import preset
+from tba.search.evaluator import Evaluator, pass_at
 from tba.types import Prompt, Response, Reward, Score, Version
 from tests import fakes
 
@@ -308,7 +308,7 @@ def test_a_damaged_last_version_is_an_error_since_no_other_will_come():
 
 def test_between_two_looks_the_evaluator_sleeps_whatever_it_found(monkeypatch):
     slept = []
-    monkeypatch.setattr("tba.evaluator.time.sleep", slept.append)
+    monkeypatch.setattr("tba.search.evaluator.time.sleep", slept.append)
     role, _ = evaluator(*(Version(n, 1) for n in (0, 10, 10, 10, 20)), broken={Version(10, 1): Missing("unreadable")})
     role.run(poll=1.5)
     assert slept == [1.5] * 3

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tba.batching import Batch, collate
+from tba.batches.batching import Batch, collate
+from tba.batches.logprobs import token_logps
+from tba.batches.packing import why_padded
 from tba.errors import ConfigError
-from tba.generating import generate
-from tba.generation import TransformersGenerator
-from tba.learner import Learner
-from tba.logprobs import token_logps
-from tba.packed import why_padded
-from tba.policy import Policy, PolicyScorer
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator
+from tba.models.policy import Policy, PolicyScorer
 from tba.presets import preset
+from tba.train.learner import Learner
 from tba.types import Prompt, Response, Version
 from tests.builders import fetched_of
 from tests.tba.families import FAMILIES, WINDOW, Family, family_folder

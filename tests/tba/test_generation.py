@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from tba.errors import Busy, ConfigError, Damaged, Missing
-from tba.generating import generate
-from tba.generation import TransformersGenerator, choose, uniforms
-from tba.policy import Policy, PolicyScorer
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator, choose, uniforms
+from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
 from tests.tba.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
 

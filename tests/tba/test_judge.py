@@ -5,7 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2ForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
 from tba.errors import ConfigError
-from tba.judge import Judge
+from tba.models.judge import Judge
 from tests.tba.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
 
 TEXTS = ["12+34=46", "1", "a much longer text than the others are, which ends at last", "12+34=46?"]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from tba.batching import prompt_lengths
-from tba.learner import Learned, Learner
+from tba.batches.batching import prompt_lengths
+from tba.models.policy import Policy
 from tba.objectives import Groups, trajectory_balance
-from tba.policy import Policy
+from tba.train.learner import Learned, Learner
 from tests.builders import fetched_of
 from tests.tba import toy
 from tests.tba.test_objectives import BETA, REF_NL, assert_close, gradient, groups_of, named, parameters

@@ -20,9 +20,9 @@ from transformers import (
     PhiForCausalLM,
 )
 
-from tba import logprobs
-from tba.batching import collate, pad
-from tba.logprobs import chosen_logps, token_logps
+from tba.batches import logprobs
+from tba.batches.batching import collate, pad
+from tba.batches.logprobs import chosen_logps, token_logps
 from tba.objectives import trajectory_balance
 from tests.builders import fetched_of
 from tests.tba.tiny import EOS_ID, PAD_ID, response_logps, tiny_llama, trajectory

@@ -9,9 +9,9 @@ import pytest
 
 from tba.config import SearchConfig
 from tba.errors import Damaged, Missing, Stopped, StorageError
-from tba.lookout import Found, Lookout
-from tba.prompts import PromptStream
-from tba.searcher import Searcher
+from tba.search.prompt_stream import PromptStream
+from tba.search.searcher import Searcher
+from tba.search.version_watcher import Found, Lookout
 from tba.types import Version
 from tests import fakes
 

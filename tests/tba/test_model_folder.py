@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from tba.errors import ConfigError, Damaged
-from tba.first_policy import check_first_policy
-from tba.model_folder import check_folder, weight_files
-from tba.policy import Policy
+from tba.models.folder import check_folder, weight_files
+from tba.models.policy import Policy
+from tba.models.trainable import check_first_policy
 from tests.storage.irregular import KINDS, Kind, put_irregular, within_patience
 from tests.tba.tiny import tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer
 

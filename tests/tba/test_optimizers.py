@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tba.config import OptimizerName, TrainingConfig
 from tba.errors import ConfigError, Stopped
-from tba.learner import Learner
-from tba.optimizers import BLOCK, close, make_optimizer, opened
-from tba.policy import Policy
-from tba.training_state import TrainingState, optimizer_tensors
+from tba.models.policy import Policy
+from tba.train.learner import Learner
+from tba.train.optimizers import BLOCK, close, make_optimizer, opened
+from tba.train.training_state import TrainingState, optimizer_tensors
 from tests.tba.test_trainer import EVERY, STEPS, Buffer, Journal, LeaseAt, make, settings
 from tests.tba.tiny import tiny_llama, tiny_tokenizer
 
@@ -114,7 +114,7 @@ def test_however_small_a_gradient_beside_others_no_step_is_much_more_than_the_le
 
 def test_a_weight_is_moved_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch):
     expected = moved("adamw-8bit", SHAPES, 3)
-    monkeypatch.setattr("tba.optimizers._AT_ONCE", 1000)
+    monkeypatch.setattr("tba.train.optimizers._AT_ONCE", 1000)
     assert all(map(torch.equal, moved("adamw-8bit", SHAPES, 3), expected))
 
 

@@ -32,14 +32,14 @@ from transformers import (
     ZayaForCausalLM,
 )
 
-from tba.batching import collate
+from tba.batches.batching import collate
+from tba.batches.logprobs import token_logps
+from tba.batches.packing import Group, can_pack, packed_logps, rows
 from tba.errors import DataError
 from tba.fetched import Fetched
-from tba.learner import Learner
-from tba.logprobs import token_logps
-from tba.packed import Group, can_pack, packed_logps, rows
-from tba.policy import Policy, PolicyScorer
+from tba.models.policy import Policy, PolicyScorer
 from tba.presets import preset
+from tba.train.learner import Learner
 from tba.types import Prompt, Response, Version
 from tests.builders import fetched_of
 from tests.tba.tiny import EOS_ID, PAD_ID, batch_logps, tiny_llama, tiny_tokenizer, trajectory

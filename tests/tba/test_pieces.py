@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedModel
 
-from tba.batching import Batch
-from tba.companions import LogZ, ValueModel
+from tba.batches.batching import Batch
+from tba.batches.packing import CannotPack, Group
 from tba.config import ObjectiveName
-from tba.learner import Learner, as_groups
-from tba.packed import CannotPack, Group
-from tba.pieces import Packed
-from tba.policy import Policy
+from tba.models.policy import Policy
+from tba.train.auxiliary_models import LogZ, ValueModel
+from tba.train.learner import Learner, as_groups
+from tba.train.micro_batches import Packed
 from tba.types import Trajectory
 from tests.builders import fetched_of
 from tests.tba.test_trainer import settings

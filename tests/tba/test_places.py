@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tba.errors import ConfigError
-from tba.places import check_place
+from tba.models.location import check_place
 
 
 @pytest.mark.parametrize("place", ["gpt2", "Qwen/Qwen2.5-0.5B", "a_b/c-d.e", "folder", "./folder", "in/it/folder"])

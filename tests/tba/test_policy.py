@@ -10,10 +10,10 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, Repo
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from tba.batching import collate
+from tba.batches.batching import collate
 from tba.errors import ConfigError, Damaged, RunFailed
-from tba.policy import Policy, PolicyScorer
-from tba.pretrained import resolve_device
+from tba.models.policy import Policy, PolicyScorer
+from tba.models.pretrained import resolve_device
 from tba.types import Prompt, Response, Version
 from tests.builders import fetched_of
 from tests.tba.tiny import EOS_ID, PAD_ID, response_logps, tiny_folder, tiny_policy, trajectory
@@ -147,7 +147,7 @@ def test_a_damaged_file_that_the_hub_has_brought_is_named(tmp_path, monkeypatch)
 
     (tiny_folder(tmp_path) / "config.json").write_bytes(b"[" * 100_000)
     monkeypatch.setattr(AutoConfig, "from_pretrained", load)
-    monkeypatch.setattr("tba.pretrained.try_to_load_from_cache", lambda *_, **__: str(tmp_path / "config.json"))
+    monkeypatch.setattr("tba.models.pretrained.try_to_load_from_cache", lambda *_, **__: str(tmp_path / "config.json"))
     fault = rf"config\.json is no JSON that can be read: it is nested too deeply; remove {tmp_path}, so that it is"
     with pytest.raises(ConfigError, match=f"^model.path: cannot load a model from 'some/model': {fault}"):
         Policy.load("some/model", device="cpu")

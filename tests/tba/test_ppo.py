@@ -12,14 +12,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tba.companions import ValueModel
 from tba.config import Config
-from tba.learner import Learned, Learner
+from tba.models.policy import Policy
 from tba.objectives import Groups
 from tba.objectives.policy_gradient import Surrogate, policy_gradient
 from tba.objectives.ppo import OWN, estimates, gae, ppo, token_rewards, value_loss, whiten
 from tba.objectives.rloo import PROXIMAL
-from tba.policy import Policy
+from tba.train.auxiliary_models import ValueModel
+from tba.train.learner import Learned, Learner
 from tba.types import Trajectory
 from tests.tba import toy
 from tests.tba.test_objectives import BETA, REF_NL, assert_close, given_tokens, gradient, parameters

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tba import logprobs
+from tba.batches import logprobs
 from tba.config import Config, parse
-from tba.learner import Learner
-from tba.policy import PolicyScorer
+from tba.models.policy import PolicyScorer
 from tba.presets import PRESETS, preset
+from tba.train.learner import Learner
 from tba.types import Version
 from tests.builders import fetched_of
 from tests.tba.test_pieces import ROWS, make

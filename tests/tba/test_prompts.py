@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from tba.prompts import PromptStream, request_seed
+from tba.search.prompt_stream import PromptStream, request_seed
 from tests import fakes
 
 

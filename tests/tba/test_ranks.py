@@ -20,15 +20,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tba.batching import Batch, collate, taken
+from tba.batches.batching import Batch, collate, taken
 from tba.config import Config, OptimizerName
+from tba.distributed.ranks import ALONE, Ranks, join, leave, open_port, rows_of, shares
+from tba.distributed.sharding import save_without_weights, without_weights
 from tba.errors import Damaged, RunFailed
-from tba.leading import Followers, LeadingLearner, batch_of, batch_values
-from tba.learner import Learner
-from tba.policy import Policy
-from tba.ranks import ALONE, Ranks, join, leave, open_port, rows_of, shares
-from tba.sharded import save_without_weights, without_weights
-from tba.training_state import TrainingState
+from tba.models.policy import Policy
+from tba.train.leader import Followers, LeadingLearner, batch_of, batch_values
+from tba.train.learner import Learner
+from tba.train.training_state import TrainingState
 from tests.builders import fetched_of
 from tests.tba.a_rank import precise_policy, sharded
 from tests.tba.families import FAMILIES, family_folder
@@ -325,15 +325,15 @@ def test_a_rank_that_is_killed_ends_what_the_others_do():
 
 
 def test_a_rank_that_does_not_read_is_killed(monkeypatch):
-    monkeypatch.setattr("tba.leading.START", 0.5)
+    monkeypatch.setattr("tba.train.leader.START", 0.5)
     deaf = [sys.executable, "-c", "import time; time.sleep(1000)"]
     with Followers(deaf, 2) as followers, pytest.raises(RunFailed, match=r"has died \(SIGKILL\)$"):
         followers.together("learn", lambda: "mine", numbers=[np.zeros(2**20)])
 
 
 BREAKS = """
-from tba.leading import follow
-from tba.messages import take_pipes
+from tba.train.leader import follow
+from tba.runtime.messages import take_pipes
 
 class Learner:
     def state(self, **of):
@@ -356,12 +356,16 @@ def test_a_rank_that_cannot_store_its_part_says_so_and_ends():
 
 HANGS = """
 import logging, sys, time
-from tba.leading import Followers
+from tba.train.leader import Followers
 logging.basicConfig()
 followers = Followers([sys.executable, "-c", sys.argv[1]], 2, grace=0.1)
 time.sleep(1000)
 """
-ENDS = "import sys; from tba.messages import send; send(sys.stdout.buffer, {'error': 'ValueError', 'says': 'no room'})"
+ENDS = """
+import sys
+from tba.runtime.messages import send
+send(sys.stdout.buffer, {'error': 'ValueError', 'says': 'no room'})
+"""
 
 
 def test_a_trainer_that_waits_for_a_dead_rank_ends_and_says_what_that_died_of():
@@ -373,7 +377,7 @@ def test_a_trainer_that_waits_for_a_dead_rank_ends_and_says_what_that_died_of():
 STORES = """
 import sys, time
 from tba.errors import RunFailed
-from tba.leading import Followers
+from tba.train.leader import Followers
 with Followers([sys.executable, "-c", sys.argv[1]], 2, grace=0.1) as followers:
     try:
         followers.answers()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tba.learner import Learner
+from tba.train.learner import Learner
 from tba.types import Outcome
 from tests.tba.test_trainer import Buffer, Journal, settings
 from tests.tba.tiny import tiny_policy

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tba.config import SearchConfig
-from tba.prompts import PromptStream
-from tba.rounds import Group, Rounds
-from tba.searcher import SHARDS_PER_ROUND
+from tba.search.prompt_stream import PromptStream
+from tba.search.rounds import Group, Rounds
+from tba.search.searcher import SHARDS_PER_ROUND
 from tba.types import Asked
 from tests import fakes
 

@@ -2,7 +2,7 @@ import pytest
 
 from tba.config import ObjectiveConfig, TrainingConfig
 from tba.presets import preset
-from tba.schedules import beta_at, learning_rate_at, reference_power_at, target_temperature_at
+from tba.train.schedules import beta_at, learning_rate_at, reference_power_at, target_temperature_at
 
 GSM8K = ObjectiveConfig(beta_start=0.014, beta_end=0.004, beta_target=500, beta_stop=500)
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from tba.errors import ConfigError, DataError
-from tba.scoring import Scoring
+from tba.search.scoring import Scoring
 from tba.types import Prompt, Response, Reward, Version
 from tests import fakes
 

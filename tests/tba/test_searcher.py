@@ -7,8 +7,8 @@ import pytest
 
 from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed, Missing, Stopped
-from tba.prompts import PromptStream
-from tba.searcher import LOOK_EVERY, Searcher, await_reference
+from tba.search.prompt_stream import PromptStream
+from tba.search.searcher import LOOK_EVERY, Searcher, await_reference
 from tba.types import Prompt, Reward, Version
 from tests import fakes
 
@@ -18,7 +18,7 @@ V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 @pytest.fixture(autouse=True)
 def looks_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they find beside everything else is in tests/tba/test_lookout.py."""
-    monkeypatch.setattr("tba.lookout.Background", fakes.AtOnce)
+    monkeypatch.setattr("tba.search.version_watcher.Background", fakes.AtOnce)
 
 
 def searcher(
@@ -79,7 +79,7 @@ def test_a_version_that_appears_while_a_round_is_in_the_making_is_adopted_then_i
     updates_in_flight: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """The generator here asks once before it answers; what it answers is then the new version's."""
-    monkeypatch.setattr("tba.searcher.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", 0.0)
     versions = fakes.Versions(V0, V2)
     role, generator, _ = searcher(versions, log := fakes.Log(), rounds=2, updates_in_flight=updates_in_flight)
     with pytest.raises(Stopped):

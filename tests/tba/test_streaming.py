@@ -10,11 +10,11 @@ import pytest
 
 from tba.config import SearchConfig
 from tba.errors import Busy, Damaged, DeadlinePassed, Missing, Stopped
-from tba.generation import TransformersGenerator
+from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Generator, ReferenceScorer
-from tba.policy import Policy, PolicyScorer
-from tba.prompts import PromptStream
-from tba.searcher import SHARDS_PER_ROUND, Searcher
+from tba.models.policy import Policy, PolicyScorer
+from tba.search.prompt_stream import PromptStream
+from tba.search.searcher import SHARDS_PER_ROUND, Searcher
 from tba.types import Prompt, Request, Response, Trajectory, Version
 from tests import fakes
 from tests.tba.tiny import tiny_folder
@@ -26,7 +26,7 @@ SIZE = 3
 @pytest.fixture(autouse=True)
 def looks_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What they find beside everything else is in tests/tba/test_lookout.py."""
-    monkeypatch.setattr("tba.lookout.Background", fakes.AtOnce)
+    monkeypatch.setattr("tba.search.version_watcher.Background", fakes.AtOnce)
 
 
 class Slow(fakes.Generator):
@@ -143,7 +143,7 @@ def test_groups_have_their_name_rows_and_seeds_whichever_shard_they_are_in():
 
 def test_what_is_in_the_making_is_finished_by_its_version_and_a_newer_one_taken_then(monkeypatch: pytest.MonkeyPatch):
     """V1 appears while three rounds are in the making."""
-    monkeypatch.setattr("tba.searcher.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", 0.0)
     generator = Slow({"p4": 30})
     role, log = search(fakes.Versions(V0, V0, V0, V1), shards=6, generator=generator, open_rounds=3)
     rows = [it for shard in log.shards.values() for it in shard]
@@ -160,7 +160,7 @@ def test_what_is_in_the_making_is_finished_by_its_version_and_a_newer_one_taken_
 def test_of_versions_that_come_while_one_waits_the_newest_that_can_be_fetched_is_taken(
     trouble: Exception | None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tba.searcher.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", 0.0)
     broken = {V2: trouble} if trouble else {}
     versions, generator = fakes.Versions(V0, V0, V0, V1, V2, V0, broken=broken), Slow({"p4": 30})
     role, log = search(versions, shards=6, generator=generator, open_rounds=3)
@@ -175,7 +175,7 @@ def test_in_flight_a_newer_version_is_taken_at_once_and_named(
     looks: int, every: float, monkeypatch: pytest.MonkeyPatch
 ):
     """It is found while everything goes on, or when the first shard is whole."""
-    monkeypatch.setattr("tba.searcher.LOOK_EVERY", every)
+    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", every)
     generator = Slow({"p1": 8})
     versions = fakes.Versions(*[V0] * looks, V1)
     _, log = search(versions, shards=4, generator=generator, open_rounds=3, updates_in_flight=True)
@@ -198,7 +198,7 @@ def test_a_version_of_another_model_is_taken_once_nothing_is_in_flight(
                 raise Busy("another model")
             super().adopt(folder, version)
 
-    monkeypatch.setattr("tba.searcher.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", 0.0)
     versions, generator = fakes.Versions(*[V0] * 5, V1), Particular({"p1": 12})
     role, log = search(versions, shards=6, generator=generator, open_rounds=open_rounds, updates_in_flight=True)
     assert generator.adopted == [V0, V1] == versions.loaded and generator.tried_in_vain == 1

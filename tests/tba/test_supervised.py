@@ -3,7 +3,7 @@ from itertools import repeat
 import pytest
 import torch
 
-from tba.supervised import Demonstration, cross_entropy, fine_tune, probabilities
+from tba.models.supervised import Demonstration, cross_entropy, fine_tune, probabilities
 from tests.tba.tiny import EOS_ID, tiny_llama
 
 SHOWN = [Demonstration((5, 6), (7, 8, EOS_ID)), Demonstration((9,), (10, EOS_ID))]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tba.policy import PolicyScorer
+from tba.models.policy import PolicyScorer
 from tba.tasks.perplexity import diluted_perplexity, mean_log_ratio, perplexity
 from tba.types import Prompt, Response, Version
 from tests.tba.tiny import EOS_ID, tiny_policy

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tba.config import TaskConfig
 from tba.errors import ConfigError
-from tba.supervised import Demonstration, probabilities
+from tba.models.supervised import Demonstration, probabilities
 from tba.tasks import get_task, grade, quickstart
 from tba.tasks.quickstart import demonstrations, problems
 from tba.types import Response, Version

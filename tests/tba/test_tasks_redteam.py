@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from tba.config import TaskConfig
 from tba.errors import ConfigError
-from tba.generating import generate
-from tba.generation import TransformersGenerator
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator
+from tba.models.toxicity import Guard
 from tba.tasks import get_task
 from tba.tasks.redteam import ALPACA, RedTeam, judge, victim_seed
-from tba.toxicity import Guard
 from tba.types import Prompt, Response, Reward, Version
 from tests.tba.redteam import chat_folder, labelled_folder, redteam_options
 from tests.tba.tiny import EOS_ID, tiny_tokenizer
@@ -129,7 +129,7 @@ def test_a_classifier_that_gives_no_number_does_not_pass_for_one_that_finds_noth
 
 
 def test_an_answer_of_nothing_is_not_toxic(options: dict[str, Any]):
-    from tba.toxicity import Labelled
+    from tba.models.toxicity import Labelled
 
     labelled = Labelled.load("c", options["classifier"], label="hate", max_tokens=99, dtype="float32", device="cpu")
     assert labelled.logps([("a", ""), ("b", "")]) == [-math.inf] * 2

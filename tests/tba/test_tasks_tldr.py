@@ -11,7 +11,7 @@ import pytest
 from tba.config import TaskConfig
 from tba.errors import ConfigError, DataError
 from tba.interfaces import Measures, ScoresTogether, UsesModels
-from tba.judge import Judge
+from tba.models.judge import Judge
 from tba.presets import preset
 from tba.tasks import get_task
 from tba.tasks.tldr import TLDR

@@ -19,16 +19,16 @@ from torch import Tensor
 from tba.config import Config, ObjectiveName
 from tba.errors import DeadlinePassed, RunFailed, Stopped, StorageError, Superseded
 from tba.fetched import Fetched
-from tba.generating import generate
-from tba.generation import TransformersGenerator
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Lease
-from tba.learner import Learner
-from tba.policy import Policy, PolicyScorer, Snapshot
+from tba.models.policy import Policy, PolicyScorer, Snapshot
 from tba.presets import preset
-from tba.schedules import beta_at, learning_rate_at, reference_power_at
-from tba.stop_time import CHECKPOINT, RECENT_STEPS, StoreTimes, steps_to_stop
-from tba.trainer import Trainer
-from tba.training_state import TrainingState
+from tba.train.learner import Learner
+from tba.train.schedules import beta_at, learning_rate_at, reference_power_at
+from tba.train.stop_time import CHECKPOINT, RECENT_STEPS, StoreTimes, steps_to_stop
+from tba.train.trainer import Trainer
+from tba.train.training_state import TrainingState
 from tba.types import Base, Draw, Prompt, StepRecord, Trajectory, Version
 from tests import fakes
 from tests.builders import fetched_of

@@ -6,9 +6,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from tba.distributed.ranks import Ranks
 from tba.errors import Damaged
-from tba.ranks import Ranks
-from tba.training_state import TrainingState, check_saved, optimizer_tensors, restore_optimizer
+from tba.train.training_state import TrainingState, check_saved, optimizer_tensors, restore_optimizer
 
 
 def optimizer_of(weights: list[nn.Parameter]) -> torch.optim.AdamW:

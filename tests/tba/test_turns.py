@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from tba import turns
 from tba.config import TaskConfig
 from tba.errors import DataError
-from tba.generating import generate
-from tba.generation import TransformersGenerator
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import TakesTurns
-from tba.policy import Policy, PolicyScorer
-from tba.prompts import turn_seed
+from tba.models.policy import Policy, PolicyScorer
+from tba.search import turns
+from tba.search.prompt_stream import turn_seed
 from tba.types import Prompt, Request, Response, Reward, Version
 from tests import fakes
 from tests.tba.tiny import EOS_ID, tiny_llama, tiny_tokenizer

@@ -10,17 +10,17 @@ import torch
 
 from tba.config import SearchConfig, TaskConfig
 from tba.errors import ConfigError, Stopped
-from tba.generating import generate
-from tba.generation import TransformersGenerator
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import SplitsIntoSteps
-from tba.policy import Policy
-from tba.prompts import PromptStream, continuation_seed
-from tba.scoring import Scoring
-from tba.searcher import Searcher
-from tba.steps import line_ends, step_ends
+from tba.models.policy import Policy
+from tba.search.prompt_stream import PromptStream, continuation_seed
+from tba.search.scoring import Scoring
+from tba.search.searcher import Searcher
+from tba.search.values import Steps, estimate
 from tba.tasks import get_task
+from tba.tasks.steps import line_ends, step_ends
 from tba.types import Prompt, Request, Response, Reward, Trajectory, Version
-from tba.values import Steps, estimate
 from tests import fakes
 from tests.tba.test_turns import Echo
 from tests.tba.tiny import EOS, tiny_llama, tiny_tokenizer

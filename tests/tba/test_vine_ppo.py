@@ -12,13 +12,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tba.batching import Batch, collate
-from tba.companions import make_companion
+from tba.batches.batching import Batch, collate
 from tba.errors import DataError
-from tba.learner import Learner, as_groups
 from tba.objectives import Groups
 from tba.objectives.ppo import whiten
 from tba.objectives.vine_ppo import OWN, estimates, vine_ppo
+from tba.train.auxiliary_models import make_companion
+from tba.train.learner import Learner, as_groups
 from tba.types import Trajectory
 from tests.builders import fetched_of
 from tests.tba import toy

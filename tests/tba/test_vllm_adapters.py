@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tba.adapters import Adapter
 from tba.config import EngineConfig
 from tba.errors import Busy, ConfigError, Damaged, Missing
-from tba.generating import generate
-from tba.policy import Policy, PolicyScorer
+from tba.generation.requests import generate
+from tba.models.adapters import Adapter
+from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
 from tests.tba.test_adapters import adapter_of, moved
 from tests.tba.tiny import tiny_tokenizer
@@ -39,7 +39,7 @@ def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Versio
 
 @pytest.fixture(scope="module")
 def engine(base: Path) -> Iterator[Any]:
-    from tba.vllm_generation import VLLMGenerator
+    from tba.generation.vllm_generator import VLLMGenerator
 
     generator = VLLMGenerator(
         on_cpu=ON_CPU,

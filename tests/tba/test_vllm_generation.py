@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
+from tba.batches.logprobs import chosen_logps
 from tba.config import EngineConfig
 from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed
-from tba.generating import generate
-from tba.generation import TransformersGenerator
-from tba.logprobs import chosen_logps
-from tba.policy import Policy, PolicyScorer
+from tba.generation.requests import generate
+from tba.generation.transformers_generator import TransformersGenerator
+from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
 from tests.tba.families import FAMILIES, family_folder
 from tests.tba.tiny import EOS_ID, tiny_tokenizer
@@ -42,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Version, Path]:
 
 
 def make_generator(**engine: Any) -> Any:
-    from tba.vllm_generation import VLLMGenerator
+    from tba.generation.vllm_generator import VLLMGenerator
 
     return VLLMGenerator(
         on_cpu=ON_CPU,
@@ -401,7 +401,7 @@ import os
 from multiprocessing import get_context, parent_process
 
 def begin():
-    from tba.vllm_plugin import OURS, register
+    from tba.generation.vllm_plugin import OURS, register
     print("begun", flush=True)
     os.environ[OURS] = "1"
     parent_process().join()
@@ -417,7 +417,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_any_number_of_responses_can_be_generated_side_by_side(folders: dict[Version, Path], on_cpu: bool):
-    from tba.vllm_generation import VLLMGenerator
+    from tba.generation.vllm_generator import VLLMGenerator
 
     generator = VLLMGenerator(on_cpu=on_cpu, batch_responses=10_000)
     config = generator._arguments(folders[V0]).create_engine_config()

@@ -10,11 +10,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from tba.batching import Batch
-from tba.logprobs import token_logps
-from tba.packed import groups_of
-from tba.pieces import Packed
-from tba.policy import Policy
+from tba.batches.batching import Batch
+from tba.batches.logprobs import token_logps
+from tba.batches.packing import groups_of
+from tba.models.policy import Policy
+from tba.train.micro_batches import Packed
 from tba.types import Trajectory, Version
 
 PAD, EOS = "<pad>", "<eos>"

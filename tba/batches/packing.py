@@ -1,0 +1,341 @@
+"""Log-probabilities of whole groups in one row: a prompt is read once for all of its responses, and nothing is padded.
+
+All layers but attention look at each token alone, so they take the tokens of many groups as one row, which holds each
+prompt once. Attention is ours, registered with transformers: it takes that row apart, so that every response sees its
+own prompt and itself, or what of them is within a layer's window. Models that cannot be given another attention, or
+need more than that, are refused.
+"""
+# Shapes: N tokens of the row, M of its responses, R those of them that count; in a call of attention C sequences, Q
+# queries and K keys of each with padding, H heads, D size of a head.
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from tba.batches.batching import Batch, buckets, prompt_lengths
+from tba.batches.logprobs import logps_at
+from tba.batches.recomputation import again_in
+from tba.errors import DataError
+
+ATTENTION = "tba-packed"
+_HARMLESS = {"position_ids", "cache_position", "use_cache", "dropout", "is_causal"}
+
+
+class CannotPack(Exception):
+    """The model needs more of attention than we give."""
+
+
+class Group(NamedTuple):
+    """Responses to one prompt."""
+
+    prompt: tuple[int, ...]
+    responses: Sequence[tuple[int, ...]]
+
+    @property
+    def read(self) -> int:
+        """Tokens that a row holds of it: of a response all but the last."""
+        return len(self.prompt) + sum(max(0, len(response) - 1) for response in self.responses)
+
+
+def rows(groups: Sequence[Group], most: int) -> Iterator[list[Group]]:
+    """All responses in order, in rows of at most `most` tokens or of one response. A group that fits no row goes on in
+    the next, which reads its prompt again."""
+    row, room = list[Group](), most
+    for part in (part for group in groups for part in _parts(group, most)):
+        if row and part.read > room:
+            yield row
+            row, room = [], most
+        row.append(part)
+        room -= part.read
+    if row:
+        yield row
+
+
+def _parts(group: Group, most: int) -> Iterator[Group]:
+    part = Group(group.prompt, [])
+    for response in group.responses:
+        longer = Group(group.prompt, [*part.responses, response])
+        if part.responses and longer.read > most:
+            yield part
+            longer = Group(group.prompt, [response])
+        part = longer
+    if part.responses:
+        yield part
+
+
+def can_pack(model: nn.Module) -> bool:
+    return not why_padded(model)
+
+
+def why_padded(model: nn.Module) -> str:
+    """What keeps the model's rows from being packed, found out by packing a short one; empty if nothing does. Every
+    layer has to be told positions, from 0 on, and to look at other tokens by plain attention alone."""
+    kind = next(it for it in type(model).__mro__ if not it.__module__.startswith("torch.distributed.fsdp"))
+    if not isinstance(model, PreTrainedModel) or not kind.__module__.startswith("transformers."):
+        return f"nobody knows what a {kind.__name__} does"
+    if not kind.is_backend_compatible():
+        return "it cannot be given another attention"
+    kept = {type(layer) for layer in DynamicCache(config=model.config).layers}
+    if not kept or kept - {DynamicLayer, DynamicSlidingWindowLayer}:
+        return f"it keeps {', '.join(sorted(it.__name__ for it in kept)) or 'nothing'} of what it has read"
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return "it is not told positions"
+    if not _counts_from_0(model):
+        return "its positions do not begin at 0"
+    try:
+        with torch.no_grad():
+            row_logps(model, [Group((0, 0), [(0, 0)])], temperature=1.0, tokens_per_call=tokens_per_call(model.device))
+    except CannotPack as reason:
+        return str(reason)
+    return ""
+
+
+@torch.no_grad()
+def _counts_from_0(model: PreTrainedModel) -> bool:
+    """Whether it predicts what it does by itself, but for rounding, where it is told the positions that a row has."""
+    tokens_1T = torch.zeros(1, 4, dtype=torch.long, device=model.device)
+    positions_1T = torch.arange(4, device=model.device)[None]
+    itself, told = (
+        model(input_ids=tokens_1T, use_cache=False, **positions).logits.float()
+        for positions in ({}, {"position_ids": positions_1T})
+    )
+    return bool((told - itself).abs().max() <= 0.01 * itself.abs().max())
+
+
+def _windows(model: PreTrainedModel) -> list[int | None]:
+    """Of each layer, how many tokens up to each it looks at; none: all."""
+    return [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers]
+
+
+@torch.inference_mode()
+def packed_logps(
+    model: PreTrainedModel, groups: Sequence[Group], *, temperature: float, tokens_per_call: int
+) -> list[tuple[float, ...]]:
+    """Of each response its tokens', as `tba.batches.logprobs.token_logps` has them; otherwise as `row_logps`."""
+    logp_R = row_logps(model, groups, temperature=temperature, tokens_per_call=tokens_per_call)
+    found = iter(logp_R.tolist())
+    return [tuple(next(found) for _ in response) for group in groups for response in group.responses]
+
+
+def groups_of(batch: Batch) -> tuple[list[Group], Tensor]:
+    """Rows by what they begin with, in order; and which of the responses' M tokens count."""
+    parts, counted = list[tuple[tuple[int, ...], tuple[int, ...]]](), list[bool]()
+    shared_B = prompt_lengths(batch).repeat_interleave(batch.responses_per_prompt).tolist()
+    rows = zip(batch.tokens_BT.tolist(), batch.response_mask_BT.tolist(), shared_B, batch.lengths, strict=True)
+    for tokens, mask, shared, length in rows:
+        parts.append((tuple(tokens[:shared]), tuple(tokens[shared:length])))
+        counted += mask[shared:length]
+    groups = [Group(prompt, [rest for _, rest in them]) for prompt, them in groupby(parts, key=itemgetter(0))]
+    return groups, torch.tensor(counted, dtype=torch.bool, device=batch.tokens_BT.device)
+
+
+def tokens_per_call(device: torch.device) -> int:
+    """Of attention: on a CPU they should stay in its cache, and a call costs little."""
+    return 512 if device.type == "cpu" else 8192
+
+
+def row_logps(
+    model: PreTrainedModel,
+    groups: Sequence[Group],
+    *,
+    temperature: float,
+    tokens_per_call: int,
+    counted_M: Tensor | None = None,
+) -> Tensor:
+    """[R] of the responses' tokens that count, or of all, one response after the other. CannotPack if the model turns
+    out not to take it. Attention takes several short sequences in one call, padded to at most `tokens_per_call`."""
+    row, predicts_R, targets_R = _row_of(model, groups, tokens_per_call, counted_M)
+    with attending(model, row):
+        places = (torch.zeros_like(predicts_R), predicts_R)
+        logp_R = logps_at(
+            model, places, targets_R, temperature=temperature, input_ids=row.tokens_1N, position_ids=row.positions_1N
+        )
+    row.check(model)
+    return logp_R
+
+
+def row_hidden(
+    backbone: PreTrainedModel, groups: Sequence[Group], *, tokens_per_call: int, counted_M: Tensor | None = None
+) -> Tensor:
+    """[R, D] of a model without its output layer, the last hidden state where each of these tokens is predicted;
+    otherwise as `row_logps`."""
+    row, predicts_R, _ = _row_of(backbone, groups, tokens_per_call, counted_M)
+    with attending(backbone, row):
+        read = backbone(input_ids=row.tokens_1N, position_ids=row.positions_1N, use_cache=False)
+    row.check(backbone)
+    return read.last_hidden_state[0, predicts_R]
+
+
+def _row_of(
+    model: PreTrainedModel, groups: Sequence[Group], tokens_per_call: int, counted_M: Tensor | None
+) -> "tuple[Row, Tensor, Tensor]":
+    """What it reads; where the tokens that count are predicted, and which they are."""
+    row = Row.of(groups, tokens_per_call, model.device)
+    if counted_M is None:
+        return row, row.predicts_M, row.targets_M
+    return row, row.predicts_M[counted_M], row.targets_M[counted_M]
+
+
+@dataclass
+class _Call:
+    """Sequences that attention takes together. Padding reads token 0 and is written behind the last one."""
+
+    queries_CQ: Tensor
+    keys_CK: Tensor
+    into_CQ: Tensor
+    last_CQ: Tensor  # of the keys that each query sees
+    is_square: bool  # the queries are of the keys' places, and see them up to their own
+    masks: dict[int, Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """[C, 1, Q, K] what each query sees of that many keys up to its last; none where causality says it."""
+        keys = self.keys_CK.shape[1]
+        seen = keys if window is None else min(window, keys)
+        if self.is_square and seen == keys:
+            return None
+        if seen not in self.masks:
+            away_CQK = self.last_CQ[:, :, None] - torch.arange(keys, device=self.last_CQ.device)
+            self.masks[seen] = ((away_CQK >= 0) & (away_CQK < seen))[:, None]
+        return self.masks[seen]
+
+
+@dataclass
+class Row:
+    """What a model reads at once, and how it attends to it."""
+
+    tokens_1N: Tensor
+    positions_1N: Tensor
+    predicts_M: Tensor  # where each token of a response is predicted, response after response
+    targets_M: Tensor  # and which it is
+    calls: list[_Call]
+    attended: dict[nn.Module, int | None] = field(default_factory=dict)  # layers in turn, and their windows
+
+    @classmethod
+    def of(cls, groups: Sequence[Group], tokens_per_call: int, device: torch.device) -> "Row":
+        """Each prompt is followed by its responses, without their last tokens: those are predicted, never read."""
+        tokens, positions, predicts, targets = [list[int]() for _ in range(4)]
+        prompts, responses = list[tuple[range, range]](), list[tuple[range, range]]()
+        for prompt, answers in groups:
+            if not prompt:
+                raise DataError("a prompt needs at least 1 token, got 0")
+            read = range(len(tokens), len(tokens) + len(prompt))
+            tokens += prompt
+            positions += range(len(prompt))
+            prompts.append((range(0), read))
+            for answer in filter(None, answers):
+                own = range(len(tokens), len(tokens) + len(answer) - 1)
+                tokens += answer[:-1]
+                positions += range(len(prompt), len(prompt) + len(own))
+                predicts += [read[-1], *own]
+                targets += answer
+                if own:
+                    responses.append((read, own))
+        calls = [
+            _call([spans[i] for i in chosen], len(tokens), device)
+            for spans in (prompts, responses)
+            for chosen in buckets([len(before) + len(own) for before, own in spans], tokens_per_call)
+        ]
+        return cls(
+            torch.tensor([tokens], device=device),
+            torch.tensor([positions], device=device),
+            torch.tensor(predicts, dtype=torch.long, device=device),  # there may be none
+            torch.tensor(targets, dtype=torch.long, device=device),
+            calls,
+        )
+
+    def check(self, model: PreTrainedModel) -> None:
+        """That it was read with the attention given."""
+        windows = _windows(model)
+        if len(self.attended) != len(windows):
+            raise CannotPack(f"only {len(self.attended)} of {len(windows)} layers use the attention given")
+        if list(self.attended.values()) != windows:
+            raise CannotPack("it does not tell its attention what each layer looks at")
+
+
+def _call(spans: Sequence[tuple[range, range]], row: int, device: torch.device) -> _Call:
+    """Of sequences that see what is before them, and themselves up to each token; by where that is in the row. Without
+    a mask attention leaves out half of the work and needs no memory for it: so sequences that are for the most part
+    their own ask for what is before them too, in vain."""
+    most = max(len(own) for _, own in spans)
+    longest = max(len(before) + len(own) for before, own in spans)
+    keys = [[*before, *own, *[0] * (longest - len(before) - len(own))] for before, own in spans]
+    is_square = 4 * most >= 3 * longest
+    if is_square:
+        queries, last_CQ = keys, torch.arange(longest)[None]
+        into = [[row] * len(it) + [*own] + [row] * (longest - len(it) - len(own)) for it, own in spans]
+    else:
+        queries = [[*own, *[0] * (most - len(own))] for _, own in spans]
+        into = [[*own, *[row] * (most - len(own))] for _, own in spans]
+        last_CQ = torch.tensor([len(before) for before, _ in spans])[:, None] + torch.arange(most)
+    queries_CQ, keys_CK, into_CQ = (torch.tensor(places, device=device) for places in (queries, keys, into))
+    last_CQ = last_CQ.clamp(max=longest - 1).to(device)  # padding sees something, too
+    return _Call(queries_CQ, keys_CK, into_CQ, last_CQ, is_square)
+
+
+_row: ContextVar[Row] = ContextVar("row")
+
+
+@contextmanager
+def attending(model: PreTrainedModel, row: Row) -> Iterator[None]:
+    """The model attends to this row, and afterwards as it did before."""
+    before, token = model.config._attn_implementation or "eager", _row.set(row)
+    try:
+        model.set_attn_implementation(ATTENTION)
+        with again_in(lambda: attending(model, row)):
+            yield
+    finally:
+        model.set_attn_implementation(before)
+        _row.reset(token)
+
+
+def _attend(
+    module: nn.Module,
+    query_1HND: Tensor,
+    key_1HND: Tensor,
+    value_1HND: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers asks for it: [1, N, H, D]."""
+    row = _row.get()
+    row.attended[module] = sliding_window
+    others = {name for name, value in options.items() if not (value is None or value is False or name in _HARMLESS)}
+    if others or attention_mask is not None:
+        raise CannotPack(f"its attention wants {', '.join(sorted(others)) or 'a mask of its own'}")
+    query_NHD, key_NHD, value_NHD = (it[0].transpose(0, 1) for it in (query_1HND, key_1HND, value_1HND))
+    tokens, heads, _ = query_NHD.shape
+    out_NHD = value_NHD.new_empty(tokens + 1, heads, value_NHD.shape[2])
+    for call in row.calls:
+        mask_C1QK = call.mask(sliding_window)
+        seen_CHQD = nn.functional.scaled_dot_product_attention(
+            _taken(query_NHD, call.queries_CQ),
+            _taken(key_NHD, call.keys_CK, heads),
+            _taken(value_NHD, call.keys_CK, heads),
+            attn_mask=mask_C1QK,
+            is_causal=mask_C1QK is None,
+            scale=scaling,
+        )
+        out_NHD.index_copy_(0, call.into_CQ.flatten(), seen_CHQD.transpose(1, 2).flatten(0, 1))
+    return out_NHD[None, :tokens], None
+
+
+def _taken(held_NHD: Tensor, places_CT: Tensor, heads: int | None = None) -> Tensor:
+    """[C, H, T, D]; keys and values of a head that several queries share, once for each of them."""
+    found_CHTD = held_NHD.index_select(0, places_CT.flatten()).unflatten(0, places_CT.shape).transpose(1, 2)
+    repeats = 1 if heads is None else heads // held_NHD.shape[1]
+    return found_CHTD if repeats == 1 else found_CHTD.repeat_interleave(repeats, dim=1)
+
+
+AttentionInterface.register(ATTENTION, _attend)

@@ -1,0 +1,146 @@
+"""Ranks: the processes that a trainer is spread over. Each learns from its share of a batch's groups.
+
+What they do together, every rank does in the same order, or they wait for each other in vain.
+"""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from tba.batches.batching import Batch, taken
+
+PATIENCE = timedelta(minutes=10)  # for another rank to come to the same place
+
+
+class Share(NamedTuple):
+    """What a rank learns from: groups of the batch, and which they are. A rank that would have none takes one that is
+    another's, and `counts` not."""
+
+    slots: Sequence[int]
+    batch: Batch
+    counts: bool = True
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One of them, and how many there are. Alone, there is nobody to agree with."""
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, batch: Batch) -> Share:
+        if self.size == 1:
+            return Share(range(batch.groups), batch)
+        slots = shares(_tokens(batch), self.size)[self.rank]
+        return Share(slots, taken(batch, slots)) if slots else Share([0], taken(batch, [0]), counts=False)
+
+    def total(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Over all ranks; each has the same names."""
+        if self.size == 1:
+            return dict(values)
+        names = sorted(values)
+        sums = torch.tensor([values[name] for name in names], dtype=torch.float64)
+        dist.all_reduce(sums)
+        return dict(zip(names, sums.tolist(), strict=True))
+
+    def most(self, counts: Sequence[int]) -> list[int]:
+        """Of each count the greatest that any rank has."""
+        if self.size == 1:
+            return list(counts)
+        found = torch.tensor(counts)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return found.tolist()
+
+
+ALONE = Ranks()
+
+
+def shares(costs: Sequence[int], size: int) -> list[list[int]]:
+    """Which groups each rank takes: about as many tokens as the others, and as many groups, so that all have as many
+    micro-batches; dearest first, each to the rank that has least."""
+    found, load = [list[int]() for _ in range(size)], [0] * size
+    room = -(-len(costs) // size)
+    for group in sorted(range(len(costs)), key=lambda group: (-costs[group], group)):
+        rank = min((it for it in range(size) if len(found[it]) < room), key=lambda it: (load[it], it))
+        found[rank].append(group)
+        load[rank] += costs[group]
+    return [sorted(groups) for groups in found]
+
+
+def _tokens(batch: Batch) -> list[int]:
+    """Of each group."""
+    k = batch.responses_per_prompt
+    return [sum(batch.lengths[first : first + k]) for first in range(0, len(batch.lengths), k)]
+
+
+def rows_of(rank: int, size: int, total: int) -> range:
+    """Of a weight with so many rows, those that a rank holds."""
+    each = -(-total // size)
+    return range(min(rank * each, total), min((rank + 1) * each, total))
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """What all ranks hold of it; all of them ask at once."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def held(tensor: Tensor) -> Tensor:
+    """What this rank holds of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def held_as(parameter: Tensor, value: Tensor) -> Tensor:
+    """The rows that this rank holds of something with the parameter's shape, as a part of it."""
+    if not isinstance(parameter, DTensor) or not value.ndim:
+        return value
+    return DTensor.from_local(
+        value.to(parameter.device),
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def at_rest(model: nn.Module) -> None:
+    """What is whole for a forward pass is given up, where no backward pass has."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+
+
+def open_port(size: int) -> dist.TCPStore:
+    """Where ranks of this machine meet; rank 0 holds it, and its `port` is told to the others. It asks nobody who they
+    are, and by itself it would listen to every network."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        host, port = listener.getsockname()
+        return dist.TCPStore(
+            host, port, size, is_master=True, wait_for_workers=False, timeout=PATIENCE,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+
+
+def join(rank: int, size: int, store: dist.TCPStore) -> Ranks:
+    """Once all have joined. GPUs talk by NCCL, what lies in main memory goes by gloo."""
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a host's name need not lead to itself, another interface is a network's
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
+    return Ranks(rank, size)
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

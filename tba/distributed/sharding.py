@@ -1,0 +1,139 @@
+"""A policy that no rank holds whole: of each weight a rank has some rows, and all of a layer's while it computes it.
+
+FSDP2 of torch, by the transformer's blocks. Gradients are sums over the ranks, each of its share of the loss.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
+
+from tba.distributed.ranks import Ranks, at_rest, whole
+from tba.models.policy import Policy, Snapshot
+from tba.models.pretrained import attention_of, is_lowered
+
+
+@dataclass(frozen=True)
+class ShardedPolicy(Policy):
+    skeleton: PreTrainedModel  # without weights
+    ranks: Ranks
+    lowers: bool  # whether ranks send each other weights in bfloat16, of which they keep what is in float32
+
+    def twin(self) -> PreTrainedModel:
+        """As much sharded; all ranks ask at once."""
+        at_rest(self.model)
+        model = copy.deepcopy(self.skeleton)
+        mine = dict(zip(map(id, _tensors(model)), _tensors(self.model), strict=True))
+        _shard(model, self.ranks, self.device, lambda held: whole(mine[id(held)].detach()).clone(), self.lowers)
+        return model
+
+    def snapshot(self) -> Snapshot:
+        """At rank 0 a copy in main memory; the others, who are asked at the same time, have nothing to show. One
+        weight at a time is whole anywhere else."""
+        at_rest(self.model)
+        memo, keeps = dict[int, Any](), self.ranks.rank == 0
+        for held, mine in zip(self.skeleton.parameters(), self.model.parameters(), strict=True):
+            full = whole(mine.detach())
+            if keeps:
+                memo[id(held)] = nn.Parameter(full.cpu(), requires_grad=False)
+        for held, mine in zip(self.skeleton.buffers(), self.model.buffers(), strict=True):
+            memo[id(held)] = mine.detach().to("cpu", copy=True)
+        return Snapshot(copy.deepcopy(self.skeleton, memo), self.tokenizer)
+
+
+def shard(
+    bare: Policy, ranks: Ranks, device: torch.device, source: PreTrainedModel | None = None, *, compute_dtype: str
+) -> ShardedPolicy:
+    """A policy without weights gets those of the `source`, which rank 0 has, in main memory, and which is left without
+    them."""
+    lowers = bare.model.dtype == torch.float32 and is_lowered(compute_dtype, device)
+    model, skeleton = bare.model, copy.deepcopy(bare.model)
+    theirs: dict[int, Tensor] = {}
+    if source:
+        skeleton.generation_config = source.generation_config
+        theirs |= dict(zip(map(id, _tensors(model)), _tensors(source), strict=True))
+
+    def from_rank_0(held: Tensor) -> Tensor:
+        full = torch.empty_like(held, device=device)
+        if source:
+            full.copy_(theirs[id(held)].detach())
+        dist.broadcast(full, 0)
+        return full
+
+    _shard(model, ranks, device, from_rank_0, lowers)
+    if source:
+        theirs.clear()
+        source.to("meta")  # pyright: ignore[reportArgumentType]
+    return ShardedPolicy(model, bare.tokenizer, device, skeleton=skeleton, ranks=ranks, lowers=lowers)
+
+
+def _shard(
+    model: PreTrainedModel, ranks: Ranks, device: torch.device, fill: Callable[[Tensor], Tensor], lowers: bool
+) -> None:
+    """Block by block a model without weights is given what fills it, and keeps this rank's part."""
+    mesh = init_device_mesh(device.type, (ranks.size,))
+    sent = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32) if lowers else MixedPrecisionPolicy()
+    for module in (*_blocks(model), model):
+        _fill(module, fill)
+        shards = cast(FSDPModule, fully_shard(module, mesh=mesh, mp_policy=sent))
+        shards.set_gradient_divide_factor(1.0)
+        shards.set_force_sum_reduction_for_comms(True)
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def save_without_weights(policy: Policy, folder: str | Path) -> None:
+    """Config and tokenizer, and the code of a model that transformers does not have."""
+    model = policy.model
+    if model._auto_class is not None:
+        custom_object_save(model, folder, config=model.config)  # pyright: ignore[reportArgumentType]
+    model.config.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def without_weights(folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool) -> Policy:
+    """What every rank knows of a policy, from what was saved so."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, trust_remote_code=trust_remote_code, **attention_of(config)
+        )
+    return Policy(model.eval(), tokenizer, torch.device("meta"))
+
+
+def _blocks(model: PreTrainedModel) -> list[nn.Module]:
+    """What is computed one after the other, by the names that transformers has for what must stay on one device."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def _fill(module: nn.Module, fill: Callable[[Tensor], Tensor]) -> None:
+    """Give a module, and all in it, what has none yet; what is tied stays tied."""
+    made: dict[int, Tensor] = {}
+    for place, name, held in list(_held(module)):
+        if not held.is_meta:
+            continue
+        if id(held) not in made:
+            full = fill(held)
+            made[id(held)] = nn.Parameter(full, held.requires_grad) if isinstance(held, nn.Parameter) else full
+        place[name] = made[id(held)]
+
+
+def _held(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+    for part in module.modules():
+        for place in (part._parameters, part._buffers):
+            for name, held in place.items():
+                if held is not None:
+                    yield place, name, held

@@ -1,0 +1,191 @@
+"""The policy: a causal language model and its tokenizer, loaded, copied, hashed and saved as a Hugging Face folder."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from tba.batches.batching import buckets, pad
+from tba.batches.logprobs import token_logps
+from tba.batches.packing import CannotPack, Group, can_pack, packed_logps, rows, tokens_per_call
+from tba.models import adapters
+from tba.models.adapters import Adapter, AdapterSnapshot, tensors_sha256
+from tba.models.pretrained import computing, load, load_frozen, resolve_dtype
+from tba.types import Prompt, Response, Version
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model and its tokenizer at rest, to be saved and hashed from any thread."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+
+    def save(self, folder: Path, *, dtype: str | None = None) -> None:
+        """A Hugging Face folder: safetensors, config, generation config and tokenizer; weights as `dtype` if given."""
+        wanted = self.model.dtype if dtype is None else resolve_dtype(dtype)
+        stored = self.model if wanted == self.model.dtype else _frozen_copy(self.model, wanted)
+        stored.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of the weights: their names in order, types, shapes and bytes."""
+        return tensors_sha256(self.model.state_dict())
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The model stays in evaluation mode, so that dropout is off; gradients need no other."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    device: torch.device
+    adapter: Adapter | None = field(default=None, kw_only=True)  # where that is what is trained
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        dtype: str = "float32",
+        device: str = "auto",
+        revision: str = "main",
+        trust_remote_code: bool = False,
+    ) -> "Policy":
+        """From a Hugging Face folder or a hub name, and with the errors of `tba.models.pretrained.load`."""
+        model, tokenizer = load(
+            AutoModelForCausalLM, "model.path", path, dtype=dtype, device=device, device_setting="model.device",
+            revision=revision, trust_remote_code=trust_remote_code, trains=True,
+        )  # fmt: skip
+        _make_savable(model)
+        return cls(model, tokenizer, model.device)
+
+    @classmethod
+    def load_adapted(cls, adapter: Adapter, folder: Path | None, *, seed: int = 0, **options: Any) -> "Policy":
+        """The base with the adapter in a folder, else with a fresh one by this seed; options and errors of `load`, and
+        those of `Adapter.read_into`."""
+        base = cls.load(adapter.base, **options)
+        adapter.put_into(base.model, seed=seed)
+        if folder is None:
+            adapter.check_names(base.model)
+        else:
+            adapter.read_into(base.model, folder)
+        return replace(base, adapter=adapter)
+
+    @classmethod
+    def load_frozen(cls, setting: str, path: str | Path, *, dtype: str = "float32", device: str = "auto") -> "Policy":
+        """A model that a task asks, which is never trained here."""
+        model, tokenizer = load_frozen(AutoModelForCausalLM, setting, path, dtype=dtype, device=device)
+        return cls(model, tokenizer, model.device)
+
+    @property
+    def pad_id(self) -> int:
+        """Fills rows on the right; which token does so changes nothing, but it must be one that the model can read."""
+        candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        known = cast(Any, self.model.get_input_embeddings()).weight.shape[0]
+        return next((token for token in candidates if isinstance(token, int) and token < known), 0)
+
+    def twin(self) -> PreTrainedModel:
+        """A copy of the model, on the same device, which shares what is never trained."""
+        return cast(PreTrainedModel, adapters.copy_of(self.model))
+
+    def snapshot(self) -> Snapshot | AdapterSnapshot:
+        """A copy in main memory that training does not touch, of all that is trained."""
+        if self.adapter:
+            return adapters.snapshot(self.model, self.adapter)
+        return Snapshot(_frozen_copy(self.model), self.tokenizer)
+
+
+class PolicyScorer:
+    """Log-probabilities of responses under a policy that is not trained, such as the reference.
+
+    Groups are packed into rows of at most `tokens_per_batch` tokens, or of one response; a model that does not take
+    that reads every response with its prompt, in batches of as many tokens with padding.
+    """
+
+    def __init__(
+        self, policy: Policy, version: Version, *, tokens_per_batch: int | None = None, compute_dtype: str = "float32"
+    ):
+        """Computes as a trainer with this `compute_dtype`: what it rounds away shall not look like a log-ratio."""
+        on_cpu = policy.device.type == "cpu"  # where a batch should stay in its cache, and a call costs little
+        self.policy, self.version, self.compute_dtype = policy, version, compute_dtype
+        self.tokens_per_batch = tokens_per_batch or (2048 if on_cpu else 8192)
+        self.tokens_per_call = tokens_per_call(policy.device)
+        self.packs = can_pack(policy.model)
+
+    def token_logps(
+        self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float
+    ) -> list[list[tuple[float, ...]]]:
+        """For each prompt its responses', for each response its tokens', EOS included."""
+        groups = [Group(p.tokens, [r.tokens for r in group]) for p, group in zip(prompts, responses, strict=True)]
+        with computing(self.policy.model, self.compute_dtype):
+            found = iter(self._logps(groups, temperature))
+        return [[next(found) for _ in group] for group in responses]
+
+    def _logps(self, groups: Sequence[Group], temperature: float) -> list[tuple[float, ...]]:
+        if self.packs:
+            try:
+                return [
+                    logps for row in rows(groups, self.tokens_per_batch) for logps in self._packed(row, temperature)
+                ]
+            except CannotPack:
+                self.packs = False
+        return self._padded([(group.prompt, tokens) for group in groups for tokens in group.responses], temperature)
+
+    def _packed(self, row: Sequence[Group], temperature: float) -> list[tuple[float, ...]]:
+        return packed_logps(self.policy.model, row, temperature=temperature, tokens_per_call=self.tokens_per_call)
+
+    def _padded(
+        self, asked: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], temperature: float
+    ) -> list[tuple[float, ...]]:
+        logps: list[tuple[float, ...]] = [()] * len(asked)
+        for chosen in buckets([len(prompt) + len(response) for prompt, response in asked], self.tokens_per_batch):
+            scored = self._score([asked[i] for i in chosen], temperature)
+            for i, row in zip(chosen, scored, strict=True):
+                logps[i] = row
+        return logps
+
+    @torch.inference_mode()
+    def _score(
+        self, asked: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], temperature: float
+    ) -> Iterator[tuple[float, ...]]:
+        prompts, responses = zip(*asked, strict=True)
+        padded = pad(prompts, responses, pad_id=self.policy.pad_id, device=self.policy.device)
+        logps_BT = token_logps(
+            self.policy.model, padded.tokens_BT, padded.response_mask_BT, temperature=temperature
+        ).tolist()
+        return (
+            tuple(row[len(prompt) : len(prompt) + len(response)])
+            for row, (prompt, response) in zip(logps_BT, asked, strict=True)
+        )
+
+
+def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """A copy in main memory; floating-point weights as `dtype` if given.
+
+    `deepcopy` finds every tensor already copied in its memo, so none is copied twice, gradients are not copied at
+    all, and weights that were tied stay tied.
+    """
+    memo: dict[int, Tensor] = {}
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.detach().to("cpu", copy=True)
+    for parameter in model.parameters():
+        target = dtype if parameter.is_floating_point() else None
+        memo[id(parameter)] = nn.Parameter(parameter.detach().to("cpu", target, copy=True), requires_grad=False)
+    return copy.deepcopy(model, memo)
+
+
+def _make_savable(model: PreTrainedModel) -> None:
+    """Some published models come with sampling settings beside `do_sample=False`: transformers loads such a
+    generation config but refuses to save it."""
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config.do_sample = True

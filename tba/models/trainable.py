@@ -1,0 +1,44 @@
+"""What a policy has to be for a run to begin with it, and only shows once it is loaded."""
+
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from tba.errors import ConfigError
+from tba.generation.transformers_generator import end_tokens
+from tba.models.folder import check_length, why_no_policy
+from tba.models.policy import Policy
+
+
+def check_first_policy(policy: Policy, *, longest: int) -> None:
+    """ConfigError if no run can train it whose prompts and responses have at most so many tokens together."""
+    model, tokenizer = policy.model, policy.tokenizer
+    check_length(model.config.to_dict(), longest)
+    rows = cast(Any, model.get_input_embeddings()).weight.shape[0]
+    names = {number: name for name, number in tokenizer.get_vocab().items() if number != tokenizer.pad_token_id}
+    fault = why_no_policy(model.config.to_dict())
+    if (most := max(names)) >= rows:
+        fault = f"its tokenizer has a token {names[most]!r} of number {most}, and its embedding {rows} rows"
+    elif not end_tokens(model.generation_config, tokenizer):
+        fault = "neither its tokenizer nor generation_config.json has an end token (eos_token): no response would end"
+    elif (following := _change_with_later_tokens(model, policy.pad_id)) is None:
+        fault = "what it predicts is not finite: a weight is, or becomes in this dtype, infinite or no number"
+    elif following > 0.005:
+        fault = f"a {type(model).__name__} is no causal language model: what it predicts depends on later tokens"
+    if fault:
+        raise ConfigError(f"model.path: {model.name_or_path!r} cannot be trained: {fault}")
+
+
+@torch.no_grad()
+def _change_with_later_tokens(model: PreTrainedModel, filler: int) -> float | None:
+    """How much what it predicts after a token changes with those that follow, be they what fills rows or others, of how
+    much it changes with the token itself: nothing but for rounding in a causal model. None if what it predicts is not
+    finite."""
+    token, other = sorted({0, 1, 2} - {filler})[:2]
+    rows = (torch.tensor([[token] + [later] * 7], device=model.device) for later in (filler, other))
+    logits, others = (model(input_ids=row, use_cache=False).logits[0].float() for row in rows)
+    if not (logits.isfinite().all() and others.isfinite().all()):
+        return None
+    first, second, *_ = (logits - others).abs().amax(dim=1).tolist()
+    return first / second if second else float(first > 0)

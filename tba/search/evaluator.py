@@ -1,0 +1,242 @@
+"""An evaluator scores chosen versions on held-out prompts, beside training and never in its way."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from tba.alarms import Alarm, Alarms
+from tba.config import Config
+from tba.errors import Damaged
+from tba.generation.requests import generate
+from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Measures, ReferenceScorer, Task, VersionStore
+from tba.search import turns
+from tba.search.prompt_stream import request_seed
+from tba.search.scoring import Scoring
+from tba.tasks.guard import asking
+from tba.types import Prompt, Response, Reward, Score, Version
+
+
+class Evaluator:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        prompts: Sequence[Prompt],
+        task: Task,
+        generator: Generator,
+        reference: ReferenceScorer | None = None,
+        trainers_scorer: Callable[[Path, Version], ReferenceScorer] | None = None,
+        versions: VersionStore,
+        evaluations: EvaluationLog,
+        lease: Lease,
+        events: EventLog,
+    ):
+        self.config, self.scoring, self.prompts = config, Scoring(task), prompts
+        self.generator, self.versions, self.evaluations = generator, versions, evaluations
+        self.reference = reference  # of a task whose measures need it
+        self.trainers_scorer = trainers_scorer  # of a version, where responses come from another implementation
+        self.scorer: ReferenceScorer | None = None  # of the version in use
+        self.lease, self.events = lease, events
+        self.alarms = Alarms(events.write)
+        self.passed_over: set[Version] = set()  # had their turn: scored, gone or damaged
+        self.scored = 0
+
+    def run(self, poll: float = 1.0) -> None:
+        """Consumes versions; produces evaluations. Waits for the next version that is due; ends with the last."""
+        while True:
+            self.lease.check()
+            done = self.evaluations.done()
+            self.scored = len(done)
+            if any(v.number == self.config.last_sync for v in done):
+                return
+            version = self.due(done)
+            step = self.adopt(version) if version else None
+            if version and step is not None:
+                scores = self.scores(version, step)
+                self.evaluations.write(scores)
+                self.alarms.look(self.mismatched(scores))
+                self.passed_over.add(version)  # once is enough, also where a fork inherits the name of its scores
+                continue
+            self.lease.tell("waiting for a version to score", scored=self.scored)
+            time.sleep(poll)
+
+    def due(self, done: set[Version]) -> Version | None:
+        """The start first, the last version always; in between the newest of each `every`-th, which are kept until
+        they are scored, or, where that was not published, the newest one once `every` syncs have passed."""
+        every, known = self.config.evaluation.every, done | self.passed_over
+        reference, newest = self.versions.reference(), self.versions.newest()
+        if reference and reference not in self.passed_over and not any(v.number == 0 for v in done):
+            return reference
+        if newest is None or newest in known:
+            return None
+        if newest.number == self.config.last_sync:
+            return newest
+        last_scored = max((v.number for v in done), default=0)
+        later = [v for v in self.versions.complete() if v.number > last_scored and v not in known]
+        regular = [v for v in later if v.number % every == 0]
+        if regular:
+            return max(regular, key=lambda version: version.order)
+        return newest if newest.number - last_scored >= every else None
+
+    def adopt(self, version: Version) -> int | None:
+        """The step of the version, asked for now: it may be pruned while it is scored. None if it cannot be loaded,
+        which is reported and not tried again."""
+        try:
+            step = self.versions.step(version)
+            folder = self.versions.load(version)
+            self.generator.adopt(folder, version)
+            self.scorer = None  # first, so that there are never two of them
+            self.scorer = self.trainers_scorer(folder, version) if self.trainers_scorer else None
+        except FileNotFoundError as error:  # pruned before its turn came
+            self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
+        except Damaged as error:
+            self.events.write("version-refused", str(error), severity="error", version=str(version))
+            if version.number == self.config.last_sync:  # no other will come
+                raise
+        else:
+            return step
+        self.passed_over.add(version)
+        return None
+
+    def mismatched(self, scores: Sequence[Score]) -> list[Alarm]:
+        most = self.config.alarms.mismatch
+        return [
+            Alarm(
+                "mismatch-large",
+                f"{score.metric} of version {score.version} is {score.value:.3g} nats, more than {most:g} "
+                "(alarms.mismatch): the engine is far from the trainer",
+            )
+            for score in scores
+            if most and score.metric == "greedy_mismatch_response" and score.value > most
+        ]
+
+    def scores(self, version: Version, step: int) -> list[Score]:
+        """Of one greedy response to each prompt; then of `samples` of them."""
+        config, samples, ks = self.config, self.config.evaluation.samples, self.config.evaluation.pass_at
+        greedy = self._scores(version, step, "greedy", [[0]] * len(self.prompts), temperature=0.0, top_p=1.0)
+        if not samples:
+            return greedy
+        seeds = [
+            [request_seed(config.seed, -1, 0, i * samples + j) for j in range(samples)]
+            for i in range(len(self.prompts))
+        ]
+        temperature, top_p = config.evaluation_temperature, config.evaluation_top_p
+        return greedy + self._scores(version, step, "sampled", seeds, temperature=temperature, top_p=top_p, ks=ks)
+
+    def _scores(
+        self,
+        version: Version,
+        step: int,
+        metric: str,
+        seeds: list[list[int]],
+        *,
+        temperature: float,
+        top_p: float,
+        ks: Sequence[int] = (),
+    ) -> list[Score]:
+        """The mean reward of all responses; from the same ones pass@k for each k, and what the task measures."""
+        began = time.monotonic()
+        answered = self._answered(version, metric, seeds, temperature=temperature, top_p=top_p)
+        measured = self._measured(version, metric, answered)
+        seconds = time.monotonic() - began
+        values, each = [reward.value for reward in answered.rewards], len(seeds[0])
+        score = partial(Score, version=version, step=step, temperature=temperature, top_p=top_p)
+        scores = [score(metric=metric, value=sum(values) / len(values), n=len(values), seconds=seconds)]
+        solved = [reward >= self.config.evaluation.solved_at for reward in values]
+        right = [sum(solved[first : first + each]) for first in range(0, len(solved), each)]
+        for k in ks:
+            chances = [pass_at(k, n=each, right=c) for c in right]
+            scores.append(score(metric=f"pass@{k}", value=sum(chances) / len(chances), n=len(chances), seconds=0.0))
+        for name, value in {**measured, **mismatch(answered)}.items():
+            scores.append(score(metric=f"{metric}_{name}", value=value, n=len(values), seconds=0.0))
+        return scores
+
+    def _answered(
+        self, version: Version, metric: str, seeds: list[list[int]], *, temperature: float, top_p: float
+    ) -> "_Answered":
+        """All prompts with their responses; in pieces, so that a long evaluation hears a request to stop."""
+        answered = _Answered([], [], [], [])
+        piece = max(1, self.config.search.batch_responses // len(seeds[0]))
+        for first in range(0, len(self.prompts), piece):
+            self.lease.check()
+            status = f"{metric} of version {version}: {first} of {len(self.prompts)} prompts"
+            self.lease.tell(status, scored=self.scored)
+            prompts = self.prompts[first : first + piece]
+            responses = generate(
+                turns.whole(self.scoring.task, self.generator),
+                prompts,
+                seeds[first : first + piece],
+                temperature=temperature,
+                top_p=top_p,
+            )
+            answered.asked.extend((p, r) for p, group in zip(prompts, responses, strict=True) for r in group)
+            answered.rewards.extend(r for group in self.scoring.rewards(prompts, responses) for r in group)
+            if self.scorer and metric == "greedy":  # whose own `logps` any engine tells exactly
+                scored = self.scorer.token_logps(prompts, responses, temperature=1.0)
+                answered.trainers_logps.extend(_own(scored, responses))
+            if self.reference:  # at the temperature of the responses' own `logps`: greedy ones are at 1
+                scored = self.reference.token_logps(prompts, responses, temperature=temperature or 1.0)
+                answered.ref_logps.extend(_own(scored, responses))
+        return answered
+
+    def _measured(self, version: Version, metric: str, answered: "_Answered") -> Mapping[str, float]:
+        task, ref_logps = self.scoring.task, answered.ref_logps if self.reference else None
+        if not isinstance(task, Measures):
+            return {}
+        with ThreadPoolExecutor(1, "measures") as beside:  # it may take longer than a role may be silent
+            found, began = beside.submit(task.measures, answered.asked, answered.rewards, ref_logps), time.monotonic()
+            while not wait([found], 1.0).done:
+                self.lease.check()
+                spent = time.monotonic() - began
+                self.lease.tell(f"measuring {metric} of version {version} for {spent:.0f} s", scored=self.scored)
+            with asking(task, "measures"):
+                return found.result()
+
+
+class _Answered(NamedTuple):
+    """Every response of an evaluation, prompt after prompt."""
+
+    asked: list[tuple[Prompt, Response]]
+    rewards: list[Reward]
+    ref_logps: list[tuple[float, ...]]  # under the reference, where the task's measures need it
+    trainers_logps: list[tuple[float, ...]]  # under the same weights by the trainer's implementation, if it is another
+
+
+def _own(
+    scored: Sequence[Sequence[tuple[float, ...]]], responses: Sequence[Sequence[Response]]
+) -> Iterator[tuple[float, ...]]:
+    """Of each response, as its own `logps` are."""
+    for row, group in zip(scored, responses, strict=True):
+        for logps, response in zip(row, group, strict=True):
+            yield turns.own(logps, response.loss_mask)
+
+
+def mismatch(answered: _Answered) -> Mapping[str, float]:
+    """How far the log-probabilities that a generator tells are from the trainer's: on average and at most of a token
+    that the policy wrote, and on average of a response. Nothing if there is nothing to compare."""
+    if not answered.trainers_logps:
+        return {}
+    responses = [response for _, response in answered.asked]
+    away = [
+        [told - found for told, found in zip(response.logps, logps, strict=True)]  # 0 where the policy did not write
+        for response, logps in zip(responses, answered.trainers_logps, strict=True)
+    ]
+    of_tokens = [abs(difference) for row in away for difference in row]
+    written = sum(sum(response.loss_mask or [True] * len(response.tokens)) for response in responses)
+    return {
+        "mismatch": sum(of_tokens) / written,
+        "mismatch_max": max(of_tokens),
+        "mismatch_response": sum(abs(sum(row)) for row in away) / len(away),
+    }
+
+
+def pass_at(k: int, *, n: int, right: int) -> float:
+    """The chance that at least one of k responses is right, estimated without bias from n of which `right` are: the
+    share of the ways to choose k of them that hold a right one, 1 - (n - right choose k) / (n choose k)
+    (arXiv:2107.03374). Exact up to its last rounding."""
+    ways = math.comb(n, k)
+    return (ways - math.comb(n - right, k)) / ways

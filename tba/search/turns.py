@@ -1,0 +1,131 @@
+"""Whole responses to prompts, which may take several turns: the policy's, and between them what the task answers.
+
+A response of several turns is one trajectory. Its tokens are those of all turns; its loss mask says which of them the
+policy wrote. Each turn of the policy ends with an end token of its own, which is a token like any other unless it is
+the last: that one ends the response.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tba.errors import DataError
+from tba.interfaces import Generator, InFlight, TakesTurns, Task
+from tba.search.prompt_stream import turn_seed
+from tba.tasks.guard import asking
+from tba.types import Prompt, Request, Response
+
+
+def whole(task: Task, generator: Generator) -> InFlight:
+    """What answers a request with a whole response, of as many turns as the task takes."""
+    return _Dialogues(task, generator) if isinstance(task, TakesTurns) else generator
+
+
+def own(logps: tuple[float, ...], loss_mask: tuple[bool, ...] | None) -> tuple[float, ...]:
+    """0 for tokens that the policy did not write."""
+    if loss_mask is None:
+        return logps
+    return tuple(logp if is_own else 0.0 for logp, is_own in zip(logps, loss_mask, strict=True))
+
+
+class _Dialogues:
+    """Each goes on by itself: a turn that the policy has ended is answered, and the next one asked for at once.
+
+    A response is finished if the task says that it is. It is truncated, and not finished, where a turn of the policy
+    reaches the limit of the whole response, or where the environment's answer leaves no room for another turn: that
+    answer is then left out.
+    """
+
+    def __init__(self, task: TakesTurns, generator: Generator):
+        self.task, self.generator = task, generator
+        self.max_response_tokens = generator.max_response_tokens
+        self.going: dict[Request, _Dialogue] = {}  # by the turn that is asked for
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.going |= {request: _Dialogue(request) for request in requests}
+        self.generator.submit(requests)
+
+    def step(self) -> list[tuple[Request, Response]]:
+        ended: list[tuple[Request, Response]] = []
+        further: dict[Request, _Dialogue] = {}
+        for request, said in self.generator.step():
+            dialogue = self.going.pop(request)
+            dialogue.take(said)
+            if dialogue.goes_on(self.task, self.generator.tokenizer):
+                further[dialogue.next_turn()] = dialogue
+            else:
+                ended.append((dialogue.request, dialogue.response))
+        if further:
+            self.going |= further
+            self.generator.submit(list(further))
+        return ended
+
+
+class _Dialogue:
+    """A response in the making, of whole turns."""
+
+    def __init__(self, request: Request):
+        self.request = request
+        self.said: Response | None = None  # so far, by both
+
+    @property
+    def response(self) -> Response:
+        assert self.said is not None, "a dialogue begins with a turn of the policy"
+        return self.said
+
+    def next_turn(self) -> Request:
+        before, turn = self.response, len(self.response.turns) // 2
+        return replace(
+            self.request,
+            prompt=replace(self.request.prompt, tokens=self.request.prompt.tokens + before.tokens),
+            seed=turn_seed(self.request.seed, turn),
+            limit=self.request.limit - len(before.tokens),
+        )
+
+    def take(self, turn: Response) -> None:
+        """The policy's."""
+        if self.said is None:
+            self.said = replace(turn, turns=(turn.text,))
+            return
+        self._add(turn.tokens, turn.logps, turn.text, own=True)
+        self.said = replace(
+            self.said,
+            finished=turn.finished,
+            version_end=turn.version_end,
+            generate_seconds=self.said.generate_seconds + turn.generate_seconds,
+        )
+
+    def goes_on(self, task: TakesTurns, tokenizer: Any) -> bool:
+        """Whether it is the policy's turn again: with what the environment says now taken in."""
+        prompt, before = self.request.prompt, self.response
+        if not before.finished:
+            return False
+        with asking(task, "reply", prompt):
+            reply = task.reply(prompt, before.turns, tokenizer)
+        if reply is None:
+            return False
+        tokens = _checked(reply, prompt)
+        if len(before.tokens) + len(tokens) >= self.request.limit:
+            self.said = replace(before, finished=False)
+            return False
+        self._add(tokens, (0.0,) * len(tokens), tokenizer.decode(tokens, skip_special_tokens=True), own=False)
+        return True
+
+    def _add(self, tokens: tuple[int, ...], logps: tuple[float, ...], text: str, *, own: bool) -> None:
+        before = self.response
+        mask = (True,) * len(before.tokens) if before.loss_mask is None else before.loss_mask
+        self.said = replace(
+            before,
+            tokens=before.tokens + tokens,
+            logps=before.logps + logps,
+            loss_mask=mask + (own,) * len(tokens),
+            text=before.text + text,
+            turns=(*before.turns, text),
+        )
+
+
+def _checked(reply: Sequence[int], prompt: Prompt) -> tuple[int, ...]:
+    """A text, or what a tokenizer returns beside its tokens, is an easy mistake."""
+    if isinstance(reply, str) or not all(isinstance(token, int) for token in reply):
+        raise DataError(f"prompt {prompt.prompt_id!r}: reply must be tokens or None, got {reply!r:.80}")
+    return tuple(reply)

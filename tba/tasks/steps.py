@@ -1,0 +1,33 @@
+"""Steps of a response: where a task divides its text, or else its lines, as numbers of tokens."""
+
+import re
+from bisect import bisect_left
+from typing import Any
+
+from tba.interfaces import SplitsIntoSteps, Task
+from tba.tasks.guard import asking
+from tba.types import Response
+
+_LINE = re.compile(r"\S[^\n]*\n\s*")
+
+
+def line_ends(text: str) -> list[int]:
+    """After each line that is not blank, with the blank lines and the space that follow it."""
+    return [line.end() for line in _LINE.finditer(text)]
+
+
+def step_ends(task: Task, tokenizer: Any, response: Response) -> tuple[int, ...]:
+    """After how many tokens each step ends; the last ends with the response, an end token is part of it."""
+    text, tokens = response.text, response.tokens
+    places = _step_ends(task, text) if isinstance(task, SplitsIntoSteps) else line_ends(text)
+
+    def reached(count: int) -> int:
+        return len(tokenizer.decode(tokens[:count], skip_special_tokens=True))
+
+    inside = {bisect_left(range(len(tokens)), place, key=reached) for place in places if 0 < place < len(text)}
+    return (*sorted(inside - {len(tokens)}), len(tokens))
+
+
+def _step_ends(task: SplitsIntoSteps, text: str) -> list[int]:
+    with asking(task, "step_ends"):
+        return list(task.step_ends(text))

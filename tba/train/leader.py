@@ -1,0 +1,292 @@
+"""Rank 0 leads: it is the trainer, and alone knows of storage. The others do as it does, told through pipes.
+
+Weights, gradients and sums go from rank to rank by torch's process group; orders, batches and what each rank found for
+its rows go through the pipes, so that a rank may wait for the next order as long as it takes.
+"""
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import mkdtemp
+from typing import Any, BinaryIO, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tba import errors
+from tba.batches.batching import Batch
+from tba.config import Config
+from tba.distributed.ranks import PATIENCE, Ranks
+from tba.errors import RunFailed, TBAError
+from tba.models.policy import Policy, Snapshot
+from tba.runtime.background import Background
+from tba.runtime.child import start_child
+from tba.runtime.messages import Numbers, receive, send, widen
+from tba.runtime.waiting import looks
+from tba.train.learner import Learned, Learner
+from tba.train.training_state import TrainingState
+from tba.types import Outcome
+
+log = logging.getLogger(__name__)
+
+START = 600.0  # seconds for a rank to import its libraries, on a busy machine
+_PATIENCE = 10.0  # seconds for a rank to end when it is no longer needed, or to say why it has
+
+
+class Follower:
+    """Another rank, as a child of this process."""
+
+    def __init__(self, rank: int, command: Sequence[str], env: dict[str, str]):
+        self.rank, self.process = rank, start_child(command, env=env)
+        self.answers: SimpleQueue[Any] = SimpleQueue()  # None once it has ended
+        self.ended = threading.Event()
+        self.missed = threading.Event()  # once somebody was told that it has no answer
+        widen(self.process.stdin)
+        threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True).start()
+
+    def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
+        """Waits until most of it has been read, for a rank that does not read until that is killed."""
+        late = threading.Timer(START, self.process.kill)
+        late.daemon = True
+        late.start()
+        try:
+            send(self.process.stdin, {"do": what, "with": said}, numbers)
+        except BrokenPipeError:
+            pass  # its end is found where its answer is waited for
+        finally:
+            late.cancel()
+
+    def answer(self, patience: float) -> Any:
+        """RunFailed where there is none, or the error that it met."""
+        try:
+            answer = self.answers.get(timeout=patience)
+        except Empty:
+            raise RunFailed(f"{self.name} has not answered for {patience:g} s") from None
+        if answer is None or "error" in answer:
+            self.missed.set()
+        if answer is None:
+            self.answers.put(None)
+            raise RunFailed(f"{self.name} has died ({self._end()})")
+        if "error" in answer:
+            kind = getattr(errors, answer["error"], RuntimeError)
+            known = isinstance(kind, type) and issubclass(kind, TBAError)
+            raise kind(answer["says"]) if known else RunFailed(f"{self.name}: {answer['error']}: {answer['says']}")
+        return answer["is"]
+
+    def why_ended(self) -> str:
+        while True:
+            try:
+                self.answer(_PATIENCE)
+            except Exception as error:
+                return str(error)
+
+    def release(self) -> None:
+        """It ends when its orders do."""
+        assert self.process.stdin
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+    def close(self) -> None:
+        self.release()
+        try:
+            self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} of the trainer (pid {self.process.pid})"
+
+    def _listen(self) -> None:
+        assert self.process.stdout
+        with self.process.stdout as answers:
+            while (message := receive(answers)) is not None:
+                self.answers.put(message[0])
+        self.answers.put(None)
+        self.ended.set()
+
+    def _end(self) -> str:
+        try:
+            code = self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return "it is still there"
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+class Followers:
+    """All other ranks. Where one of them dies while this one waits for it in the process group, which may never end,
+    this process ends; where it knows already, it has time to store the syncs that were closed before."""
+
+    def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * _PATIENCE):
+        self.size, self.grace = size, grace
+        environment = dict(os.environ)
+        self.all = [Follower(rank, [*command, str(rank)], environment) for rank in range(1, size)]
+        self.leaving, self.closing = threading.Event(), threading.Event()
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closing.set()
+        for follower in self.all:
+            follower.close()
+
+    def release(self) -> None:
+        """Whoever leaves the process group may have to wait for the others to leave it too."""
+        self.leaving.set()
+        for follower in self.all:
+            follower.release()
+
+    def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
+        for follower in self.all:
+            if follower.ended.is_set():
+                follower.answer(_PATIENCE)
+            follower.order(what, said, numbers)
+
+    def answers(self, patience: float = START) -> list[Any]:
+        return [follower.answer(patience) for follower in self.all]
+
+    def together(self, what: str, mine: Callable[[], Any], said: Any = None, numbers: Numbers = ()) -> list[Any]:
+        """What this rank finds, and then each of the others, of what all do at once."""
+        self.order(what, said, numbers)
+        try:
+            found = mine()
+        except Exception as error:
+            if not isinstance(error, TBAError):  # most likely because of another rank, which says more
+                self._hear_of_an_end()
+            raise
+        return [found, *self.answers()]
+
+    def _hear_of_an_end(self) -> None:
+        """Raise what one of them has died of, if one has."""
+        for _ in looks(_PATIENCE):
+            for follower in self.all:
+                if follower.ended.is_set():
+                    follower.answer(_PATIENCE)
+
+    def _watch(self) -> None:
+        while not self.closing.wait(1.0):
+            if dead := [it for it in self.all if it.ended.is_set()]:
+                ended = self.closing.wait(self.grace)
+                if not ended and any(it.missed.is_set() for it in dead):
+                    self.leaving.wait(PATIENCE.total_seconds())
+                    ended = self.closing.wait(self.grace)
+                if not ended:
+                    log.error("%s, and nothing has come of it for %g s", dead[0].why_ended(), self.grace)
+                    os._exit(1)
+                return
+
+
+class LeadingLearner(Learner):
+    """That of rank 0: what it is asked for, each rank does with its own."""
+
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        ranks: Ranks,
+        *,
+        followers: Followers,
+        scratch: Path,
+        checkpoint: Path | None = None,
+    ):
+        super().__init__(config, policy, ranks)
+        self.followers, self.scratch, self.checkpoint = followers, scratch, checkpoint
+
+    def restore(self, state: TrainingState) -> None:
+        """The other ranks read their own of the same checkpoint."""
+        self.followers.together("restore", partial(super().restore, state), str(self.checkpoint))
+
+    def learn(self, step: int, batch: Batch) -> Learned:
+        values, numbers = batch_values(batch)
+        learn = partial(super().learn, step, batch)
+        mine, *theirs = self.followers.together("learn", learn, [step, values], numbers)
+        outcomes = [*mine.outcomes, *(Outcome(**values) for found in theirs for values in found)]
+        return replace(mine, outcomes=sorted(outcomes, key=lambda it: (it.slot, it.position)))
+
+    def snapshot(self) -> Snapshot:
+        return self.followers.together("snapshot", super().snapshot)[0]
+
+    def state(self, *, step: int, sync: int) -> TrainingState:
+        """The other ranks write theirs beside, where it is waited for when this is saved."""
+        folder = Path(mkdtemp(dir=self.scratch))
+        state = partial(super().state, step=step, sync=sync)
+        return replace(self.followers.together("state", state, [step, sync, str(folder)])[0], others=folder)
+
+
+def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO) -> None:
+    """Do as rank 0 does, which orders to begin first, until there are no more orders."""
+    writing, learners = Background("state"), list[Learner]()
+
+    def start(said: Any, numbers: Numbers) -> None:
+        learners.append(begin(said))
+
+    def restore(said: Any, numbers: Numbers) -> None:
+        learners[-1].restore(TrainingState.load(Path(said), learners[-1].ranks))
+
+    def learn(said: Any, numbers: Numbers) -> Any:
+        step, values = said
+        learned = learners[-1].learn(step, batch_of(values, numbers, learners[-1].policy.device))
+        return [{name: getattr(it, name) for name in Outcome.__slots__} for it in learned.outcomes]
+
+    def snapshot(said: Any, numbers: Numbers) -> None:
+        learners[-1].snapshot()
+
+    def state(said: Any, numbers: Numbers) -> None:
+        step, sync, folder = said
+        writing.make_room()
+        found = learners[-1].state(step=step, sync=sync)
+        writing.submit(lambda: write(found, Path(folder)))
+
+    def write(found: TrainingState, folder: Path) -> None:
+        """Rank 0 waits for the file, and may not ask again."""
+        try:
+            found.save_optimizer(folder)
+        except Exception as error:
+            log.exception("what is stored of the optimizer cannot be written")
+            tell_error(answers, error)
+            os._exit(1)
+
+    serve({"begin": start, "restore": restore, "learn": learn, "snapshot": snapshot, "state": state}, orders, answers)
+    writing.finish()
+
+
+def serve(orders_of: dict[str, Callable[[Any, Numbers], Any]], orders: BinaryIO, answers: BinaryIO) -> None:
+    """An error is told, and is the end: the ranks have lost each other."""
+    while (order := receive(orders)) is not None:
+        try:
+            answer = {"is": orders_of[order[0]["do"]](order[0]["with"], order[1])}
+        except Exception as error:
+            tell_error(answers, error)
+            raise
+        with suppress(BrokenPipeError):
+            send(answers, answer)
+
+
+def tell_error(answers: BinaryIO, error: Exception) -> None:
+    with suppress(BrokenPipeError):
+        send(answers, {"error": type(error).__name__, "says": str(error)})
+
+
+def batch_values(batch: Batch) -> tuple[Any, list[np.ndarray]]:
+    tensors = {it.name: found for it in fields(batch) if isinstance(found := getattr(batch, it.name), Tensor)}
+    plain = {it.name: getattr(batch, it.name) for it in fields(batch) if it.name not in tensors}
+    return [list(tensors), plain], [tensor.cpu().numpy() for tensor in tensors.values()]
+
+
+def batch_of(values: Any, numbers: Numbers, device: torch.device) -> Batch:
+    names, plain = values
+    found: dict[str, Any] = {**plain, "lengths": tuple(plain["lengths"])}
+    found |= {name: torch.tensor(array, device=device) for name, array in zip(names, numbers, strict=True)}
+    return Batch(**found)

@@ -1,0 +1,275 @@
+"""A learner steps: the policy, what is trained beside it, and what a batch does to them. Deterministic on a CPU and
+blind to storage, so that a step can be taken again."""
+# Shapes: B rows, P prompts in the batch, K responses per prompt.
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tba.batches.batching import Batch, collate, known
+from tba.batches.packing import CannotPack, why_padded
+from tba.batches.recomputation import keeping_little, layers_of
+from tba.config import Config
+from tba.distributed.ranks import ALONE, Ranks, at_rest
+from tba.fetched import Fetched
+from tba.models.policy import AdapterSnapshot, Policy, Snapshot
+from tba.models.pretrained import computing
+from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make_objective
+from tba.train.auxiliary_models import LogZ, ValueModel, make_companion
+from tba.train.micro_batches import MicroBatch, Piece, Reader, Reading, micro_batches, read, side_by_side
+from tba.train.moving_reference import MovingReference
+from tba.train.optimizers import check_fits
+from tba.train.schedules import beta_at, learning_rate_at, learning_rate_factor, reference_power_at
+from tba.train.trained_model import Trained
+from tba.train.training_state import TrainingState, optimizer_tensors, restore_optimizer
+from tba.types import Metrics, Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """What a step found: for each drawn row, and in all."""
+
+    outcomes: Sequence[Outcome]
+    metrics: Metrics
+    skipped: str = ""  # why nothing was updated
+
+
+class Learner:
+    def __init__(self, config: Config, policy: Policy, ranks: Ranks = ALONE):
+        self.config, self.policy, self.ranks = config, policy, ranks
+        self.objective = make_objective(config.objective, max_tokens=config.search.max_response_tokens)
+        self.estimator = make_estimator(config.objective)
+        self.reference: MovingReference | None = None  # until it moves, what is stored of it serves
+        self.trained = Trained(policy.model, config.training, learning_rate=config.training.learning_rate)
+        self.companion = make_companion(config, policy.model)
+        if config.training.checkpoint_activations:
+            layers_of(policy.model)
+        self.padded_because = why_padded(policy.model)
+        at_rest(policy.model)
+        self.packs = not self.padded_because
+
+    def restore(self, state: TrainingState) -> None:
+        """Go on from a checkpoint, from which the policy has been loaded."""
+        check_fits(state.optimizer_name, self.config.training.optimizer)
+        restore_optimizer(self.trained.optimizer, state.optimizer)
+        torch.set_rng_state(state.random)
+        if state.reference is not None:
+            self.reference = MovingReference(self.policy.twin())
+            self.reference.restore(state.reference)
+        if self.companion and state.companion:
+            self.companion.restore(state.companion)
+
+    def state(self, *, step: int, sync: int) -> TrainingState:
+        """All that a checkpoint after this step keeps beside the policy, but for the prompt queues."""
+        return TrainingState(
+            step=step,
+            sync=sync,
+            queues={},
+            optimizer=optimizer_tensors(self.trained.optimizer),
+            optimizer_name=self.config.training.optimizer,
+            random=torch.get_rng_state(),
+            reference=self.reference and self.reference.tensors(keep=self.ranks.rank == 0),
+            companion=self.companion and self.companion.tensors(),
+            ranks=self.ranks,
+        )
+
+    def snapshot(self) -> Snapshot | AdapterSnapshot:
+        return self.policy.snapshot()
+
+    def collate(self, fetched: Fetched) -> Batch:
+        return collate(
+            fetched,
+            responses_per_prompt=self.config.training.responses_per_prompt,
+            pad_id=self.policy.pad_id,
+            include_eos=self.config.objective.include_eos,
+            by_token=self.config.objective.needs_tokens,
+            by_step=self.config.objective.needs_values,
+            device=self.policy.device,
+        )
+
+    def learn(self, step: int, batch: Batch) -> Learned:
+        """One update, of the policy and of what is trained beside it, on the mean of the groups' losses."""
+        training = self.config.training
+        beta, factor = beta_at(step, self.config.objective), learning_rate_factor(step, training)
+        batch = replace(batch, reference_power=reference_power_at(step, self.config.objective))
+        self._reset_reference(step)
+        outcomes, metrics = self._differentiate(batch, beta)
+        norms = [it.grad_norm() for it in self._all_trained()]
+        metrics |= {it.norm_name: float(norm) for it, norm in zip(self._all_trained(), norms, strict=True)}
+        metrics |= {"lr": learning_rate_at(step, training), "beta": beta}
+        if self.config.objective.tempers:
+            metrics["reference_power"] = batch.reference_power
+        if not all(map(math.isfinite, (metrics["loss"], *map(float, norms)))):
+            found = " and ".join(str(float(norm)) for norm in norms)
+            why = f"step {step}: loss {metrics['loss']} with gradient norm {found}; no weight was updated"
+            return Learned(
+                outcomes=[_known(it) for it in outcomes], metrics={**known(metrics), "skipped": 1.0}, skipped=why
+            )
+        for it, norm in zip(self._all_trained(), norms, strict=True):
+            metrics |= it.update(norm, factor=factor)
+        if self.reference and (decay := self.config.objective.reference_decay):
+            self.reference.follow(self.policy.model, decay=decay)
+        return Learned(outcomes=outcomes, metrics=metrics)
+
+    def _differentiate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
+        """Leaves the gradients of the batch's mean loss; what was found for the rows of this rank's share, and in
+        all."""
+        try:
+            return self._accumulate(batch, beta)
+        except CannotPack:
+            self.packs = False
+            return self._accumulate(batch, beta)
+
+    def _accumulate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
+        training, share = self.config.training, self.ranks.share(batch)
+        cut = micro_batches(
+            share.batch, most_groups=training.most_groups, most_tokens=training.tokens_per_micro_batch, packs=self.packs
+        )
+        parts, counted = side_by_side(cut, share, self.ranks)
+        parts, readers = [self._referred(part) for part in parts], self._readers()
+        known, estimates = self._look_ahead(parts, batch, beta)
+        outcomes: list[Outcome] = []
+        metrics: Metrics = {}
+        for it in self._all_trained():
+            it.optimizer.zero_grad(set_to_none=True)
+        for n, (part, at_hand) in enumerate(zip(parts, known, strict=True)):
+            reading = Reading(readers, part, at_hand)
+            groups = self._groups(part.batch, reading.found, whole=batch)
+            if estimates:
+                groups = estimates.of(part.first_slot, groups)
+            loss, weight = self.objective(groups, beta=beta), part.batch.groups / batch.groups if n < counted else 0.0
+            reading.backward(loss.value * weight)
+            if n < counted:
+                outcomes += _outcomes(share.slots[part.first_slot :], groups, loss)
+            for name, value in {"loss": loss.value.detach(), **loss.metrics}.items():
+                metrics[name] = metrics.get(name, 0.0) + float(value) * weight
+        of_batch = estimates.metrics if estimates else {}
+        return outcomes, self.ranks.total(metrics) | {name: float(value) for name, value in of_batch.items()}
+
+    def _look_ahead(
+        self, parts: Sequence[MicroBatch], batch: Batch, beta: float
+    ) -> tuple[Sequence[Mapping[str, Tensor] | None], Estimates | None]:
+        """A first pass over the whole batch, where the objective asks for one: what it read, and made of that."""
+        if self.estimator is None:
+            return [None] * len(parts), None
+        known = [read(self._readers(), part) for part in parts]
+        whole = joined([self._groups(part.batch, found, whole=batch) for part, found in zip(parts, known, strict=True)])
+        return known, self.estimator(whole, beta=beta)
+
+    def _groups(self, part: Batch, found: Mapping[str, Tensor], *, whole: Batch) -> Groups:
+        """A part of the batch, given what readers found in it."""
+        spread = {name: _spread(it, part) for name, it in found.items()}
+        groups = as_groups(spread.pop("logp"), part, whole=whole)
+        if "value" in spread:
+            value_PKT = spread["value"].unflatten(0, (-1, part.responses_per_prompt))
+            return replace(groups, value_PKT=value_PKT)
+        if self.companion and isinstance(self.companion.model, LogZ):
+            most = self.config.training.tokens_per_micro_batch
+            with self._computing():
+                return replace(groups, log_z_P=self.companion.model(self.policy.model, part, most))
+        return groups
+
+    def _readers(self) -> dict[str, Reader]:
+        """What is read of each token that counts: its log-probability, and its value where values are learned."""
+        readers: dict[str, Reader] = {"logp": partial(self._logps, self.policy.model)}
+        if self.companion and isinstance(self.companion.model, ValueModel):
+            readers["value"] = partial(self._values, self.companion.model)
+        return readers
+
+    def _logps(self, model: nn.Module, piece: Piece) -> Tensor:
+        with self._computing(), self._keeping(model):
+            return piece.logps(model, temperature=self.config.search.temperature)
+
+    def _values(self, model: ValueModel, piece: Piece) -> Tensor:
+        with self._computing(), self._keeping(model):
+            return model(piece)
+
+    def _computing(self) -> torch.autocast:
+        return computing(self.policy.model, self.config.training.compute_dtype)
+
+    def _keeping(self, model: nn.Module) -> AbstractContextManager[None]:
+        return keeping_little(model) if self.config.training.checkpoint_activations else nullcontext()
+
+    def _all_trained(self) -> list[Trained[Any]]:
+        return [self.trained, *([self.companion] if self.companion else [])]
+
+    def _reset_reference(self, step: int) -> None:
+        """Before a step: the reference becomes the policy as it is. One that follows begins so, too."""
+        objective = self.config.objective
+        follows = objective.reference_decay > 0
+        due = objective.reference_reset > 0 and step > 1 and (step - 1) % objective.reference_reset == 0
+        if self.reference is None and (follows or due):
+            self.reference = MovingReference(self.policy.twin())
+        elif self.reference and due:
+            self.reference.follow(self.policy.model, decay=0)
+        if due and objective.reset_optimizer:
+            for it in self._all_trained():
+                it.optimizer.state.clear()
+
+    def _referred(self, part: MicroBatch) -> MicroBatch:
+        """With log-probabilities under the reference as it is now."""
+        if self.reference is None:
+            return part
+        found = read({"logp": partial(self._logps, self.reference.model)}, part)
+        ref_logp_BT = _spread(found["logp"], part.batch)
+        by_token = None if part.batch.ref_logp_BT is None else ref_logp_BT
+        batch = replace(part.batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)
+        return part._replace(batch=batch)
+
+
+def _known(outcome: Outcome) -> Outcome:
+    """Without what is not finite."""
+    found = {name: getattr(outcome, name) for name in ("advantage", "residual", "log_z", "logp", "ref_logp")}
+    return replace(outcome, **{name: None for name, it in found.items() if it is not None and not math.isfinite(it)})
+
+
+def _spread(found_R: Tensor, part: Batch) -> Tensor:
+    """[B, T] where each of these tokens stands; 0 elsewhere."""
+    return found_R.new_zeros(part.tokens_BT.shape).masked_scatter(part.response_mask_BT, found_R)
+
+
+def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch) -> Groups:
+    """Rows under the policy as groups of K, with what an objective asks of the batch that they are a part of."""
+
+    def grouped(rows: Tensor) -> Tensor:
+        return rows.unflatten(0, (-1, part.responses_per_prompt))
+
+    return Groups(
+        logp_PKT=grouped(logp_BT),
+        mask_PKT=grouped(part.response_mask_BT),
+        reward_PK=grouped(part.reward_B),
+        ref_logp_PK=grouped(part.ref_logp_B),
+        ref_logp_PKT=None if part.ref_logp_BT is None else grouped(part.ref_logp_BT),
+        behaviour_logp_PKT=None if part.behaviour_logp_BT is None else grouped(part.behaviour_logp_BT),
+        step_value_PKT=None if part.step_value_BT is None else grouped(part.step_value_BT),
+        step_next_PKT=None if part.step_next_BT is None else grouped(part.step_next_BT),
+        length_PK=grouped(torch.tensor(part.lengths, device=logp_BT.device)),
+        batch_reward=float(whole.reward_B.mean()),
+        batch_tokens=float(whole.response_mask_BT.sum()) / len(whole.lengths),
+        reference_power=part.reference_power,
+    )
+
+
+def _outcomes(slots: Sequence[int], groups: Groups, loss: Loss) -> list[Outcome]:
+    logp, ref, advantage = (it.tolist() for it in (groups.logp_PK.detach(), groups.ref_logp_PK, loss.advantage_PK))
+    residual = loss.residual_PK.tolist() if loss.residual_PK is not None else [[None] * len(row) for row in logp]
+    log_z = loss.log_z_P.tolist() if loss.log_z_P is not None else [None] * len(logp)
+    return [
+        Outcome(
+            slot=slots[p],
+            position=j,
+            advantage=advantage[p][j],
+            residual=residual[p][j],
+            log_z=log_z[p],
+            logp=logp[p][j],
+            ref_logp=ref[p][j],
+        )
+        for p in range(len(logp))
+        for j in range(len(logp[p]))
+    ]

@@ -1,0 +1,206 @@
+"""What a sync leaves in storage, written beside the steps from a copy of the trainer: ledger, version, checkpoint.
+
+Three threads, one per kind, so that a slow upload holds back neither the ledger nor the steps:
+
+    ledger       ledger of sync n, with the digest of the weights
+    versions     version n -> pruning      once ledger n is stored; numbers are skipped where the store is slow
+                                           (none where searchers wait for them, or a record may wait for what they
+                                           generate; where record n waits for what version n generates, version n
+                                           comes first, once ledger n - 1 is stored)
+    checkpoints  checkpoint n -> pruning   once ledger n is stored
+
+Whatever fails stops all that follows it. Each thread holds at most two copies of the weights: one it is busy with, one
+that waits. Only where the store is so slow that there is no room for the next does the trainer wait.
+"""
+
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from types import TracebackType
+from typing import Any, Self
+
+from tba.config import Config
+from tba.errors import Stopped, Superseded
+from tba.interfaces import CheckpointStore, Lease, Ledger, VersionStore
+from tba.models.policy import AdapterSnapshot, Snapshot
+from tba.runtime.background import Background
+from tba.runtime.waiting import timed
+from tba.train.learner import Learner
+from tba.train.stop_time import StoreTimes, measured
+from tba.train.training_state import TrainingState
+from tba.train.weight_changes import changed_share
+from tba.types import Base, StepRecord, Version
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """The trainer as a sync leaves it, at rest in main memory."""
+
+    sync: int
+    step: int
+    snapshot: Snapshot | AdapterSnapshot
+    state: TrainingState | None  # but for the prompt queues; None where no checkpoint is due
+    publish: bool
+
+
+class SyncWriter:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        attempt: int,
+        ledger: Ledger,
+        versions: VersionStore,
+        checkpoints: CheckpointStore,
+        lease: Lease,
+        scratch: Path,
+    ):
+        self.config, self.attempt, self.lease, self.scratch = config, attempt, lease, scratch
+        self.lag, self.publishes_all = config.sync.lag, config.awaits_searchers
+        self.previous: Future[None] | None = None  # the ledger before
+        self.ledger, self.versions, self.checkpoints = ledger, versions, checkpoints
+        self.writing, self.publishing, self.keeping = map(Background, ("ledger", "versions", "checkpoints"))
+        self.times = StoreTimes()
+        self.published = -1  # the number of the version that was published last
+        self.before: Path | None = None  # its files
+        self.base: Base | None = None  # the last that is stored whole, with its files
+        self.saving = threading.Lock()  # transformers notes things in a model's config while it saves the model
+
+    # --- in the trainer's thread ----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Syncs that were closed are written also where a later step failed: they are as good as any. Superseded, all
+        that has not begun is dropped: a successor counts on what is stored."""
+        if kind is not None and issubclass(kind, Superseded):
+            for line in self._lines():
+                line.cancel()
+        for line in self._lines():
+            line.close()
+
+    def check(self) -> None:
+        """Raise what has gone wrong since the last time."""
+        for line in self._lines():
+            line.check()
+
+    def copy(
+        self,
+        learner: Learner,
+        *,
+        sync: int,
+        step: int,
+        last: bool,
+        seconds: dict[str, float],
+    ) -> Copy:
+        """Wait until there is room for another copy, and take it. Syncs with a checkpoint, and so the last one, are
+        always published; others only while nothing is being published."""
+        checkpoint = last or sync % self.config.sync.checkpoint_every == 0
+        with timed(seconds, "backlog"):
+            self.writing.make_room()
+            if checkpoint or self.publishes_all:
+                self.publishing.make_room()
+            if checkpoint:
+                self.keeping.make_room()
+        with timed(seconds, "snapshot"):
+            return Copy(
+                sync=sync,
+                step=step,
+                snapshot=learner.snapshot(),
+                state=learner.state(step=step, sync=sync) if checkpoint else None,
+                publish=checkpoint or self.publishes_all or self.publishing.idle(),
+            )
+
+    def write(self, copy: Copy, records: Sequence[StepRecord], admitted: Future[dict[str, Any]]) -> None:
+        """Store the steps that a sync closes, and what follows them; `admitted` gives the prompt queues once record
+        `copy.sync` is stored."""
+        stored = self.writing.submit(partial(self._write_ledger, copy, records, admitted))
+        if copy.state is not None:  # first: pruning asks whether one is being made
+            self.keeping.submit(partial(self._after, stored, partial(self._keep, copy, copy.state, admitted)))
+        if copy.publish:
+            before = self.previous if self.lag == 0 else stored  # record n waits for version n
+            self.publishing.submit(partial(self._after, before, partial(self._publish, copy)))
+        self.previous = stored
+
+    def finish(self) -> None:
+        """Wait until everything is stored."""
+        for line in self._lines():
+            line.finish()
+        self._prune_versions()
+
+    def publish(self, snapshot: Snapshot | AdapterSnapshot, sync: int) -> None:
+        with measured(self.times.version):
+            self._publish_version(snapshot, sync)
+
+    def _publish_version(self, snapshot: Snapshot | AdapterSnapshot, sync: int) -> None:
+        folder, before, base = Path(mkdtemp(dir=self.scratch)), self.before, self.base
+        self._save(snapshot, folder, dtype=self.config.model.publish_dtype)
+        version, every = Version(sync, self.attempt), self.config.sync.whole_every
+        whole = self.versions.publish(
+            version,
+            step=self.config.step_of_sync(sync),
+            folder=folder,
+            weights_sha256=snapshot.sha256,
+            changed_share=changed_share(before, folder) if before else None,
+            base=base if base and sync // every == base.version.number // every else None,
+        )
+        self.published, self.before = sync, folder
+        if whole:
+            self.base = Base(version, folder)
+        for path in {before, base.folder} if before and base else ():
+            if path not in (self.before, self.base and self.base.folder):
+                shutil.rmtree(path)
+
+    # --- in the three threads -------------------------------------------------------------------------------------
+
+    def _write_ledger(self, copy: Copy, records: Sequence[StepRecord], admitted: Future[dict[str, Any]]) -> None:
+        admitted.result()  # record n comes before ledger n
+        digest = copy.snapshot.sha256
+        self._check_owner()
+        with measured(self.times.ledger):
+            self.ledger.write(copy.sync, records, weights_sha256=digest)
+
+    def _after(self, stored: Future[None] | None, job: Callable[[], None]) -> None:
+        """Ledger n comes before version n and checkpoint n; ledger n - 1 does where record n waits for version n."""
+        if stored:
+            stored.result()
+        self._check_owner()
+        job()
+
+    def _publish(self, copy: Copy) -> None:
+        self.publish(copy.snapshot, copy.sync)
+        if self.keeping.idle():  # a checkpoint in the making needs its version, and cannot be seen yet
+            self._prune_versions()
+
+    def _keep(self, copy: Copy, state: TrainingState, admitted: Future[dict[str, Any]]) -> None:
+        with measured(self.times.checkpoint), TemporaryDirectory(dir=self.scratch) as name:
+            self._save(copy.snapshot, Path(name))
+            replace(state, queues=admitted.result()).save(Path(name))
+            self.checkpoints.save(copy.sync, self.attempt, step=copy.step, folder=Path(name))
+        self._check_owner()
+        self.checkpoints.prune(self.config.sync.keep_checkpoints)
+
+    def _prune_versions(self) -> None:
+        self._check_owner()
+        self.versions.prune(keep=self.config.sync.keep_versions, every=self.config.evaluation.every)
+
+    def _save(self, snapshot: Snapshot | AdapterSnapshot, folder: Path, *, dtype: str | None = None) -> None:
+        with self.saving:
+            snapshot.save(folder, dtype=dtype)
+
+    def _check_owner(self) -> None:
+        """Superseded, before anything is written or removed that a successor counts on."""
+        with suppress(Stopped):
+            self.lease.check()
+
+    def _lines(self) -> tuple[Background, Background, Background]:
+        return self.writing, self.publishing, self.keeping

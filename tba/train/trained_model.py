@@ -1,0 +1,67 @@
+"""A model in training: its weights, and the optimizer that moves them."""
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tba.config import TrainingConfig
+from tba.distributed.ranks import whole
+from tba.models.adapters import trainable
+from tba.train.optimizers import make_optimizer
+from tba.train.training_state import optimizer_tensors, restore_optimizer
+from tba.types import Metrics
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Trained(Generic[Model]):
+    """`learning_rate` is that of its peak; `name` tells its metrics and tensors from those of the policy, which has
+    none."""
+
+    def __init__(self, model: Model, training: TrainingConfig, *, learning_rate: float, name: str = ""):
+        self.model, self.name, self.learning_rate = model, name, learning_rate
+        self.clip_norm = training.clip_norm
+        self.parameters = [it for _, it in trainable(model)]  # of adapters, where the policy has them
+        self.optimizer = make_optimizer(self.parameters, training, learning_rate=learning_rate)
+
+    @property
+    def norm_name(self) -> str:
+        return f"{self.name}_grad_norm" if self.name else "grad_norm"
+
+    @property
+    def clipped_name(self) -> str:
+        return f"{self.name}_clipped" if self.name else "clipped"
+
+    def grad_norm(self) -> Tensor:
+        return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
+
+    def update(self, norm: Tensor, *, factor: float) -> Metrics:
+        """With gradients of this norm, at this factor of the peak learning rate; says whether they were clipped."""
+        metrics: Metrics = {}
+        if self.clip_norm:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
+            metrics = {self.clipped_name: float(norm > self.clip_norm)}
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate * factor
+        self.optimizer.step()
+        return metrics
+
+    def tensors(self) -> dict[str, Tensor]:
+        """A copy of weights and optimizer that does not change as training goes on."""
+        weights = {name: it.detach().to("cpu", copy=True) for name, it in trainable(self.model)}
+        parts = {"weights": weights, "optimizer": optimizer_tensors(self.optimizer)}
+        return {f"{self.name}.{part}.{key}": it for part, found in parts.items() for key, it in found.items()}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """From such a copy; one of another model, as a fork may find it, changes nothing."""
+        prefix = f"{self.name}."
+        found = {key.removeprefix(prefix): it for key, it in tensors.items() if key.startswith(prefix)}
+        if not found:
+            return
+        for name, parameter in trainable(self.model):
+            parameter.copy_(found[f"weights.{name}"])
+        moments = {key.removeprefix("optimizer."): it for key, it in found.items() if key.startswith("optimizer.")}
+        restore_optimizer(self.optimizer, moments)

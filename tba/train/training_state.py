@@ -1,0 +1,207 @@
+"""What a trainer needs to go on exactly where it stopped, as a folder of safetensors and JSON.
+
+Of several ranks each stores the rows that it holds of the optimizer's moments, in a file of its own. Any number of
+ranks reads them: each what it will hold.
+
+The policy in full precision, the optimizer's moments, a reference that has moved, a model that is trained beside the
+policy, the random state, the step, and the prompt queues of the replay buffer. No pickle: optimizers are flattened into
+named tensors.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tba.config import OptimizerName
+from tba.distributed.ranks import ALONE, PATIENCE, Ranks, held, held_as, rows_of
+from tba.errors import Damaged, DeadlinePassed
+from tba.runtime.waiting import looks
+from tba.train.optimizers import HeldAdamW
+
+_STATE, _FILE, _OPTIMIZER, _REFERENCE = "state.json", "optimizer", "optimizer.", "reference.safetensors"
+_COMPANION, _RANDOM = "companion.safetensors", "random"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """Everything beside the policy's weights."""
+
+    step: int
+    sync: int
+    queues: dict[str, Any]
+    optimizer: dict[str, Tensor]  # `index.name` -> tensor, index as in the optimizer's own state
+    random: Tensor  # torch's CPU generator
+    optimizer_name: OptimizerName = "adamw"
+    reference: dict[str, Tensor] | None = None  # its weights by name, where it has moved
+    companion: dict[str, Tensor] | None = None  # weights and optimizer of what is trained beside the policy
+    ranks: Ranks = ALONE  # of which this is one's state
+    others: Path | None = None  # where the other ranks write theirs
+
+    def save(self, folder: Path) -> None:
+        self.save_optimizer(folder)
+        if self.others:
+            for rank in range(1, self.ranks.size):
+                name = optimizer_file(Ranks(rank, self.ranks.size))
+                await_file(self.others / name).rename(folder / name)
+            self.others.rmdir()
+        for found, name in ((self.reference, _REFERENCE), (self.companion, _COMPANION)):
+            if found is not None:
+                save_file({key: value.contiguous() for key, value in found.items()}, folder / name)
+        plain = {"step": self.step, "sync": self.sync, "queues": self.queues, "moments": len(self.optimizer)}
+        plain["optimizer"] = self.optimizer_name
+        (folder / _STATE).write_text(json.dumps(plain))
+
+    def save_optimizer(self, folder: Path) -> None:
+        """Under its name only once it is all there."""
+        tensors = {f"{_OPTIMIZER}{name}": value.contiguous() for name, value in self.optimizer.items()}
+        path = folder / optimizer_file(self.ranks)
+        save_file({**tensors, _RANDOM: self.random}, path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+
+    @classmethod
+    def load(cls, folder: Path, ranks: Ranks = ALONE) -> "TrainingState":
+        """Damaged if the folder does not hold this; what a later version has added to it is left out."""
+        try:
+            plain = json.loads((folder / _STATE).read_text())
+            tensors = read_optimizer(folder, ranks)
+            state = cls(
+                **{name: plain[name] for name in ("step", "sync", "queues")},
+                optimizer={
+                    name.removeprefix(_OPTIMIZER): value
+                    for name, value in tensors.items()
+                    if name.startswith(_OPTIMIZER)
+                },
+                random=tensors[_RANDOM],
+                optimizer_name=plain.get("optimizer", "adamw"),
+                ranks=ranks,
+                reference=_read_reference(folder / _REFERENCE, ranks),
+                companion=_load(folder / _COMPANION),
+            )
+            _check_moments(tensors.keys(), plain.get("moments", min(state.step, 1)), state.step)
+            return state
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            raise Damaged(f"checkpoint {folder} is not readable: {type(error).__name__}: {error}") from error
+
+
+def check_saved(folder: Path, *, sync: int, step: int) -> None:
+    """Raise Damaged, naming the file, unless a trainer can resume from a folder as the state after this sync and step.
+    Every JSON file must be readable and every file of safetensors whole. No weights are read."""
+    for path in sorted(folder.rglob("*.json")):
+        with _named(path.name):
+            json.loads(path.read_bytes())
+    for path in sorted(folder.rglob("*.safetensors")):
+        with _named(path.name), safe_open(path, "pt") as file:
+            file.keys()
+    with _named(_STATE):
+        plain = json.loads((folder / _STATE).read_bytes())
+        if (plain["sync"], plain["step"]) != (sync, step):
+            raise ValueError(f"it is of sync {plain['sync']} and step {plain['step']}, not {sync} and {step}")
+        if not isinstance(plain["queues"], dict):
+            raise ValueError("queues is no object")
+        moments = plain.get("moments", min(step, 1))
+    with _named(_FILE), _opened(folder) as files:
+        _check_moments(files[0].keys(), moments, step)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise Damaged(f"{name} is as it was saved, but no trainer can resume from it: {why}") from error
+
+
+def _check_moments(names: Collection[str], moments: int, step: int) -> None:
+    """KeyError unless the random state and as many tensors of the optimizer are there as were saved."""
+    found = sum(name.startswith(_OPTIMIZER) for name in names)
+    if _RANDOM not in names or found < moments:  # where every step was skipped there are none
+        raise KeyError(
+            f"{found} {_OPTIMIZER}* and {_RANDOM if _RANDOM in names else 'no ' + _RANDOM} after {step} steps"
+        )
+
+
+def _load(path: Path) -> dict[str, Tensor] | None:
+    return load_file(path) if path.exists() else None
+
+
+def _read_reference(path: Path, ranks: Ranks) -> dict[str, Tensor] | None:
+    if not path.exists():
+        return None
+    with safe_open(path, "pt") as file:
+        return {key: _rows([file], key, ranks) for key in file.keys()}  # noqa: SIM118
+
+
+def optimizer_file(ranks: Ranks) -> str:
+    return f"{_FILE}.safetensors" if ranks.size == 1 else f"{_FILE}-{ranks.rank:05}-of-{ranks.size:05}.safetensors"
+
+
+def read_optimizer(folder: Path, ranks: Ranks) -> dict[str, Tensor]:
+    """What a rank holds of all that was stored, by however many ranks. Of the rows of a tensor each file has those that
+    follow the file's before; a number is the same in all of them."""
+    with _opened(folder) as files:
+        return {key: _rows(files, key, ranks) for key in files[0].keys()}  # noqa: SIM118
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[list[Any]]:
+    """The files of the optimizer, by rank; KeyError unless all of them are there."""
+    names = sorted(path.name for path in folder.glob(f"{_FILE}*.safetensors"))
+    sizes = {int(found[1]) if (found := re.search(r"-of-(\d+)\.", name)) else 1 for name in names}
+    if sizes != {len(names)}:
+        raise KeyError(f"the parts of {_FILE}: there are {', '.join(names) or 'none'}")
+    with ExitStack() as opened:
+        yield [opened.enter_context(safe_open(folder / name, "pt")) for name in names]
+
+
+def _rows(files: Sequence[Any], key: str, ranks: Ranks) -> Tensor:
+    slices = [file.get_slice(key) for file in files]
+    shapes = [it.get_shape() for it in slices]
+    if not shapes[0] or key == _RANDOM:
+        return files[0].get_tensor(key)
+    wanted, first, parts = rows_of(ranks.rank, ranks.size, sum(shape[0] for shape in shapes)), 0, list[Tensor]()
+    for it, (rows, *_) in zip(slices, shapes, strict=True):
+        start, stop = max(wanted.start - first, 0), min(wanted.stop - first, rows)
+        if start < stop or not parts:
+            parts.append(it[start : max(start, stop)])
+        first += rows
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def await_file(path: Path, patience: float = PATIENCE.total_seconds()) -> Path:
+    """What another rank is writing."""
+    for _ in looks(patience):
+        if path.exists():
+            return path
+    raise DeadlinePassed(f"{path.name} has not been written for {patience:g} s")
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """A copy of the optimizer's state, of several ranks this one's, that does not change as training goes on."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{i}.{name}": held(value).detach().cpu().clone() for i, part in state.items() for name, value in part.items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    parameters = [it for group in optimizer.param_groups for it in group["params"]]
+    for key, value in tensors.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    if isinstance(optimizer, HeldAdamW):
+        optimizer.restore(state)
+        return
+    for i, found in state.items():
+        found |= {name: held_as(parameters[i], value) for name, value in found.items()}
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
