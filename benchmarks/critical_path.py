@@ -39,10 +39,10 @@ import torch
 
 from benchmarks.index import PER_PROMPT, RESPONSES, SLOTS, Filled, hardware
 from benchmarks.shards import SEARCHERS, filled, make_round
-from flows import reader
-from flows.charts import Series, picture
-from flows.reader import Reader, serve
-from flows.threads import switch_soon
+from flows.pages.charts import Series, picture
+from flows.roles import buffer_process
+from flows.roles.buffer_process import Reader, serve
+from flows.roles.threads import switch_soon
 from storage import layout
 from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.buffer.sampler import default_sampler
@@ -117,7 +117,7 @@ def measure(work: Path, size: int) -> dict[str, Any]:
     load, rows, found = os.getloadavg()[0], make_round(prompts=5, responses=20), []
     runs = {kind: filled(work, kind, rows, STORED)[0] for kind in ("process", "thread")}
     switch_soon()
-    reader.COMMAND[:] = [*COMMAND, "--serve", str(size)]
+    buffer_process.COMMAND[:] = [*COMMAND, "--serve", str(size)]
     with Reader(runs["process"], 1, 1, deadline=600) as apart:
         buffers: dict[str, ReplayBuffer] = {"process": apart, "thread": MadeUp(runs["thread"], size)}
         asking = {kind: Asking(runs[kind], buffer) for kind, buffer in buffers.items()}

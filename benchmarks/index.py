@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from flows.charts import Series, picture
+from flows.pages.charts import Series, picture
 from storage.buffer.index import Index
 from storage.buffer.sampler import default_sampler
 from tba.types import Eligibility

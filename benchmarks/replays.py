@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import storage
-from flows.charts import Series, picture
+from flows.pages.charts import Series, picture
 
 SCORES = "select step, value from evaluations where metric = $metric and not abandoned order by step"
 LEARNED = """

@@ -40,7 +40,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flows.charts import Series, picture
+from flows.pages.charts import Series, picture
 from storage import layout
 from storage.buffer.arrivals import Arrivals
 from storage.buffer.index import COLUMNS

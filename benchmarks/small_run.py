@@ -24,8 +24,8 @@ import duckdb
 import numpy as np
 
 import storage
-from flows.forks import fork
-from flows.reader import make_buffer
+from flows.commands.fork import fork
+from flows.roles.buffer_process import make_buffer
 from storage import layout
 from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.buffer.sampler import default_sampler

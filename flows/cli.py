@@ -503,9 +503,9 @@ def open_run(name: str) -> "Run":
 
 
 def run_command(options: argparse.Namespace) -> int:
-    from flows import plan
+    from flows.planning import resolve
 
-    config = plan.resolve(
+    config = resolve.resolve(
         options.task,
         _changes(options),
         steps=options.steps,
@@ -513,15 +513,15 @@ def run_command(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     if options.dry_run:
-        plan.refuse_taken(options.root, options.name)
-        print(plan.describe(config))
+        resolve.refuse_taken(options.root, options.name)
+        print(resolve.describe(config))
         return DONE
-    return supervise(plan.start(config, options.root, options.name, created_by="tba run"))
+    return supervise(resolve.start(config, options.root, options.name, created_by="tba run"))
 
 
 def resume_command(options: argparse.Namespace) -> int:
-    from flows import plan, runs
-    from flows.summary import last_scores, where_next
+    from flows.pages.markdown import last_scores, where_next
+    from flows.planning import resolve, run_summary
     from tba.config import parse_known
 
     if options.changes is not None:
@@ -530,20 +530,20 @@ def resume_command(options: argparse.Namespace) -> int:
             "others"
         )
     run = open_run(options.run)
-    if runs.has_all(run):
+    if run_summary.has_all(run):
         replays = run.parent is not None and run.parent.replays is not None
         last = parse_known(run.config).training.steps
         further = "" if replays else f"; `tba fork {run.url} --step {last} --set training.steps=…` goes further"
         print(f"run {run.name} has finished already{further}\n{last_scores(run)}\n\n{where_next(run)}")
         return DONE
-    run, _ = plan.resume(run.url)
+    run, _ = resolve.resume(run.url)
     return supervise(run)
 
 
 def supervise(run: "Run") -> int:
     """Keep a run's roles alive on this machine until it has finished, then say what came of it and where to look."""
-    from flows.launchers import run_here
-    from flows.summary import last_scores, where_next
+    from flows.pages.markdown import last_scores, where_next
+    from flows.supervision.terminal import run_here
 
     print(f"run {run.name} at {run.url}", file=sys.stderr)
     run_here(run)
@@ -552,37 +552,37 @@ def supervise(run: "Run") -> int:
 
 
 def runs_command(options: argparse.Namespace) -> int:
-    from flows import runs
+    from flows.planning import run_summary
 
-    return runs.show(options.root, as_json=options.json)
+    return run_summary.show(options.root, as_json=options.json)
 
 
 def scale_command(options: argparse.Namespace) -> int:
-    from flows import wanted
+    from flows.commands import scale
 
-    print(wanted.scale(open_run(options.run), options.searchers))
+    print(scale.scale(open_run(options.run), options.searchers))
     return DONE
 
 
 def stop_command(options: argparse.Namespace) -> int:
-    from flows import wanted
+    from flows.commands import scale
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    print(wanted.stop(open_run(options.run), options.why, wait=not options.no_wait, tell=tell))
+    print(scale.stop(open_run(options.run), options.why, wait=not options.no_wait, tell=tell))
     return DONE
 
 
 def watch_command(options: argparse.Namespace) -> int:
-    from flows import watch
+    from flows.commands import watch
 
     watch.watch(open_run(options.run), once=options.once, every=options.every)
     return DONE
 
 
 def sql_command(options: argparse.Namespace) -> int:
-    from flows import sql
+    from flows.commands import sql
 
     if options.query and options.file:
         raise ConfigError("-f: there is a QUERY already; only one of them can be answered")
@@ -592,15 +592,15 @@ def sql_command(options: argparse.Namespace) -> int:
 
 
 def report_command(options: argparse.Namespace) -> int:
-    from flows import comparison, report
+    from flows.pages.report import comparison, page
 
     runs = [open_run(name) for name in options.run]
-    print(comparison.write(runs, options.output) if len(runs) > 1 else report.write(runs[0], options.output))
+    print(comparison.write(runs, options.output) if len(runs) > 1 else page.write(runs[0], options.output))
     return DONE
 
 
 def browse_command(options: argparse.Namespace) -> int:
-    from flows.browse import server
+    from flows.pages.browse import server
 
     return server.browse(
         open_run(options.run),
@@ -612,40 +612,40 @@ def browse_command(options: argparse.Namespace) -> int:
 
 
 def check_command(options: argparse.Namespace) -> int:
-    from flows import checks
+    from flows.commands import check
 
-    return checks.show(open_run(options.run), as_json=options.json)
+    return check.show(open_run(options.run), as_json=options.json)
 
 
 def compact_command(options: argparse.Namespace) -> int:
-    from flows import compact
+    from flows.commands import compact
 
     return compact.show(open_run(options.run), drop_payloads=options.drop_payloads, as_json=options.json)
 
 
 def give_up_command(options: argparse.Namespace) -> int:
-    from flows import give_up
+    from flows.commands import give_up
 
     return give_up.show(open_run(options.run), options.keys, why=options.why, as_json=options.json)
 
 
 def export_command(options: argparse.Namespace) -> int:
-    from flows import dataset, export
+    from flows.commands import export_rows, export_version
 
     run, adapter = open_run(options.run), options.adapter
     if options.query is None:
-        print(export.export(run, options.version, options.attempt, options.folder, adapter=adapter))
+        print(export_version.export(run, options.version, options.attempt, options.folder, adapter=adapter))
     elif adapter or options.attempt is not None:
         raise ConfigError(f"{'--adapter' if adapter else '--attempt'} does not apply to --query")
     else:
-        print(dataset.export(run, options.query, options.folder))
+        print(export_rows.export(run, options.query, options.folder))
     return DONE
 
 
 def import_command(options: argparse.Namespace) -> int:
-    from flows import imports
+    from flows.commands import import_
 
-    told = imports.import_files(
+    told = import_.import_files(
         open_run(options.run),
         options.files,
         renamed=[text for texts in options.renamed for text in texts],
@@ -668,23 +668,23 @@ def wandb_command(options: argparse.Namespace) -> int:
 
 
 def grade_command(options: argparse.Namespace) -> int:
-    from flows import grade
+    from flows.commands import grade
 
     return grade.grade_file(options.task, options.file, rule=options.rule)
 
 
 def audit_command(options: argparse.Namespace) -> int:
-    from flows import audit
+    from flows.commands import audit
 
     run = open_run(options.run)
     return audit.show(run, options.step, tolerance=options.tolerance, as_json=options.json)
 
 
 def fork_command(options: argparse.Namespace) -> int:
-    from flows import forks
+    from flows.commands import fork
 
     parent = open_run(options.run)
-    run = forks.fork(parent, options.step, _changes(options), name=options.name, replay=options.replay)
+    run = fork.fork(parent, options.step, _changes(options), name=options.name, replay=options.replay)
     if options.no_start:
         print(run.url)
         return DONE

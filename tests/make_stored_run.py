@@ -31,7 +31,9 @@ import duckdb
 import torch
 
 import storage
-from flows import forks, plan, wiring
+from flows.commands import fork
+from flows.planning import resolve
+from flows.roles import wiring
 from storage import layout
 from storage.maintenance.check import check
 from storage.runs.control import change_state
@@ -147,14 +149,14 @@ def train(run: Run, *, rounds: bool, dies_in: int = 0) -> None:
 
 def make(root: Path) -> None:
     """Both runs, in a folder of their own in the working directory, which has policy and data beside it."""
-    whole = plan.start(plan.resolve("gsm8k", SETTINGS), str(root), "whole")
+    whole = resolve.start(resolve.resolve("gsm8k", SETTINGS), str(root), "whole")
     whole.store.create(layout.shard(1, 0), b"PAR1 and no more")
     train(whole, rounds=True, dies_in=7)
     train(whole, rounds=True)
     search(whole)
     live(whole, "evaluator", wiring.run_evaluator, heard=lambda lease, told: None)
     change_state(whole, desired="stop", why="finished")
-    replayed = forks.fork(whole, 8, {"sync.every": "1"}, name="replayed", replay=True)
+    replayed = fork.fork(whole, 8, {"sync.every": "1"}, name="replayed", replay=True)
     train(replayed, rounds=False, dies_in=10)
 
 
@@ -200,7 +202,7 @@ def main(folder: str) -> None:
     target = Path(folder).absolute()
     target.mkdir(parents=True)
     socket.gethostname, os.getpid = (lambda: "host"), (lambda: 1)
-    plan.code_version = lambda: version("tba")
+    resolve.code_version = lambda: version("tba")
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         write_inputs()

@@ -11,7 +11,7 @@ import flows
 import storage
 
 # Roles import torch when they work; wiring is the place where they are assembled.
-HEAVY = {"flows.wiring", "flows.past", "flows.role"}
+HEAVY = {"flows.roles.wiring", "flows.roles.past_state", "flows.roles.role"}
 LIGHT = sorted(
     {m.name for package in (storage, flows) for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")}
     - HEAVY
@@ -37,13 +37,17 @@ def test_the_vocabulary_imports_with_the_standard_library_and_pydantic_alone():
     assert not brought & {"torch", "numpy", "pyarrow", "duckdb", "prefect", "fsspec"}
 
 
-@pytest.mark.parametrize("module", ["flows.wiring", "flows.past", "flows.role"])
+@pytest.mark.parametrize("module", ["flows.roles.wiring", "flows.roles.past_state", "flows.roles.role"])
 def test_a_role_never_imports_prefect(module):
     assert "prefect" not in imported_by(module)
 
 
 def test_storage_and_commands_import_without_prefect():
-    modules = [m for m in LIGHT if m.startswith("storage.")] + ["flows.cli", "flows.plan", "flows.supervise"]
+    modules = [m for m in LIGHT if m.startswith("storage.")] + [
+        "flows.cli",
+        "flows.planning.resolve",
+        "flows.supervision.supervisor",
+    ]
     assert "prefect" not in imported_by(*modules)
 
 

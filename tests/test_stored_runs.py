@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 import storage
-from flows import audit, forks, plan, role, watch, wiring
-from flows.past import load_past
-from flows.reader import make_buffer
-from flows.report import write as write_report
-from flows.runs import summarise
-from flows.summary import markdown
+from flows.commands import audit, fork, watch
+from flows.pages.markdown import markdown
+from flows.pages.report.page import write as write_report
+from flows.planning import resolve
+from flows.planning.run_summary import summarise
+from flows.roles import role, wiring
+from flows.roles.buffer_process import make_buffer
+from flows.roles.past_state import load_past
 from storage.log.ledger import read_entries
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
@@ -140,7 +142,7 @@ def test_every_version_that_is_kept_loads_with_the_weights_it_was_published_with
 
 @pytest.mark.parametrize("step", [0, 8])
 def test_a_fork_replays_what_it_recorded(root: Path, expected: dict[str, Any], step: int):
-    run = forks.fork(opened(root), step, {}, name="again", replay=True)
+    run = fork.fork(opened(root), step, {}, name="again", replay=True)
     assert live(run, "trainer", wiring.run_trainer) == []
     assert drawn(run) == expected["whole"]["drawn"]
     assert check(run).problems == []
@@ -176,9 +178,9 @@ def test_settings_that_are_not_known_are_no_reason_not_to_look_and_one_not_to_go
     assert watch.look(run).summary == known
     before = sorted(entry.key for entry in run.store.list())
     for go_on in (
-        lambda: plan.resume(run.url),
+        lambda: resolve.resume(run.url),
         lambda: audit.audit(run, 9),
-        lambda: forks.fork(run, 9, {}, name="x"),
+        lambda: fork.fork(run, 9, {}, name="x"),
         lambda: role.live("trainer", 0, run),
     ):
         with pytest.raises(ConfigError, match=r"unknown setting 'limits.added_later'") as refused:
@@ -189,7 +191,7 @@ def test_settings_that_are_not_known_are_no_reason_not_to_look_and_one_not_to_go
 
 def test_a_run_goes_on_after_more_steps_have_been_asked_for(root: Path):
     """As a fork with searchers of its own, whose rounds go on counting."""
-    run = forks.fork(opened(root), 10, {"training.steps": "14"}, name="further")
+    run = fork.fork(opened(root), 10, {"training.steps": "14"}, name="further")
     rounds = Trajectories(run).next_seq(0)
     search(run)
     assert Trajectories(run).next_seq(0) == rounds + 1

@@ -17,8 +17,9 @@ import storage
 from benchmarks.crash.kills import RANDOM, ROLES, Kill, shares
 from benchmarks.crash.results import Chain, Findings
 from benchmarks.crash.victims import COMMAND, preload, signal_of, start
-from flows import forks, plan
-from flows.processes import FAILED
+from flows.commands import fork
+from flows.planning import resolve
+from flows.supervision.processes import FAILED
 from storage import layout
 from storage.log.compactions import Compactions
 from storage.maintenance.check import check
@@ -270,7 +271,7 @@ def follow_chain(run: Run, findings: Findings, killed_in_training: list[int]) ->
 
 def replay(run: Run, notes: Path, findings: Findings) -> None:
     """Replay the records of a run from the start in one go, and compare draws, numbers and weights."""
-    unbroken = forks.fork(run, 0, {}, name=f"{run.name}-unbroken", replay=True)
+    unbroken = fork.fork(run, 0, {}, name=f"{run.name}-unbroken", replay=True)
     trainer = start("trainer", unbroken, None, notes.with_suffix(".unbroken"), 0)
     trainer.join(10 * LONGEST_LIFE)
     end(trainer)
@@ -312,8 +313,8 @@ def measure(
     with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as pool:
         while waiting or under_way:
             while waiting and len(under_way) < at_once:
-                config = plan.resolve("quickstart", {**SETTINGS, "model.path": str(policy), "seed": number})
-                run = plan.start(config, root, f"crash-{number}")
+                config = resolve.resolve("quickstart", {**SETTINGS, "model.path": str(policy), "seed": number})
+                run = resolve.start(config, root, f"crash-{number}")
                 notes = scratch / f"{findings.store.partition(' ')[0]}-{number}"
                 under_way.add(pool.submit(one_run, run, waiting.pop(), notes, 1000 * seed + number))
                 number += 1

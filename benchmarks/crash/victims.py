@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.crash.kills import POINTS, Kill
-from flows import reader
-from flows.compact import compact_run
-from flows.role import live
+from flows.commands.compact import compact_run
+from flows.roles import buffer_process
+from flows.roles.role import live
 from storage import layout
 from storage.objects.store import Store
 from storage.runs.run import Run
@@ -36,7 +36,7 @@ TORN_AFTER = 0.004  # seconds after which a process dies at the latest in the mi
 
 PRELOADED = [
     "benchmarks.crash.victims",
-    "flows.wiring",
+    "flows.roles.wiring",
     "storage.objects.s3",
     "tba.train.leader",
     "torch.profiler",
@@ -136,7 +136,7 @@ def life(role: str, url: str, kill: Kill | None, notes: str, seed: int, environm
     log = os.open(f"{notes}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    reader.COMMAND[:] = [*COMMAND, json.dumps([kill and vars(kill), notes, seed])]
+    buffer_process.COMMAND[:] = [*COMMAND, json.dumps([kill and vars(kill), notes, seed])]
     run = Run.open(url)
     run = replace(run, store=cast(Store, DeadlyStore(run.store, kill, Path(notes), seed)))
     os._exit(keep_compacting(run) if role == "compaction" else live(role, 0, run))
@@ -152,7 +152,7 @@ def read(plan: str, arguments: Sequence[str]) -> None:
         store = DeadlyStore(run.store, kill, Path(notes), seed, die_with=[os.getppid()])
         return replace(run, store=cast(Store, store))
 
-    reader.main(arguments, open_run)
+    buffer_process.main(arguments, open_run)
 
 
 def keep_compacting(run: Run) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 import storage
 from benchmarks.replays import LEARNED
 from benchmarks.science.rows import append, line, read, spread
-from flows.charts import picture
+from flows.pages.charts import picture
 from storage.layout import run_url
 from tba.presets import preset
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flows.charts import Series
+from flows.pages.charts import Series
 
 Row = TypeVar("Row")
 

@@ -40,7 +40,7 @@ import storage
 from benchmarks.science import victims
 from benchmarks.science.ablations import tba
 from benchmarks.science.rows import append, line, read, spread
-from flows.charts import picture
+from flows.pages.charts import picture
 from storage.layout import run_url
 from tba.models.embeddings import Encoder, cosine_distance
 

@@ -33,7 +33,7 @@ from transformers.utils import logging
 from benchmarks.science.lagged import Scored, lagged_run
 from benchmarks.science.rows import append, line, read
 from benchmarks.science.rows import spread as plain_spread
-from flows.charts import picture
+from flows.pages.charts import picture
 from tba.config import Config
 from tba.errors import RunFailed
 from tba.presets import preset

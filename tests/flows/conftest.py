@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.stack import POOLS, Stack
+from flows.orchestration.stack import POOLS, Stack
 from tests.servers import Server
 
 

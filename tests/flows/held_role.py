@@ -1,6 +1,6 @@
 """A real role, whose trainer takes no step beyond the one that the file $HELD_AT names: what a test does to a run that
 lives happens at the same step on every machine. Where a run names no policy it is a script (script_role.py). Started
-by the tests in place of `flows.role`.
+by the tests in place of `flows.roles.role`.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from flows import role
+from flows.roles import role
 from storage.runs.run import Run
 from tba.batches.batching import Batch
 from tests.flows import script_role

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flows.processes import Role, process_of
+from flows.supervision.processes import Role, process_of
 from storage.runs.leases import Lease, read_leases, readable_lease
 from storage.runs.run import Run
 

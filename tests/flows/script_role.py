@@ -1,4 +1,4 @@
-"""A role that learns nothing: a real process with a real lease, started by the tests in place of `flows.role`.
+"""A role that learns nothing: a real process with a real lease, started by the tests in place of `flows.roles.role`.
 
     python -m tests.flows.script_role {searcher|trainer|evaluator} --run URL --index 0
 
@@ -40,7 +40,7 @@ def main() -> int:
     options = parser.parse_args()
     run = Run.open(options.run)
     if parse(run.config).model.path:
-        os.execv(sys.executable, [sys.executable, "-m", "flows.role", *sys.argv[1:]])
+        os.execv(sys.executable, [sys.executable, "-m", "flows.roles.role", *sys.argv[1:]])
     name = f"searcher-{options.index:03d}" if options.kind == "searcher" else options.kind
     print(f"{name} begins as {os.getpid()}", flush=True)
     behaviour = read_behaviour(run, name, options.kind)

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from html.parser import HTMLParser
 from urllib.parse import urlencode
 
-from flows.browse import server
-from flows.browse.connections import Limits
-from flows.browse.look import Look
-from flows.browse.server import Door
+from flows.pages.browse import server
+from flows.pages.browse.connections import Limits
+from flows.pages.browse.server import Door
+from flows.pages.browse.session import Look
 from storage.runs.run import Run
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from flows import plan, watch
-from flows.alarms import OperatingAlarms
-from flows.webhook import VARIABLE, open_webhook
+from flows.commands import watch
+from flows.planning import resolve
+from flows.supervision.alarms import OperatingAlarms
+from flows.supervision.webhook import VARIABLE, open_webhook
 from storage.queries.views import connect
 from storage.runs.free_space import fullest_disk
 from storage.runs.leases import Lease, Seen
@@ -172,7 +173,7 @@ def test_a_webhook_that_has_moved_is_complained_of_and_is_told_nothing_by_halves
 
         def log_message(self, format: str, *args: Any) -> None: ...
 
-    monkeypatch.setattr("flows.webhook._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("flows.supervision.webhook._FIRST_DELAY", 0.01)
     with ThreadingHTTPServer(("127.0.0.1", 0), Moved) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{server.server_port}/old/secret")
@@ -187,7 +188,7 @@ def test_a_webhook_that_nobody_answers_is_spoken_of_once_and_without_its_address
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setenv(VARIABLE, "http://127.0.0.1:1/hooks/secret")
-    monkeypatch.setattr("flows.webhook._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("flows.supervision.webhook._FIRST_DELAY", 0.01)
     with open_webhook(run) as webhook:
         for _ in range(3):
             webhook.tell("run-failed", "…", "error", {})
@@ -203,4 +204,4 @@ def test_what_is_no_address_is_refused_without_being_told(run: Run, monkeypatch:
         open_webhook(run)
     assert address not in str(found.value)
     with pytest.raises(ConfigError, match=rf"\${VARIABLE}"):  # before there is a run
-        plan.resolve("quickstart")
+        resolve.resolve("quickstart")

@@ -21,14 +21,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
 import storage
-from flows.browse import finding
-from flows.browse.look import Look, TooLong
-from flows.browse.server import Door
-from flows.browse.step import Drawn, _agreement
-from flows.browse.tokens import Tokens
-from flows.charts import number
 from flows.cli import main
-from flows.texts import shown
+from flows.escaping import shown
+from flows.pages.browse import search
+from flows.pages.browse.server import Door
+from flows.pages.browse.session import Look, TooLong
+from flows.pages.browse.step import Drawn, _agreement
+from flows.pages.browse.tokens import Tokens
+from flows.pages.charts import number
 from storage import layout
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
@@ -214,13 +214,13 @@ def test_trajectories_are_chosen_without_the_texts_of_all_of_them(tmp_path: Path
     """A choice that asks for no words reads none; then only the shards of what is shown are opened."""
     look = Look(make_run(str(tmp_path)), 20.0)
     for form, reads in (({}, False), ({"reward_from": "1", "order": "drawn"}, False), ({"text": "3"}, True)):
-        query = finding.SELECTION.format(where=finding.conditions(form), order="created_at")
-        [[_, plan]] = look.ask(f"explain {finding.CHOSEN.format(query=query)}").rows
+        query = search.SELECTION.format(where=search.conditions(form), order="created_at")
+        [[_, plan]] = look.ask(f"explain {search.CHOSEN.format(query=query)}").rows
         assert ("response" in plan) == reads
     for path in Path(look.run.url, "trajectories").rglob("*.parquet"):
         if path.name != "seq=00000003.parquet":
             path.unlink()
-    assert finding._texts(look, ["0/3/1", "1/3/0"]) == dict.fromkeys(("0/3/1", "1/3/0"), ("1+2=", "3"))
+    assert search._texts(look, ["0/3/1", "1/3/0"]) == dict.fromkeys(("0/3/1", "1/3/0"), ("1+2=", "3"))
     look.close()
 
 

@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import storage
-from flows import plan, runs, watch
 from flows.cli import main
+from flows.commands import watch
+from flows.planning import resolve, run_summary
 from storage import layout
 from storage.log.trajectories import Trajectories
 from storage.runs.control import change_state
@@ -279,11 +280,11 @@ def test_a_finished_run_is_not_started_again(capsys: pytest.CaptureFixture[str],
 
 def test_a_run_that_lacks_its_last_checkpoint_has_not_finished(tmp_path: Path, root: str):
     run = copy_run(Run.open(f"{root}/runs/first"), tmp_path / "runs")
-    assert runs.has_all(run)
+    assert run_summary.has_all(run)
     newest = Checkpoints(run).newest()
     assert newest
     run.store.delete(layout.checkpoint(newest) + layout.MANIFEST)
-    assert not runs.has_all(run)
+    assert not run_summary.has_all(run)
 
 
 def test_runs_lists_a_run_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -728,7 +729,7 @@ def test_a_dry_run_says_of_what_age_steps_learn(lag: int, steps: int, said: str,
 
 def test_of_a_fork_its_own_steps_are_those_whose_ages_are_told():
     fork = {"start.step": 40, "start.sync": 40, "sync.lag": 20, "sync.every": 1, "sync.keep_versions": 22}
-    told = [plan.describe(preset("quickstart").replace({**fork, "training.steps": steps})) for steps in (60, 61)]
+    told = [resolve.describe(preset("quickstart").replace({**fork, "training.steps": steps})) for steps in (60, 61)]
     assert "0 to 19 steps old (mean 9.5), as version 40 generates for every step" in told[0]
     assert "20 steps old from step 61 on" in told[1]
 

@@ -15,8 +15,8 @@ import pytest
 
 import storage
 from flows.cli import main
-from flows.stack import FINAL, POOLS, Stack
-from flows.supervise import CLOSED
+from flows.orchestration.stack import FINAL, POOLS, Stack
+from flows.supervision.supervisor import CLOSED
 from storage.runs.events import read_events
 from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run
@@ -142,8 +142,10 @@ def searching(run: Run) -> set[str]:
 def test_a_supervisor_that_was_killed_has_another_go_and_alarms_are_told_by_automations(cluster: Cluster, root: Path):
     with listener() as (address, heard):
         cluster.python("-c", BLOCK, address)
-        made = cluster.python("-m", "flows.automations", "--tell", "custom-webhook/team", "--silent-after", "10")
-        changed = cluster.python("-m", "flows.automations", "--tell", "custom-webhook/team")
+        made = cluster.python(
+            "-m", "flows.orchestration.automations", "--tell", "custom-webhook/team", "--silent-after", "10"
+        )
+        changed = cluster.python("-m", "flows.orchestration.automations", "--tell", "custom-webhook/team")
         assert made == changed and len(made.splitlines()) == 3
         assert sorted(it["name"] for it in cluster.call("POST", "/automations/filter", {})) == sorted(made.splitlines())
 
@@ -157,10 +159,10 @@ def test_a_supervisor_that_was_killed_has_another_go_and_alarms_are_told_by_auto
         at_work(run, "searcher-000", life=2)
 
         cluster.kill("worker-tba")
-        cluster.python("-m", "flows.automations", "--silent-after", "10")
+        cluster.python("-m", "flows.orchestration.automations", "--silent-after", "10")
         cluster.python("-c", BEAT, flow.id)  # its last; otherwise there is one every thirty seconds
         until(lambda: flow.runs() == 2 or flow.state() in ("CRASHED", "SCHEDULED"), "its silence is noticed", PATIENCE)
-        cluster.python("-m", "flows.automations")
+        cluster.python("-m", "flows.orchestration.automations")
         cluster.start_workers("tba")
         until(
             lambda: len([e for e in read_events(run) if e["kind"] == "role-adopted"]) == 3, "all are adopted", PATIENCE

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from flows import audit, cli, forks, plan, wiring
-from flows.compact import compact_all, compact_run, describe
+from flows import cli
+from flows.commands import audit, fork
+from flows.commands.compact import compact_all, compact_run, describe
+from flows.planning import resolve
+from flows.roles import wiring
 from storage import layout
 from storage.log.compactions import Compactions
 from storage.maintenance.check import check
@@ -41,7 +44,7 @@ def compacted(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterato
     """Its trainer was killed, its shards compacted while the searcher went on, and once more at its end."""
     changes = {"training.steps": STEPS, "sync.checkpoint_every": 2, "sync.keep_checkpoints": 2}
     changes |= {"training.responses_per_prompt": 4, "sampling.capacity": CAPACITY}
-    run = plan.start(settings(policy, **changes), str(tmp_path_factory.mktemp("root")), "whole")
+    run = resolve.start(settings(policy, **changes), str(tmp_path_factory.mktemp("root")), "whole")
     searcher, trainer = role(run, "searcher"), role(run, "trainer")
     try:
         until(lambda: stored(run, layout.SYNCS) >= 7, "seven records")
@@ -67,7 +70,7 @@ def copied(run: Run, folder: Path) -> Run:
 
 
 def test_a_compacted_and_resumed_run_took_the_steps_of_one_that_replays_it_unbroken(compacted: Run):
-    run = forks.fork(compacted, 0, {}, name="unbroken", replay=True)
+    run = fork.fork(compacted, 0, {}, name="unbroken", replay=True)
     assert live(run, "trainer", wiring.run_trainer) == []
     assert rows(compacted, LEDGER) == rows(run, LEDGER)
     assert rows(compacted, DRAWS) == rows(run, DRAWS)
@@ -95,11 +98,11 @@ def test_steps_before_what_was_given_up_are_refused_and_later_ones_are_not(
         with pytest.raises(ConfigError, match=rf"{name} of .*; steps can be taken again from step {oldest + 1} on"):
             audit.audit(run, step)
     with pytest.raises(ConfigError, match=rf"{name} of .*; it can be left from step {oldest} on"):
-        forks.fork(run, 2, {}, name="early")
+        fork.fork(run, 2, {}, name="early")
     with pytest.raises(ConfigError, match=rf"sampling.capacity: at most {CAPACITY}, .* got 50"):
-        forks.fork(run, oldest, {"sampling.capacity": "50"}, name="wide", replay=True)
+        fork.fork(run, oldest, {"sampling.capacity": "50"}, name="wide", replay=True)
     assert not run.store.list(layout.FORKS)
-    later = forks.fork(run, oldest, {}, name="later", replay=True)
+    later = fork.fork(run, oldest, {}, name="later", replay=True)
     assert live(later, "trainer", wiring.run_trainer) == []
     assert rows(later, LEDGER) == rows(run, LEDGER)
     assert check(run).problems == check(later).problems == []
@@ -107,12 +110,12 @@ def test_steps_before_what_was_given_up_are_refused_and_later_ones_are_not(
 
 def test_a_fork_keeps_what_it_replays(compacted: Run, tmp_path: Path):
     run = copied(compacted, tmp_path)
-    fork = forks.fork(run, 0, {}, name="all", replay=True)
+    forked = fork.fork(run, 0, {}, name="all", replay=True)
     done = compact_run(run, drop_payloads=True)
     assert done.payloads_given_up == 0
-    assert "still be drawn, here or by a fork (all)" in describe(done, drop_payloads=True)
-    assert live(fork, "trainer", wiring.run_trainer) == []
-    assert rows(fork, LEDGER) == rows(run, LEDGER)
+    assert "still be drawn, here or by a forked (all)" in describe(done, drop_payloads=True)
+    assert live(forked, "trainer", wiring.run_trainer) == []
+    assert rows(forked, LEDGER) == rows(run, LEDGER)
 
 
 @pytest.mark.parametrize(
@@ -196,8 +199,8 @@ def test_every_run_of_a_root_is_compacted_but_one_that_is_damaged(tmp_path: Path
         dropped[run.name] = drop_payloads
         return compact_run(run, drop_payloads=drop_payloads)
 
-    monkeypatch.setattr("flows.compact.compact_run", note)
-    monkeypatch.setattr("flows.compact.has_all", lambda run: run.name == "finished")
+    monkeypatch.setattr("flows.commands.compact.compact_run", note)
+    monkeypatch.setattr("flows.commands.compact.has_all", lambda run: run.name == "finished")
     told: list[str] = []
     warned: list[str] = []
     failed = compact_all(str(tmp_path), drop_payloads=True, tell=told.append, warn=warned.append)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import query_process
 from flows.cli import main
-from flows.summary import last_scores, markdown
+from flows.pages.markdown import last_scores, markdown
+from flows.queries import query_process
 from storage import layout
 from storage.local_files import remembered_reads
 from storage.queries import difficulty, mirror
@@ -128,7 +128,8 @@ def test_damage_inside_an_object_that_nobody_has_read_is_named_when_a_query_meet
 ):
     monkeypatch.setattr(remembered_reads, "MOST_BYTES", 0)
     worker = (
-        "from storage import remembered_reads as it; it.MOST_BYTES = 0; from flows.query_worker import main; main()"
+        "from flows.queries import query_worker; from storage.local_files import remembered_reads; "
+        "remembered_reads.MOST_BYTES = 0; query_worker.main()"
     )
     monkeypatch.setattr(query_process, "COMMAND", [sys.executable, "-c", worker])
     flip(path_of(whole, layout.shard(0, 0)), 41)  # in a page of rows

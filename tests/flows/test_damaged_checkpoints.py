@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows import audit, forks, plan, wiring
-from flows.past import load_past
+from flows.commands import audit, fork
+from flows.planning import resolve
+from flows.roles import wiring
+from flows.roles.past_state import load_past
 from storage import layout
 from storage.maintenance.check import check
 from storage.objects import manifest_folders
@@ -27,7 +29,7 @@ from tests.tba.tiny import tiny_folder
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     policy = tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
-    run = plan.start(settings(policy), str(tmp_path_factory.mktemp("root")), "whole")
+    run = resolve.start(settings(policy), str(tmp_path_factory.mktemp("root")), "whole")
     run_all(run)
     return run
 
@@ -114,9 +116,9 @@ def test_a_trainer_without_an_intact_checkpoint_says_what_is_left_and_that_works
     assert isinstance(error, Damaged) and "no checkpoint is intact (000004-a0001: " in str(error)
     assert "restore the file that is named and resume" in str(error) and "`tba fork whole --step 8`" in str(error)
     assert newest_attempt(run) == 1
-    fork = forks.fork(run, 8, {"training.steps": str(7 * EVERY)}, name="saved")
-    assert fork.parent and fork.parent.rebuilt
-    policy, state = wiring.load_checkpoint(fork, parse(fork.config), Version(4, 1))
+    forked = fork.fork(run, 8, {"training.steps": str(7 * EVERY)}, name="saved")
+    assert forked.parent and forked.parent.rebuilt
+    policy, state = wiring.load_checkpoint(forked, parse(forked.config), Version(4, 1))
     whole, whole_state = wiring.load_checkpoint(finished, parse(finished.config), Version(4, 1))
     assert policy.snapshot().sha256 == whole.snapshot().sha256
     assert state.queues == whole_state.queues and torch.equal(state.random, whole_state.random)
@@ -127,9 +129,9 @@ def test_a_trainer_without_an_intact_checkpoint_says_what_is_left_and_that_works
 def test_an_audit_and_a_fork_take_the_steps_since_an_older_checkpoint_where_one_is_damaged(finished, tmp_path, how):
     run = cut_short(finished, tmp_path)
     damage(run, Version(4, 1), how)
-    fork = forks.fork(run, 8, {"training.steps": "10"}, name="fork")
-    assert fork.parent and fork.parent.rebuilt
-    assert Checkpoints(fork).load(4, 1)
+    forked = fork.fork(run, 8, {"training.steps": "10"}, name="fork")
+    assert forked.parent and forked.parent.rebuilt
+    assert Checkpoints(forked).load(4, 1)
     damage(run, Version(2, 1), how)
     found = audit.audit(run, 7)
     assert found.ok and found.began_after == 0
@@ -137,15 +139,15 @@ def test_an_audit_and_a_fork_take_the_steps_since_an_older_checkpoint_where_one_
 
 def test_a_fork_falls_back_to_its_start_and_says_what_to_do_where_that_is_damaged(finished, tmp_path):
     run = cut_short(finished, tmp_path)
-    fork = forks.fork(run, 4, {}, name="fork", replay=True)
-    assert live(fork, "trainer", wiring.run_trainer) == []
-    own = [it for it in Checkpoints(fork).complete() if it.number > 2]
+    forked = fork.fork(run, 4, {}, name="fork", replay=True)
+    assert live(forked, "trainer", wiring.run_trainer) == []
+    own = [it for it in Checkpoints(forked).complete() if it.number > 2]
     assert own
     for checkpoint in own:
-        damage(fork, checkpoint)
-    assert claim_attempt(fork).continues == Version(2, 1)
+        damage(forked, checkpoint)
+    assert claim_attempt(forked).continues == Version(2, 1)
     damage(run, Version(2, 1))
     with pytest.raises(Damaged, match=r"fork its parent again: `tba fork whole --step 4 --replay`"):
-        claim_attempt(fork)
+        claim_attempt(forked)
     with pytest.raises(Damaged, match=r"no checkpoint is intact .*`tba fork whole --step 4 --replay`"):
-        load_past(fork, 9)
+        load_past(forked, 9)

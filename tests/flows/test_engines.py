@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from flows import plan
-from flows.engines import choose, evaluation_sampling, search_sampling
+from flows.planning import resolve
+from flows.roles.engines import choose, evaluation_sampling, search_sampling
 from tba.config import Config
 from tba.errors import ConfigError
 from tba.presets import preset
@@ -97,11 +97,11 @@ def test_what_vllm_cannot_do_is_refused_before_anything_starts(monkeypatch: pyte
     for setting in ("search.temperature", "evaluation.temperature"):
         wanted = {"engine.name": "vllm", "evaluation.samples": 2, setting: 2.5}
         with pytest.raises(ConfigError, match=r"engine\.name: .*at most 2"):
-            plan.resolve("quickstart", wanted, runs_here=False)
-    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+            resolve.resolve("quickstart", wanted, runs_here=False)
+    monkeypatch.setattr(resolve, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"engine\.name: vLLM is not installed here"):
-        plan.resolve("quickstart", {"engine.name": "vllm"})
-    assert plan.resolve("quickstart", {"engine.name": "vllm"}, runs_here=False).engine.name == "vllm"
+        resolve.resolve("quickstart", {"engine.name": "vllm"})
+    assert resolve.resolve("quickstart", {"engine.name": "vllm"}, runs_here=False).engine.name == "vllm"
 
 
 def test_at_temperature_1_vllm_tells_them_whatever_top_p_is():

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 import storage
-from flows import plan
+from flows.planning import resolve
 from storage.maintenance.check import check
 from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 def start(root: str, folder: Path, **changes: Any) -> Run:
     settings = {**TINY, "model.path": str(tiny_folder(folder / "policy")), "training.steps": STEPS, **changes}
-    return plan.start(plan.resolve("quickstart", settings), root, "r")
+    return resolve.start(resolve.resolve("quickstart", settings), root, "r")
 
 
 class Life:
@@ -37,7 +37,7 @@ class Life:
     def __init__(self, run: Run, role: str, log: Path):
         self.log = log.with_name(f"{role}-{len(list(log.parent.glob('*.log')))}.log")
         with self.log.open("wb") as output:
-            command = [sys.executable, "-m", "flows.role", role, "--run", run.url]
+            command = [sys.executable, "-m", "flows.roles.role", role, "--run", run.url]
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
 
     def end(self) -> int:

@@ -17,8 +17,8 @@ from playwright.sync_api import Browser
 
 import storage
 from flows.cli import main
-from flows.stack import FINAL, Stack, run_task
-from flows.tba import tba
+from flows.orchestration.flow import tba
+from flows.orchestration.stack import FINAL, Stack, run_task
 from storage import layout
 from storage.objects.store import open_store
 from storage.runs.control import change_state, read_state

@@ -17,8 +17,11 @@ import pyarrow as pa
 import pytest
 
 import storage
-from flows import audit, cli, forks, plan, wiring
-from flows.past import load_past
+from flows import cli
+from flows.commands import audit, fork
+from flows.planning import resolve
+from flows.roles import wiring
+from flows.roles.past_state import load_past
 from storage import layout
 from storage.maintenance.check import check
 from storage.maintenance.compactor import compact
@@ -50,7 +53,7 @@ def rows(run: Run, query: str) -> list[tuple]:
 
 
 def role(run: Run, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "flows.role", *arguments, "--run", run.url]
+    command = [sys.executable, "-m", "flows.roles.role", *arguments, "--run", run.url]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -72,7 +75,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def killed(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Run]:
     """A finished run in real processes: its trainer was killed twice at work, its searcher once."""
     config = settings(policy, **{"training.steps": STEPS, "sync.checkpoint_every": 3, "sync.keep_checkpoints": 2})
-    run = plan.start(config, str(tmp_path_factory.mktemp("root")), "whole")
+    run = resolve.start(config, str(tmp_path_factory.mktemp("root")), "whole")
     searcher, trainer = role(run, "searcher"), role(run, "trainer")
     try:
         until(lambda: stored(run, layout.STEPS) >= 2, "two syncs")
@@ -95,7 +98,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[R
 @pytest.fixture(scope="module")
 def unbroken(killed: Run) -> Run:
     """A fork from the start that replays the killed run's records in one go."""
-    run = forks.fork(killed, 0, {}, name="unbroken", replay=True)
+    run = fork.fork(killed, 0, {}, name="unbroken", replay=True)
     assert live(run, "trainer", wiring.run_trainer) == []
     return run
 
@@ -194,7 +197,7 @@ def test_an_audit_on_other_hardware_accepts_what_it_is_told_to(killed: Run, tmp_
 
 
 def test_a_fork_goes_on_from_a_checkpoint_with_searchers_of_its_own(killed: Run):
-    run = forks.fork(killed, 18, {"training.learning_rate": "5e-4", "training.steps": "28"}, name="further")
+    run = fork.fork(killed, 18, {"training.learning_rate": "5e-4", "training.steps": "28"}, name="further")
     searcher = role(run, "searcher")
     try:
         assert live(run, "trainer", wiring.run_trainer) == []
@@ -214,7 +217,7 @@ def test_a_fork_goes_on_from_a_checkpoint_with_searchers_of_its_own(killed: Run)
 
 def test_a_checkpoint_that_was_given_up_is_made_again(killed: Run):
     assert Version(6, 2) not in Checkpoints(killed).complete()
-    run = forks.fork(killed, 6, {}, name="rebuilt", replay=True)
+    run = fork.fork(killed, 6, {}, name="rebuilt", replay=True)
     assert run.parent and run.parent.rebuilt
     assert check(run).problems == []  # also before it has begun
     assert live(run, "trainer", wiring.run_trainer) == []
@@ -226,7 +229,7 @@ def test_a_checkpoint_that_was_given_up_and_is_still_there_is_taken_along(killed
     parent = copy_run(killed, tmp_path / "runs")
     checkpoint = Checkpoints(parent).complete()[0]
     give_up(parent, checkpoints=[checkpoint], why="a test")  # by somebody who was killed then, or is about to remove it
-    run = forks.fork(parent, checkpoint.number * EVERY, {"training.steps": "28"}, name="copied")
+    run = fork.fork(parent, checkpoint.number * EVERY, {"training.steps": "28"}, name="copied")
     assert run.parent and run.parent.rebuilt
     manifest_folders.remove(parent.store, layout.checkpoint(checkpoint))
     assert checkpoint in Checkpoints(run).complete()
@@ -235,7 +238,7 @@ def test_a_checkpoint_that_was_given_up_and_is_still_there_is_taken_along(killed
 
 def test_a_replay_with_another_sampler_and_another_k_needs_no_generation(killed: Run):
     changes = {"sync.every": "3", "sampling.recent_share": "0", "objective.beta_end": "0.3"}
-    run = forks.fork(killed, 0, changes, name="ablation", replay=True)
+    run = fork.fork(killed, 0, changes, name="ablation", replay=True)
     assert read_state(run).searchers == 0
     assert live(run, "trainer", wiring.run_trainer) == []
     assert rows(run, "select distinct branch from draws") == [("prioritised",)]
@@ -252,7 +255,7 @@ def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_
         "objective.name": "grpo", "objective.reference_reset": "5", "objective.reset_optimizer": "true",
         "training.weight_decay": "1", "training.learning_rate": "0.01",
     }  # fmt: skip
-    run, whole = (forks.fork(killed, 0, changes, name=name, replay=True) for name in ("grpo", "grpo-whole"))
+    run, whole = (fork.fork(killed, 0, changes, name=name, replay=True) for name in ("grpo", "grpo-whole"))
     trainer = role(run, "trainer")
     try:
         until(lambda: stored(run, layout.CHECKPOINTS) and stored(run, layout.SYNCS) >= 9, "a checkpoint, and more")
@@ -287,7 +290,7 @@ def test_steps_that_are_skipped_as_the_reference_is_reset_are_audited_and_gone_o
         "objective.reference_reset": "5", "objective.reset_optimizer": "true", "sync.checkpoint_every": "3",
         "sync.keep_checkpoints": "9", "training.weight_decay": "1", "training.learning_rate": "0.01",
     }  # fmt: skip
-    run = forks.fork(killed, 0, changes, name="skipping", replay=True)
+    run = fork.fork(killed, 0, changes, name="skipping", replay=True)
     assert live(run, "trainer", wiring.run_trainer) == []
     assert rows(run, "select step from steps where skipped = 1 order by step") == [(step,) for step in skipped]
     assert rows(run, "select step from steps where loss is null order by step") == [(step,) for step in skipped]
@@ -296,7 +299,7 @@ def test_steps_that_are_skipped_as_the_reference_is_reset_are_audited_and_gone_o
     found = [audit.audit(run, step) for step in (6, 8, 11, STEPS)]
     assert all(it.ok and it.tolerance == 0.0 for it in found)
     assert [it.began_after for it in found] == [0, 6, 6, 18]
-    broken = forks.fork(killed, 0, changes, name="skipping-broken", replay=True)
+    broken = fork.fork(killed, 0, changes, name="skipping-broken", replay=True)
     monkeypatch.setattr(learner, "learning_rate_at", lambda step, of: learning_rate_at(step, of) + 0 / (step - 9))
     assert [str(error) for error in live(broken, "trainer", wiring.run_trainer)] == ["division by zero"]
     monkeypatch.setattr(learner, "learning_rate_at", learning_rate_at)
@@ -307,7 +310,7 @@ def test_steps_that_are_skipped_as_the_reference_is_reset_are_audited_and_gone_o
 
 def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_audited(killed: Run):
     changes = {"objective.name": "ppo", "objective.value_learning_rate": "0.01", "sync.checkpoint_every": "2"}
-    run = forks.fork(killed, 12, changes, name="ppo", replay=True)
+    run = fork.fork(killed, 12, changes, name="ppo", replay=True)
     assert live(run, "trainer", wiring.run_trainer) == []
     measured = rows(run, "select step from steps where value_loss >= 0 and value_grad_norm > 0 order by step")
     assert measured == [(step,) for step in range(13, STEPS + 1)]
@@ -329,7 +332,7 @@ def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_a
         "objective.log_z": "learned", "objective.log_z_learning_rate": "0.05", "training.steps": "42",
         "sync.checkpoint_every": "3", "sync.keep_checkpoints": "9",
     }  # fmt: skip
-    run = forks.fork(killed, 18, changes, name="learned")
+    run = fork.fork(killed, 18, changes, name="learned")
     own = replace(run, store=run.own)
     searcher, trainer = role(run, "searcher"), role(run, "trainer")
     try:
@@ -345,7 +348,7 @@ def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_a
     log_z = dict(rows(run, "select step, max(abs(log_z)) from draws where step > 18 group by step"))
     assert log_z[19] == 0 and all(log_z[step] != 0 for step in range(20, 43)), "it has begun again from nothing"
     for name, step in (("learned-whole", 18), ("learned-later", 30)):
-        again = forks.fork(run, step, {}, name=name, replay=True)
+        again = fork.fork(run, step, {}, name=name, replay=True)
         assert live(again, "trainer", wiring.run_trainer) == []
         assert rows(again, LEDGER) == rows(run, LEDGER) and rows(again, DRAWS) == rows(run, DRAWS)
         assert check(again).problems == []
@@ -386,29 +389,29 @@ def test_a_fork_that_cannot_be_is_refused_before_anything_is_made(
 ):
     before = {entry.key for entry in killed.store.list()}
     with pytest.raises(ConfigError, match=said):
-        forks.fork(killed, step, changes, name=name)
+        fork.fork(killed, step, changes, name=name)
     assert {entry.key for entry in killed.store.list()} == before
 
 
 def test_a_fork_is_forked_after_it_has_left_its_parent_and_a_replay_never(killed: Run, unbroken: Run):
-    further = forks.fork(killed, 12, {}, name="left-at-12")
+    further = fork.fork(killed, 12, {}, name="left-at-12")
     with pytest.raises(ConfigError, match=r"step 6 is one of whole's: `tba fork whole --step 6`"):
-        forks.fork(further, 6, {}, name="x")
+        fork.fork(further, 6, {}, name="x")
     with pytest.raises(ConfigError, match=r"unbroken replays what whole recorded: fork whole with its settings"):
-        forks.fork(unbroken, 6, {}, name="x")
+        fork.fork(unbroken, 6, {}, name="x")
     with pytest.raises(ConfigError, match=r"whole has recorded 24 steps, and a replay goes no further, got 30"):
-        forks.fork(killed, 6, {"training.steps": "30"}, name="x", replay=True)
+        fork.fork(killed, 6, {"training.steps": "30"}, name="x", replay=True)
     with pytest.raises(ConfigError, match=r"search.temperature is shared with the parent"):
-        forks.fork(killed, 6, {"search": {"temperature": 2.0}}, name="x")
+        fork.fork(killed, 6, {"search": {"temperature": 2.0}}, name="x")
 
 
 def test_a_fork_that_was_cut_short_can_be_made_again(killed: Run):
-    origin = forks.fork(killed, 12, {}, name="whole-twelve").parent
+    origin = fork.fork(killed, 12, {}, name="whole-twelve").parent
     assert origin
     register(killed, "again", origin)  # and no more, as by a process that was killed then
-    assert forks.fork(killed, 12, {}, name="again").parent == origin
+    assert fork.fork(killed, 12, {}, name="again").parent == origin
     with pytest.raises(ConfigError, match="run 'again' exists already beside 'whole'"):
-        forks.fork(killed, 12, {}, name="again")
+        fork.fork(killed, 12, {}, name="again")
 
 
 class Killed(BaseException): ...
@@ -437,7 +440,7 @@ def test_a_run_that_exists_is_registered_whoever_else_wanted_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_is_killed: bool
 ):
     parent = make_run(str(tmp_path))
-    fork = partial(forks.fork, parent, changes={"training.steps": "20"})
+    fork_parent = partial(fork.fork, parent, changes={"training.steps": "20"})
 
     def die() -> None:
         raise Killed
@@ -445,7 +448,7 @@ def test_a_run_that_exists_is_registered_whoever_else_wanted_its_name(
     def other(at: int, name: str) -> None:
         with monkeypatch.context() as patch, suppress(Killed, ConfigError):
             before_write(patch, at, die)
-            fork(8, name=name)
+            fork_parent(8, name=name)
         if one_is_killed:
             raise Killed
 
@@ -453,11 +456,11 @@ def test_a_run_that_exists_is_registered_whoever_else_wanted_its_name(
         name = f"x-{one}-{two}"
         with monkeypatch.context() as patch, suppress(Killed, ConfigError):
             before_write(patch, one, partial(other, two, name))
-            fork(4, name=name)
+            fork_parent(4, name=name)
         with suppress(Missing):
             assert is_registered(parent, Run.open(layout.run_url(parent.root, name)))
         with suppress(ConfigError):
-            fork(4, name=name)  # what was cut short can be made
+            fork_parent(4, name=name)  # what was cut short can be made
         assert is_registered(parent, Run.open(layout.run_url(parent.root, name)))
 
 
@@ -468,11 +471,11 @@ def is_registered(parent: Run, run: Run) -> bool:
 
 def test_a_fork_that_has_got_its_name_removes_what_others_registered_for_it(tmp_path: Path):
     parent = make_run(str(tmp_path))
-    other = forks.fork(parent, 0, {}, name="mine-2").parent
+    other = fork.fork(parent, 0, {}, name="mine-2").parent
     assert other
     for _ in range(2):
         register(parent, "mine", other)
-    forks.fork(parent, 4, {}, name="mine")
+    fork.fork(parent, 4, {}, name="mine")
     registered = records.read_all(parent.store, layout.FORKS, "fork", "sync")
     assert [(it["fork"], it["sync"]) for it in registered] == [("mine-2", 0), ("mine", 2)]
 
@@ -480,8 +483,8 @@ def test_a_fork_that_has_got_its_name_removes_what_others_registered_for_it(tmp_
 def test_of_two_that_fork_at_once_one_takes_the_next_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     parent = make_run(str(tmp_path))
     with monkeypatch.context() as patch:
-        before_write(patch, 2, lambda: forks.fork(parent, 4, {}))
-        assert forks.fork(parent, 4, {}).name == "first-4-2"
+        before_write(patch, 2, lambda: fork.fork(parent, 4, {}))
+        assert fork.fork(parent, 4, {}).name == "first-4-2"
     registered = records.read_all(parent.store, layout.FORKS, "fork")
     assert {it["fork"] for it in registered} == {"first-4", "first-4-2"}
 
@@ -493,19 +496,19 @@ def test_what_is_given_up_before_a_fork_with_a_larger_index_is_registered_is_in_
     with monkeypatch.context() as patch:
         before_write(patch, 1, lambda: compact(parent, keep_checkpoints=1, drop_beyond=make_eligibility(4)))
         with pytest.raises(ConfigError, match=r"sampling.capacity: at most 4, .* got 50"):
-            forks.fork(parent, 8, {"sampling.capacity": "50", "training.steps": "20"})
+            fork.fork(parent, 8, {"sampling.capacity": "50", "training.steps": "20"})
     with pytest.raises(ConfigError, match=r"--set: sampling.evict: 'oldest', as of the others .* got 'worst'"):
-        forks.fork(parent, 8, {"sampling.evict": "worst", "training.steps": "20"})
+        fork.fork(parent, 8, {"sampling.evict": "worst", "training.steps": "20"})
     with pytest.raises(ConfigError, match=r"--set: sampling.copies: 'newest', as of the others .* got 'all'"):
-        forks.fork(parent, 8, {"sampling.copies": "all", "training.steps": "20"})
+        fork.fork(parent, 8, {"sampling.copies": "all", "training.steps": "20"})
     with pytest.raises(ConfigError, match=r"--set: sampling.max_age: None, as of the others .* got 9"):
-        forks.fork(parent, 8, {"sampling.max_age": "9", "training.steps": "20"})
+        fork.fork(parent, 8, {"sampling.max_age": "9", "training.steps": "20"})
     assert not parent.store.list(layout.FORKS)
-    assert forks.fork(parent, 8, {"training.steps": "20"}).name == "first-8"
+    assert fork.fork(parent, 8, {"training.steps": "20"}).name == "first-8"
 
 
 def test_a_fork_without_the_checkpoint_it_starts_from_says_so_and_publishes_nothing(killed: Run):
-    run = forks.fork(killed, 6, {}, name="no-start", replay=True)
+    run = fork.fork(killed, 6, {}, name="no-start", replay=True)
     for checkpoint in Checkpoints(replace(run, store=run.own, inherits=None)).complete():
         manifest_folders.remove(run.own, layout.checkpoint(checkpoint))
     (error,) = live(run, "trainer", wiring.run_trainer)
@@ -525,7 +528,7 @@ def test_a_start_policy_that_changed_is_noticed(killed: Run, tmp_path: Path):
     """Where version 0 does not hold the full precision, the start is loaded again from where it was configured."""
     policy = tiny_folder(tmp_path / "tiny")
     config = settings(policy, **{"model.publish_dtype": "bfloat16"})
-    run = plan.start(config, str(tmp_path), "bf16")
+    run = resolve.start(config, str(tmp_path), "bf16")
     searcher = role(run, "searcher")
     try:
         assert live(run, "trainer", wiring.run_trainer) == []
@@ -553,12 +556,12 @@ def test_the_commands_say_what_they_did(killed: Run, unbroken: Run, capsys: pyte
     told = {it["run"]: (it["parent"], it["state"]) for it in json.loads(capsys.readouterr().out)}
     assert told["whole-12"] == ("whole@12", "new")
     assert told[unbroken.name] == ("whole@0 replayed", "interrupted")  # nobody has scored its last version
-    assert forks.default_name(killed, 12) == "whole-12-2"
+    assert fork.default_name(killed, 12) == "whole-12-2"
 
 
 def test_a_damaged_past_is_not_retaken(killed: Run, tmp_path: Path):
     attempt = rows(killed, "select attempt from steps where step = 6")[0][0]
     run = altered(killed, tmp_path, layout.steps(3, attempt), lambda table: put(table, "weights_sha256", 1, "0" * 64))
     with pytest.raises(Damaged, match=r"the weights after step 6, made again, have sha256"):
-        forks.fork(run, 6, {}, name="wrong")
+        fork.fork(run, 6, {}, name="wrong")
     assert not run.store.exists(layout.fork("wrong"))

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli, plan
-from flows.engines import _starting
-from flows.gpus import Devices, parse_listing, usable
-from flows.launchers import local_launcher
-from flows.processes import LocalLauncher, NotNow, Role
+from flows import cli
+from flows.planning import resolve
+from flows.roles.engines import _starting
+from flows.supervision.gpus import Devices, parse_listing, usable
+from flows.supervision.processes import LocalLauncher, NotNow, Role
+from flows.supervision.terminal import local_launcher
 from storage.runs.control import change_state
 from storage.runs.events import Events, read_events
 from storage.runs.run import Run
@@ -28,7 +29,7 @@ from tests.flows.roles import LIMITS, at_work, end_roles, script, until
 HOLD = "import time; print('held', flush=True); time.sleep(60)"
 ENTER = """
 import time
-from flows.gpus import engine_start
+from flows.supervision.gpus import engine_start
 
 with engine_start() as roles:
     print(roles, flush=True)
@@ -174,9 +175,9 @@ def test_more_gpus_for_a_trainer_than_there_are_are_refused_where_it_is_to_run(
 ):
     config = preset("quickstart").replace({"training.ranks": 3})
     assert usable(config, ranks=3) == []  # without any, ranks share the CPU
-    monkeypatch.setattr("flows.gpus.nvidia_devices", lambda: ["a", "b"])
+    monkeypatch.setattr("flows.supervision.gpus.nvidia_devices", lambda: ["a", "b"])
     with pytest.raises(ConfigError, match=r"training\.ranks: roles may use 2 GPUs .*, got 3"):
-        plan.resolve("quickstart", {"training.ranks": 3})
+        resolve.resolve("quickstart", {"training.ranks": 3})
     with pytest.raises(ConfigError, match=r"training\.ranks"):
         local_launcher(run, config, generates=False)
     assert local_launcher(run, config, trains=False).devices.uuids == ["a", "b"]  # a machine for searchers alone
@@ -185,7 +186,7 @@ def test_more_gpus_for_a_trainer_than_there_are_are_refused_where_it_is_to_run(
 CONTEND = """
 import sys
 from pathlib import Path
-from flows.gpus import Devices
+from flows.supervision.gpus import Devices
 
 devices = Devices(sys.argv[1], folder=Path(sys.argv[2]), uuids=list("abcdefgh"), per_engine=8)
 for _ in sys.stdin:
@@ -238,7 +239,7 @@ def test_a_role_with_an_engine_is_shown_all_of_its_devices(run: Run, tmp_path: P
 def test_more_gpus_for_an_engine_than_there_are_are_refused_before_anything_starts(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr("flows.gpus.nvidia_devices", lambda: ["a", "b"])
+    monkeypatch.setattr("flows.supervision.gpus.nvidia_devices", lambda: ["a", "b"])
     wide = {"engine.tensor_parallel": 3}
     root, name = str(tmp_path / "root"), ["--name", "r", "--set", "engine.tensor_parallel=3"]
     for dry in (["--dry-run"], []):
@@ -249,8 +250,8 @@ def test_more_gpus_for_an_engine_than_there_are_are_refused_before_anything_star
     with pytest.raises(ConfigError, match=r"engine\.tensor_parallel"):
         local_launcher(run, preset("quickstart").replace(wide))
     local_launcher(run, preset("quickstart").replace(wide), generates=False)  # as on a machine for trainers alone
-    assert plan.resolve("quickstart", wide, runs_here=False).engine.tensor_parallel == 3
-    assert usable(plan.resolve("quickstart", {"engine.tensor_parallel": 2}), 2) == ["a", "b"]
+    assert resolve.resolve("quickstart", wide, runs_here=False).engine.tensor_parallel == 3
+    assert usable(resolve.resolve("quickstart", {"engine.tensor_parallel": 2}), 2) == ["a", "b"]
     with pytest.raises(ConfigError, match=r"engine\.tensor_parallel: roles may use 0 GPUs"):
         usable(Config().replace({"model.device": "cpu"}), 2)
 

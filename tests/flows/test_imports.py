@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 import s3fs
 
-from flows import audit, forks, plan, wiring
 from flows.cli import main
-from flows.compact import compact_run
-from flows.imports import _apart
+from flows.commands import audit, fork
+from flows.commands.compact import compact_run
+from flows.commands.import_ import _apart
+from flows.planning import resolve
+from flows.roles import wiring
 from storage import layout
 from storage.log.prompts import read_prompts
 from storage.maintenance.check import check
@@ -54,7 +56,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def begun(policy: Path, root: str, **changes: object) -> Run:
     """A run whose trainer has stored what it begins with, and found nobody who generates."""
-    run = plan.start(settings(policy, **{**LEARNING, **changes}), root, "taken")
+    run = resolve.start(settings(policy, **{**LEARNING, **changes}), root, "taken")
     [ended] = live(run, "trainer", wiring.run_trainer)
     assert isinstance(ended, DeadlinePassed)
     return run
@@ -96,11 +98,11 @@ def test_a_run_learns_from_what_was_imported_alone_and_so_does_a_fork_which_take
     assert rows(run, "select response, reward from trajectories where reward = 1 order by prompt_id") == [
         (row["response"], 1.0) for row in found[::K]
     ]
-    same, further = (forks.fork(run, 4, {}, name=name) for name in ("same", "further"))
+    same, further = (fork.fork(run, 4, {}, name=name) for name in ("same", "further"))
     more = written(tmp_path / "b.jsonl", given(run, first=6))
     imported(further, more, capsys=capsys)
-    for fork in (same, further):
-        assert live(fork, "trainer", wiring.run_trainer) == []
+    for forked in (same, further):
+        assert live(forked, "trainer", wiring.run_trainer) == []
     assert rows(same, LEDGER) == rows(run, LEDGER) and rows(same, DRAWS) == rows(run, DRAWS)
     news = "(select prompt_id from trajectories where sync > 0)"
     assert rows(further, f"select min(step) > 4, count(*) > 0 from draws where prompt_id in {news}") == [(True, True)]

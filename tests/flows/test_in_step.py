@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import plan
-from flows.processes import FINISHED, STOPPED
+from flows.planning import resolve
+from flows.supervision.processes import FINISHED, STOPPED
 from storage import layout
 from storage.maintenance.check import check
 from storage.runs.control import change_state
@@ -37,7 +37,7 @@ def start(root: Path, policy: Path, name: str, *, lag: int, every: int, steps: i
         "search.prompts_per_round": 2 * every,
         "training.weight_decay": 0.5,  # so that versions differ, whatever the rewards are
     }
-    return plan.start(settings(policy, **changes), str(root), name)
+    return resolve.start(settings(policy, **changes), str(root), name)
 
 
 def roles_of(run: Run) -> dict[str, subprocess.Popen[bytes]]:

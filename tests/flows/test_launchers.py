@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.gpus import Devices
-from flows.launchers import Background, run_here
-from flows.one_life import watch_one
-from flows.processes import STOPPED, LocalLauncher, Role
-from flows.supervise import Event, StopRequest, supervise
+from flows.supervision.gpus import Devices
+from flows.supervision.one_life import watch_one
+from flows.supervision.processes import STOPPED, LocalLauncher, Role
+from flows.supervision.supervisor import Event, StopRequest, supervise
+from flows.supervision.terminal import Background, run_here
 from storage.objects.store import LocalStore
 from storage.runs.control import change_state, read_state
 from storage.runs.leases import read_leases
@@ -46,7 +46,7 @@ def later(action: Callable[[], object], run: Run) -> None:
 def test_a_run_goes_to_its_end_without_prefect(
     run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("flows.launchers.WORD_EVERY", 0.1)
+    monkeypatch.setattr("flows.supervision.terminal.WORD_EVERY", 0.1)
     later(partial(finish, run), run)
     run_here(run)
     said = capsys.readouterr().err
@@ -88,7 +88,7 @@ def test_a_run_that_was_asked_to_stop_says_how_to_go_on(run: Run):
 )
 def test_a_program_that_is_told_to_end_stops_its_roles_first(run: Run, numbers: list[signal.Signals], code: int):
     program = (
-        "import sys; from flows.launchers import run_here; from storage.runs.run import Run\n"
+        "import sys; from flows.supervision.terminal import run_here; from storage.runs.run import Run\n"
         "try: run_here(Run.open(sys.argv[1]))\n"
         "except KeyboardInterrupt: sys.exit(130)"
     )

@@ -9,8 +9,10 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 import storage
-from flows import audit, forks, plan, wiring
-from flows.export import export
+from flows.commands import audit, fork
+from flows.commands.export_version import export
+from flows.planning import resolve
+from flows.roles import wiring
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
@@ -32,7 +34,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Iterator[Run]:
-    run = plan.start(settings(base, **LORA), str(tmp_path_factory.mktemp("root")), "whole")
+    run = resolve.start(settings(base, **LORA), str(tmp_path_factory.mktemp("root")), "whole")
     run_all(run)
     yield run
 
@@ -80,10 +82,10 @@ def test_a_resumed_trainer_takes_the_same_steps(finished, tmp_path, checkpoint, 
 def test_a_step_can_be_audited_and_left_by_a_fork(finished):
     assert audit.audit(finished, 7).ok
     with pytest.raises(ConfigError, match=r"model\.lora_rank is shared with the parent"):
-        forks.fork(finished, 8, {"model.lora_rank": 4})
-    fork = forks.fork(finished, 8, {"training.learning_rate": 1e-3}, name="fork", replay=True)
-    assert live(fork, "trainer", wiring.run_trainer) == []
-    assert check(fork).ok
+        fork.fork(finished, 8, {"model.lora_rank": 4})
+    forked = fork.fork(finished, 8, {"training.learning_rate": 1e-3}, name="fork", replay=True)
+    assert live(forked, "trainer", wiring.run_trainer) == []
+    assert check(forked).ok
 
 
 def test_another_base_is_refused(finished, tmp_path):
@@ -114,6 +116,6 @@ def test_what_is_exported_computes_what_base_and_adapter_do(finished, tmp_path, 
 
 
 def test_a_run_without_adapters_has_none_to_export(tmp_path, base):
-    run = plan.start(settings(base), str(tmp_path), "plain")
+    run = resolve.start(settings(base), str(tmp_path), "plain")
     with pytest.raises(ConfigError, match="--adapter: plain has no adapters"):
         export(run, 0, None, str(tmp_path / "out"), adapter=True)

@@ -14,9 +14,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from flows.browse.look import Look
-from flows.query_process import QueryProcess
-from flows.row_values import Bounds, Encoder, decode_row, encode_row
+from flows.pages.browse.session import Look
+from flows.queries.query_process import QueryProcess
+from flows.queries.row_values import Bounds, Encoder, decode_row, encode_row
 from storage.runs.run import Run
 from tba.errors import QueryEnded, QueryError, QueryFailed, Refused, TooLong
 from tests.flows.site import Site, serve

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import storage
-from flows import plan, ranks
+from flows.planning import resolve
+from flows.roles import rank
 from storage.runs.run import Run
 from tba.presets import preset
 from tba.runtime.messages import send
@@ -24,7 +25,7 @@ STEPS = 60
 def ranks_of(trainer: int) -> list[int]:
     """The processes that a trainer has started as its ranks."""
     listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(trainer)], capture_output=True, text=True)
-    return [int(line.split()[0]) for line in listed.stdout.splitlines() if "flows.ranks" in line]
+    return [int(line.split()[0]) for line in listed.stdout.splitlines() if "flows.roles.rank" in line]
 
 
 @pytest.mark.slow
@@ -38,13 +39,13 @@ def test_a_run_survives_the_kill_of_a_rank_and_of_a_trainer_with_ranks(root, tmp
     process, url = tba(*command, log=log), f"{root}/runs/r"
     run = until(lambda: opened(url), "the run was not created", log)
     first = until(lambda: lease_at(run, "trainer", step=4), "the trainer took no steps", log)
-    (rank,) = ranks_of(first.pid)
-    os.kill(rank, signal.SIGKILL)
+    (other,) = ranks_of(first.pid)
+    os.kill(other, signal.SIGKILL)
     second = until(lambda: lease_at(run, "trainer", step=12, life=2), "the trainer was not started again", log)
-    assert f"rank 1 of the trainer (pid {rank}) has died (SIGKILL)" in events_of(run), log.read_text()[-3000:]
-    (rank,) = ranks_of(second.pid)
+    assert f"rank 1 of the trainer (pid {other}) has died (SIGKILL)" in events_of(run), log.read_text()[-3000:]
+    (other,) = ranks_of(second.pid)
     os.kill(second.pid, signal.SIGKILL)
-    until(lambda: not is_running(rank), "the rank outlived its trainer", log)
+    until(lambda: not is_running(other), "the rank outlived its trainer", log)
     assert process.wait(120) == 0, log.read_text()[-3000:]
     assert tba("check", url, log=log).wait(60) == 0, log.read_text()[-3000:]
     assert tba("audit", url, "--step", str(STEPS - 1), log=log).wait(120) == 0, log.read_text()[-3000:]
@@ -55,10 +56,10 @@ def test_a_run_survives_the_kill_of_a_rank_and_of_a_trainer_with_ranks(root, tmp
 
 
 def test_what_a_rank_writes_into_the_trainers_log_names_it(tmp_path):
-    run = plan.start(preset("quickstart").replace({"training.ranks": 3}), str(tmp_path), "r")
+    run = resolve.start(preset("quickstart").replace({"training.ranks": 3}), str(tmp_path), "r")
     orders = io.BytesIO()
     send(orders, {"do": "what nobody knows", "with": None})
-    command = [*ranks.COMMAND, "--run", run.url, "--rank", "2"]
+    command = [*rank.COMMAND, "--run", run.url, "--rank", "2"]
     ended = subprocess.run(command, input=orders.getvalue(), capture_output=True, timeout=120)
     assert ended.returncode == 1 and b"what nobody knows" in ended.stdout
     assert re.search(rb"^\S+ \S+ tba INFO rank 2: where it was:\nTraceback", ended.stderr, re.MULTILINE)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import plan
-from flows.reader import Reader, make_buffer
+from flows.planning import resolve
+from flows.roles.buffer_process import Reader, make_buffer
 from storage import layout
 from storage.log.schema import decode
 from storage.log.trajectories import Trajectories
@@ -31,7 +31,7 @@ RESPONSES = [0.0, 0.5, 1.0]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    run = plan.start(make_config(), str(tmp_path), "first")
+    run = resolve.start(make_config(), str(tmp_path), "first")
     claim_attempt(run)
     for round in range(3):
         append(run, round)
@@ -162,7 +162,7 @@ def test_signals_that_are_meant_for_the_trainer_leave_it_alone(run: Run):
 
 def test_it_ends_with_its_trainer_however_that_ends(run: Run):
     program = (
-        "import sys, time; from flows.reader import Reader; from storage.runs.run import Run\n"
+        "import sys, time; from flows.roles.buffer_process import Reader; from storage.runs.run import Run\n"
         "reader = Reader(Run.open(sys.argv[1]), 1, 1, deadline=60); reader.waiting()\n"
         "print(reader.process.pid, flush=True); time.sleep(60)"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows import plan
+from flows.planning import resolve
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from tba.config import TaskConfig, parse
@@ -53,7 +53,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) 
         "evaluation.every": 3,
         "evaluation.samples": 12,
     }
-    run = plan.start(plan.resolve("redteam", changes), str(folder), "attack")
+    run = resolve.start(resolve.resolve("redteam", changes), str(folder), "attack")
     run_all(run)
     yield run
 
@@ -109,7 +109,7 @@ def test_a_residual_follows_from_what_is_stored_and_the_target_of_its_step(finis
 
 def test_rewards_that_follow_from_the_seeds_of_responses_cannot_be_remembered():
     with pytest.raises(ConfigError, match=r"search\.remembered_rewards must be 0 for task 'redteam', .* got 9"):
-        plan.resolve("redteam", {"search.remembered_rewards": 9})
+        resolve.resolve("redteam", {"search.remembered_rewards": 9})
 
 
 def test_success_and_diversity_of_the_first_and_the_last_version_are_stored(finished: Run):

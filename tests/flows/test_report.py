@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from flows import samples
-from flows.browse import glance
-from flows.browse.look import Look
-from flows.charts import Series, line_chart, number
 from flows.cli import main
-from flows.page import STYLE, Table
-from flows.report import BY_VERSION, _learning, evaluated, render, write
-from flows.summary import last_scores, markdown
+from flows.pages.browse import overview
+from flows.pages.browse.session import Look
+from flows.pages.charts import Series, line_chart, number
+from flows.pages.html import STYLE, Table
+from flows.pages.markdown import last_scores, markdown
+from flows.pages.report import samples
+from flows.pages.report.page import BY_VERSION, _learning, evaluated, render, write
 from storage import layout
 from storage.log.trajectories import Trajectories
 from storage.queries.views import connect
@@ -218,7 +218,7 @@ def test_a_measure_that_is_no_number_is_left_out_and_the_rest_is_shown(
     look = Look(made.run, 20.0)
     assert main(["watch", made.run.url, "--once"]) == 0
     told = capsys.readouterr().out
-    for said in (render(made.run), markdown(made.run), glance.page(look), told):
+    for said in (render(made.run), markdown(made.run), overview.page(look), told):
         assert "0.5" in said
         assert "greedy_kl" not in said.split("Evaluations</h2>")[0]
     look.close()

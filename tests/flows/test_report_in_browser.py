@@ -9,8 +9,8 @@ from playwright.sync_api import Browser, Error, Locator
 from playwright.sync_api import Page as Shown
 
 import storage
-from flows import comparison
-from flows.report import write
+from flows.pages.report import comparison
+from flows.pages.report.page import write
 from storage.runs.run import Run
 from tba.errors import ConfigError
 from tests.browser import open_page

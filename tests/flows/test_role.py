@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from flows import role
-from flows.processes import FAILED, FINISHED, LOG_FORMAT
-from flows.supervise import ERROR_LINE
+from flows.roles import role
+from flows.supervision.processes import FAILED, FINISHED, LOG_FORMAT
+from flows.supervision.supervisor import ERROR_LINE
 from storage.runs.control import change_state
 from storage.runs.events import read_events
 from storage.runs.leases import read_lease

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.prompt import Completer
+from flows.commands.sql_prompt import Completer
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
 from tests.builders import make_shard

@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
-from flows.stack import POOLS, Stack, command_line, prefect_file
-from flows.tba import tba
-from flows.workdir import leave_temporary_folder
+from flows.orchestration.flow import tba
+from flows.orchestration.stack import POOLS, Stack, command_line, prefect_file
+from flows.orchestration.workdir import leave_temporary_folder
 from tba.errors import ConfigError
 from tba.presets import PRESETS
 
@@ -34,7 +34,7 @@ def test_the_server_offers_every_deployment_with_nothing_that_ties_it_to_a_machi
 
 def test_the_tba_deployments_differ_in_their_task_alone():
     deployments = yaml.safe_load(prefect_file().read_text())["deployments"]
-    tasks = {it["name"]: it["parameters"] for it in deployments if it["entrypoint"] == "flows.tba.tba"}
+    tasks = {it["name"]: it["parameters"] for it in deployments if it["entrypoint"] == "flows.orchestration.flow.tba"}
     assert tasks == {task: {"task": task} for task in PRESETS}
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from flows.gpus import Devices
-from flows.one_life import watch_one
-from flows.processes import STOPPED, LocalLauncher, Role
-from flows.stopping import MOST, SAFETY, Patience, Stopping, forecast, seconds_to_stop
-from flows.supervise import Event, StopRequest
-from flows.wanted import stop
+from flows.commands.scale import stop
+from flows.supervision.gpus import Devices
+from flows.supervision.grace_period import MOST, SAFETY, Patience, Stopping, forecast, seconds_to_stop
+from flows.supervision.one_life import watch_one
+from flows.supervision.processes import STOPPED, LocalLauncher, Role
+from flows.supervision.supervisor import Event, StopRequest
 from storage.objects.records import now
 from storage.runs.control import change_state
 from storage.runs.leases import Lease, Seen, readable_lease
@@ -32,7 +32,7 @@ LONG = 300.0  # seconds that a role says it needs, more than any test takes
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 1000.0
-        monkeypatch.setattr("flows.stopping.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("flows.supervision.grace_period.time.monotonic", lambda: self.now)
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from flows.alarms import how_far
-from flows.gpus import Devices
-from flows.plan import resume
-from flows.processes import FINISHED, STOPPED, LocalLauncher, NotNow, Role, RoleProcess, process_of
-from flows.runs import summarise
-from flows.supervise import Event, StopRequest, supervise
-from flows.wanted import scale, stop
+from flows.commands.scale import scale, stop
+from flows.planning.resolve import resume
+from flows.planning.run_summary import summarise
+from flows.supervision.alarms import how_far
+from flows.supervision.gpus import Devices
+from flows.supervision.processes import FINISHED, STOPPED, LocalLauncher, NotNow, Role, RoleProcess, process_of
+from flows.supervision.supervisor import Event, StopRequest, supervise
 from storage import layout
 from storage.objects.records import encode, now
 from storage.objects.store import Store
@@ -460,7 +460,7 @@ class Losing(LocalLauncher):
 def test_a_life_that_can_neither_be_ended_nor_heard_of_is_given_up_and_replaced(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("flows.supervise.INSIST_EVERY", 0.3)
+    monkeypatch.setattr("flows.supervision.supervisor.INSIST_EVERY", 0.3)
     launcher = Losing(run, "searcher-001")
     supervised = Supervised(run, launcher=launcher)
     until(lambda: works(run, "searcher-001"))
@@ -508,7 +508,7 @@ def test_the_last_word_of_a_role_counts_where_nobody_else_says_that_it_has_ended
 def test_a_role_that_never_begins_fails_the_run_and_says_before_what_it_waits_for(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("flows.supervise.PATIENCE", 0.3)
+    monkeypatch.setattr("flows.supervision.supervisor.PATIENCE", 0.3)
     supervised = Supervised(run, launcher=Losing(run, "searcher-001", lives=9))
     error = supervised.ended()
     assert isinstance(error, RunFailed)

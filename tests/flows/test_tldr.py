@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows import plan
+from flows.planning import resolve
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from tba.models.judge import Judge
@@ -67,8 +67,8 @@ def finished(folder: Path, moto: Server, cache: Path) -> Iterator[Run]:
         judges = s3_root(moto, patch)
         upload(folder / "reward", f"{judges}/reward")
         options = {"reward_model": f"{judges}/reward", "gold_model": str(folder / "gold"), "device": "cpu"}
-        config = plan.resolve("tldr", {**small, **changes, "task.options": options})
-        run = plan.start(config, str(folder / "root"), "tldr")
+        config = resolve.resolve("tldr", {**small, **changes, "task.options": options})
+        run = resolve.start(config, str(folder / "root"), "tldr")
         run_all(run)
         yield run
 

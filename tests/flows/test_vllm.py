@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import storage
-from flows.export import export
+from flows.commands.export_version import export
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from storage.weights.versions import Versions

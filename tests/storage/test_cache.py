@@ -150,13 +150,13 @@ def test_processes_that_load_versions_at_the_same_time_share_them(
         manifest_folders.publish(store, f"versions/{number:06d}-a0001/", source, {})
     role = (
         "import sys, time\n"
-        "from storage import folders\n"
+        "from storage.objects import manifest_folders\n"
         "from storage.objects.store import open_store\n"
-        "store, fetch, fetched = open_store(sys.argv[1]), folders._fetch_file, []\n"
-        "folders._fetch_file = lambda *a: (fetched.append(a), fetch(*a))\n"
+        "store, fetch, fetched = open_store(sys.argv[1]), manifest_folders._fetch_file, []\n"
+        "manifest_folders._fetch_file = lambda *a: (fetched.append(a), fetch(*a))\n"
         "print('ready', flush=True); sys.stdin.readline()\n"
         "for number in range(10):\n"
-        "    copy = folders.local_copy(store, f'versions/{number:06d}-a0001/', keep=2)\n"
+        "    copy = manifest_folders.local_copy(store, f'versions/{number:06d}-a0001/', keep=2)\n"
         "    for _ in range(5):\n"
         "        assert {p.read_bytes() for p in copy.iterdir()} == {b'%d' % number * 100_000}\n"
         "        time.sleep(0.005)\n"

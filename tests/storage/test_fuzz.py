@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows.runs import summarise
+from flows.planning.run_summary import summarise
 from storage.log.compactions import Compactions
 from storage.log.ledger import read_entries
 from storage.log.prompts import read_prompts

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import storage
-from flows.runs import summaries
+from flows.planning.run_summary import summaries
 from storage import layout
 from storage.log.schema import encode, to_table
 from storage.runs.events import read_events

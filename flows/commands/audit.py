@@ -1,0 +1,200 @@
+"""`tba audit`: a past step taken again from what is stored, and compared with what the ledger says of it.
+
+The state before the step is that of the nearest checkpoint, from where the steps in between are taken again too; so is
+what follows up to the sync that closes the step, whose ledger keeps a checksum of the resulting weights.
+"""
+
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flows.progress import bar
+from flows.roles.threads import use_threads
+from storage import layout
+from storage.log.ledger import LATER, Entry, read_entries
+from storage.runs.attempts import chain
+from storage.runs.run import Run
+from tba.config import Config, parse
+from tba.errors import ConfigError, Damaged, Missing
+from tba.types import Version
+
+if TYPE_CHECKING:
+    from tba.train.retake import Retaken
+
+log = logging.getLogger(__name__)
+
+OFF_CPU = 0.01
+"""Relative difference that is accepted, unless said otherwise, where arithmetic is not repeatable bit by bit."""
+
+_OF_A_ROW = (
+    "slot", "position", "trajectory_id", "prompt_id", "branch", "weight", "age", "advantage", "residual", "log_z",
+    "logp", "ref_logp",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One thing that the ledger says, and what came out now."""
+
+    what: str
+    ledger: Any
+    now: Any
+    agrees: bool
+
+
+@dataclass
+class Audit:
+    run: str
+    step: int
+    attempt: int
+    sync: int
+    began_after: int  # the step whose state was kept
+    device: str
+    tolerance: float
+    compared: list[Compared] = field(default_factory=list)  # in all
+    rows: list[Compared] = field(default_factory=list)  # of the batch, those that differ
+    batch: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return all(it.agrees for it in [*self.compared, *self.rows])
+
+
+def show(run: Run, step: int, *, tolerance: float | None, as_json: bool) -> int:
+    found = audit(run, step, tolerance=tolerance)
+    if as_json:
+        print(json.dumps({"ok": found.ok, **asdict(found)}, indent=1))
+    else:
+        _print(found)
+    return 0 if found.ok else 1
+
+
+def audit(run: Run, step: int, *, tolerance: float | None = None) -> Audit:
+    """Take a step again. ConfigError if it is not one of this run's own."""
+    config = parse(run.config)
+    attempt = _attempt_of(run, config, step)
+    sync = config.sync_of_step(step)
+    entries = _entries(run, sync, attempt)
+    use_threads(config.model.threads)
+    from flows.roles.past_state import load_past
+
+    past, last = load_past(run, step), config.step_of_sync(sync)
+    accepted = tolerance if tolerance is not None else 0.0 if past.repeatable else OFF_CPU
+    found = Audit(run.name, step, attempt, sync, past.step, past.device, accepted)
+    log.info("taking steps %d to %d of %s again", past.step + 1, last, run.name)
+    with bar("taking steps again") as tell:
+        for taken in past.retake(last):
+            tell(taken.step - found.began_after, last - found.began_after)
+            if taken.step == step:
+                entry = entries[step - last - 1]
+                written = Version(entry.step["version"], entry.step["version_attempt"])
+                began_with = Version(config.sync_before(step), attempt)
+                found.compared.append(Compared("version", str(written), str(began_with), written == began_with))
+                _compare_step(found, entry, taken)
+    written, now = entries[-1].step["weights_sha256"], past.weights_sha256()
+    agrees = written == now or accepted > 0  # bits that are not repeatable say nothing
+    found.compared.append(Compared(f"sha256 of the weights after step {last}", written, now, agrees))
+    return found
+
+
+def _attempt_of(run: Run, config: Config, step: int) -> int:
+    """Whose ledger counts for a step."""
+    if run.parent and step <= run.parent.step:
+        raise ConfigError(
+            f"--step: {run.name} is a fork that goes on after step {run.parent.step}; step {step} is one of "
+            f"{run.parent.run}'s: `tba audit {run.parent.run} --step {step}`"
+        )
+    if not 1 <= step <= config.training.steps:
+        raise ConfigError(f"--step: between {config.start.step + 1} and {config.training.steps}, got {step}")
+    sync = config.sync_of_step(step)
+    return next((span.attempt for span in chain(run) if span.covers(sync)), 0)
+
+
+def _entries(run: Run, sync: int, attempt: int) -> list[Entry]:
+    try:
+        return read_entries(run, sync, attempt)
+    except Missing as error:
+        if any(run.store.exists(name(sync, attempt)) for name in (layout.steps, layout.draws)):
+            raise Damaged(str(error)) from None
+        raise ConfigError(f"--step: the ledger of sync {sync}, which closes this step, is not stored yet") from None
+
+
+def _compare_step(found: Audit, entry: Entry, taken: "Retaken") -> None:
+    drawn = [
+        {**asdict(draw), **asdict(outcome)} for draw, outcome in zip(taken.draws, taken.learned.outcomes, strict=True)
+    ]
+    found.batch = len(drawn)
+    same = sum(now["trajectory_id"] == said["trajectory_id"] for now, said in zip(drawn, entry.draws, strict=False))
+    found.compared.append(
+        Compared("trajectories drawn", len(entry.draws), same, same == len(entry.draws) == len(drawn))
+    )
+    scales = {name: _scale(row[name] for row in entry.draws) for name in _OF_A_ROW}
+    for now, said in zip(drawn, entry.draws, strict=False):
+        place = f"slot {said['slot']}, position {said['position']}"
+        names = [name for name in _OF_A_ROW if said[name] is not None or name not in LATER]
+        values = [_compare(found, f"{place}: {name}", said[name], now[name], scales[name]) for name in names]
+        found.rows += [it for it in values if not it.agrees]
+    stored, retaken = (float(of.get("skipped") or 0) for of in (entry.step, taken.metrics))
+    found.compared.append(Compared("skipped", stored, retaken, stored == retaken))
+    for name, value in sorted(taken.metrics.items()):
+        if name in entry.step and name != "skipped":  # one that was not measured then says nothing
+            said = entry.step[name]
+            found.compared.append(_compare(found, name, said, value, _scale([said])))
+
+
+def _scale(values: Iterable[Any]) -> float:
+    """What a difference is measured by: the largest of the numbers."""
+    return max((abs(value) for value in values if isinstance(value, float)), default=0.0)
+
+
+def _compare(found: Audit, what: str, ledger: Any, now: Any, scale: float) -> Compared:
+    if isinstance(ledger, float) and isinstance(now, float):
+        return Compared(what, ledger, now, ledger == now or abs(ledger - now) <= found.tolerance * scale)
+    return Compared(what, ledger, now, ledger == now)
+
+
+# --- on the screen --------------------------------------------------------------------------------------------------
+
+_SHOWN = 20  # rows that differ; the rest is counted
+
+
+def _print(found: Audit) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    console.print(
+        f"step {found.step} of {found.run}, taken by attempt {found.attempt}; taken again on {found.device} from the "
+        f"state after step {found.began_after}",
+        soft_wrap=True,
+    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("compared", "ledger", "taken again", ""):
+        table.add_column(name)
+    for it in [*found.compared, *found.rows[:_SHOWN]]:
+        table.add_row(it.what, _short(it.ledger), _short(it.now), _verdict(found, it))
+    console.print(table)
+    if len(found.rows) > _SHOWN:
+        console.print(f"… and {len(found.rows) - _SHOWN} more values of the batch that differ")
+    if found.ok:
+        console.print(f"the step is what the ledger says: {found.batch} rows and all that was found for them agree")
+    else:
+        number = sum(not it.agrees for it in [*found.compared, *found.rows])
+        console.print(f"{number} value{'s differ' if number != 1 else ' differs'} from the ledger")
+
+
+def _verdict(found: Audit, it: Compared) -> str:
+    if it.ledger == it.now:
+        return "the same"
+    if not it.agrees:
+        return "[red]differs[/red]"
+    return f"within {found.tolerance:g}" if isinstance(it.now, float) else "not compared"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    return f"{value[:12]}…" if isinstance(value, str) and len(value) > 40 else str(value)

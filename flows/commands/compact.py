@@ -1,0 +1,69 @@
+"""`tba compact`: the shards of a run into few objects, told as a table or as JSON."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+
+from flows.planning.run_summary import has_all
+from flows.progress import bar
+from storage.maintenance.compactor import Compacted, Progress, compact
+from storage.runs.run import Run, run_urls
+from tba.config import parse
+from tba.errors import TBAError
+
+
+def compact_run(run: Run, *, drop_payloads: bool = False, progress: Progress | None = None) -> Compacted:
+    """As the run's settings have it: what is kept follows from how many checkpoints are, and from what can be drawn."""
+    config = parse(run.config)
+    return compact(
+        run,
+        keep_checkpoints=config.sync.keep_checkpoints,
+        drop_beyond=config.sampling.eligibility if drop_payloads else None,
+        progress=progress,
+    )
+
+
+def compact_all(
+    root: str, *, drop_payloads: bool, tell: Callable[[str], None], warn: Callable[[str], None]
+) -> list[str]:
+    """Every run under a root, as it stands; payloads are dropped of those that have finished. Returns the URLs of those
+    that were refused, once the reason is told."""
+    failed: list[str] = []
+    for url in run_urls(root):
+        try:
+            run = Run.open(url)
+            drops = drop_payloads and has_all(run)
+            tell(describe(compact_run(run, drop_payloads=drops), drop_payloads=drops))
+        except TBAError as error:
+            warn(f"{url}: {type(error).__name__}: {error}")
+            failed.append(url)
+    return failed
+
+
+def show(run: Run, *, drop_payloads: bool, as_json: bool) -> int:
+    with bar("compacting") as tell:
+        done = compact_run(run, drop_payloads=drop_payloads, progress=tell)
+    if as_json:
+        print(json.dumps({**asdict(done), "upto": str(done.upto) if done.upto else None}, indent=1))
+    else:
+        print(describe(done, drop_payloads=drop_payloads))
+    return 0
+
+
+def describe(done: Compacted, *, drop_payloads: bool = False) -> str:
+    if done.upto is None:
+        return f"{done.run} has no checkpoint yet: what was admitted before the oldest one can be compacted"
+    lines = [
+        f"{done.shards:,} shards of {done.run}, admitted up to sync {done.upto.number}, lie in compactions; "
+        f"{len(done.written)} written now ({done.bytes_written / 1e6:,.1f} MB), {done.removed:,} objects removed"
+    ]
+    if done.payloads_given_up:
+        lines.append(f"the tokens of {done.payloads_given_up:,} trajectories were given up: retention {done.retention}")
+    elif drop_payloads:
+        held = f"here or by a fork ({', '.join(done.forks)})" if done.forks else "here"
+        lines.append(
+            f"no tokens were given up: those left can still be drawn, {held}, or are too few to be worth objects "
+            "written anew"
+        )
+    lines += [f"left as it is: {key}: {why}" for key, why in done.left.items()]
+    return "\n".join(lines)

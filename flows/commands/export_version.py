@@ -1,0 +1,94 @@
+"""`tba export`: a version of a run as a Hugging Face folder anywhere on this machine."""
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from flows.roles.threads import use_threads
+from storage import layout
+from storage.objects import manifest_folders
+from storage.runs.attempts import chain, stands
+from storage.runs.run import Run
+from storage.weights.versions import Versions
+from tba.config import Config, parse
+from tba.errors import ConfigError
+from tba.types import Version
+
+
+def export(run: Run, number: int, attempt: int | None, folder: str, *, adapter: bool = False) -> Path:
+    """Copy a version and verify it; the folder appears only when all of it is there. Where versions are adapters, merge
+    it into its base first, unless `adapter` is wanted by itself."""
+    config = parse(run.config)
+    if adapter and not config.model.lora_rank:
+        raise ConfigError(f"--adapter: {run.name} has no adapters, its model.lora_rank is 0")
+    version = _find(run, number, attempt)
+    with appearing(folder) as (target, unfinished):
+        if config.model.lora_rank and not adapter:
+            _merge(run, config, version, unfinished)
+        else:
+            _fetch(run, version, unfinished)
+    return target
+
+
+@contextmanager
+def appearing(folder: str) -> Iterator[tuple[Path, Path]]:
+    """Where a folder is to be, and one to fill that becomes it once all has been written. ConfigError if something is
+    there already, or nothing can be."""
+    if "://" in folder:
+        raise ConfigError(f"DIR: a folder of this machine, to be copied from there, got {folder}")
+    target = Path(folder).absolute()
+    if target.is_mount() or target == Path.cwd():
+        raise ConfigError(f"DIR: {folder} is where something is mounted or where you are: name a folder inside of it")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{folder} exists already and is not an empty folder")
+    unfinished = target.parent / f".{target.name}.{secrets.token_hex(4)}"
+    made = [parent for parent in target.parents if not parent.exists()]
+    try:
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigError(f"DIR: {folder} cannot be written: {error.strerror}") from None
+    try:
+        yield target, unfinished
+        if target.exists():
+            target.rmdir()
+        unfinished.rename(target)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        with suppress(OSError):  # somebody else has put something there meanwhile
+            for parent in made:
+                parent.rmdir()
+        raise
+
+
+def _find(run: Run, number: int, attempt: int | None) -> Version:
+    """Of the attempt that is asked for, else the one that the run goes on from."""
+    spans = chain(run)
+    kept = [it for it in Versions(run).complete() if attempt is not None or stands(spans, it)]
+    fitting = [it for it in kept if it.number == number and attempt in (None, it.attempt)]
+    if not fitting:
+        numbers = ", ".join(map(str, sorted({it.number for it in kept}))) or "none"
+        which = f"version {number}" if attempt is None else f"version {number} of attempt {attempt}"
+        raise ConfigError(f"{run.name} has no {which}; kept: {numbers}")
+    return max(fitting, key=lambda it: it.order)
+
+
+def _fetch(run: Run, version: Version, into: Path) -> None:
+    from rich.console import Console
+
+    prefix = layout.version(version)
+    manifest = manifest_folders.read_manifest(run.store, prefix)
+    size = sum(file["bytes"] for file in manifest["files"]) if manifest else 0
+    with Console(stderr=True).status(f"copying version {version} ({size / 1e6:,.1f} MB)"):
+        manifest_folders.fetch(run.store, prefix, into)
+
+
+def _merge(run: Run, config: Config, version: Version, into: Path) -> None:
+    use_threads(config.model.threads)
+    from transformers.utils import logging
+
+    from flows.roles import wiring
+
+    logging.disable_progress_bar()
+    wiring.load_merged(run, config, version).save(into)

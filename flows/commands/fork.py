@@ -1,0 +1,263 @@
+"""`tba fork`: a new run that goes on from a past step of another, and shares what that had stored by then."""
+
+import logging
+from collections.abc import Mapping
+from itertools import count
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from flows.planning import resolve
+from flows.planning.run_summary import newest_sync
+from flows.progress import bar
+from flows.roles.threads import use_threads
+from storage import layout
+from storage.log.ledger import read_entries
+from storage.log.syncs import read_chain
+from storage.objects import records
+from storage.objects.store import open_store
+from storage.runs.attempts import chain, newest_attempt
+from storage.runs.control import change_state
+from storage.runs.forks import is_kept, register, settle, unregister
+from storage.runs.inheritance import Parent
+from storage.runs.retention import given_up_payloads, in_the_way
+from storage.runs.run import Run
+from storage.weights.checkpoints import Checkpoints
+from tba.config import Config, parse, same_moments
+from tba.errors import AlreadyExists, ConfigError, Damaged, Missing
+from tba.types import Version
+
+if TYPE_CHECKING:
+    from flows.roles.past_state import Past
+
+log = logging.getLogger(__name__)
+
+FIXED = (
+    "task", "model.path", "model.revision", "model.lora_rank", "model.lora_alpha", "model.lora_targets",
+    "search.temperature", "search.prompts_from", "search.prompts_where",
+)  # fmt: skip
+"""Settings that a fork shares with its parent: by them the trajectories it inherits were asked for, generated and
+scored, and its checkpoint written."""
+
+
+def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str | None = None, replay: bool = False) -> Run:
+    """Make the run, by default under the first name that is free; nothing has been started. ConfigError says why it
+    cannot be."""
+    if name and open_store(layout.run_url(parent.root, name)).exists(layout.RUN):
+        raise _taken(parent, name)
+    before = parse(parent.config)
+    origin = _origin(parent, step, replay=replay)
+    config, sampler = _settings(parent, before, origin, changes)
+    _check_steps(parent, origin, config)
+    _check_payloads(parent, origin, config)
+    past = _take_again(parent, origin) if origin.rebuilt else None
+    run = _make(parent, origin, config, sampler, name)
+    if past:
+        past.save(run, origin.attempt)
+    change_state(run, desired="run", searchers=0 if replay else config.search.searchers, why="forked")
+    return run
+
+
+def _make(parent: Run, origin: Parent, config: Config, sampler: str, given: str | None) -> Run:
+    """Under the given name, or the next that is free if somebody else is faster."""
+    while True:
+        name = given or default_name(parent, origin.step)
+        registration = register(parent, name, origin)
+        try:
+            _check_payloads(parent, origin, config)  # again: from here on, what is given up leaves out what it draws
+            run = Run.create(
+                parent.root,
+                name,
+                config=config.to_dict(),
+                sampler_sql=sampler,
+                code_version=resolve.code_version(),
+                created_by="tba fork",
+                parent=origin,
+            )
+        except AlreadyExists:
+            unregister(parent, registration)
+            if given:
+                raise _taken(parent, name) from None
+            continue
+        except ConfigError:  # before there was anything of the run
+            unregister(parent, registration)
+            raise
+        settle(parent, name, registration)
+        return run
+
+
+def _taken(parent: Run, name: str) -> ConfigError:
+    return ConfigError(f"--name: run {name!r} exists already beside {parent.name!r}")
+
+
+def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
+    """Where the fork leaves its parent: at a sync, since only there everything is stored."""
+    _check_parent(parent, step)
+    synced = read_chain(parent)
+    steps = {record.step: record.sync for record in synced}
+    attempts = newest_attempt(parent)
+    spans = chain(parent, attempts)
+    newest = newest_sync(parent, spans)
+    closed = {step: sync for step, sync in steps.items() if sync <= newest}
+    if step not in closed:
+        near = sorted(closed, key=lambda it: (abs(it - step), it))[:2]
+        known = f"; near it are steps {' and '.join(map(str, sorted(near)))}" if near else ""
+        known += f", and the last is step {max(closed)}" if closed and step > max(closed) else ""
+        raise ConfigError(f"--step: {parent.name} can be left at a sync whose ledger is stored, got {step}{known}")
+    sync = closed[step]
+    attempt = next(span.attempt for span in spans if span.covers(sync))
+    checkpoint = Version(sync, attempt)
+    return Parent(
+        run=parent.name,
+        step=step,
+        sync=sync,
+        attempt=attempt,
+        attempts=attempts,
+        replays=synced[-1].sync if replay else None,
+        rebuilt=bool(sync) and not _can_start(parent, checkpoint),
+    )
+
+
+def _can_start(parent: Run, checkpoint: Version) -> bool:
+    """Whether a fork can start from a checkpoint of its parent. One that is damaged is made again, as one that is
+    gone. Files in an object store are only looked for, by name and size: whoever forks need not have room for them."""
+    try:
+        if not is_kept(parent, checkpoint):
+            return False
+        Checkpoints(parent).check(checkpoint)
+    except (Missing, Damaged) as error:
+        log.warning("%s: checkpoint %s cannot be started from: %s", parent.name, checkpoint, error)
+        return False
+    return True
+
+
+def _check_parent(parent: Run, step: int) -> None:
+    """What is a fork itself can be forked after it has left its own parent, which keeps what it needs before."""
+    older = parent.parent
+    if older and older.replays is not None:
+        raise ConfigError(
+            f"RUN: {parent.name} replays what {older.run} recorded: fork {older.run} with its settings instead"
+        )
+    if older and step < older.step:
+        raise ConfigError(
+            f"--step: {parent.name} is a fork that goes on after step {older.step}; step {step} is one of "
+            f"{older.run}'s: `tba fork {older.run} --step {step}`"
+        )
+
+
+def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str, Any]) -> tuple[Config, str]:
+    """The parent's settings and sampler, with changes."""
+    for key in changes:
+        if key.startswith(FIXED):
+            raise _shared(key)
+        if key.partition(".")[0] == "start":
+            raise ConfigError(f"--set: {key} follows from --step")
+    start = {"start.sync": origin.sync, "start.step": origin.step}
+    steps = changes.get("training.steps", before.training.steps)
+    if str(steps).isdecimal() and int(steps) <= origin.step:
+        raise ConfigError(
+            f"--set: training.steps must be > {origin.step}, the step after which the fork goes on, got {steps}; with "
+            "--set training.steps=… it goes further"
+        )
+    config = resolve.checked(before.replace({**changes, **start}))
+    for name in FIXED:
+        if attrgetter(name)(config) != attrgetter(name)(before):  # a whole section may have been given
+            raise _shared(name)
+    if origin.step and not same_moments(before.training.optimizer, config.training.optimizer):
+        raise ConfigError(
+            f"--set: training.optimizer is {before.training.optimizer!r} in the parent, and moments are not turned "
+            f"into 8 bits or out of them, got {config.training.optimizer!r}"
+        )
+    if config.objective.needs_values and not before.search.value_samples:
+        raise ConfigError(
+            f"--set: objective.name {config.objective.name!r} needs values of steps, and {parent.name} stored none: "
+            "its search.value_samples is 0"
+        )
+    if config.sync.lag is not None and origin.step and origin.replays is None:
+        _check_in_step(before, config)
+    return config, resolve.read_sampler(config) if "sampling.sql" in changes else parent.sampler_sql
+
+
+def _check_in_step(before: Config, config: Config) -> None:
+    """Where searchers and trainer go in step, rounds have the numbers of syncs, also those that a fork begins with."""
+    if before.sync.lag is None:
+        raise ConfigError("--set: sync.lag needs a parent that goes in step too, --step 0 or --replay")
+    if before.search.searchers != config.search.searchers:
+        raise ConfigError(
+            f"--set: search.searchers is {before.search.searchers} in the parent and stays so where sync.lag is set"
+        )
+
+
+def _shared(key: str) -> ConfigError:
+    return ConfigError(f"--set: {key} is shared with the parent and cannot be changed in a fork")
+
+
+def _check_steps(parent: Run, origin: Parent, config: Config) -> None:
+    if origin.replays is None:
+        return
+    recorded = records.read(parent.store, layout.sync(origin.replays), "step")["step"]
+    if config.training.steps > recorded:
+        raise ConfigError(
+            f"--set: training.steps: {parent.name} has recorded {recorded} steps, and a replay goes no further, got "
+            f"{config.training.steps}: --set training.steps={recorded}"
+        )
+
+
+def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
+    """What the fork will draw has not been given up."""
+    if gone := in_the_way(parent, origin.sync, origin.newest_record):
+        raise ConfigError(
+            f"--step: tokens that a fork of {parent.name} from step {origin.step} draws have been given up, says "
+            f"{gone}; it can be left from step {gone.payloads.step} on"
+        )
+    for it in given_up_payloads(parent):
+        if it.payloads.last_sync > origin.sync:
+            continue
+        for name, theirs, ours in (
+            ("evict", it.payloads.eligibility.evict, config.sampling.evict),
+            ("copies", it.payloads.eligibility.copies, config.sampling.copies),
+            ("max_age", it.payloads.eligibility.max_age, config.sampling.max_age),
+        ):
+            if ours != theirs:
+                raise ConfigError(
+                    f"--set: sampling.{name}: {theirs!r}, as of the others the tokens have been given up, says {it}; "
+                    f"got {ours!r}"
+                )
+        if config.sampling.capacity > (capacity := it.payloads.eligibility.capacity):
+            raise ConfigError(
+                f"--set: sampling.capacity: at most {capacity}, as of the rows beyond the tokens have been given up, "
+                f"says {it}; got {config.sampling.capacity}"
+            )
+
+
+def _take_again(parent: Run, origin: Parent) -> "Past":
+    """The state at which the fork begins, where the parent keeps no checkpoint of it: from an older one, or from the
+    start."""
+    use_threads(parse(parent.config).model.threads)
+    from flows.roles.past_state import load_past
+
+    past = load_past(parent, origin.step + 1)
+    if past.step < origin.step:  # else one that was given up is still there
+        log.info(
+            "no intact checkpoint of step %d is kept: taking steps %d to %d again",
+            origin.step,
+            past.step + 1,
+            origin.step,
+        )
+    with bar(f"taking the steps up to {origin.step} again") as tell:
+        for taken in past.retake(origin.step):
+            tell(taken.step, origin.step)
+    wanted = read_entries(parent, origin.sync, origin.attempt)[-1].step["weights_sha256"]
+    if past.repeatable and past.weights_sha256() != wanted:
+        raise Damaged(
+            f"{parent.name}: the weights after step {origin.step}, made again, have sha256 "
+            f"{past.weights_sha256()[:12]}…, not {wanted[:12]}… as its ledger says; on another kind of machine they "
+            "can differ in their last bits"
+        )
+    return past
+
+
+def default_name(parent: Run, step: int) -> str:
+    """The parent's name, the step, and a number where that is taken."""
+    base = f"{parent.name}-{step}"
+    names = (base if n == 1 else f"{base}-{n}" for n in count(1))
+    return next(name for name in names if not open_store(layout.run_url(parent.root, name)).exists(layout.RUN))

@@ -1,0 +1,52 @@
+"""`tba give-up`: let a run go on without admitted shards that are lost, by a record that says which and why."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from flows.planning.resolve import refuse_supervised
+from flows.progress import bar
+from storage.maintenance.resume_check import find_lost, first_sync
+from storage.runs import retention
+from storage.runs.attempts import newest_attempt
+from storage.runs.retention import GivenUpShards
+from storage.runs.run import Run
+from tba.config import parse
+from tba.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Outcome:
+    run: str
+    retention: int | None  # the record that gives up the shards; None if nothing is lost
+    shards: dict[str, str]  # what is wrong with each, by key
+
+
+def give_up(run: Run, keys: Sequence[str], *, why: str) -> Outcome:
+    """Give up these shards, or all that are lost. ConfigError, before anything is written, if one of them is whole or
+    if somebody looks after the run."""
+    refuse_supervised(run, parse(run.config))
+    with bar("comparing what is stored with its records") as tell:
+        lost = find_lost(run, whole=True, progress=tell)
+    if whole := [key for key in keys if key not in lost]:
+        raise ConfigError(
+            f"KEY: {whole[0]} is not a lost or damaged shard of {run.name}; only what cannot be restored is given up"
+        )
+    chosen = {key: lost[key] for key in keys or lost}
+    if not chosen:
+        return Outcome(run.name, None, {})
+    shards = GivenUpShards(keys=tuple(sorted(chosen)), first_sync=first_sync(run, chosen), attempt=newest_attempt(run))
+    return Outcome(run.name, retention.give_up(run, shards=shards, why=why), chosen)
+
+
+def show(run: Run, keys: Sequence[str], *, why: str, as_json: bool) -> int:
+    outcome = give_up(run, keys, why=why)
+    if as_json:
+        print(json.dumps(asdict(outcome), indent=1))
+    elif not outcome.shards:
+        print(f"{run.name} has lost no shard: there is nothing to give up")
+    else:
+        for key, fault in outcome.shards.items():
+            print(f"{key} {fault}: given up")
+        print(f"retention/{outcome.retention:06d}.json says so; `tba resume {run.url}` goes on without these shards")
+    return 0

@@ -1,0 +1,212 @@
+"""Roles on other machines: each life of a role is a run of a deployment such as `searcher/gsm8k`.
+
+The worker's machine starts the process and watches it (flows/orchestration/role_flows.py); this side
+says when, and judges by leases. What Prefect believes of a flow run only confirms an end: while its server cannot be
+reached, roles work on.
+"""
+
+import contextvars
+import logging
+import threading
+from typing import Any, cast
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun, State
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_REQUEST_TIMEOUT, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Cancelling
+
+from flows.supervision.processes import FAILED, FINISHED, GAVE_UP, MISUSED, STOPPED, SUPERSEDED, NotNow, Role
+from storage import layout
+from storage.runs.run import Run
+from tba.config import Config
+from tba.errors import Missing, RunFailed
+
+log = logging.getLogger(__name__)
+
+FLOWS = {"searcher": "searcher", "trainer": "trainer", "evaluator": "evaluate"}
+CODES = {
+    "Completed": FINISHED,
+    "Misused": MISUSED,
+    "Gave up": GAVE_UP,
+    "Superseded": SUPERSEDED,
+    "Stopped": STOPPED,
+    "Cancelled": STOPPED,
+}
+"""What the final state of a role's flow run, by name, says about the role."""
+
+UNREACHABLE = (httpx.HTTPError, RuntimeError)  # RuntimeError: "Failed to reach API"
+HURRY: Any = {PREFECT_API_REQUEST_TIMEOUT: 10.0, PREFECT_CLIENT_MAX_RETRIES: 0}  # whoever asks tries again by itself
+
+
+class DeploymentLauncher:
+    end_grace = 40.0  # the worker notices, asks the role, and kills it after 30 s
+    last_word_after = 15.0  # the worker's side may have been killed, or not reach the server
+
+    def __init__(self, run: Run, config: Config):
+        self.run, self.task = run, config.task.name
+        self.start_deadline = config.limits.data_deadline  # a machine may have to be found first
+        self.inquiry = Inquiry()
+
+    def start(self, role: Role, number: int) -> "DeployedLife":
+        """Asking twice for one life, as after a crash of this side, gives one flow run."""
+        deployment = f"{FLOWS[role.kind]}/{self.task}"
+        flow_run = self.ask(deployment, role, number)
+        if flow_run.state and flow_run.state.is_final():  # of a supervisor before this one
+            return self.start(role, number + 1)
+        self.inquiry.follow(flow_run.id)
+        return DeployedLife(self.run, role, number, flow_run.id, flow_run.name, self.inquiry)
+
+    def ask(self, deployment: str, role: Role, number: int) -> FlowRun:
+        parameters: dict[str, Any] = {"run": self.run.url, "life": number}
+        if role.kind == "searcher":
+            parameters["index"] = role.index
+        try:
+            with temporary_settings(HURRY):
+                asked = run_deployment(
+                    deployment,
+                    parameters=parameters,
+                    timeout=0,
+                    idempotency_key=f"{self.run.url}@{self.run.created_at}/{role.kind}/{role.index}/{number}",
+                    flow_run_name=f"{self.run.name}-{role.name}-{number}",
+                )
+        except ObjectNotFound:
+            raise RunFailed(
+                f"there is no deployment {deployment!r}: `prefect --no-prompt deploy --all` registers it"
+            ) from None
+        except UNREACHABLE as error:
+            if is_refusal(error):
+                raise RunFailed(f"{deployment!r} was refused by Prefect's server: {error}") from error
+            raise NotNow(f"{deployment} could not be asked for: {error}") from error
+        return cast(FlowRun, asked)  # outside of an event loop it is not a coroutine
+
+    def ended(self, life: "DeployedLife") -> None:
+        """Its machine has tidied up."""
+        self.inquiry.forget(life.flow_run)
+
+    def close(self) -> None:
+        self.inquiry.close()
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the server has understood and said no; asking again would not help."""
+    if not isinstance(error, httpx.HTTPStatusError):
+        return False
+    return 400 <= error.response.status_code < 500 and error.response.status_code not in (408, 429)
+
+
+class DeployedLife:
+    """One flow run of a role's deployment."""
+
+    def __init__(self, run: Run, role: Role, number: int, flow_run: UUID, name: str, inquiry: "Inquiry"):
+        self.run, self.role, self.number = run, role, number
+        self.flow_run, self.name, self.inquiry = flow_run, name, inquiry
+
+    @property
+    def where(self) -> str:
+        return f"flow run {self.name} ({self.flow_run})"
+
+    @property
+    def waits_for(self) -> str:
+        state = self.state
+        if state is None:
+            return f"Prefect's server does not say how {self.where} stands"
+        if state.is_scheduled() or state.is_pending():
+            return f"no worker has begun {self.where}, it is {state.name}; does one run for its work pool?"
+        return ""
+
+    @property
+    def state(self) -> State[Any] | None:
+        return self.inquiry.states.get(self.flow_run)
+
+    def poll(self) -> int | None:
+        if self.flow_run in self.inquiry.gone:
+            return FAILED
+        if self.state is None or not self.state.is_final():
+            return None
+        return CODES.get(self.state.name or "", FAILED)
+
+    def terminate(self) -> None:
+        """The worker passes it on as SIGTERM, and as SIGKILL after 30 s. If the server cannot be reached, the role
+        hears of a stop from storage."""
+        self.inquiry.cancel(self.flow_run)
+
+    def kill(self) -> None:
+        self.terminate()
+
+    def let_go(self) -> None:
+        self.inquiry.forget(self.flow_run)
+
+    def last_words(self) -> str:
+        said = (self.state.message or "") if self.state else ""
+        try:
+            log = self.run.store.read(layout.log(self.role.name, self.number)).decode(errors="replace")
+        except Missing:
+            return said
+        return "\n".join([said, *log.splitlines()[-20:]])
+
+
+class Inquiry:
+    """Speaks with Prefect's server about flow runs in a thread of its own: a server that is slow to answer must not
+    keep the supervisor from its leases."""
+
+    every = 3.0  # seconds between two questions
+
+    def __init__(self) -> None:
+        self.states: dict[UUID, State[Any]] = {}
+        self.gone: set[UUID] = set()
+        self._followed: set[UUID] = set()
+        self._to_cancel: set[UUID] = set()
+        self._wake, self._closing = threading.Event(), threading.Event()
+        context = contextvars.copy_context()  # Prefect knows by it which server is meant
+        self._thread = threading.Thread(target=context.run, args=(self._ask,), name="inquiry", daemon=True)
+
+    def follow(self, flow_run: UUID) -> None:
+        self._followed.add(flow_run)
+        if not self._thread.is_alive() and not self._closing.is_set():
+            self._thread.start()
+
+    def forget(self, flow_run: UUID) -> None:
+        self._followed.discard(flow_run)
+
+    def cancel(self, flow_run: UUID) -> None:
+        self._to_cancel.add(flow_run)
+        self._wake.set()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._wake.set()
+
+    def _ask(self) -> None:
+        while not self._closing.is_set():
+            try:
+                with temporary_settings(HURRY), get_client(sync_client=True) as client:
+                    self._cancel(client)
+                    self._look(client)
+            except Exception as error:  # of many kinds; leases tell how the roles are until it can be asked again
+                log.info("Prefect's server could not be asked: %s: %s", type(error).__name__, error)
+            self._wake.wait(self.every)
+            self._wake.clear()
+
+    def _cancel(self, client: Any) -> None:
+        for flow_run in list(self._to_cancel):
+            try:
+                client.set_flow_run_state(flow_run, Cancelling())
+            except UNREACHABLE as error:
+                if not is_refusal(error):
+                    raise
+            except ObjectNotFound:
+                self.gone.add(flow_run)
+            self._to_cancel.discard(flow_run)
+
+    def _look(self, client: Any) -> None:
+        asked = list(self._followed)
+        if not asked:
+            return
+        found = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=asked)))
+        self.states.update({flow_run.id: flow_run.state for flow_run in found if flow_run.state})
+        self.gone.update(set(asked) - {flow_run.id for flow_run in found})

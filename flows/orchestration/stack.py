@@ -1,0 +1,406 @@
+"""A Prefect server with workers for as long as a command runs: `python -m flows.stack quickstart`.
+
+    python -m flows.stack TASK [KEY=VALUE …]     run the deployment tba/TASK to its end
+    python -m flows.stack -- COMMAND …           run any command beside the server
+    python -m flows.stack --keep                 stay up until Ctrl-C
+
+The server has a home, a database (SQLite) and a port of its own, so it neither sees nor disturbs another one, and
+nothing is sent anywhere. Whatever was started is stopped in order at the end: runs are cancelled, which stops their
+roles, then the workers, then the server.
+"""
+
+import argparse
+import base64
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from flows.pages.markdown import Publications, table, where_next
+from flows.supervision.processes import tail
+from flows.supervision.supervisor import Event
+from flows.supervision.terminal import Display, ending_on_sigterm
+from storage.layout import RUN, run_url
+from storage.objects import strict_json
+from storage.objects.store import open_store
+from storage.runs.events import ROUTINE, EventReader
+from storage.runs.leases import LeaseWatch
+from storage.runs.run import Run, default_root
+from tba.config import parse
+from tba.errors import DeadlinePassed, RunFailed, TBAError
+from tba.presets import PRESETS
+
+POOLS = ("tba", "gpu-search", "gpu-train")
+START_DEADLINE = 180.0  # seconds; a first start makes the database
+CANCEL_DEADLINE = 60.0
+BUSY_DEADLINE = 30.0
+FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+
+class Stack:
+    """A context in which `api_url` answers, the pools exist, prefect.yaml is deployed and workers wait for runs.
+    `environment` is what a command needs to use it."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        pools: Sequence[str] = ("tba",),
+        ui: bool = True,
+        tell: Callable[[str], None] = lambda line: None,
+        variables: Mapping[str, str] | None = None,
+    ):
+        self.home, self.pools, self.ui, self.tell = home.absolute(), pools, ui, tell
+        self.variables = dict(variables or {})
+        self.logs = self.home / "logs"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.port = 0
+        self.password = f"tba:{secrets.token_urlsafe(16)}"
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def api_url(self) -> str:
+        return f"{self.address}/api"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
+        return inherited | {
+            "PREFECT_API_URL": self.api_url,
+            "PREFECT_HOME": str(self.home),
+            # Whoever may start deployments runs code: no other user of this machine, and no page in a browser.
+            "PREFECT_SERVER_API_AUTH_STRING": self.password,
+            "PREFECT_API_AUTH_STRING": self.password,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.address,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "DO_NOT_TRACK": "1",
+            "PREFECT_WORKER_QUERY_SECONDS": "2",
+            "TBA_HOME": os.environ.get("TBA_HOME") or os.getcwd(),
+            **self.variables,
+        }
+
+    def __enter__(self) -> Self:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        try:
+            self.start_server()
+            self.deploy()
+            self.start_workers(*self.pools)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start_server(self) -> None:
+        """At the same place as before, if there was one."""
+        self.port = self.port or _free_port()
+        self.tell("starting the Prefect server")
+        command = ["server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
+        self.start("server", [*command, "--ui" if self.ui else "--no-ui"])
+        self.wait_for("server", self.is_healthy)
+
+    def deploy(self) -> None:
+        """The pools and deployments of prefect.yaml."""
+        self.tell("registering deployments")
+        for pool in POOLS:
+            try:
+                self.call("POST", "/work_pools/", {"name": pool, "type": "process"})
+            except urllib.error.HTTPError as error:
+                if error.code != 409:  # it is there already
+                    raise
+        command = ["deploy", "--all", "--prefect-file", str(prefect_file())]
+        result = subprocess.run(
+            prefect_command(*command), env=self.environment, cwd=prefect_file().parent, capture_output=True, text=True
+        )
+        (self.logs / "deploy.log").write_text(result.stdout + result.stderr)
+        if result.returncode:
+            raise RunFailed(f"the deployments were refused:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+
+    def start_workers(self, *pools: str) -> None:
+        self.tell(f"starting workers for {', '.join(pools)}")
+        for pool in pools:
+            self.start(f"worker-{pool}", ["worker", "start", "--pool", pool, "--type", "process", "--name", pool])
+        for pool in pools:
+            self.wait_for(f"worker-{pool}", lambda pool=pool: self.has_worker(pool))
+
+    def start(self, name: str, arguments: Sequence[str]) -> None:
+        """A command of Prefect in a session of its own, so that Ctrl-C at the terminal reaches us alone. SIGINT must
+        not be ignored, as it is in a background shell: ignoring is inherited, and then a worker cannot be stopped."""
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        with (self.logs / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                prefect_command(*arguments),
+                env=self.environment | {"PYTHONSAFEPATH": "1"},  # like -P, also for what the worker starts
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.processes[name] = process
+
+    def wait_for(self, name: str, ready: Callable[[], bool]) -> None:
+        log, deadline = self.logs / f"{name}.log", time.monotonic() + START_DEADLINE
+        while not ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise DeadlinePassed(
+                    f"Prefect's {name} is not ready after {START_DEADLINE:.0f} s; {log}:\n{tail(log, 20)}"
+                )
+            time.sleep(0.2)
+
+    def check(self) -> None:
+        """RunFailed if a process of the stack has ended by itself."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                log = self.logs / f"{name}.log"
+                raise RunFailed(f"Prefect's {name} ended with code {process.returncode}; {log}:\n{tail(log, 20)}")
+
+    # What the server is asked
+
+    def is_healthy(self) -> bool:
+        with suppress(OSError):
+            return self.call("GET", "/health") is True
+        return False
+
+    def has_worker(self, pool: str) -> bool:
+        found = self.call("POST", f"/work_pools/{pool}/workers/filter", {})
+        return any(worker["status"] == "ONLINE" for worker in found)
+
+    def flow_runs(self, *states: str) -> list[dict[str, Any]]:
+        """Flow runs in any of these states, all of them if none is given."""
+        wanted = {"state": {"type": {"any_": list(states)}}} if states else {}
+        return self.call("POST", "/flow_runs/filter", {"flow_runs": wanted, "sort": "START_TIME_DESC"})
+
+    def set_state(self, flow_run: str, kind: str) -> None:
+        state = {"type": kind, "message": "the stack is stopping"}
+        self.call("POST", f"/flow_runs/{flow_run}/set_state", {"state": state})
+
+    def run_deployment(self, deployment: str, parameters: Mapping[str, Any]) -> str:
+        """Ask for a run through the command line, as a person would; returns its id."""
+        name = f"{deployment.partition('/')[2]}-{time.time_ns():x}"
+        given = [part for key, value in parameters.items() for part in ("--param", f"{key}={json.dumps(value)}")]
+        command = prefect_command("deployment", "run", deployment, "--flow-run-name", name, *given)
+        asked = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=START_DEADLINE)
+        if asked.returncode:
+            raise RunFailed(f"{deployment} was refused:\n{asked.stdout.strip()}\n{asked.stderr.strip()}")
+        self.tell(asked.stdout.strip())
+        (found,) = self.call("POST", "/flow_runs/filter", {"flow_runs": {"name": {"any_": [name]}}})
+        return found["id"]
+
+    def state_of(self, flow_run: str) -> dict[str, Any]:
+        """`type`, `name` and `message`."""
+        return self.call("GET", f"/flow_runs/{flow_run}")["state"]
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Asked again while the server is busy: it answers 503 when its database is locked, and has done nothing."""
+        data = None if body is None else json.dumps(body).encode()
+        key = base64.b64encode(self.password.encode()).decode()
+        headers = {"Content-Type": "application/json", "Authorization": f"Basic {key}"}
+        request = urllib.request.Request(self.api_url + path, data=data, headers=headers, method=method)
+        deadline = time.monotonic() + BUSY_DEADLINE
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=30) as response:
+                    return json.loads(response.read() or b"null")
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+
+    # Stopping
+
+    def stop(self) -> None:
+        """What was started here ends, even if nobody waits until the runs have."""
+        try:
+            with suppress(OSError):
+                self.cancel_runs()
+        finally:
+            for name in sorted(self.processes, key=lambda name: name == "server"):
+                self.tell(f"stopping {name}")
+                _end(self.processes.pop(name))
+
+    def cancel_runs(self) -> None:
+        """Cancel what has not ended and wait for it, so that roles are stopped in order."""
+        if not self.processes or not self.is_healthy():
+            return
+        for flow_run in self.flow_runs("SCHEDULED", "PENDING", "PAUSED"):
+            self.set_state(flow_run["id"], "CANCELLED")
+        for flow_run in self.flow_runs("RUNNING"):
+            self.tell(f"cancelling {flow_run['name']}")
+            self.set_state(flow_run["id"], "CANCELLING")
+        deadline = time.monotonic() + CANCEL_DEADLINE
+        while self.flow_runs("RUNNING", "CANCELLING") and time.monotonic() < deadline:
+            time.sleep(0.5)
+
+
+def prefect_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+
+
+def prefect_file() -> Path:
+    return Path(__file__).parents[2] / "prefect.yaml"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask, then end the whole group."""
+    for number, patience in ((signal.SIGINT, 15.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number) if number == signal.SIGKILL else process.send_signal(number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience)
+            return
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    split = given.index("--") if "--" in given else len(given)
+    options, command = command_line().parse_args(given[:split]), given[split + 1 :]
+    if options.task and options.task not in PRESETS:
+        print(f"error: TASK: {', '.join(PRESETS)}; got {options.task!r}", file=sys.stderr)
+        return 2
+    if not (options.task or command):
+        options.keep = True
+    try:
+        with ending_on_sigterm(), Stack(Path(options.home), ui=not options.no_ui, tell=_tell) as stack:
+            _tell(f"the server is at {stack.address}, its password {stack.password}, its logs are in {stack.logs}")
+            code = 0
+            if command:
+                code = subprocess.run(command, env=stack.environment).returncode
+            elif options.task:
+                code = run_task(stack, options.task, options.parameters)
+            if options.keep:
+                stay(stack)
+            return code
+    except (TBAError, OSError, subprocess.TimeoutExpired) as error:  # OSError: the server does not answer any more
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.stack",
+        description="Start a Prefect server and a worker, run a deployment or a command beside them, stop them.",
+        epilog="python -m flows.stack -- COMMAND … runs any command, with PREFECT_API_URL set",
+    )
+    parser.add_argument("task", nargs="?", metavar="TASK", help="run the deployment tba/TASK to its end")
+    parser.add_argument("parameters", nargs="*", metavar="KEY=VALUE", type=_parameter, help="its parameters")
+    parser.add_argument("--home", default=".tba/prefect", help="folder of the server's database and logs (%(default)s)")
+    parser.add_argument("--keep", action="store_true", help="stay up afterwards, until Ctrl-C")
+    parser.add_argument("--no-ui", action="store_true", help="without the web pages")
+    return parser
+
+
+def _parameter(text: str) -> tuple[str, Any]:
+    """A value is JSON where it can be read as such, else text."""
+    key, separator, value = text.partition("=")
+    if not (key and separator):
+        raise argparse.ArgumentTypeError(f"KEY=VALUE, such as steps=100, got {text!r}")
+    try:
+        return key, strict_json.loads(value)
+    except strict_json.DoubledKey as error:
+        raise argparse.ArgumentTypeError(f"{key}: {error}, got {value!r:.200}") from None
+    except ValueError:
+        return key, value
+
+
+def run_task(stack: Stack, task: str, given: Sequence[tuple[str, Any]]) -> int:
+    """One run of tba/TASK, shown while it goes on, and what came of it."""
+    parameters = {
+        "run": f"{task}-{datetime.now():%Y%m%d-%H%M%S}",
+        "root": default_root() if "://" in default_root() else str(Path(default_root()).absolute()),
+        **dict(given),
+    }
+    url = run_url(parameters["root"], parameters["run"])
+    flow_run = stack.run_deployment(f"tba/{task}", parameters)
+    state = follow(stack, flow_run, url)
+    if state["type"] != "COMPLETED":
+        print(f"\nthe run ended as {state['name']}: {state['message']}", file=sys.stderr)
+        print(f"what the worker saw: {stack.logs / 'worker-tba.log'}", file=sys.stderr)
+        return 1
+    show_result(Run.open(url))
+    return 0
+
+
+def follow(stack: Stack, flow_run: str, url: str) -> dict[str, Any]:
+    """Show a run from its storage until its flow run has ended; returns the state that ended in."""
+    deadline = time.monotonic() + START_DEADLINE
+    while not open_store(url).exists(RUN):
+        stack.check()
+        state = stack.state_of(flow_run)
+        if state["type"] in FINAL:
+            return state
+        if time.monotonic() > deadline:
+            raise DeadlinePassed(
+                f"there is no run at {url} after {START_DEADLINE:.0f} s: the flow run is {state['name']}"
+            )
+        time.sleep(1.0)
+    run, watch = Run.open(url), LeaseWatch()
+    events = EventReader(run)
+    with Display(run, parse(run.config)) as display:
+        while True:
+            stack.check()
+            state = stack.state_of(flow_run)
+            for event in events.new():
+                if event["kind"] not in ROUTINE:
+                    display.tell(Event(event["kind"], event["message"], event["severity"]))
+            display.look(watch.observe(run))
+            if state["type"] in FINAL:
+                return state
+            time.sleep(1.0)
+
+
+def show_result(run: Run) -> None:
+    from flows.pages.report import page
+
+    scored = [published.row() for published in Publications(run).all() if published.scores]
+    print(f"\nrun {run.name} has finished: {run.url}\n\n{table(scored)}\n", flush=True)
+    print(f"report: {page.write(run)}\n\nlook at it:\n{where_next(run)}")
+
+
+def stay(stack: Stack) -> None:
+    print("\nThe server and a worker stay up until Ctrl-C. To use them from another shell:\n")
+    print(f"export PREFECT_API_URL={stack.api_url}\nexport PREFECT_API_AUTH_STRING={stack.password}")
+    print(f"export PREFECT_HOME={stack.home}\n", flush=True)
+    with suppress(KeyboardInterrupt):
+        while True:
+            stack.check()
+            time.sleep(0.5)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""A run as it was when it was last looked at: one process, which answers one query after another."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from flows.pages.html import Table
+from flows.planning.run_summary import Summary, summarise
+from flows.progress import bar
+from flows.queries.damage_report import damage_by, warn_of
+from flows.queries.query_process import QueryProcess
+from flows.queries.row_values import decode_row, encode_row
+from storage.runs.run import Run
+from tba.errors import Refused, TooLong
+
+__all__ = ["Look", "Refused", "TooLong"]
+
+
+class Look:
+    """Each query has `seconds`, and so has the wait for those before it: nothing here goes on for ever. After a query
+    that had to be ended with its process, the next one looks at the run again."""
+
+    def __init__(self, run: Run, seconds: float):
+        self.run = run
+        self.seconds = seconds
+        self._one_at_a_time = threading.Lock()
+        self._queries = QueryProcess(run.url, on_start=self._note)
+        with bar("copying what is new") as tell:
+            self._queries.start(tell)
+        warn_of(run, damage_by(self._queries))
+
+    def _note(self) -> None:
+        self.at = datetime.now(UTC)
+        self.summary: Summary = summarise(self.run)
+
+    def refresh(self) -> None:
+        """Look again. What was seen before stays if that fails."""
+        with self._turn():
+            self._queries.refresh()
+
+    def close(self) -> None:
+        self._queries.close()
+
+    def ask(self, query: str, parameters: Sequence[Any] = ()) -> Table:
+        """Return the answer to a query that a page makes."""
+        return self._ask("rows", query=query, parameters=encode_row(parameters))
+
+    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        table = self.ask(query, parameters)
+        return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+
+    def answer(self, query: str, *, most: int, skip: int = 0) -> Table:
+        """Return the rows of a query that a person wrote. It must be one that reads, and runs in a database of its own,
+        so that no page changes or sees what another one asked for. Long texts are cut."""
+        return self._ask("answer", query=query, most=most, skip=skip)
+
+    def _ask(self, what: str, **arguments: Any) -> Table:
+        with self._turn():
+            columns, rows = self._queries.ask(what, seconds=self.seconds, **arguments)
+        return Table(columns, list(map(decode_row, rows)))
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self._one_at_a_time.acquire(timeout=self.seconds):
+            raise TooLong(f"other queries have been going on for {self.seconds:g} seconds; ask again in a moment")
+        try:
+            yield
+        finally:
+            self._one_at_a_time.release()

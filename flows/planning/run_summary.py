@@ -1,0 +1,227 @@
+"""`tba runs`: what runs there are and how they stand, read from their storage alone."""
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from flows.escaping import plain
+from flows.progress import bar
+from flows.queries.damage_report import in_words
+from flows.supervision.supervisor import CLOSED, FAILED_WHY
+from storage import layout
+from storage.objects.damage import DamageLog
+from storage.runs.attempts import Span, accepts, chain_as_readable, newest_attempt, stands
+from storage.runs.control import State, read_state
+from storage.runs.leases import Lease, read_leases
+from storage.runs.run import Run, default_root, run_urls
+from storage.weights.checkpoints import Checkpoints
+from storage.weights.evaluations import Evaluations
+from storage.weights.versions import Versions
+from tba.config import parse_known
+from tba.errors import ConfigError, Missing, TBAError
+from tba.types import Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How a run stands."""
+
+    run: str
+    task: str
+    parent: str  # of a fork: RUN@STEP, and that it replays
+    state: str  # new, running, stopping, stopped, failed, interrupted, finished; unreadable if its records are
+    step: int | None
+    version: int | None
+    score: float | None  # of the newest evaluated version: greedy if there is such a metric
+    searchers: int  # that are alive
+
+
+def show(root: str | None, *, as_json: bool = False) -> int:
+    if root and "://" not in root and not Path(root).is_dir():
+        raise ConfigError(f"ROOT: there is no folder {root!r}")
+    root = root or default_root()
+    runs, warnings = summaries(root)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if as_json:
+        print(json.dumps([asdict(summary) for summary in runs], indent=1))
+    elif not runs:
+        above, _, last = root.rstrip("/").rpartition("/")
+        instead = f"runs lie in ROOT/{layout.RUNS}: `tba runs {above or '.'}`" if f"{last}/" == layout.RUNS else ""
+        print(f"no runs under {root}; {instead or '`tba run quickstart` makes one'}")
+    else:
+        _print_table(runs)
+    return 0
+
+
+def summaries(root: str) -> tuple[list[Summary], list[str]]:
+    """Return a summary of every run under a root, the newest first and runs whose `run.json` is damaged at the end, and
+    a warning for each run that has damaged records."""
+    urls = run_urls(root)
+    found: list[_Listed] = []
+    with bar("looking at runs") as tell, ThreadPoolExecutor(8) as pool:
+        for done, listed in enumerate(pool.map(_summary_at, urls), start=1):
+            found += [listed] if listed else []
+            tell(done, len(urls))
+    found.sort(key=lambda it: (it.created_at, it.summary.run), reverse=True)
+    return [it.summary for it in found], [it.warning for it in found if it.warning]
+
+
+class _Listed(NamedTuple):
+    created_at: str
+    summary: Summary
+    warning: str  # empty of a run without damage
+
+
+def _summary_at(url: str) -> _Listed | None:
+    """None if the folder is something else."""
+    name = url.rpartition("/")[2]
+    try:
+        run = Run.open(url)
+    except Missing:
+        return None
+    except TBAError as error:
+        return _Listed("", unreadable(name), f"run {name} cannot be read: {plain(str(error))}")
+    damage = DamageLog()
+    summary = summarise(run, damage)
+    return _Listed(run.created_at, summary, in_words(run, damage.found()) if damage.found() else "")
+
+
+def summarise(run: Run, damage: DamageLog | None = None) -> Summary:
+    """One line about a run. Records that are damaged are left out and noted in `damage`. A run that cannot be read is
+    listed too, and says so."""
+    damage = DamageLog() if damage is None else damage
+    run = run.for_reading(damage.looking_at)
+    task = str(run.config.get("task", {}).get("name", ""))
+    try:
+        config = parse_known(run.config)
+        ledger = [name for entry in run.store.list(layout.STEPS) if (name := layout.parse_ledger(entry.key))]
+        spans = chain_as_readable(run, ledger, damage)
+        leases = living(read_leases(run, damage.looking_at), config.limits.silent_after)
+        closed = max((name.number for name in ledger if accepts(spans, name)), default=0)
+        sync = max(closed, config.start.sync)  # a fork whose start is gone has no chain
+        scores = [it for it in Evaluations(run).scores(damage.looking_at) if stands(spans, it.version)]
+        wanted: State | None = None
+        with damage.looking_at(layout.STATE):
+            wanted = read_state(run)
+        scored = max((score.version.number for score in scores), default=-1)
+        return Summary(
+            run=run.name,
+            task=task,
+            parent=_parent(run),
+            state=state(run, wanted, alive=bool(leases), finished=sync == scored == config.last_sync),
+            step=max(_told_step(run, leases), config.step_of_sync(sync)),
+            version=_newest_version(run),
+            score=_score(scores),
+            searchers=sum(lease.role.startswith("searcher") for lease in leases),
+        )
+    except TBAError:
+        return unreadable(run.name, task, _parent(run))
+
+
+def has_all(run: Run) -> bool:
+    """Whether a run has finished, its last checkpoint included."""
+    if summarise(run).state != "finished":
+        return False
+    newest = Checkpoints(run).newest()
+    return newest is not None and newest.number == parse_known(run.config).last_sync
+
+
+def unreadable(run: str, task: str = "", parent: str = "") -> Summary:
+    return Summary(
+        run=run, task=task, parent=parent, state="unreadable", step=None, version=None, score=None, searchers=0
+    )
+
+
+def _parent(run: Run) -> str:
+    if run.parent is None:
+        return ""
+    return f"{run.parent.run}@{run.parent.step}" + (" replayed" if run.parent.replays is not None else "")
+
+
+def state(run: Run, wanted: State | None, *, alive: bool, finished: bool) -> str:
+    if wanted is None:
+        return "unreadable"
+    if alive:
+        return "running" if wanted.desired == "run" else "stopping"
+    if finished:
+        return "finished"
+    if wanted.desired == "stop":
+        return "failed" if wanted.why.startswith(FAILED_WHY) else "stopped"
+    inherited = run.parent.attempts if run.parent else 0
+    return "interrupted" if newest_attempt(run) > inherited else "new"
+
+
+def living(leases: list[Lease], silent_after: float) -> list[Lease]:
+    """Leases of roles that have not ended and were renewed lately, by the clocks of their machines and of this one.
+    Good enough to show; whoever acts on a silent role watches its lease for a while instead."""
+    now = datetime.now(UTC)
+    return [
+        lease
+        for lease in leases
+        if lease.status not in CLOSED
+        and abs((now - datetime.fromisoformat(lease.renewed_at)).total_seconds()) < silent_after
+    ]
+
+
+def newest_sync(run: Run, spans: list[Span]) -> int:
+    """The newest sync whose ledger is stored."""
+    names = [layout.parse_ledger(entry.key) for entry in run.store.list(layout.STEPS)]
+    return max((name.number for name in names if name and accepts(spans, name)), default=0)
+
+
+def _told_step(run: Run, leases: list[Lease]) -> int:
+    """What a living trainer says; the ledger follows at the next sync."""
+    return max((int(lease.progress.get("step", 0)) for lease in leases if lease.role == "trainer"), default=0)
+
+
+def _newest_version(run: Run) -> int | None:
+    newest = Versions(run).newest()
+    return newest.number if newest else None
+
+
+def _score(scores: list[Score]) -> float | None:
+    """Of the newest version that was evaluated: greedy, if there is such a metric."""
+    if not scores:
+        return None
+    newest = max((score.version for score in scores), key=lambda version: version.order)
+    own = {score.metric: score.value for score in scores if score.version == newest}
+    return own.get("greedy", next(iter(own.values())))
+
+
+def _print_table(summaries: list[Summary]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))  # a terminal of 80 columns holds it
+    longest = max(len(it.run) for it in summaries)
+    table.add_column("run", no_wrap=True, min_width=longest)  # what every other command asks for: never shortened
+    columns = {
+        "task": [it.task for it in summaries],
+        "fork of": [it.parent for it in summaries],
+        "state": [it.state for it in summaries],
+        "step": [_blank(it.step) for it in summaries],
+        "version": [_blank(it.version) for it in summaries],
+        "score": ["" if it.score is None else f"{it.score:.3f}" for it in summaries],
+        "searchers": [str(it.searchers or "") for it in summaries],
+    }
+    shown = {name: cells for name, cells in columns.items() if name not in ("fork of", "searchers") or any(cells)}
+    for name in shown:
+        table.add_column(
+            name, justify="right" if name in ("step", "version", "score", "searchers") else "left", overflow="fold"
+        )
+    for it, cells in zip(summaries, zip(*shown.values(), strict=True), strict=True):
+        table.add_row(it.run, *cells)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 240  # whoever reads it there can take it
+    console.print(table)
+
+
+def _blank(number: int | None) -> str:
+    return "" if number is None else str(number)

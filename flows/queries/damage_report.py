@@ -1,0 +1,75 @@
+"""Tells people on standard error what is damaged or missing in a run."""
+
+import sys
+from collections.abc import Sequence
+
+import duckdb
+
+from flows.escaping import plain
+from flows.queries.query_process import QueryProcess
+from flows.queries.row_values import decode_row
+from flows.queries.statements import explain
+from storage.objects.damage import Damage
+from storage.queries.views import connect
+from storage.runs.run import Run
+from tba.errors import ConfigError, Damaged, TBAError
+
+_NAMED = 3  # objects in a line; `tba check` names them all
+_MOST_CHARACTERS = 200  # of one problem in a line
+
+
+def damage_of(con: duckdb.DuckDBPyConnection) -> list[Damage]:
+    """Return what the views of a run leave out."""
+    return [Damage(key, problem) for key, problem in con.execute("select key, problem from damage").fetchall()]
+
+
+def damage_by(queries: QueryProcess) -> list[Damage]:
+    """Return what the views leave out of the run that a query process has read."""
+    _, rows = queries.ask("rows", query="select key, problem from damage", parameters=())
+    return [Damage(*decode_row(row)) for row in rows]
+
+
+def warn(run: Run, con: duckdb.DuckDBPyConnection) -> list[Damage]:
+    """Say what the views leave out, and return it."""
+    damage = damage_of(con)
+    warn_of(run, damage)
+    return damage
+
+
+def warn_of(run: Run, damage: Sequence[Damage]) -> None:
+    """Name the damage in one line on standard error, so that what a command prints can be piped on."""
+    if damage:
+        print(f"warning: {in_words(run, damage)}", file=sys.stderr)
+
+
+def is_inside_an_object(error: Exception) -> bool:
+    """Return True if a query failed on a damaged object that the views did not leave out: beyond a bound, files are
+    compared with their records by size alone."""
+    said = str(error)
+    return "arrow_scan" in said and "Failed to open local file" not in said
+
+
+def culprits(run: Run, error: Exception) -> str:
+    """Read everything and return the words that name the damaged objects behind such an error; empty for any other
+    error. Later connections leave these objects out."""
+    if not is_inside_an_object(error):
+        return ""
+    with connect(run, thorough=True) as con:
+        damage = damage_of(con)
+    return f"; {in_words(run, damage)}: ask again" if damage else ""
+
+
+def refusal(run: Run, error: Exception) -> TBAError:
+    """Return the error for a query that failed: the query is wrong, or the objects that it names are damaged."""
+    at_fault = culprits(run, error)
+    return Damaged(explain(error) + at_fault) if at_fault else ConfigError(explain(error))
+
+
+def in_words(run: Run, damage: Sequence[Damage]) -> str:
+    """Describe the damage in one line that names a few of the objects."""
+    named = [f"{it.key} ({it.problem[:_MOST_CHARACTERS]})" for it in damage[:_NAMED]]
+    told = "; ".join([*named, *(["…"] if len(damage) > _NAMED else [])])
+    one = "1 object of the run {} is damaged or missing and is left out"
+    more = f"{len(damage):,} objects of the run {{}} are damaged or missing and are left out"
+    left_out = (one if len(damage) == 1 else more).format(run.name)
+    return plain(f"{left_out}: {told} — tba check {run.url} names them all")

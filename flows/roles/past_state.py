@@ -1,0 +1,131 @@
+"""A run as it was after a step, loaded from what it keeps, to take steps again. Needs torch."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from transformers.utils import logging as transformers_logging
+
+from flows.roles import wiring
+from flows.roles.buffer_process import make_buffer
+from storage.buffer.replay_buffer import DuckReplayBuffer
+from storage.local_files.scratch import scratch_folder
+from storage.runs.attempts import Span, accepts, chain
+from storage.runs.events import Events
+from storage.runs.retention import in_the_way, lost_for
+from storage.runs.run import Run
+from storage.weights import lost_checkpoints
+from storage.weights.checkpoints import Checkpoints
+from tba.config import Config, parse
+from tba.errors import ConfigError, Damaged
+from tba.train.learner import Learner
+from tba.train.retake import Retaken, retake
+from tba.train.training_state import TrainingState
+from tba.types import Version
+
+log = logging.getLogger(__name__)
+
+transformers_logging.disable_progress_bar()  # its bars say nothing of the steps
+
+
+class Past:
+    """What the trainer held after step `step`."""
+
+    def __init__(self, step: int, learner: Learner, buffer: DuckReplayBuffer):
+        self.step, self.learner, self.buffer = step, learner, buffer
+
+    @property
+    def device(self) -> str:
+        return self.learner.policy.device.type
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same step gives the same bits, on the same kind of machine: what several ranks added up comes
+        out the same but for its last digits."""
+        return self.device == "cpu" and self.learner.config.training.ranks == 1
+
+    def weights_sha256(self) -> str:
+        return self.learner.policy.snapshot().sha256
+
+    def retake(self, upto: int) -> Iterator[Retaken]:
+        """The steps up to this one, each as it is taken again."""
+        for taken in retake(self.learner, self.buffer, after=self.step, upto=upto):
+            self.step = taken.step
+            yield taken
+
+    def save(self, run: Run, attempt: int) -> None:
+        """As a checkpoint of a run; it stands at a sync."""
+        sync = self.learner.config.sync_of_step(self.step)
+        self.buffer.replay(sync)
+        state = replace(self.learner.state(step=self.step, sync=sync), queues=self.buffer.queues())
+        with scratch_folder() as folder:
+            self.learner.policy.snapshot().save(folder)
+            state.save(folder)
+            Checkpoints(run).save(sync, attempt, step=self.step, folder=folder)
+
+
+def load_past(run: Run, before: int) -> Past:
+    """The newest state before a step that a run keeps: an intact checkpoint, or else the start. A fork starts from a
+    checkpoint that is always kept. ConfigError if what the step draws has been given up since. Damaged if a fork has
+    no intact checkpoint left."""
+    config, spans = parse(run.config), chain(run)
+    kept = [it for it in Checkpoints(run).complete() if accepts(spans, it) and it.number >= config.start.sync]
+    usable = [it for it in kept if config.step_of_sync(it.number) < before]
+    damaged: dict[Version, Damaged] = {}
+    for checkpoint in sorted(usable, reverse=True):
+        _check_buffers(run, config, spans, checkpoint.number, before)
+        _check_drawable(run, config, checkpoint.number, before, kept, damaged)
+        try:
+            policy, state = wiring.load_checkpoint(run, config, checkpoint)
+        except Damaged as error:
+            log.warning("%s: checkpoint %s is damaged, and passed over: %s", run.name, checkpoint, error)
+            damaged[checkpoint] = error
+        else:
+            return _after(run, config, spans[-1].attempt, Learner(config, policy), state)
+    if config.start.sync:
+        raise lost_checkpoints.none_intact(run, damaged) if damaged else lost_checkpoints.no_start(run)
+    _check_buffers(run, config, spans, 0, before)
+    _check_drawable(run, config, 0, before, kept, damaged)
+    return _after(run, config, spans[-1].attempt, Learner(config, wiring.load_start(run, config)), None)
+
+
+def _after(run: Run, config: Config, attempt: int, learner: Learner, state: TrainingState | None) -> Past:
+    """Return the trainer as a checkpoint's state says, or as it was before the first step if there is no state."""
+    buffer = make_buffer(run, config, attempt, Events(run, "past", 0))  # it will write nothing
+    if state is None:
+        return Past(0, learner, buffer)
+    learner.restore(state)
+    buffer.replay(state.sync)
+    buffer.restore(state.queues)
+    return Past(state.step, learner, buffer)
+
+
+def _check_buffers(run: Run, config: Config, spans: Sequence[Span], start: int, before: int) -> None:
+    """ConfigError if any step from sync `start` up to this one was taken with shards in the buffer that have been given
+    up since: it would draw other trajectories, and so would every step after it."""
+    last = config.sync_of_step(before)
+    for span in spans:
+        newest = last if span.last_sync is None else min(last, span.last_sync)
+        if newest <= start or newest < span.first_sync:
+            continue  # none of the steps in between is of this attempt
+        if lost := lost_for(run, newest - 1, span.attempt):
+            of = f"step {before} of {run.name}"
+            if newest < last:
+                of += f" follows step {config.step_of_sync(newest)}, which"
+            raise ConfigError(
+                f"--step: {of} was taken while the buffer held shards that {lost} gives up: it cannot be taken again"
+            )
+
+
+def _check_drawable(
+    run: Run, config: Config, start: int, before: int, kept: Sequence[Version], damaged: Mapping[Version, Damaged]
+) -> None:
+    """ConfigError if steps from sync `start` up to this one draw tokens that have been given up."""
+    if gone := in_the_way(run, start, config.sync_before(before)):
+        later = [it for it in kept if it.number >= gone.payloads.last_sync and it not in damaged]
+        first = min((config.step_of_sync(it.number) for it in later), default=gone.payloads.step) + 1
+        passed = "".join(f"; checkpoint {it} is damaged: {error}" for it, error in damaged.items())
+        raise ConfigError(
+            f"--step: the steps of {run.name} after step {config.step_of_sync(start)} drew tokens that have been given "
+            f"up, says {gone}; steps can be taken again from step {first} on{passed}"
+        )

@@ -1,0 +1,131 @@
+"""The other ranks of a trainer: `python -m flows.roles.rank`, started by the trainer, which is rank 0.
+
+They end with the trainer, however that ends, and leave what asks a trainer to stop to the trainer.
+"""
+
+import argparse
+import logging
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flows.roles.threads import switch_soon, use_threads
+from flows.supervision.processes import LOG_FORMAT
+from storage.runs.run import Run
+from tba.config import Config, parse
+from tba.errors import ConfigError
+from tba.runtime.child import end_with_parent
+from tba.runtime.messages import take_pipes
+
+if TYPE_CHECKING:
+    from tba.distributed.ranks import Ranks
+    from tba.models.policy import Policy
+    from tba.train.learner import Learner
+    from tba.train.training_state import TrainingState
+
+log = logging.getLogger("tba")
+
+COMMAND = [sys.executable, "-P", "-m", "flows.roles.rank"]
+
+
+@contextmanager
+def leading(
+    run: Run, config: Config, policy: "Policy", checkpoint: Path | None, *, scratch: Path, tell: Any
+) -> "Iterator[tuple[Learner, TrainingState | None]]":
+    """The trainer's learner, with all its ranks, and what they go on from."""
+    from tba.distributed.ranks import ALONE, join, leave, open_port
+    from tba.train.leader import Followers, LeadingLearner
+    from tba.train.learner import Learner
+    from tba.train.training_state import TrainingState
+
+    size = config.training.ranks
+    if size == 1:
+        yield Learner(config, policy), TrainingState.load(checkpoint, ALONE) if checkpoint else None
+        return
+    from tba.distributed.sharding import save_without_weights
+
+    tell(f"starting {size} ranks")
+    with (
+        Followers([*COMMAND, "--run", run.url, "--rank"], size) as followers,
+        tempfile.TemporaryDirectory(dir=scratch) as made_of,
+    ):
+        save_without_weights(policy, made_of)
+        store = open_port(size)
+        try:
+
+            def begin() -> Learner:
+                ranks = join(0, size, store)
+                sharded = _shard(config, ranks, made_of, policy.model)
+                return LeadingLearner(
+                    config, sharded, ranks, followers=followers, scratch=scratch, checkpoint=checkpoint
+                )
+
+            learner, *_ = followers.together("begin", begin, [store.port, made_of])
+            yield learner, TrainingState.load(checkpoint, learner.ranks) if checkpoint else None
+        finally:
+            followers.release()
+            leave()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m flows.roles.rank", description="One more rank of a trainer.")
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    options = parser.parse_args()
+    named = LOG_FORMAT.replace("%(message)s", f"rank {options.rank}: %(message)s")  # beside the trainer's, in its log
+    logging.basicConfig(level=logging.INFO, format=named)
+    end_with_parent()
+    orders, answers = take_pipes()
+    config = parse(Run.open(options.run).config)
+    use_threads(config.model.threads)
+    switch_soon()
+    from tba.distributed.ranks import leave
+    from tba.train.leader import follow
+
+    try:
+        follow(lambda said: begin(config, options.rank, *said), orders, answers)
+    except Exception:  # the trainer has been told
+        log.info("where it was:", exc_info=True)
+        sys.exit(1)
+    leave()
+
+
+def begin(config: Config, rank: int, port: int, made_of: str) -> "Learner":
+    import torch.distributed as dist
+
+    from tba.distributed.ranks import PATIENCE, join
+    from tba.train.learner import Learner
+
+    size = config.training.ranks
+    ranks = join(rank, size, dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE))
+    return Learner(config, _shard(config, ranks, made_of), ranks)
+
+
+def _shard(config: Config, ranks: "Ranks", made_of: str, source: Any = None) -> "Policy":
+    from tba.distributed.sharding import shard, without_weights
+    from tba.models.pretrained import resolve_dtype
+
+    model, device = config.model, _device(config, ranks.rank)
+    bare = without_weights(made_of, dtype=resolve_dtype(model.dtype), trust_remote_code=model.trust_remote_code)
+    return shard(bare, ranks, device, source, compute_dtype=config.training.compute_dtype)
+
+
+def _device(config: Config, rank: int) -> Any:
+    """A rank's GPU, of those that the trainer has."""
+    import torch
+
+    from tba.models.pretrained import resolve_device
+
+    device = resolve_device(config.model.device)
+    if device.type != "cuda":
+        return device
+    if (there := torch.cuda.device_count()) < config.training.ranks:
+        raise ConfigError(f"training.ranks: the trainer may use {there} GPUs, got {config.training.ranks}")
+    return torch.device("cuda", rank)
+
+
+if __name__ == "__main__":
+    main()

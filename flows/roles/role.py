@@ -1,0 +1,97 @@
+"""One role as a plain process: `python -m flows.roles.role searcher --run URL --index 0`.
+
+Exit codes: 0 finished, 1 failed, 2 cannot work as it was asked to, 3 another incarnation has taken over, 4 stopped
+because it was asked to, 5 waited in vain for the others.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+
+from flows.roles.threads import switch_soon, use_threads
+from flows.supervision.processes import FAILED, FINISHED, GAVE_UP, LOG_FORMAT, MISUSED, STOPPED, SUPERSEDED
+from storage import layout
+from storage.maintenance.leftovers import sweep
+from storage.runs.events import Events
+from storage.runs.leases import HeldLease
+from storage.runs.run import Run
+from tba.config import parse
+from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded, TBAError
+
+log = logging.getLogger("tba")
+
+SWEPT_BY = {"trainer": lambda index: "", "searcher": layout.searcher_folder}
+"""The folder of a run in which each role removes what killed writers have left, by its index."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m flows.roles.role", description="Run one role of a run.")
+    parser.add_argument("role", choices=["searcher", "trainer", "evaluator"])
+    parser.add_argument("--run", required=True, help="path or URL of the run's folder")
+    parser.add_argument("--index", type=int, default=0, help="which searcher (default 0)")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    try:
+        return live(options.role, options.index, Run.open(options.run))
+    except TBAError as error:
+        if isinstance(error, DataError) and error.__cause__:  # most often of a task's own code
+            log.error("%s failed", options.role, exc_info=error.__cause__)
+        log.error("%s: %s", type(error).__name__, error)
+        if isinstance(error, ConfigError | DataError):
+            return MISUSED
+        return GAVE_UP if isinstance(error, DeadlinePassed) else FAILED
+
+
+def live(role: str, index: int, run: Run) -> int:
+    """Hold the role's lease for as long as its work lasts, and say how it ended."""
+    limits, model = parse(run.config).limits, parse(run.config).model
+    name = layout.role_name(role, index)
+    number = index if role == "searcher" else None
+    with HeldLease(run, name, every=limits.lease_every, orphan_after=limits.orphan_after, index=number) as lease:
+        signal.signal(signal.SIGTERM, lambda *_: lease.stop("SIGTERM"))
+        events = Events(run, name, lease.life)
+        events.write("started", f"{name} lives: life {lease.life}, pid {os.getpid()}")
+        try:
+            if role in SWEPT_BY:
+                sweep(run, events, SWEPT_BY[role](index))
+            work(role, index, run, lease, events, threads=model.threads)
+        except Stopped as stopped:
+            events.write("stopped", str(stopped))
+            return STOPPED
+        except Superseded as superseded:
+            log.error("%s", superseded)
+            return SUPERSEDED
+        except TBAError as error:
+            events.write("failed", f"{type(error).__name__}: {error}", severity="error")
+            raise
+        except Exception as error:
+            events.write("failed", f"{type(error).__name__}: {error}", severity="error")
+            log.info("where %s was:", name, exc_info=True)
+            log.error("%s: %s", type(error).__name__, error)  # last, as what is looked at first
+            lease.close("failed")
+            return FAILED
+        events.write("finished", f"{name} has done its work")
+        lease.close("finished")
+        return FINISHED
+
+
+def work(role: str, index: int, run: Run, lease: HeldLease, events: Events, *, threads: int) -> None:
+    """Import the machine learning libraries only here, with their thread count set before."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one bar per publish would fill the log
+    lease.tell("loading libraries")
+    use_threads(threads)
+    from flows.roles import wiring
+
+    if role == "searcher":
+        wiring.run_searcher(run, index, lease, events)
+    elif role == "trainer":
+        switch_soon()
+        wiring.run_trainer(run, lease, events)
+    else:
+        wiring.run_evaluator(run, lease, events)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

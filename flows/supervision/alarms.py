@@ -1,0 +1,96 @@
+"""What goes wrong quietly in the roles of a run, as their leases show it to a supervisor."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from flows.supervision.processes import Role
+from storage.runs.leases import Lease, Seen
+from tba.alarms import Alarm
+from tba.config import AlarmsConfig
+
+
+@dataclass
+class _Course:
+    """How a role has come along."""
+
+    life: int
+    far: float  # it has got
+    since: float
+    version: float | None = None  # that it generates with
+    behind_since: float | None = None  # for how long a newer one has been there
+
+
+class OperatingAlarms:
+    def __init__(self, config: AlarmsConfig, *, lag: int = 0):
+        self.config, self.lag = config, lag  # versions that searchers are meant to be behind
+        self.courses: dict[str, _Course] = {}
+
+    def find(self, seen: Mapping[str, Seen]) -> list[Alarm]:
+        """All that hold, of the roles that somebody may be behind."""
+        now = time.monotonic()
+        for name in self.courses.keys() - seen.keys():
+            del self.courses[name]
+        newest = self._newest_version(seen)
+        found = [alarm for name, it in seen.items() for alarm in self._of_role(name, it, newest, now)]
+        return found + self._disks(seen)
+
+    def _of_role(self, name: str, seen: Seen, newest: float | None, now: float) -> Iterator[Alarm]:
+        lease, config = seen.lease, self.config
+        if config.late_after and seen.silent_for > config.late_after:
+            message = f"{name} has given no sign for {seen.silent_for:.0f} s (pid {lease.pid} on {lease.host})"
+            yield Alarm("role-late", f"{message}, last said {lease.status!r}", name)
+        role = Role.parse(name)
+        if role is None or role.kind == "evaluator":  # which waits for versions
+            return
+        course = self._follow(name, lease, newest, now)
+        if config.stalled_after and now - course.since > config.stalled_after:
+            message = f"{name} has got no further for {now - course.since:.0f} s (alarms.stalled_after)"
+            yield Alarm("role-stalled", f"{message}: {lease.status}", name)
+        if config.adopted_within and course.behind_since and now - course.behind_since > config.adopted_within:
+            behind = f"{now - course.behind_since:.0f} s after a newer one, now {newest:g}, was published"
+            yield Alarm(
+                "version-not-adopted",
+                f"{name} still generates with version {course.version:g}, {behind} (alarms.adopted_within)",
+                name,
+            )
+
+    def _follow(self, name: str, lease: Lease, newest: float | None, now: float) -> _Course:
+        far, version = how_far(lease), lease.progress.get("version")
+        course = self.courses.get(name)
+        if course is None or course.life != lease.life:
+            course = self.courses[name] = _Course(lease.life, far, now, version)
+        if far > course.far:
+            course.far, course.since = far, now
+        is_behind = name != "trainer" and version is not None and newest is not None and version < newest
+        if not is_behind or version != course.version:
+            course.behind_since = None
+        if is_behind and course.behind_since is None:
+            course.behind_since = now
+        course.version = version
+        return course
+
+    def _newest_version(self, seen: Mapping[str, Seen]) -> float | None:
+        """That searchers could have taken: the one that the trainer published last."""
+        version = seen["trainer"].lease.progress.get("version") if "trainer" in seen else None
+        return None if version is None else version - self.lag
+
+    def _disks(self, seen: Mapping[str, Seen]) -> list[Alarm]:
+        """One of each machine, however many roles tell of it."""
+        found = {
+            lease.host: Alarm(
+                "disk-filling",
+                f"{lease.disk_gb:.2f} GB are left on the disk of {lease.disk} on {lease.host}, less than "
+                f"{self.config.disk_gb:g} (alarms.disk_gb)",
+                lease.host,
+                "error",
+            )
+            for lease, _ in seen.values()
+            if lease.disk_gb is not None and lease.disk_gb < self.config.disk_gb
+        }
+        return list(found.values())
+
+
+def how_far(lease: Lease) -> float:
+    """What a role has got done, growing with its work in whichever life: steps, shards, scored versions."""
+    return max((lease.progress.get(name, 0.0) for name in ("step", "shards", "scored")), default=0.0)

@@ -1,0 +1,129 @@
+"""One life of a role, started and watched on the host it runs on, for a supervisor that is elsewhere."""
+
+import time
+from collections.abc import Callable
+
+from flows.supervision.grace_period import Stopping, forecast
+from flows.supervision.processes import FAILED, STOPPED, NotNow, Role
+from flows.supervision.supervisor import POLL, Event, Launcher, Life, StopRequest, hangs
+from storage.runs.leases import LeaseWatch, Seen
+from storage.runs.run import Run
+from tba.config import LimitsConfig
+from tba.errors import RunFailed, StorageError
+
+
+def watch_one(
+    run: Run,
+    launcher: Launcher,
+    limits: LimitsConfig,
+    role: Role,
+    number: int,
+    *,
+    should_stop: Callable[[], StopRequest | None] = lambda: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> tuple[int, str]:
+    """One life of a role, watched from the host it runs on until it ends: its exit code and its last words. Whether
+    it is started again is for the supervisor of the run to say."""
+    before = LeaseWatch().observe(run).get(role.name)
+    life = _start_when_possible(launcher, limits, role, number, should_stop, on_event)
+    if life is None:
+        return STOPPED, ""
+    watched = _WatchedLife(run, launcher, limits, life, before.lease.life if before else 0, on_event)
+    while (code := life.poll()) is None:
+        if watched.stopping is None and (request := should_stop()):
+            watched.ask_to_stop(request)
+        if watched.is_lost():
+            life.let_go()
+            return FAILED, f"it could not be ended: {life.where}"
+        watched.look()
+        time.sleep(POLL)
+    try:
+        launcher.ended(life)
+    except StorageError as error:
+        on_event(Event("log-not-stored", f"the log of {role.name} stays at {life.where}: {error}", "warning"))
+    return code, life.last_words()
+
+
+class _WatchedLife:
+    """Watches a life that runs: finds out whether it hangs, and ends it in order or by force."""
+
+    def __init__(
+        self,
+        run: Run,
+        launcher: Launcher,
+        limits: LimitsConfig,
+        life: Life,
+        life_before: int,
+        on_event: Callable[[Event], None],
+    ):
+        self.run, self.launcher, self.limits, self.life = run, launcher, limits, life
+        self.life_before, self.on_event = life_before, on_event
+        self.name = life.role.name
+        self.began = self.next_look = time.monotonic()
+        self.watch = LeaseWatch()
+        self.seen: Seen | None = None
+        self.stopping: Stopping | None = None
+        self.killed: float | None = None  # since when it is being killed
+
+    def ask_to_stop(self, request: StopRequest) -> None:
+        seen = {self.name: self.seen} if self.seen else {}
+        self.stopping = Stopping(self.limits, None if request.within is None else 0.8 * request.within)
+        self.on_event(Event("role-stopping", f"{self.name} is asked to stop: {request.why}{forecast(seen)}"))
+        if cut_short := self.stopping.cut_short(seen):
+            self.on_event(Event("stop-cut-short", cut_short, "warning"))
+        self.life.terminate()
+
+    def is_lost(self) -> bool:
+        """Kill the life if it is to end and does not; True once it cannot even be killed."""
+        now = time.monotonic()
+        if self.killed is None and self.stopping and self.stopping.is_over(self.name, self.seen):
+            self.killed = now
+        if self.killed is None:
+            return False
+        self.life.kill()
+        return now > self.killed + self.launcher.end_grace
+
+    def look(self) -> None:
+        """Look at the lease from time to time. While the store is silent, that says nothing about the role."""
+        now = time.monotonic()
+        if now < self.next_look:
+            return
+        self.next_look = now + self.limits.lease_every
+        try:
+            self.seen = self.watch.observe(self.run).get(self.name)
+        except StorageError as error:
+            self.watch = LeaseWatch()
+            self.on_event(Event("store-trouble", str(error), "warning"))
+            return
+        why = hangs(self.seen, self.life_before, now - self.began, self.limits, self.launcher)
+        if why and self.killed is None:
+            self.on_event(Event("role-silent", f"{self.name} {why}", "warning"))
+            self.killed = now
+
+
+def _start_when_possible(
+    launcher: Launcher,
+    limits: LimitsConfig,
+    role: Role,
+    number: int,
+    should_stop: Callable[[], StopRequest | None],
+    on_event: Callable[[Event], None],
+) -> Life | None:
+    """None if it was asked to stop before it could be started."""
+    began, said = time.monotonic(), ""
+    while not should_stop():
+        try:
+            life = launcher.start(role, number)
+        except NotNow as reason:
+            if str(reason) != said:
+                said = str(reason)
+                on_event(Event("role-waiting", f"{role.name} cannot start yet: {reason}", "warning"))
+            if time.monotonic() - began > limits.data_deadline:
+                raise RunFailed(
+                    f"{role.name} could not be started for {limits.data_deadline:.0f} s: {reason}"
+                ) from None
+            time.sleep(limits.lease_every)
+        else:
+            on_event(Event("role-started", f"{role.name}, life {number}: {life.where}"))
+            return life
+    return None

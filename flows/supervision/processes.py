@@ -1,0 +1,249 @@
+"""A role as a process of this host: started in a session of its own, known by its lease, ended with all it started.
+
+A role outlives its supervisor. Its output goes to a file of its own, never to an inherited pipe, and a GPU lock it
+holds is its own. Whoever supervises next finds it by its lease, and may end it only when the process behind the lease
+is certainly the role: same host, same pid, started before the lease was last renewed, with the role's own arguments.
+"""
+
+import hashlib
+import math
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+from flows.supervision.gpus import Devices, Taken
+from storage import layout
+from storage.local_files.shared_cache import cache_folder
+from storage.runs.leases import Lease
+from storage.runs.run import Run
+from tba.errors import RunFailed
+
+Kind = Literal["searcher", "trainer", "evaluator"]
+_KINDS: dict[str, Kind] = {"searcher": "searcher", "trainer": "trainer", "evaluator": "evaluator"}
+Command = Callable[["Role", str], list[str]]
+
+FINISHED, FAILED, MISUSED, SUPERSEDED, STOPPED, GAVE_UP = 0, 1, 2, 3, 4, 5  # exit codes of `python -m flows.roles.role`
+LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"  # a supervisor finds errors by it
+CLOCK_SLACK = 2.0  # seconds by which the clocks of a lease and of the process table may disagree
+
+
+class NotNow(Exception):
+    """A role cannot be started at the moment; trying again later may succeed."""
+
+
+@dataclass(frozen=True)
+class Role:
+    kind: Kind
+    index: int = 0
+
+    @property
+    def name(self) -> str:
+        return layout.role_name(self.kind, self.index)
+
+    @classmethod
+    def parse(cls, name: str) -> "Role | None":
+        """The role that holds a lease; None for the supervisor, which also holds one, and whatever else does."""
+        kind, _, index = name.partition("-")
+        is_one = kind in _KINDS and (not index or (index.isascii() and index.isdigit()))
+        return cls(_KINDS[kind], int(index or 0)) if is_one else None
+
+
+def role_command(role: Role, run: str) -> list[str]:
+    """What starts a role. `$TBA_ROLE_COMMAND` replaces its beginning, for `numactl`, a profiler or a container."""
+    # -P: a folder `storage` or `flows` in the working directory is not taken for ours
+    begin = shlex.split(os.environ.get("TBA_ROLE_COMMAND", "")) or [sys.executable, "-P", "-m", "flows.roles.role"]
+    return [*begin, role.kind, "--run", run, "--index", str(role.index)]
+
+
+class RoleProcess:
+    """One life of a role, as a child of this process."""
+
+    def __init__(self, run: Run, role: Role, number: int, *, command: Command, taken: Taken | None):
+        self.run, self.role, self.number = run, role, number
+        self.log = log_file(run, role, number)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                command(role, run.url),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=_environment() | (taken.variables if taken else {}),
+                pass_fds=taken.locks if taken else (),
+            )
+
+    @property
+    def where(self) -> str:
+        return f"pid {self.process.pid}, log {self.log}"
+
+    @property
+    def waits_for(self) -> str:
+        return ""
+
+    def poll(self) -> int | None:
+        """The exit code once the role has ended; negative for a signal. What is left of its group ends with it."""
+        if self.process.returncode is not None:
+            return self.process.returncode
+        # Looked at without being reaped, so that the group's number cannot have passed to anybody else.
+        if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return None
+        kill_group(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def let_go(self) -> None:
+        """Forget the process and leave it running."""
+        if self.process.poll() is None:
+            self.process.returncode = 0
+
+    def last_words(self, lines: int = 20) -> str:
+        return tail(self.log, lines)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.process.returncode is None:
+            kill_group(self.process.pid, number)
+
+
+class LocalLauncher:
+    """Roles as processes of this host."""
+
+    start_deadline = 300.0  # imports are slow on a busy machine
+    end_grace = 5.0
+    last_word_after = math.inf  # a process is watched until it has left
+
+    def __init__(self, run: Run, *, command: Command = role_command, devices: Devices | None = None):
+        self.run, self.command = run, command
+        self.devices = devices or Devices(run.url)
+        self.stored: dict[str, int] = {}  # logs, with the size they had
+
+    def start(self, role: Role, number: int) -> RoleProcess:
+        taken, wanted = self.devices.take(role.kind), self.devices.needed_by(role.kind)
+        if self.devices.uuids and taken is None:
+            of = f"of {socket.gethostname()}"
+            if wanted > 1:
+                why = "engine.tensor_parallel" if wanted == self.devices.per_engine else "training.ranks"
+                raise NotNow(f"other runs hold all but fewer than {wanted} GPUs {of} ({why})")
+            raise NotNow(f"every GPU {of} is held by another run")
+        try:
+            return RoleProcess(self.run, role, number, command=self.command, taken=taken)
+        except (FileNotFoundError, PermissionError) as error:
+            raise RunFailed(f"{role.name} cannot be started on {socket.gethostname()}: {error}") from None
+        except OSError as error:  # no memory, no process, no space: it may pass
+            raise NotNow(f"{socket.gethostname()} refused: {error}") from error
+        finally:
+            if taken:
+                taken.release()  # the role has its own
+
+    def ended(self, life: RoleProcess) -> None:
+        self._store(life.log)
+
+    def close(self) -> None:
+        """Bring every log to the run, also of roles that somebody else started on this host."""
+        for path in log_file(self.run, Role("trainer"), 1).parent.glob("*.log"):
+            self._store(path)
+
+    def _store(self, log: Path) -> None:
+        """Where the run's folder is not on this host's disk, a log waits in the cache until its role has ended."""
+        key = layout.LOGS + log.name
+        if self.run.store.local_path(key) is None and self.stored.get(key) != (size := log.stat().st_size):
+            self.run.store.upload(log, key)
+            self.stored[key] = size
+
+
+def last_life(run: Run, role: Role) -> int:
+    """The highest number a log of this role has, on this host or in the run."""
+    names = [path.name for path in log_file(run, role, 1).parent.glob(f"{role.name}-*.log")]
+    names += [entry.key for entry in run.store.list(f"{layout.LOGS}{role.name}-")]
+    found = (re.search(r"-(\d+)\.log$", name) for name in names)
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+def log_file(run: Run, role: Role, number: int) -> Path:
+    """In the run's folder where it is on this host's disk, else in the cache until the role has ended."""
+    key = layout.log(role.name, number)
+    local = run.store.local_path(key)
+    identity = hashlib.sha256(run.url.encode()).hexdigest()[:8]
+    return local or cache_folder("logs") / f"{run.name}-{identity}" / Path(key).name
+
+
+def tail(path: Path, lines: int) -> str:
+    """The last lines of a file, or of its last 16 kB."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+        return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
+    return ""
+
+
+def kill_group(pid: int, number: signal.Signals) -> bool:
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def signal_role(role: Role, lease: Lease, run: str, number: signal.Signals) -> bool:
+    """Signal the group of a role that somebody else started; False if this host has no process that certainly is it."""
+    pid = process_of(lease, role, run)
+    return pid is not None and kill_group(pid, number)
+
+
+def process_of(lease: Lease, role: Role, run: str) -> int | None:
+    """The pid behind a lease if it is certainly this role of this run, else None."""
+    age = _age(lease.pid) if lease.host == socket.gethostname() else None
+    if age is None or age + CLOCK_SLACK < _seconds_since(lease.renewed_at):
+        return None
+    try:
+        leads = os.getpgid(lease.pid) == lease.pid
+        arguments = Path(f"/proc/{lease.pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    runs = [after for before, after in pairwise(arguments) if before == "--run"]
+    is_role = role.kind in arguments and any(Path(url).name == run for url in runs)
+    return lease.pid if leads and is_role else None
+
+
+def is_gone(lease: Lease) -> bool:
+    """Whether the process behind a lease has certainly ended: this host has none, or only a younger one."""
+    if lease.host != socket.gethostname() or not Path("/proc/self/stat").exists():
+        return False
+    age = _age(lease.pid)
+    return age is None or age + CLOCK_SLACK < _seconds_since(lease.renewed_at)
+
+
+def _age(pid: int) -> float | None:
+    """Seconds since a process of this host started; None if there is none that runs."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if fields[0] in "ZX":
+        return None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def _seconds_since(moment: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+
+
+def _environment() -> dict[str, str]:
+    """Of a role: everything but what belongs to Prefect, which roles know nothing of."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}

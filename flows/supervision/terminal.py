@@ -1,0 +1,189 @@
+"""A supervisor in the background, and a run watched from a terminal: `tba run` and `tba resume` without Prefect."""
+
+import contextvars
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from flows.supervision.gpus import Devices, usable
+from flows.supervision.processes import LocalLauncher, Role
+from flows.supervision.supervisor import Event, StopRequest, supervise
+from storage.runs.leases import Seen
+from storage.runs.run import Run
+from tba.config import Config, parse
+from tba.errors import Stopped
+
+WORD_EVERY = 30.0  # seconds between two words on how far the trainer is, where nothing can be drawn
+REASONS = {
+    "KeyboardInterrupt": "interrupted",
+    "SystemExit": "terminated",
+    "TerminationSignal": "cancelled from Prefect",
+}
+"""Why work is stopped, by the exception that left its context."""
+
+
+class Work(Protocol):
+    """`supervise`, or `one_life.watch_one`, with everything but its callbacks."""
+
+    def __call__(self, *, should_stop: Callable[[], StopRequest | None], on_event: Callable[[Event], None]) -> Any: ...
+
+
+class Background:
+    """Work in a thread, as a context. The main thread tells what happens; a signal that reaches it, or a server that
+    is slow to hear about it, cannot catch the work halfway. Leaving the context by an exception stops the work in
+    order first, `within` so many seconds if somebody will end this process then; `last` hears what happens meanwhile.
+    """
+
+    def __init__(self, work: Work, *, within: float | None = None, last: Callable[[Event], None] = lambda event: None):
+        self.work, self.within, self.last = work, within, last
+        self.result: Any = None
+        self._news: SimpleQueue[Event] = SimpleQueue()
+        self._request: StopRequest | None = None
+        self._error: BaseException | None = None
+        context = contextvars.copy_context()  # Prefect knows by it which flow run this is
+        self._thread = threading.Thread(target=context.run, args=(self._work,), name="supervisor", daemon=True)
+
+    def stop(self, why: str) -> None:
+        self._request = self._request or StopRequest(why, self.within)
+
+    def news(self, every: float = 0.5) -> Iterator[Event | None]:
+        """What happens until the work is done, and None now and then. Raises what ended the work."""
+        while True:
+            running = self._thread.is_alive()
+            yield from self._backlog()
+            if not running:
+                break
+            try:
+                yield self._news.get(timeout=every)
+            except Empty:
+                yield None
+        if self._error:
+            raise self._error
+
+    def _backlog(self) -> Iterator[Event]:
+        while True:
+            try:
+                yield self._news.get_nowait()
+            except Empty:
+                return
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._thread.is_alive() and kind is not None:
+            self.stop(REASONS.get(kind.__name__, f"{kind.__name__} in its supervisor"))
+        running = True
+        while running:
+            self._thread.join(0.2)
+            running = self._thread.is_alive()
+            for event in self._backlog():
+                self.last(event)
+
+    def _work(self) -> None:
+        try:
+            self.result = self.work(should_stop=lambda: self._request, on_event=self._news.put)
+        except BaseException as error:  # it belongs to whoever waits for the work
+            self._error = error
+
+
+def local_launcher(run: Run, config: Config, *, trains: bool = True, generates: bool = True) -> LocalLauncher:
+    """For all roles, for a trainer alone, or for roles that generate. ConfigError if the GPUs of this machine are too
+    few."""
+    ranks = config.training.ranks if trains else 1
+    per_engine = config.engine.tensor_parallel if generates else 1
+    uuids = usable(config, per_engine, ranks)
+    return LocalLauncher(run, devices=Devices(run.url, uuids=uuids, ranks=ranks, per_engine=per_engine))
+
+
+def run_here(run: Run) -> None:
+    """Keep a run's roles alive on this machine until it has finished, and show how it goes. Ctrl-C stops them in
+    order; once more, and they are left to notice by themselves."""
+    config = parse(run.config)
+    with ending_on_sigterm(), Display(run, config) as display:
+        work = partial(supervise, run, local_launcher(run, config), config, on_look=display.look)
+        with Background(work, last=display.tell) as background:
+            try:
+                for event in background.news():
+                    if event:
+                        display.tell(event)
+            except (KeyboardInterrupt, SystemExit):
+                display.say(f"stopping; `tba resume {run.url}` goes on from there (Ctrl-C once more leaves at once)")
+                raise
+            except Stopped as stopped:
+                raise Stopped(f"{stopped}; `tba resume {run.url}` goes on from there") from None
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the program like Ctrl-C does, through its contexts; a second one, as `make` sends to its children
+    and `timeout` to their group, does not disturb that. Only the main thread can say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        sys.exit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Display:
+    """What a supervised run looks like from a terminal: what happens, and under it a line for each role."""
+
+    def __init__(self, run: Run, config: Config):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.run, self.steps = run, config.training.steps
+        self.console = Console(stderr=True, highlight=False)
+        columns = (TextColumn("{task.fields[role]:<14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.progress = Progress(
+            *columns, TextColumn("{task.description}"), console=self.console, disable=not self.console.is_terminal
+        )
+        self.lines: dict[str, Any] = {}
+        self.next_word = 0.0
+
+    def tell(self, event: Event) -> None:
+        style = {"warning": "yellow", "error": "red"}.get(event.severity, "")
+        self.console.print(event.message, style=style, markup=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def look(self, seen: Mapping[str, Seen]) -> None:
+        for name in filter(Role.parse, sorted(seen)):
+            lease = seen[name].lease
+            if name not in self.lines:
+                total = self.steps if name == "trainer" else None
+                self.lines[name] = self.progress.add_task("", total=total, role=name)
+            done = lease.progress.get("step" if name == "trainer" else "round", 0)
+            share = f" ({lease.progress['share']:.0%})" if "share" in lease.progress else ""
+            self.progress.update(self.lines[name], description=lease.status + share, completed=int(done))
+            if name == "trainer" and self.progress.disable and time.monotonic() >= self.next_word:
+                self.next_word = time.monotonic() + WORD_EVERY
+                self.say(f"trainer: {lease.status}{share}")
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.progress.stop()
