@@ -48,9 +48,9 @@ from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.buffer.sampler import default_sampler
 from storage.log.schema import encode, to_table
 from storage.log.syncs import Shard
-from storage.runs.attempts import claim_attempt
 from storage.runs.events import Events
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from tba.batches.batching import Batch
 from tba.interfaces import ReplayBuffer
 from tba.models.policy import Policy

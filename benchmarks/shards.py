@@ -51,8 +51,8 @@ from storage.log.syncs import Shard, SyncRecord
 from storage.log.syncs import encode as encode_record
 from storage.log.trajectories import Trajectories
 from storage.maintenance.compactor import compact
-from storage.runs.attempts import claim_attempt
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from tba.types import Trajectory, Version
 

@@ -38,11 +38,12 @@ from storage.maintenance.compactor import compact
 from storage.objects import manifest_folders
 from storage.objects.store import Store, open_store
 from storage.runs import forks, retention
-from storage.runs.attempts import chain, claim_attempt, newest_attempt
+from storage.runs.attempts import chain, newest_attempt
 from storage.runs.control import change_state, read_state
 from storage.runs.events import Events
 from storage.runs.leases import HeldLease, read_leases
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions

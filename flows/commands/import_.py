@@ -230,7 +230,7 @@ def _open(run: Run, config: Config, task: Task) -> "_Importer":
     from transformers.utils import logging
 
     from flows.roles import wiring
-    from tba.generation.transformers_generator import end_tokens
+    from tba.models.pretrained import end_tokens
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # a text that is too long is refused by its row

@@ -1,13 +1,13 @@
 """Where a run started by a worker finds relative paths: the pull step of prefect.yaml."""
 
 import os
-import tempfile
 from pathlib import Path
 
 # Bound before the folder changes: Prefect imports flows with the working directory first on the path, and a project's
 # own `flows` or `storage` folder there must not be taken for ours.
 import storage as _storage  # noqa: F401
 import tba as _tba  # noqa: F401
+from flows.planning.resolve import is_temporary
 from tba.errors import ConfigError
 
 
@@ -22,8 +22,3 @@ def leave_temporary_folder() -> dict[str, str]:
     if is_temporary(Path.cwd()) and home and Path(home).is_dir():
         os.chdir(home)
     return {"directory": os.getcwd()}
-
-
-def is_temporary(folder: Path) -> bool:
-    """Whether a folder is one that a process worker has made for a run."""
-    return folder.parent == Path(tempfile.gettempdir()).resolve() and folder.name.endswith("prefect")

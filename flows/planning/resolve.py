@@ -7,6 +7,7 @@ import math
 import os
 import re
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -18,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flows.orchestration.workdir import is_temporary
 from flows.planning import memory
 from flows.progress import bar
 from flows.roles.engines import choose, evaluation_sampling, search_sampling
@@ -428,3 +428,8 @@ def _evaluation(config: Config) -> str:
             f"top-p {config.evaluation_top_p:g}"
         )
     return text + "".join(f", pass@{k}" for k in evaluation.pass_at)
+
+
+def is_temporary(folder: Path) -> bool:
+    """Whether a folder is one that a process worker has made for a run."""
+    return folder.parent == Path(tempfile.gettempdir()).resolve() and folder.name.endswith("prefect")

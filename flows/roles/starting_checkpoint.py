@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from storage.runs.attempts import Attempt, claim_attempt
+from storage.runs.attempts import Attempt
 from storage.runs.events import Events
 from storage.runs.leases import HeldLease
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from tba.config import Config
 from tba.errors import Damaged

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from tba.batches.logprobs import chosen_logps
@@ -30,6 +30,7 @@ from tba.errors import Busy, ConfigError, Damaged, Missing
 from tba.generation.requests import check_request
 from tba.models.adapters import CONFIG, Adapter
 from tba.models.policy import Policy
+from tba.models.pretrained import end_tokens
 from tba.types import Request, Response, Version
 
 _DESCRIPTION = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", CONFIG)
@@ -373,13 +374,6 @@ def _check_cache(model: PreTrainedModel, setting: str) -> None:
     kept = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
     if foreign := kept - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
         raise ConfigError(f"{setting}: cannot generate with {model.config.model_type}: it keeps {', '.join(foreign)}")
-
-
-def end_tokens(config: GenerationConfig | None, tokenizer: Any) -> frozenset[int]:
-    """What ends a response: the model's own end tokens, which may be several, and the tokenizer's."""
-    configured = config.eos_token_id if config else None
-    ends = configured if isinstance(configured, list) else [configured]
-    return frozenset(token for token in [*ends, tokenizer.eos_token_id] if isinstance(token, int))
 
 
 def describe(folder: Path) -> bytes:

@@ -8,7 +8,7 @@ import torch
 from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tba.errors import ConfigError, Damaged, RunFailed, TBAError
 from tba.models.file_checks import why_damaged
@@ -181,3 +181,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def end_tokens(config: GenerationConfig | None, tokenizer: Any) -> frozenset[int]:
+    """What ends a response: the model's own end tokens, which may be several, and the tokenizer's."""
+    configured = config.eos_token_id if config else None
+    ends = configured if isinstance(configured, list) else [configured]
+    return frozenset(token for token in [*ends, tokenizer.eos_token_id] if isinstance(token, int))

@@ -6,9 +6,9 @@ import torch
 from transformers import PreTrainedModel
 
 from tba.errors import ConfigError
-from tba.generation.transformers_generator import end_tokens
 from tba.models.folder import check_length, why_no_policy
 from tba.models.policy import Policy
+from tba.models.pretrained import end_tokens
 
 
 def check_first_policy(policy: Policy, *, longest: int) -> None:

@@ -14,8 +14,8 @@ from tba.errors import Damaged
 from tba.generation.requests import generate
 from tba.interfaces import EvaluationLog, EventLog, Generator, Lease, Measures, ReferenceScorer, Task, VersionStore
 from tba.search import turns
-from tba.search.prompt_stream import request_seed
 from tba.search.scoring import Scoring
+from tba.seeds import request_seed
 from tba.tasks.guard import asking
 from tba.types import Prompt, Response, Reward, Score, Version
 

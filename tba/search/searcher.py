@@ -12,11 +12,12 @@ from tba.errors import Busy, Damaged, DeadlinePassed
 from tba.interfaces import EventLog, Generator, Lease, ReadsAhead, ReferenceScorer, Task, TrajectoryLog, VersionStore
 from tba.runtime.waiting import looks, timed
 from tba.search import turns, values
-from tba.search.prompt_stream import PromptStream, request_seed
+from tba.search.prompt_stream import PromptStream
 from tba.search.rounds import Group, Rounds
 from tba.search.scoring import Scoring
 from tba.search.values import Steps
 from tba.search.version_watcher import Lookout
+from tba.seeds import request_seed
 from tba.types import Asked, Prompt, Request, Response, Reward, Trajectory, Version
 
 LOOK_EVERY = 1.0  # seconds between looks for a version while responses are in flight

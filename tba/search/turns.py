@@ -11,7 +11,7 @@ from typing import Any
 
 from tba.errors import DataError
 from tba.interfaces import Generator, InFlight, TakesTurns, Task
-from tba.search.prompt_stream import turn_seed
+from tba.seeds import turn_seed
 from tba.tasks.guard import asking
 from tba.types import Prompt, Request, Response
 

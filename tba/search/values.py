@@ -17,8 +17,8 @@ from tba.config import SearchConfig
 from tba.errors import ConfigError
 from tba.generation.requests import generate
 from tba.interfaces import Generator, TakesTurns, Task
-from tba.search.prompt_stream import continuation_seed
 from tba.search.scoring import Scoring
+from tba.seeds import continuation_seed
 from tba.tasks.steps import step_ends
 from tba.types import Prompt, Response, Reward
 

@@ -20,7 +20,7 @@ from tba.errors import ConfigError
 from tba.generation.requests import generate
 from tba.interfaces import Locate
 from tba.models import chat_template
-from tba.search.prompt_stream import seed_of
+from tba.seeds import seed_of
 from tba.types import Prompt, Response, Reward, Version
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from storage import layout
 from storage.log.compactions import Compactions
 from storage.maintenance.check import check
 from storage.maintenance.compactor import Compacted
-from storage.runs.attempts import claim_attempt
 from storage.runs.control import change_state
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from tba.errors import ConfigError
 from tba.types import Version
 from tests.flows.roles import DRAWS, LEDGER, until

@@ -14,9 +14,10 @@ from storage import layout
 from storage.maintenance.check import check
 from storage.objects import manifest_folders
 from storage.objects.store import open_store
-from storage.runs.attempts import claim_attempt, newest_attempt
+from storage.runs.attempts import newest_attempt
 from storage.runs.retention import given_up
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from tba.config import parse
 from tba.errors import Damaged

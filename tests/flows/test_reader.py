@@ -16,9 +16,9 @@ from storage import layout
 from storage.log.schema import decode
 from storage.log.trajectories import Trajectories
 from storage.objects.store import open_store
-from storage.runs.attempts import claim_attempt
 from storage.runs.events import Events
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from tba.errors import ConfigError, Missing, RunFailed, Superseded
 from tba.types import Version
 from tests.builders import fetched_of, from_table, make_shard, rows_in, rows_of

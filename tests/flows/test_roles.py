@@ -21,11 +21,12 @@ from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.objects.s3 import S3Store
 from storage.objects.store import open_store
-from storage.runs.attempts import claim_attempt, newest_attempt
+from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state
 from storage.runs.events import Events
 from storage.runs.leases import HeldLease
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions

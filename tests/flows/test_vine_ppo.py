@@ -13,7 +13,7 @@ from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy
 from tba.objectives.ppo import whiten
-from tba.search.prompt_stream import continuation_seed
+from tba.seeds import continuation_seed
 from tba.types import Prompt, Version
 from tests.flows.test_roles import rows, run_all, settings
 from tests.tba.test_values import CHARACTERS, TOKENIZER, text_of

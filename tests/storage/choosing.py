@@ -9,9 +9,9 @@ from storage.buffer.sampler import default_sampler
 from storage.log.ledger import ParquetLedger
 from storage.log.prompts import write_prompts
 from storage.log.trajectories import Trajectories
-from storage.runs.attempts import claim_attempt
 from storage.runs.events import Events
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from tba.types import Copies, Draw, Evict, Outcome, StepRecord, Trajectory, Version
 from tests.builders import make_prompt, make_trajectory
 from tests.storage.indexes import make_eligibility

@@ -19,11 +19,11 @@ from storage.log.ledger import ParquetLedger
 from storage.log.prompts import write_prompts
 from storage.log.trajectories import Trajectories
 from storage.objects import manifest_folders
-from storage.runs.attempts import claim_attempt
 from storage.runs.control import change_state
 from storage.runs.events import Events
 from storage.runs.retention import give_up
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from storage import layout
 from storage.objects import manifest_folders
 from storage.objects.store import open_store
-from storage.runs.attempts import Span, chain, claim_attempt, newest_attempt, read_attempt
+from storage.runs.attempts import Span, chain, newest_attempt, read_attempt
 from storage.runs.retention import GivenUpPayloads, give_up
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from tba.errors import Damaged, Missing, StorageError, UnsafeStore
 from tba.types import Eligibility, Version

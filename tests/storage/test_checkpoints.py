@@ -6,9 +6,9 @@ import pytest
 
 from storage import layout
 from storage.maintenance.check import check
-from storage.runs.attempts import claim_attempt
 from storage.runs.retention import given_up
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version

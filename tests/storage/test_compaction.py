@@ -29,10 +29,10 @@ from storage.maintenance.check import check
 from storage.maintenance.compactor import Compacted, compact
 from storage.objects.store import Entry, Store
 from storage.queries import admitted_shards
-from storage.runs.attempts import claim_attempt
 from storage.runs.forks import unregister
 from storage.runs.retention import given_up_payloads, in_the_way
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from tba.errors import Damaged, Missing, Superseded
 from tba.types import Version
 from tests.builders import make_shard, rows_of

@@ -21,9 +21,10 @@ from storage.log.prompts import write_prompts
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.objects.store import Store
-from storage.runs.attempts import chain, claim_attempt
+from storage.runs.attempts import chain
 from storage.runs.events import read_events
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.versions import Versions
 from tba.errors import Superseded

@@ -10,10 +10,10 @@ from storage.log.ledger import find_faults, read_entries
 from storage.log.prompts import read_prompts
 from storage.maintenance.check import check
 from storage.objects import records
-from storage.runs.attempts import claim_attempt
 from storage.runs.events import Events
 from storage.runs.retention import give_up
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.evaluations import Evaluations
 from tba.errors import Damaged
 from tba.types import Score, Version

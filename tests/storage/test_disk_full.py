@@ -17,12 +17,13 @@ from storage.maintenance.check import check
 from storage.objects.manifest_folders import local_copy
 from storage.objects.store import LocalStore, Store, open_store
 from storage.queries.mirror import take
-from storage.runs.attempts import claim_attempt, newest_attempt
+from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state, read_state
 from storage.runs.events import Events
 from storage.runs.leases import HeldLease, read_lease
 from storage.runs.retention import give_up
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions

@@ -8,8 +8,8 @@ import pytest
 import storage
 from storage import layout
 from storage.objects import manifest_folders
-from storage.runs.attempts import claim_attempt
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.evaluations import Evaluations
 from tba.errors import Damaged
 from tba.types import Score, Version

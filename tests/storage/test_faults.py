@@ -22,10 +22,11 @@ from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.objects import manifest_folders
 from storage.objects.store import Entry, Store, open_store
-from storage.runs.attempts import claim_attempt, newest_attempt
+from storage.runs.attempts import newest_attempt
 from storage.runs.events import Events
 from storage.runs.leases import HeldLease, read_lease, read_leases
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.versions import Versions
 from tba.errors import AlreadyExists, Conflict, Missing, StorageError, Superseded

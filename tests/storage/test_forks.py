@@ -16,12 +16,13 @@ from storage.maintenance.check import check
 from storage.objects import manifest_folders, records
 from storage.objects.store import LocalStore
 from storage.runs import retention
-from storage.runs.attempts import claim_attempt, newest_attempt
+from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state, read_state
 from storage.runs.forks import pinned_checkpoints, register
 from storage.runs.inheritance import ForkedStore, Parent
 from storage.runs.retention import given_up
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.versions import Versions
 from tba.errors import AlreadyExists, Damaged, Missing, StorageError

@@ -14,10 +14,10 @@ from storage.log.payloads import Payloads
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.objects.store import Entry, LocalStore
-from storage.runs.attempts import claim_attempt
 from storage.runs.events import Events, read_events
 from storage.runs.leases import HeldLease
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from storage.weights.versions import Versions
 from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version

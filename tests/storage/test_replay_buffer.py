@@ -19,9 +19,9 @@ from storage.log.schema import encode, to_table
 from storage.log.syncs import read_chain
 from storage.log.trajectories import Trajectories
 from storage.objects.store import Store
-from storage.runs.attempts import claim_attempt
 from storage.runs.events import Events, read_events
 from storage.runs.run import Run
+from storage.weights.attempt_claim import claim_attempt
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
 from tba.types import Draw, Trajectory, Version
 from tests.builders import as_stored, fetched_of, make_shard, make_trajectory, rows_of

@@ -2,7 +2,8 @@ from collections import Counter
 
 import pytest
 
-from tba.search.prompt_stream import PromptStream, request_seed
+from tba.search.prompt_stream import PromptStream
+from tba.seeds import request_seed
 from tests import fakes
 
 

@@ -14,7 +14,7 @@ from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import TakesTurns
 from tba.models.policy import Policy, PolicyScorer
 from tba.search import turns
-from tba.search.prompt_stream import turn_seed
+from tba.seeds import turn_seed
 from tba.types import Prompt, Request, Response, Reward, Version
 from tests import fakes
 from tests.tba.tiny import EOS_ID, tiny_llama, tiny_tokenizer

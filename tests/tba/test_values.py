@@ -14,10 +14,11 @@ from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import SplitsIntoSteps
 from tba.models.policy import Policy
-from tba.search.prompt_stream import PromptStream, continuation_seed
+from tba.search.prompt_stream import PromptStream
 from tba.search.scoring import Scoring
 from tba.search.searcher import Searcher
 from tba.search.values import Steps, estimate
+from tba.seeds import continuation_seed
 from tba.tasks import get_task
 from tba.tasks.steps import line_ends, step_ends
 from tba.types import Prompt, Request, Response, Reward, Trajectory, Version
