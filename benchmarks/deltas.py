@@ -33,7 +33,7 @@ from safetensors.torch import load_file
 import storage
 from storage import layout
 from storage.objects import manifest_folders
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.models.pretrained import DTYPES

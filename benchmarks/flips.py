@@ -51,7 +51,7 @@ from benchmarks.small_run import answers, copy_runs, make_runs, put
 from storage import layout
 from storage.maintenance.check import Problem, check
 from storage.objects import deltas
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from storage.runs.run import Run
 from tba.errors import TBAError
 from tests import servers

@@ -43,10 +43,10 @@ import pyarrow.parquet as pq
 from flows.pages.charts import Series, picture
 from storage import layout
 from storage.buffer.arrivals import Arrivals
-from storage.buffer.index import COLUMNS
 from storage.log import trajectories
-from storage.log.payloads import Payloads, ShardReader
-from storage.log.schema import ENCODING, encode, expected_metadata, to_table, trajectory_ids
+from storage.log.payloads import Payloads
+from storage.log.schema import COLUMNS, ENCODING, encode, expected_metadata, to_table, trajectory_ids
+from storage.log.shard_reader import ShardReader
 from storage.log.syncs import Shard, SyncRecord
 from storage.log.syncs import encode as encode_record
 from storage.log.trajectories import Trajectories

@@ -36,7 +36,8 @@ from storage.log.syncs import read_chain
 from storage.log.trajectories import Trajectories
 from storage.maintenance.compactor import compact
 from storage.objects import manifest_folders
-from storage.objects.store import Store, open_store
+from storage.objects.open_store import open_store
+from storage.objects.store import Store
 from storage.runs import forks, retention
 from storage.runs.attempts import chain, newest_attempt
 from storage.runs.control import change_state, read_state

@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from storage.objects.store import Store, open_store, probe
+    from storage.objects.open_store import open_store, probe
+    from storage.objects.store import Store
     from storage.queries.views import connect
     from storage.runs.run import Run, default_root, resolve, run_urls
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser
 
-from storage.objects.store import Store, open_store
+from storage.objects.open_store import open_store
+from storage.objects.store import Store
 from storage.runs.run import Run
 from tests import browser as browsers
 from tests import servers

@@ -14,7 +14,7 @@ from storage import layout
 from storage.log.ledger import read_entries
 from storage.log.syncs import read_chain
 from storage.objects import records
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from storage.runs.attempts import chain, newest_attempt
 from storage.runs.control import change_state
 from storage.runs.forks import is_kept, register, settle, unregister

@@ -24,7 +24,8 @@ from flows.roles.threads import use_threads
 from storage import layout
 from storage.log.compactions import Compactions
 from storage.log.prompts import has_prompts, read_prompts
-from storage.log.trajectories import LARGEST_REWARD, Trajectories
+from storage.log.shard_checks import LARGEST_REWARD
+from storage.log.trajectories import Trajectories
 from storage.objects.datasets import Placed, placed_rows
 from storage.runs.attempts import chain, stands
 from storage.runs.events import Events, read_events

@@ -23,7 +23,7 @@ from flows.planning import resolve
 from flows.supervision.supervisor import FAILED_WHY, Launcher, supervise
 from flows.supervision.terminal import Background, local_launcher
 from storage import layout
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from storage.runs.control import change_state, read_state
 from storage.runs.leases import SUPERVISOR, readable_lease
 from storage.runs.run import Run, default_root

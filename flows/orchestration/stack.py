@@ -34,7 +34,7 @@ from flows.supervision.supervisor import Event
 from flows.supervision.terminal import Display, ending_on_sigterm
 from storage.layout import RUN, run_url
 from storage.objects import strict_json
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from storage.runs.events import ROUTINE, EventReader
 from storage.runs.leases import LeaseWatch
 from storage.runs.run import Run, default_root

@@ -29,7 +29,7 @@ from flows.supervision.webhook import address_of_webhook
 from storage import layout
 from storage.buffer.sampler import check_sampler, default_sampler
 from storage.maintenance.resume_check import refuse_damage
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from storage.queries.difficulty import Known, ask
 from storage.runs.control import change_state, is_state_known
 from storage.runs.leases import SUPERVISOR, Lease, read_lease

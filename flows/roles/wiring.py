@@ -24,7 +24,8 @@ from storage.log.trajectories import Trajectories
 from storage.maintenance.resume_check import refuse_damage
 from storage.metrics.metric_log import open_metric_log
 from storage.objects.datasets import read_rows
-from storage.objects.store import Store, open_store
+from storage.objects.open_store import open_store
+from storage.objects.store import Store
 from storage.queries.difficulty import ask
 from storage.runs.attempts import Attempt, chain
 from storage.runs.events import Events

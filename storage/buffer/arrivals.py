@@ -19,10 +19,11 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from storage import layout
-from storage.buffer.index import COLUMNS
-from storage.log.payloads import SIDE_BY_SIDE, Payloads
+from storage.log.payloads import Payloads
+from storage.log.schema import COLUMNS
+from storage.log.shard_checks import read_shard
+from storage.log.shard_reader import SIDE_BY_SIDE
 from storage.log.syncs import Refusal, Shard
-from storage.log.trajectories import read_shard
 from storage.runs.run import Run
 from tba.errors import Damaged, StorageError
 

@@ -16,11 +16,9 @@ from storage.buffer import prompt_queue
 from storage.buffer.index_rows import Arrival, Pool
 from storage.buffer.prompt_queue import Queue
 from storage.buffer.sampler import BRANCHES, Row, Sampler, Tables
+from storage.log.schema import COLUMNS
 from tba.errors import ConfigError, Damaged, RunFailed
 from tba.types import Branch, Draw, Eligibility, Version
-
-COLUMNS = ("prompt_id", "content_hash", "reward", "length", "finished", "version_start", "version_start_attempt")
-"""Of a shard, what the index is made from."""
 
 
 class Index:

@@ -6,8 +6,9 @@ from typing import Any
 
 from storage import layout
 from storage.buffer.arrivals import Arrivals
-from storage.buffer.index import COLUMNS, Index
+from storage.buffer.index import Index
 from storage.log.payloads import Payloads
+from storage.log.schema import COLUMNS
 from storage.log.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
 from storage.objects import records
 from storage.runs.attempts import newest_attempt

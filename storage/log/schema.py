@@ -187,3 +187,7 @@ def flat(column: pa.ChunkedArray | pa.Array) -> Lists:
     """A column of lists; null is an empty one."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return Lists(whole.flatten().to_numpy(), whole.value_lengths().fill_null(0).to_numpy().astype(np.int64))
+
+
+COLUMNS = ("prompt_id", "content_hash", "reward", "length", "finished", "version_start", "version_start_attempt")
+"""Of a shard, what the index is made from."""

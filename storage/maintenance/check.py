@@ -20,8 +20,8 @@ from storage.log.compactions import decode as decode_compaction
 from storage.log.ledger import DRAWS_SCHEMA, LATER, LedgerRecord
 from storage.log.prompts import PROMPTS_SCHEMA
 from storage.log.schema import with_later
+from storage.log.shard_checks import check_compacted, read_shard
 from storage.log.syncs import Shard, SyncRecord, decode
-from storage.log.trajectories import check_compacted, read_shard
 from storage.maintenance.check_digests import RecordDigests
 from storage.maintenance.read_ahead import ReadAhead
 from storage.maintenance.relations import Relations

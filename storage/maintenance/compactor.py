@@ -18,12 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage import layout
-from storage.buffer.index import COLUMNS as INDEXED
 from storage.buffer.index import Index
 from storage.log.compactions import COLUMNS, FACTS, PAYLOAD, Compaction, Compactions, Part, Place, encode, understood
-from storage.log.payloads import SIDE_BY_SIDE, ShardReader
+from storage.log.schema import COLUMNS as INDEXED
 from storage.log.schema import ENCODING, TRAJECTORY_SCHEMA, UNREADABLE, with_later
 from storage.log.schema import decode as decode_shard
+from storage.log.shard_reader import SIDE_BY_SIDE, ShardReader
 from storage.log.syncs import Shard, SyncRecord, read_chain
 from storage.objects import manifest_folders, records
 from storage.runs import forks, retention

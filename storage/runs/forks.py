@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from storage import layout
 from storage.objects import manifest_folders, records
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from storage.runs.inheritance import Parent
 from storage.runs.retention import given_up, in_the_way
 from storage.runs.run import Run

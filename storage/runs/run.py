@@ -8,7 +8,8 @@ from typing import Any, Self
 from storage import layout
 from storage.objects import records
 from storage.objects.damage import LookingAt
-from storage.objects.store import Store, open_store, probe
+from storage.objects.open_store import open_store, probe
+from storage.objects.store import Store
 from storage.runs.inheritance import ForkedStore, Parent
 from tba.errors import AlreadyExists, ConfigError, Damaged, Missing, StorageError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from storage import layout
 from storage.objects import manifest_folders, records
-from storage.objects.store import probe
+from storage.objects.open_store import probe
 from storage.runs.attempts import Attempt, accepts, chain, encode, newest_attempt
 from storage.runs.retention import in_the_way
 from storage.runs.run import Run

@@ -10,7 +10,7 @@ from benchmarks.crash.kills import MOMENTS, RANDOM, TRAINING, Kill, kills_at_any
 from benchmarks.crash.results import Chain, Findings
 from benchmarks.crash.runs import follow_chain
 from benchmarks.crash.victims import DeadlyStore, signal_of
-from storage.objects.store import LocalStore
+from storage.objects.local_store import LocalStore
 from storage.runs.run import Run
 
 WHOLE = Path(__file__).parents[1] / "data" / "0.1.0" / "runs" / "whole"

@@ -13,7 +13,7 @@ from flows.roles.past_state import load_past
 from storage import layout
 from storage.maintenance.check import check
 from storage.objects import manifest_folders
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from storage.runs.attempts import newest_attempt
 from storage.runs.retention import given_up
 from storage.runs.run import Run

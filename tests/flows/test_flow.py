@@ -20,7 +20,7 @@ from flows.cli import main
 from flows.orchestration.flow import tba
 from flows.orchestration.stack import FINAL, Stack, run_task
 from storage import layout
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from storage.runs.control import change_state, read_state
 from storage.runs.events import read_events
 from storage.runs.leases import read_lease, read_leases

@@ -26,7 +26,7 @@ from storage import layout
 from storage.maintenance.check import check
 from storage.maintenance.compactor import compact
 from storage.objects import manifest_folders, parquet, records
-from storage.objects.store import LocalStore
+from storage.objects.local_store import LocalStore
 from storage.runs.control import change_state, read_state
 from storage.runs.forks import register
 from storage.runs.retention import give_up

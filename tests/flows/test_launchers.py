@@ -16,7 +16,7 @@ from flows.supervision.one_life import watch_one
 from flows.supervision.processes import STOPPED, LocalLauncher, Role
 from flows.supervision.supervisor import Event, StopRequest, supervise
 from flows.supervision.terminal import Background, run_here
-from storage.objects.store import LocalStore
+from storage.objects.local_store import LocalStore
 from storage.runs.control import change_state, read_state
 from storage.runs.leases import read_leases
 from storage.runs.run import Run

@@ -15,7 +15,7 @@ from flows.roles.buffer_process import Reader, make_buffer
 from storage import layout
 from storage.log.schema import decode
 from storage.log.trajectories import Trajectories
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from storage.runs.events import Events
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from storage import layout
 from storage.objects import manifest_folders
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from storage.runs.attempts import Span, chain, newest_attempt, read_attempt
 from storage.runs.retention import GivenUpPayloads, give_up
 from storage.runs.run import Run

@@ -13,7 +13,7 @@ import pytest
 
 from storage.local_files.shared_cache import cache_folder, shared_copy
 from storage.objects import manifest_folders
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 from tba.errors import DeadlinePassed, Missing, StorageError
 from tests.conftest import s3_root
 from tests.servers import Server

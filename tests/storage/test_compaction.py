@@ -16,12 +16,12 @@ import pytest
 
 import storage
 from storage import layout
-from storage.buffer.index import COLUMNS
 from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.log.compactions import COLUMNS as CONTENT
 from storage.log.compactions import PAYLOAD, Compactions
-from storage.log.payloads import Payloads, ShardReader
-from storage.log.schema import LATER, encode
+from storage.log.payloads import Payloads
+from storage.log.schema import COLUMNS, LATER, encode
+from storage.log.shard_reader import ShardReader
 from storage.log.syncs import read_chain
 from storage.log.trajectories import Trajectories
 from storage.maintenance import compactor

@@ -14,8 +14,10 @@ from storage import layout
 from storage.log.ledger import ParquetLedger
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
+from storage.objects.local_store import LocalStore
 from storage.objects.manifest_folders import local_copy
-from storage.objects.store import LocalStore, Store, open_store
+from storage.objects.open_store import open_store
+from storage.objects.store import Store
 from storage.queries.mirror import take
 from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state, read_state

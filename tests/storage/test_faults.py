@@ -21,7 +21,8 @@ from storage.log.prompts import write_prompts
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.objects import manifest_folders
-from storage.objects.store import Entry, Store, open_store
+from storage.objects.open_store import open_store
+from storage.objects.store import Entry, Store
 from storage.runs.attempts import newest_attempt
 from storage.runs.events import Events
 from storage.runs.leases import HeldLease, read_lease, read_leases

@@ -14,7 +14,7 @@ from benchmarks.flips import FINDINGS, REMOVALS, Damage, Subject, kind_of, parqu
 from benchmarks.small_run import make_runs
 from storage import layout
 from storage.maintenance.check import Findings, Problem
-from storage.objects.store import open_store
+from storage.objects.open_store import open_store
 
 FLIPS = 100
 

@@ -14,7 +14,7 @@ from storage.log.syncs import Recording, Shard, read_chain
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.objects import manifest_folders, records
-from storage.objects.store import LocalStore
+from storage.objects.local_store import LocalStore
 from storage.runs import retention
 from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state, read_state

@@ -13,7 +13,8 @@ from storage.buffer.arrivals import Arrivals
 from storage.log.payloads import Payloads
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
-from storage.objects.store import Entry, LocalStore
+from storage.objects.local_store import LocalStore
+from storage.objects.store import Entry
 from storage.runs.events import Events, read_events
 from storage.runs.leases import HeldLease
 from storage.runs.run import Run

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from storage import layout
-from storage.buffer.index import COLUMNS
-from storage.log import payloads
-from storage.log.payloads import Payloads, ShardReader
-from storage.log.schema import encode, to_table
+from storage.log import payloads, shard_reader
+from storage.log.payloads import Payloads
+from storage.log.schema import COLUMNS, encode, to_table
+from storage.log.shard_reader import ShardReader
 from storage.log.syncs import Shard
 from storage.log.trajectories import Trajectories
 from storage.objects.store import Store
@@ -99,7 +99,7 @@ def overwrite(run: Run, key: str, data: bytes) -> None:
 # --- what is fetched is what was stored -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("whole", [payloads.WHOLE, 0])
+@pytest.mark.parametrize("whole", [shard_reader.WHOLE, 0])
 def test_rows_come_back_in_the_order_asked_for_however_they_are_read(
     run: Run, whole: int, monkeypatch: pytest.MonkeyPatch
 ):
@@ -120,7 +120,7 @@ def test_a_row_that_a_shard_does_not_have_is_missing(run: Run):
         make_payloads(run).fetch([(shard, 3)])
 
 
-@pytest.mark.parametrize("whole", [payloads.WHOLE, 0])
+@pytest.mark.parametrize("whole", [shard_reader.WHOLE, 0])
 def test_light_columns_are_those_of_the_shards_in_their_order(run: Run, whole: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(payloads, "WHOLE", whole)
     rounds = [round_of(0), round_of(1, rows=3)]
@@ -226,7 +226,7 @@ def test_without_a_budget_on_disk_a_remote_shard_is_asked_for_again(run: Run):
 def test_of_a_large_remote_shard_only_parts_are_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(payloads, "WHOLE", 1 << 20)
     [shard] = admit(run, [round_of(0, rows=2000, tokens=200)])
-    assert shard.bytes > payloads.WHOLE
+    assert shard.bytes > shard_reader.WHOLE
     counting, store = counted(run)
     list(ShardReader(counting, disk_bytes=1 << 30).light([shard], COLUMNS))
     assert sum(store.read_bytes) < shard.bytes / 4
@@ -261,7 +261,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("whole", [payloads.WHOLE, 0])
+@pytest.mark.parametrize("whole", [shard_reader.WHOLE, 0])
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("root", ["local", "moto"], indirect=True)
 def test_a_shard_that_is_not_what_was_admitted_is_named_not_used(
@@ -305,7 +305,7 @@ def test_a_flipped_bit_anywhere_leaves_rows_as_they_were_or_is_damage(run: Run, 
     assert refused > 100
 
 
-@pytest.mark.parametrize("whole", [payloads.WHOLE, 0])
+@pytest.mark.parametrize("whole", [shard_reader.WHOLE, 0])
 @pytest.mark.parametrize("root", ["local", "moto"], indirect=True)
 def test_a_shard_that_is_gone_is_missing(run: Run, whole: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(payloads, "WHOLE", whole)

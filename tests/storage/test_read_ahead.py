@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from storage.maintenance.read_ahead import ReadAhead
-from storage.objects.store import LocalStore, Store
+from storage.objects.local_store import LocalStore
+from storage.objects.store import Store
 from tba.errors import Missing
 
 

@@ -14,8 +14,9 @@ from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.buffer.sampler import default_sampler
 from storage.log.ledger import DRAWS_SCHEMA, ParquetLedger
 from storage.log.prompts import read_prompts, write_prompts
+from storage.log.shard_checks import read_shard
 from storage.log.syncs import Refusal, Shard, SyncRecord, decode, encode
-from storage.log.trajectories import Trajectories, read_shard
+from storage.log.trajectories import Trajectories
 from storage.objects import parquet
 from storage.queries.tables import decode_steps
 from storage.runs.events import Events

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from storage.objects.open_store import open_store, probe
 from storage.objects.s3 import S3Store, _Refused
-from storage.objects.store import Entry, Store, open_store, probe
+from storage.objects.store import Entry, Store
 from tba.errors import AlreadyExists, ConfigError, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
 from tests.proxy import Fault, faulty

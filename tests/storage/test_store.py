@@ -15,8 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from storage.objects.local_store import LocalStore
+from storage.objects.open_store import open_store, probe
 from storage.objects.s3 import S3Store
-from storage.objects.store import Entry, LocalStore, Store, check_key, check_prefix, open_store, probe
+from storage.objects.store import Entry, Store, check_key, check_prefix
 from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageError
 
 only_local = pytest.mark.parametrize("root", ["local"], indirect=True)

@@ -15,8 +15,9 @@ from storage.local_files.object_cache import Copies
 from storage.local_files.shared_cache import cache_folder
 from storage.local_files.temporary_files import A_DAY
 from storage.maintenance.leftovers import sweep
+from storage.objects.local_store import LocalStore
 from storage.objects.s3 import S3Store
-from storage.objects.store import LocalStore, Store
+from storage.objects.store import Store
 from storage.runs.events import Events, read_events
 from storage.runs.run import Run
 from tests.storage.synthetic import SyntheticRun

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from storage import layout
 from storage.log.schema import encode, to_table
-from storage.log.trajectories import Trajectories, read_shard
+from storage.log.shard_checks import read_shard
+from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
 from tba.errors import Damaged, DataError, Superseded
 from tba.types import Asked

@@ -1,0 +1,215 @@
+"""Decodes a shard, and decides whether its rows can be trusted."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+
+from storage import layout
+from storage.log.compactions import PAYLOAD
+from storage.log.schema import (
+    LATER,
+    SCHEMA_VERSION,
+    TRAJECTORY_SCHEMA,
+    UNREADABLE,
+    VERSIONS,
+    content_hashes,
+    decode,
+    expected_metadata,
+    trajectory_ids,
+)
+from tba.errors import Damaged, first_line
+
+LARGEST_REWARD = 1e100
+"""In size. Far beyond it, inverse temperature times reward is no longer a number."""
+_TYPES = {field.name: field.type for field in TRAJECTORY_SCHEMA}
+_NUMBERED = ("round", "slot", *(f"{name}{of}" for name in VERSIONS for of in ("", "_attempt")))
+_CALENDAR = tuple(pa.scalar(day, pa.timestamp("us")).value for day in (datetime.min, datetime.max))
+
+
+def read_shard(run: str, key: str, data: bytes) -> pa.Table:
+    """The table of a shard that is whole, sane, and of this run and schema; Damaged, naming key and fault, if not.
+    Whatever the buffer and its draws make of the rows can be made of them."""
+    try:
+        name = parse_name(key)
+        table = _decoded(data)
+        _check(table, run, *name)
+        return table
+    except ShardFault as fault:
+        raise Damaged(f"{key}: {fault}") from None
+
+
+def check_compacted(table: pa.Table, key: str, *, given_up: int) -> None:
+    """That these rows are those of a shard which a compaction has taken in, of which so many have lost their payload;
+    Damaged, naming key and fault, if not."""
+    try:
+        columns = columns_of(table)
+        lost = columns["response_tokens"].is_null()
+        with _naming_nonsense():
+            if any(not columns[name].is_null().equals(lost) for name in PAYLOAD):
+                raise ShardFault(f"it has rows with a part of {', '.join(PAYLOAD)}")
+            kept = table.filter(columns["response_tokens"].is_valid())
+            if len(table) - len(kept) != given_up:
+                raise ShardFault(f"{len(table) - len(kept)} of its rows lack their payload, not {given_up}")
+            _check_nulls({name: column for name, column in columns.items() if name not in PAYLOAD})
+            _check_names(columns, *parse_name(key))
+            if len(kept):
+                columns = columns_of(kept)
+                check_values(columns)
+                _check_hashes(columns)
+    except ShardFault as fault:
+        raise Damaged(f"{key}: {fault}") from None
+
+
+class ShardFault(Exception): ...
+
+
+def parse_name(key: str) -> tuple[int, int]:
+    name = layout.parse_shard(key)
+    if name is None:
+        raise ShardFault("not the name of a shard")
+    return name
+
+
+def _decoded(data: bytes) -> pa.Table:
+    try:
+        table = decode(data)
+        table.validate(full=True)
+        return table
+    except UNREADABLE as error:
+        raise ShardFault(f"not a readable Parquet object ({first_line(error)[:200]})") from None
+
+
+def _check(table: pa.Table, run: str, searcher: int, seq: int) -> None:
+    _check_metadata(table, run, searcher, seq)
+    columns = columns_of(table)
+    check_values(columns)
+    with _naming_nonsense():
+        _check_names(columns, searcher, seq)
+        _check_hashes(columns)
+
+
+def columns_of(table: pa.Table) -> dict[str, pa.Array]:
+    """Those of the schema, each in one piece; a fault if one is not there or of another type."""
+    _check_schema(table)
+    with _naming_nonsense():
+        return {name: table[name].combine_chunks() for name in _TYPES}
+
+
+def check_values(columns: Mapping[str, pa.Array]) -> None:
+    """What `to_table` leaves open."""
+    with _naming_nonsense():
+        _check_nulls(columns)
+        _check_lengths(columns)
+        _check_numbers(columns)
+
+
+@contextmanager
+def _naming_nonsense() -> Iterator[None]:
+    try:
+        yield
+    except UNREADABLE as error:
+        raise ShardFault(f"it has values that are none ({first_line(error)[:200]})") from None
+
+
+def _check_metadata(table: pa.Table, run: str, searcher: int, seq: int) -> None:
+    found = table.schema.metadata or {}
+    for field, expected in expected_metadata(run, searcher, seq).items():
+        value = found.get(field)
+        if value != expected:
+            said = "nothing" if value is None else repr(value.decode(errors="replace"))
+            raise ShardFault(f"its metadata says {said} of {field.decode()!r}, not {expected.decode()!r}")
+
+
+def _check_schema(table: pa.Table) -> None:
+    names = Counter(table.column_names)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise ShardFault(f"it has column {min(twice)!r} more than once")
+    types = dict(zip(names, table.schema.types, strict=True))
+    for name, expected in _TYPES.items():
+        if name not in types:
+            raise ShardFault(f"it has no column {name!r}")
+        if types[name] != expected:
+            raise ShardFault(f"column {name!r} is {types[name]}, not {expected}")
+    if not len(table):
+        raise ShardFault("it has no rows")
+
+
+def _check_names(columns: Mapping[str, pa.Array], searcher: int, seq: int) -> None:
+    expected_ids = trajectory_ids(searcher, seq, len(columns["trajectory_id"]))
+    if columns["trajectory_id"].to_pylist() != expected_ids:
+        raise ShardFault(f"its trajectories are not numbered {expected_ids[0]} and on")
+    for name, expected in (("searcher", searcher), ("schema_version", SCHEMA_VERSION)):
+        if (columns[name].to_numpy() != expected).any():
+            raise ShardFault(f"column {name!r} is not {expected} throughout")
+
+
+def _check_hashes(columns: Mapping[str, pa.Array]) -> None:
+    if content_hashes(columns) != columns["content_hash"].to_pylist():
+        raise ShardFault("column 'content_hash' disagrees with the tokens")
+
+
+def _check_nulls(columns: Mapping[str, pa.Array]) -> None:
+    for name, column in columns.items():
+        missing = column.null_count and name not in LATER
+        if missing or (pa.types.is_list(column.type) and column.flatten().null_count):
+            raise ShardFault(f"column {name!r} has missing values")
+
+
+def _check_lengths(columns: Mapping[str, pa.Array]) -> None:
+    length_B = columns["length"].to_numpy()
+    for name in ("response_tokens", "behaviour_logps", "ref_logps"):
+        if not np.array_equal(columns[name].value_lengths().to_numpy(), length_B):
+            raise ShardFault(f"the lengths of {name!r} disagree with column 'length'")
+    mask = columns["loss_mask"]
+    has_mask_B = mask.is_valid().to_numpy(zero_copy_only=False)
+    if not np.array_equal(mask.drop_null().value_lengths().to_numpy(), length_B[has_mask_B]):
+        raise ShardFault("the lengths of 'loss_mask' disagree with column 'length'")
+    _check_steps(columns["step_ends"], columns["step_values"], length_B)
+    if not columns["prompt_tokens"].value_lengths().to_numpy().all():
+        raise ShardFault("a prompt has no tokens")
+
+
+def _check_steps(ends: pa.Array, values: pa.Array, length_B: np.ndarray) -> None:
+    stored = ends.is_valid()
+    if not (stored.equals(values.is_valid()) and ends.value_lengths().equals(values.value_lengths())):
+        raise ShardFault("the lengths of 'step_values' disagree with column 'step_ends'")
+    length_M = length_B[stored.to_numpy(zero_copy_only=False)]
+    ends_N, steps_M = ends.flatten().to_numpy(), ends.drop_null().value_lengths().to_numpy()
+    last_M = np.cumsum(steps_M) - 1
+    if not steps_M.all() or not np.array_equal(ends_N[last_M], length_M):
+        raise ShardFault("the steps of 'step_ends' do not end with the response")
+    sizes_N = np.diff(ends_N, prepend=0)
+    sizes_N[last_M[:-1] + 1] = ends_N[last_M[:-1] + 1]
+    if (sizes_N < 1).any():
+        raise ShardFault("column 'step_ends' has a step without tokens")
+
+
+def _check_numbers(columns: Mapping[str, pa.Array]) -> None:
+    for name, column in columns.items():
+        values = _floats(column)
+        if values is not None and not np.isfinite(values).all():
+            raise ShardFault(f"column {name!r} has a number that is not finite")
+    if np.abs(columns["reward"].to_numpy()).max() > LARGEST_REWARD:
+        raise ShardFault(f"a reward is beyond {LARGEST_REWARD:g}")
+    microseconds_B = columns["created_at"].cast(pa.int64()).to_numpy()
+    if ((microseconds_B < _CALENDAR[0]) | (microseconds_B > _CALENDAR[1])).any():
+        raise ShardFault("column 'created_at' has a time beyond all calendars")
+    for name in _NUMBERED:
+        if (columns[name].to_numpy() < 0).any():
+            raise ShardFault(f"column {name!r} has a number below 0")
+    for name in ("prompt_tokens", "response_tokens"):
+        if (columns[name].flatten().to_numpy() < 0).any():
+            raise ShardFault(f"column {name!r} has a negative token")
+
+
+def _floats(column: pa.Array) -> np.ndarray | None:
+    """The floating-point numbers in a column, whatever it nests them in; None if it holds no such."""
+    if pa.types.is_map(column.type):
+        column = column.items
+    elif pa.types.is_list(column.type):
+        column = column.flatten()
+    return column.to_numpy(zero_copy_only=False) if pa.types.is_floating(column.type) else None

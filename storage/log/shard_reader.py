@@ -1,0 +1,351 @@
+"""Reads rows of admitted shards, wherever they lie now, and verifies what was read.
+
+A shard is an object of its own until a compaction takes it in and it is removed. So whoever does not find one looks at
+the newest records of compactions, also while a run is compacted, and again for a while where listings may be behind.
+
+Up to `WHOLE` bytes an object is read at once and compared with the sha256 of the record that admits it: one request to
+a remote store costs less than several small ones, and the checksum less than making rows of the bytes. Of a larger
+object, and of any on this machine's disk where only light columns are wanted, just the row groups and columns that are
+needed are read. Then the number of rows and whose they are must be as the record says, and every page as its checksum.
+So damage is found either way, and so is another shard in the place of one; a forgery that has its name, its rows and
+its size is found where it is read whole, which is before its rows are learned from unless it is larger than `WHOLE` or
+lies in a compaction, and by `tba check`.
+"""
+
+import io
+import logging
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property, partial
+from hashlib import sha256
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.local_files.object_cache import Copies
+from storage.local_files.regular_files import open_regular
+from storage.log.compactions import COLUMNS, Compaction, Compactions, Place
+from storage.log.schema import TRAJECTORY_SCHEMA, UNREADABLE, expected_metadata, with_later
+from storage.log.syncs import Shard
+from storage.objects.store import Store
+from storage.runs.run import Run
+from tba.errors import Damaged, Missing, StorageError, TBAError, first_line
+
+log = logging.getLogger(__name__)
+A = TypeVar("A")
+T = TypeVar("T")
+SIDE_BY_SIDE = 32
+"""Shards asked for at once of a remote store."""
+WHOLE = 4 << 20
+"""Bytes up to which an object is read whole: about what arrives in the time of one more request."""
+_FOOTERS = 256 << 20  # bytes of the footers of compactions that stay in memory
+_PAUSE = 0.1, 5.0  # seconds between two looks for a shard, at first and at most
+_UNPACKED = 7  # times what it is as bytes: what a footer takes in memory
+
+
+class Piece(NamedTuple):
+    """Some rows of a shard, from `start` on."""
+
+    start: int
+    rows: pa.RecordBatch
+
+    def holds(self, row: int) -> bool:
+        return self.start <= row < self.start + len(self.rows)
+
+
+class ShardReader:
+    """Where the rows of an admitted shard lie and how they are read; nobody else knows. Missing or Damaged names a
+    shard that is not as its record says. Copies of what a remote store gave are kept, `disk_bytes` of them: of a shard
+    in a compaction the columns that were read."""
+
+    def __init__(self, run: Run, *, disk_bytes: int):
+        self.run = run
+        self.copies = Copies("shards", disk_bytes)
+        self.compactions = Compactions(run)
+        self._footers = _Footers(_FOOTERS)
+
+    @cached_property
+    def remote(self) -> bool:
+        return self.run.store.local_path("trajectories") is None
+
+    def light(self, shards: Iterable[Shard], columns: Sequence[str]) -> Iterator[tuple[Shard, pa.Table]]:
+        """Some columns of shards, in their order."""
+        wanted = [(shard, columns) for shard in shards]
+        for (shard, _), table in zip(wanted, self._side_by_side(self._light, wanted, on_disk=4), strict=True):
+            yield shard, table
+
+    def pieces(self, wanted: Iterable[tuple[Shard, Collection[int]]], columns: Sequence[str]) -> Iterator[list[Piece]]:
+        """For each shard some columns of the row groups that hold the rows asked for."""
+
+        def read(shard: Shard, rows: Collection[int]) -> list[Piece]:
+            return self._wherever(shard, columns, rows)
+
+        # A gradient step goes on meanwhile, and each thread asks for the interpreter.
+        return self._side_by_side(read, list(wanted), on_disk=2)
+
+    def _side_by_side(
+        self, work: Callable[[Shard, A], T], wanted: Sequence[tuple[Shard, A]], *, on_disk: int
+    ) -> Iterator[T]:
+        """In the order of what is wanted; shards in one object are read one after the other, while its footer is
+        there."""
+        order = sorted(range(len(wanted)), key=lambda number: self._object_of(wanted[number][0]))
+        done: dict[int, T] = {}
+        with ThreadPoolExecutor(SIDE_BY_SIDE if self.remote else on_disk) as pool:
+            found = zip(order, pool.map(lambda number: work(*wanted[number]), order), strict=True)
+            for number in range(len(wanted)):
+                while number not in done:
+                    done.update([next(found)])
+                yield done.pop(number)
+
+    def _object_of(self, shard: Shard) -> str:
+        place = self.compactions.place(shard)
+        return place.compaction.object if place else ""
+
+    def _light(self, shard: Shard, columns: Sequence[str]) -> pa.Table:
+        pieces = self._wherever(shard, columns, None, in_part=not self.remote)
+        return pa.Table.from_batches([piece.rows for piece in pieces])
+
+    def _wherever(
+        self, shard: Shard, columns: Sequence[str], rows: Collection[int] | None, *, in_part: bool = False
+    ) -> list[Piece]:
+        """Some columns of the row groups that hold these rows, or of all in one piece, from the object where a shard
+        lies."""
+        place, pauses = self.compactions.place(shard), self._pauses(shard)
+        while True:
+            try:
+                with self._naming(shard, place):
+                    whole = self._copy_of(shard)
+                    if place and whole is None:
+                        return self._compacted(place, columns, rows)
+                    with self._opened(shard, whole, in_part=in_part) as file:
+                        return _pieces(file, range(file.num_row_groups), columns, rows)
+            except (Missing, Damaged) as error:
+                known, place = place, self.compactions.place_now(shard, place)
+                if place == known and (isinstance(error, Damaged) or next(pauses, None) is None):
+                    raise
+
+    def _pauses(self, shard: Shard) -> Iterator[float]:
+        """Before one looks again for a shard that was found nowhere: what a remote store lists may be behind."""
+        if not self.remote:
+            return
+        patience, pause = self.run.store_deadline, _PAUSE[0]
+        log.warning("%s/%s is not there; looking for it for up to %g s", self.run.url, shard.key, patience)
+        ends = time.monotonic() + patience
+        while time.monotonic() + pause < ends:
+            time.sleep(pause)
+            yield pause
+            pause = min(2 * pause, _PAUSE[1])
+
+    def _compacted(self, place: Place, columns: Sequence[str], rows: Collection[int] | None) -> list[Piece]:
+        """Of a remote object all rows of a shard are asked for at once, and a copy of them is kept."""
+        shard, groups = place.part.shard, place.part.groups
+        if not (self.remote and self.copies.limit and shard.bytes <= WHOLE):
+            with self._compaction(place) as file:
+                return _pieces(file, groups, columns, rows)
+        name = _name_of_copy(place, columns, in_one_piece=rows is None)
+        data = self.copies.read_made(name)
+        if data is not None:
+            pieces = _decoded(data)
+        else:
+            with self._compaction(place) as file:
+                pieces = _pieces(file, groups, columns, None if rows is None else range(shard.rows))
+            self.copies.keep_made(name, _encoded(pieces))
+        return [piece for piece in pieces if rows is None or any(map(piece.holds, rows))]
+
+    def _compaction(self, place: Place) -> pq.ParquetFile:
+        compaction, part = place
+        source = partial(self._source, compaction.object, compaction.bytes)
+        footer = self._footers.get(compaction, lambda: pq.read_metadata(source()))
+        file = pq.ParquetFile(source(), metadata=footer, pre_buffer=self.remote, page_checksum_verification=True)
+        if (file.metadata.metadata or {}).get(b"run") != self.run.writer_of(compaction.object).encode():
+            raise ValueError("it is another run's")
+        if file.num_row_groups != compaction.parts[-1].end_group:
+            raise ValueError(f"it has {file.num_row_groups} row groups")
+        if any(_whose(file.metadata, group) != (part.shard.searcher, part.shard.seq) for group in part.groups):
+            raise ValueError("its row groups are another shard's")
+        if sum(file.metadata.row_group(group).num_rows for group in part.groups) != part.shard.rows:
+            raise ValueError("its row groups have more or fewer rows")
+        return file
+
+    def _opened(self, shard: Shard, whole: bytes | None, *, in_part: bool) -> pq.ParquetFile:
+        if not in_part and shard.bytes <= WHOLE:
+            return pq.ParquetFile(pa.BufferReader(self._whole(shard) if whole is None else whole))
+        source = self._source(shard.key, shard.bytes)
+        file = pq.ParquetFile(source, pre_buffer=self.remote, page_checksum_verification=True)
+        expected = expected_metadata(self.run.writer_of(shard.key), shard.searcher, shard.seq)
+        found = file.metadata.metadata or {}
+        if file.metadata.num_rows != shard.rows or any(found.get(key) != value for key, value in expected.items()):
+            raise Damaged(f"{self.run.url}/{shard.key} is not what the record that admits it found: it is another's")
+        return file
+
+    def _whole(self, shard: Shard) -> bytes:
+        data = self.run.store.read(shard.key)
+        if sha256(data).hexdigest() != shard.sha256:
+            raise Damaged(f"{self.run.url}/{shard.key} is not what the record that admits it found: its sha256 differs")
+        self.copy(shard, data)
+        return data
+
+    def _copy_of(self, shard: Shard) -> bytes | None:
+        return self.copies.read(shard.sha256) if self.remote and shard.bytes <= WHOLE else None
+
+    def copy(self, shard: Shard, data: bytes) -> None:
+        """What is written here need not be asked for again."""
+        if self.remote and shard.bytes <= WHOLE:
+            self.copies.keep(shard.sha256, data)
+
+    def _source(self, key: str, size: int) -> Any:
+        path = self.run.store.local_path(key)
+        if path is None:
+            return pa.PythonFile(_Object(self.run.store, key, size), "r")
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise Damaged(f"{self.run.url}/{key} has {found} bytes, its record says {size}")
+        return str(path)
+
+    @contextmanager
+    def _naming(self, shard: Shard, place: Place | None) -> Iterator[None]:
+        """What goes wrong while a shard is read, as an error that names it."""
+        within = f" in {place.compaction.object}" if place else ""
+        name = f"{self.run.url}/{shard.key}{within}"
+        try:
+            yield
+        except TBAError:
+            raise
+        except FileNotFoundError:
+            raise Missing(f"{name} does not exist") from None
+        except UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno:  # of the disk; pyarrow's own have no number
+                raise StorageError(f"{name}: {error.strerror}") from error
+            why = first_line(error)[:200]
+            raise Damaged(f"{name} is not what the record that admits it found: {why}") from None
+
+
+class _Footers:
+    """Of compactions, those that were used last. Each is read by one thread while others that need it wait."""
+
+    def __init__(self, limit: int):
+        self.limit, self.nbytes = limit, 0
+        self._kept: OrderedDict[str, pq.FileMetaData] = OrderedDict()  # by sha256 of the object, the newest last
+        self._reading: dict[str, Lock] = {}
+        self._changing = Lock()
+
+    def get(self, compaction: Compaction, read: Callable[[], pq.FileMetaData]) -> pq.FileMetaData:
+        with self._changing:
+            reading = self._reading.setdefault(compaction.sha256, Lock())
+        with reading:
+            with self._changing:
+                footer = self._kept.get(compaction.sha256)
+            if footer is None:
+                footer = read()
+            self._keep(compaction.sha256, footer)
+            return footer
+
+    def _keep(self, digest: str, footer: pq.FileMetaData) -> None:
+        with self._changing:
+            if digest not in self._kept:
+                self._kept[digest] = footer
+                self.nbytes += _UNPACKED * footer.serialized_size
+            self._kept.move_to_end(digest)
+            while self.nbytes > self.limit and len(self._kept) > 1:
+                self.nbytes -= _UNPACKED * self._kept.popitem(last=False)[1].serialized_size
+
+
+def _whose(footer: pq.FileMetaData, group: int) -> tuple[int, int] | None:
+    """Searcher and seq of the rows in a row group of a compaction, if they are one shard's."""
+    found = []
+    for name in ("searcher", "seq"):
+        statistics = footer.row_group(group).column(COLUMNS.get_field_index(name)).statistics
+        if statistics is None or statistics.min != statistics.max:
+            return None
+        found.append(statistics.min)
+    return found[0], found[1]
+
+
+def _pieces(
+    file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], rows: Collection[int] | None
+) -> list[Piece]:
+    """The row groups that hold these rows, or all of them as one."""
+    if rows is None:
+        return [Piece(0, to_batch(_read(file, groups, columns), columns))]
+    pieces, start = [], 0
+    for group in groups:
+        end = start + file.metadata.row_group(group).num_rows
+        if any(start <= row < end for row in rows):
+            pieces.append(Piece(start, to_batch(_read(file, [group], columns), columns)))
+        start = end
+    return pieces
+
+
+def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
+    """Checksums cover pages, not what is said about them."""
+    table = file.read_row_groups(groups, list(columns), use_threads=False)
+    if len(table) != (said := sum(file.metadata.row_group(group).num_rows for group in groups)):
+        raise ValueError(f"row groups have {len(table)} rows and say {said}")
+    table = with_later(table, columns)
+    for name in columns:
+        if table[name].type != TRAJECTORY_SCHEMA.field(name).type:
+            raise ValueError(f"column {name!r} is {table[name].type}")
+    return table
+
+
+def _name_of_copy(place: Place, columns: Sequence[str], *, in_one_piece: bool) -> str:
+    """Which rows they are, by their shard, and what is in them, by the compaction."""
+    how = sha256(f"{in_one_piece} {' '.join(columns)}".encode()).hexdigest()[:8]
+    return f"{place.part.shard.sha256}-{place.compaction.sha256}-{how}"
+
+
+def _encoded(pieces: Sequence[Piece]) -> bytes:
+    """In a form that is read in a fraction of the time that Parquet takes."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pieces[0].rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        for piece in pieces:
+            writer.write_batch(piece.rows)
+    return sink.getvalue().to_pybytes()
+
+
+def _decoded(data: bytes) -> list[Piece]:
+    pieces, start = [], 0
+    for rows in pa.ipc.open_stream(data):
+        pieces.append(Piece(start, rows))
+        start += len(rows)
+    return pieces
+
+
+class _Object(io.RawIOBase):
+    """A remote object as a file, of which only what is read is asked for."""
+
+    def __init__(self, store: Store, key: str, size: int):
+        self._store, self._key, self._size, self._place = store, key, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        self._place = start + offset
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        length = self._size - self._place if size < 0 else min(size, self._size - self._place)
+        data = self._store.read_range(self._key, self._place, length) if length > 0 else b""
+        self._place += len(data)
+        return data
+
+
+def to_batch(table: pa.Table, columns: Sequence[str]) -> pa.RecordBatch:
+    """These columns of the whole table in one piece."""
+    schema = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in columns])
+    return pa.RecordBatch.from_arrays([table[name].combine_chunks() for name in columns], schema=schema)

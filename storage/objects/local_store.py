@@ -1,0 +1,283 @@
+"""Objects as files of a folder on this machine's disk."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from storage.local_files.regular_files import about, irregular_kind, open_regular, read_regular
+from storage.local_files.temporary_files import mark_as_written, name_written, remove_left_behind, temporary_beside
+from storage.objects.store import KEY_PART, Entry, check_key, check_prefix
+from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageError
+
+
+class LocalStore:
+    """A folder, whose regular files are the objects. A write is a hidden file beside the final name until it is
+    complete; `link` gives it the name, which fails if the name is taken. `replace` holds a lock on the object's folder
+    between looking and renaming."""
+
+    def __init__(self, path: str | Path):
+        if not str(path):
+            raise ConfigError("a store needs a path or URL, got ''")
+        self.folder = Path(path).expanduser().absolute()
+        self.url = str(self.folder)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def create(self, key: str, data: bytes) -> None:
+        path = self._path(key)
+        with self._naming(key), self._written(path, data) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                _refuse_irregular(path)
+                raise AlreadyExists(f"{self.url}/{key} exists already") from None
+            _flush(path.parent)
+
+    def read(self, key: str) -> bytes:
+        path = self._path(key)
+        with self._naming(key):
+            return read_regular(path)
+
+    def read_range(self, key: str, start: int, length: int) -> bytes:
+        path = self._path(key)
+        with self._naming(key), open_regular(path) as file:
+            return os.pread(file.fileno(), length, start)
+
+    def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
+        return [self.read(key) for key in keys]
+
+    def exists(self, key: str) -> bool:
+        path = self._path(key)
+        with self._naming(key):
+            return path.is_file()
+
+    def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
+        start = check_prefix(prefix).rpartition("/")[0]
+        with self._naming(prefix):
+            found = self._walk(f"{start}/" if start else "", prefix, after)
+            return sorted(Entry(key, it.st_size) for key, it in found if it and stat.S_ISREG(it.st_mode))
+
+    def irregular(self, prefix: str = "") -> Sequence[str]:
+        start = check_prefix(prefix).rpartition("/")[0]
+        with self._naming(prefix):
+            found = self._walk(f"{start}/" if start else "", prefix)
+            return sorted(key for key, it in found if not (it and stat.S_ISREG(it.st_mode)))
+
+    def folders(self, prefix: str = "") -> Sequence[str]:
+        check_prefix(prefix)
+        with self._naming(prefix):
+            names = [entry.name for entry in self._scan(prefix) if _is_folder(about(entry))]
+            return sorted(name for name in names if self._holds(self.folder / prefix / name))
+
+    def upload(self, path: Path, key: str) -> None:
+        final = self._path(key)
+        with self._naming(key), self._written(final, path) as temporary:
+            _refuse_irregular(final)
+            os.replace(temporary, final)
+            _flush(final.parent)
+
+    def download(self, key: str, path: Path) -> None:
+        source = self._path(key)
+        with self._naming(key):
+            open_regular(source).close()  # what is wrong from here on is wrong with the copy
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                path.unlink()  # rather than a part of it
+            raise StorageError(f"{self.url}/{key} cannot be written to {path}: {error.strerror or error}") from error
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with self._naming(key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not irregular_kind(path):
+                path.unlink()
+        self._remove_empty(path.parent)
+
+    def unfinished(self, prefix: str = "") -> Sequence[str]:
+        return sorted({key for key, _ in self._temporaries(prefix)})
+
+    def discard(self, key: str) -> None:
+        path = self._path(key)
+        with self._naming(key), contextlib.suppress(FileNotFoundError):
+            for name in os.listdir(path.parent):
+                if name_written(name) == path.name:
+                    (path.parent / name).unlink(missing_ok=True)
+        self._remove_empty(path.parent)
+
+    def discard_older(self, prefix: str, seconds: float) -> Sequence[str]:
+        with self._naming(prefix):
+            return sorted({key for key, path in self._temporaries(prefix) if remove_left_behind(path, seconds)})
+
+    def read_tagged(self, key: str) -> tuple[bytes, str] | None:
+        try:
+            data = self.read(key)
+        except Missing:
+            return None
+        return data, _digest(data)
+
+    def replace(self, key: str, data: bytes, *, tag: str | None) -> str:
+        path = self._path(key)
+        with self._naming(key), self._written(path, data) as temporary, _locked(path.parent):
+            found = self.read_tagged(key)
+            if (found[1] if found else None) != tag:
+                raise Conflict(f"{self.url}/{key} was changed by another writer")
+            if tag is None:
+                try:
+                    os.link(temporary, path)
+                except FileExistsError:  # `create` does not wait for the lock
+                    _refuse_irregular(path)
+                    raise Conflict(f"{self.url}/{key} was created by another writer") from None
+            else:
+                os.replace(temporary, path)
+            _flush(path.parent)
+        return _digest(data)
+
+    def local_path(self, key: str) -> Path | None:
+        return self._path(key)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / check_key(key)
+
+    def _temporaries(self, prefix: str) -> Iterator[tuple[str, Path]]:
+        """Yield each temporary file under a folder, with the key that it is written for."""
+        start = self.folder / check_prefix(prefix).rpartition("/")[0]
+        for folder, _, names in os.walk(start):
+            for name in names:
+                if (final := name_written(name)) and KEY_PART.fullmatch(final):
+                    key = (Path(folder) / final).relative_to(self.folder).as_posix()
+                    if key.startswith(prefix):
+                        yield key, Path(folder) / name
+
+    def _remove_empty(self, folder: Path) -> None:
+        """Folders exist only for what is in them."""
+        with contextlib.suppress(OSError):
+            while folder != self.folder:
+                folder.rmdir()
+                folder = folder.parent
+
+    @contextmanager
+    def _naming(self, key: str) -> Iterator[None]:
+        """What the operating system refuses, as an error that names the key."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except FileNotFoundError:
+            raise Missing(f"{self.url}/{key} does not exist{_instead(self.folder / key)}") from None
+        except OSError as error:
+            raise StorageError(f"{self.url}/{key}: {error.strerror or error}") from error
+
+    @contextmanager
+    def _written(self, final: Path, content: bytes | Path) -> Iterator[Path]:
+        """The content, durable under a hidden name beside the final one, for as long as the caller needs it."""
+        temporary = temporary_beside(final)
+        with _created(temporary) as file:
+            mark_as_written(file)
+            try:
+                if isinstance(content, Path):
+                    with content.open("rb") as source:
+                        shutil.copyfileobj(source, file, 1 << 20)
+                else:
+                    file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                yield temporary
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def _walk(self, folder: str, prefix: str = "", after: str = "") -> Iterator[tuple[str, os.stat_result | None]]:
+        """Yield the key of everything that is no folder, with its status; None for a link that leads nowhere."""
+        if folder < after and not after.startswith(folder):
+            return  # everything inside sorts before `after`
+        for entry in self._scan(folder):
+            key, found = folder + entry.name, about(entry)
+            if _is_folder(found):
+                if key.startswith(prefix) or prefix.startswith(f"{key}/"):
+                    yield from self._walk(f"{key}/", prefix, after)
+            elif key.startswith(prefix) and key > after and (found or entry.is_symlink()):
+                yield key, found
+
+    def _holds(self, folder: Path) -> bool:
+        """Whether there is an object in it, without looking at all of them."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                found = about(entry) if not entry.name.startswith(".") else None
+                if found and (stat.S_ISREG(found.st_mode) or (_is_folder(found) and self._holds(Path(entry.path)))):
+                    return True
+        return False
+
+    def _scan(self, folder: str) -> Sequence[os.DirEntry[str]]:
+        try:
+            with os.scandir(self.folder / folder) as entries:
+                return [entry for entry in entries if not entry.name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+
+def _refuse_irregular(path: Path) -> None:
+    """Raise StorageError if something lies at a path that is no regular file; the error names what it is."""
+    if kind := irregular_kind(path):
+        raise StorageError(f"{path} is {kind}, and an object is a regular file: move it away")
+
+
+def _instead(path: Path) -> str:
+    """Say what lies at a path in place of an object; empty if nothing does, or a folder."""
+    kind = irregular_kind(path)
+    return f": {kind} of that name is no object" if kind not in ("", "a folder") else ""
+
+
+def _is_folder(found: os.stat_result | None) -> bool:
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _created(path: Path) -> BinaryIO:
+    """A new file, its folders made. A folder may vanish in between, when another process empties it."""
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError):
+            _make_folder(path.parent)
+            return path.open("xb")
+    raise FileNotFoundError(path)
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    _flush(folder.parent)
+
+
+def _flush(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    with open(folder / ".lock", "ab", opener=_open_at_once) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file closes, also by a process that dies
+        yield
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Fail rather than wait where somebody has put a named pipe in the place of a file."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
