@@ -503,7 +503,7 @@ def open_run(name: str) -> "Run":
 
 
 def run_command(options: argparse.Namespace) -> int:
-    from flows.planning import resolve
+    from flows.planning import create, describe, resolve
 
     config = resolve.resolve(
         options.task,
@@ -513,15 +513,15 @@ def run_command(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     if options.dry_run:
-        resolve.refuse_taken(options.root, options.name)
-        print(resolve.describe(config))
+        create.refuse_taken(options.root, options.name)
+        print(describe.describe(config))
         return DONE
-    return supervise(resolve.start(config, options.root, options.name, created_by="tba run"))
+    return supervise(create.start(config, options.root, options.name, created_by="tba run"))
 
 
 def resume_command(options: argparse.Namespace) -> int:
     from flows.pages.markdown import last_scores, where_next
-    from flows.planning import resolve, run_summary
+    from flows.planning import create, run_summary
     from tba.config import parse_known
 
     if options.changes is not None:
@@ -536,7 +536,7 @@ def resume_command(options: argparse.Namespace) -> int:
         further = "" if replays else f"; `tba fork {run.url} --step {last} --set training.steps=…` goes further"
         print(f"run {run.name} has finished already{further}\n{last_scores(run)}\n\n{where_next(run)}")
         return DONE
-    run, _ = resolve.resume(run.url)
+    run, _ = create.resume(run.url)
     return supervise(run)
 
 
@@ -552,9 +552,9 @@ def supervise(run: "Run") -> int:
 
 
 def runs_command(options: argparse.Namespace) -> int:
-    from flows.planning import run_summary
+    from flows.commands import runs
 
-    return run_summary.show(options.root, as_json=options.json)
+    return runs.show(options.root, as_json=options.json)
 
 
 def scale_command(options: argparse.Namespace) -> int:
@@ -565,12 +565,12 @@ def scale_command(options: argparse.Namespace) -> int:
 
 
 def stop_command(options: argparse.Namespace) -> int:
-    from flows.commands import scale
+    from flows.commands import stop
 
     def tell(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    print(scale.stop(open_run(options.run), options.why, wait=not options.no_wait, tell=tell))
+    print(stop.stop(open_run(options.run), options.why, wait=not options.no_wait, tell=tell))
     return DONE
 
 

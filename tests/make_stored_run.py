@@ -32,7 +32,7 @@ import torch
 
 import storage
 from flows.commands import fork
-from flows.planning import resolve
+from flows.planning import create, resolve
 from flows.roles import wiring
 from storage import layout
 from storage.maintenance.check import check
@@ -149,7 +149,7 @@ def train(run: Run, *, rounds: bool, dies_in: int = 0) -> None:
 
 def make(root: Path) -> None:
     """Both runs, in a folder of their own in the working directory, which has policy and data beside it."""
-    whole = resolve.start(resolve.resolve("gsm8k", SETTINGS), str(root), "whole")
+    whole = create.start(resolve.resolve("gsm8k", SETTINGS), str(root), "whole")
     whole.store.create(layout.shard(1, 0), b"PAR1 and no more")
     train(whole, rounds=True, dies_in=7)
     train(whole, rounds=True)
@@ -202,7 +202,7 @@ def main(folder: str) -> None:
     target = Path(folder).absolute()
     target.mkdir(parents=True)
     socket.gethostname, os.getpid = (lambda: "host"), (lambda: 1)
-    resolve.code_version = lambda: version("tba")
+    create.code_version = lambda: version("tba")
     with tempfile.TemporaryDirectory() as scratch:
         os.chdir(scratch)
         write_inputs()

@@ -13,7 +13,7 @@ import storage
 from flows.commands import audit, fork, watch
 from flows.pages.markdown import markdown
 from flows.pages.report.page import write as write_report
-from flows.planning import resolve
+from flows.planning import create
 from flows.planning.run_summary import summarise
 from flows.roles import role, wiring
 from flows.roles.buffer_process import make_buffer
@@ -178,7 +178,7 @@ def test_settings_that_are_not_known_are_no_reason_not_to_look_and_one_not_to_go
     assert watch.look(run).summary == known
     before = sorted(entry.key for entry in run.store.list())
     for go_on in (
-        lambda: resolve.resume(run.url),
+        lambda: create.resume(run.url),
         lambda: audit.audit(run, 9),
         lambda: fork.fork(run, 9, {}, name="x"),
         lambda: role.live("trainer", 0, run),

@@ -18,7 +18,7 @@ from benchmarks.crash.kills import RANDOM, ROLES, Kill, shares
 from benchmarks.crash.results import Chain, Findings
 from benchmarks.crash.victims import COMMAND, preload, signal_of, start
 from flows.commands import fork
-from flows.planning import resolve
+from flows.planning import create, resolve
 from flows.supervision.processes import FAILED
 from storage import layout
 from storage.log.compactions import Compactions
@@ -314,7 +314,7 @@ def measure(
         while waiting or under_way:
             while waiting and len(under_way) < at_once:
                 config = resolve.resolve("quickstart", {**SETTINGS, "model.path": str(policy), "seed": number})
-                run = resolve.start(config, root, f"crash-{number}")
+                run = create.start(config, root, f"crash-{number}")
                 notes = scratch / f"{findings.store.partition(' ')[0]}-{number}"
                 under_way.add(pool.submit(one_run, run, waiting.pop(), notes, 1000 * seed + number))
                 number += 1

@@ -88,7 +88,7 @@ def _merge(run: Run, config: Config, version: Version, into: Path) -> None:
     use_threads(config.model.threads)
     from transformers.utils import logging
 
-    from flows.roles import wiring
+    from flows.roles import model_loading
 
     logging.disable_progress_bar()
-    wiring.load_merged(run, config, version).save(into)
+    model_loading.load_merged(run, config, version).save(into)

@@ -6,7 +6,7 @@ from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from flows.planning import resolve
+from flows.planning import create, resolve
 from flows.planning.run_summary import newest_sync
 from flows.progress import bar
 from flows.roles.threads import use_threads
@@ -69,7 +69,7 @@ def _make(parent: Run, origin: Parent, config: Config, sampler: str, given: str 
                 name,
                 config=config.to_dict(),
                 sampler_sql=sampler,
-                code_version=resolve.code_version(),
+                code_version=create.code_version(),
                 created_by="tba fork",
                 parent=origin,
             )

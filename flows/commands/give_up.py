@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from flows.planning.resolve import refuse_supervised
+from flows.planning.create import refuse_supervised
 from flows.progress import bar
 from storage.maintenance.resume_check import find_lost, first_sync
 from storage.runs import retention

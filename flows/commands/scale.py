@@ -1,16 +1,12 @@
 """`tba scale` and `tba stop`: what a person wants of a run, from any machine that reaches its storage."""
 
-import math
-from collections.abc import Callable
 from contextlib import suppress
 
-from flows.planning.run_summary import Summary, living, summarise
-from flows.supervision.grace_period import Stopping, forecast
+from flows.planning.run_summary import Summary, summarise
 from storage.runs.control import change_state, check_state
-from storage.runs.leases import SUPERVISOR, LeaseWatch, Seen, read_roles
 from storage.runs.run import Run
 from tba.config import Config, parse_known
-from tba.errors import ConfigError, Damaged, DeadlinePassed
+from tba.errors import ConfigError, Damaged
 from tba.runtime.waiting import looks
 
 MOST_SEARCHERS = 1000  # their leases have numbers of three digits
@@ -20,7 +16,7 @@ SHELVED = ("stopped", "failed", "interrupted", "new")  # states of a run that no
 def scale(run: Run, searchers: int) -> str:
     """Change how many searchers there should be; returns what comes of it. They hear of it by themselves."""
     config = parse_known(run.config)
-    _await_state(run, config)
+    await_state(run, config)
     summary = summarise(run)
     _refuse(run, config, summary, searchers)
     change_state(run, searchers=searchers)
@@ -43,58 +39,10 @@ def _refuse(run: Run, config: Config, summary: Summary, searchers: int) -> None:
         )
 
 
-def _await_state(run: Run, config: Config) -> None:
+def await_state(run: Run, config: Config) -> None:
     """Wait for a moment if the wanted state is damaged: a supervisor that lives restores it. Damaged, saying what to
     do, if none does."""
     for _ in looks(3 * config.limits.lease_every):
         with suppress(Damaged):
             return check_state(run)
     check_state(run)
-
-
-def stop(run: Run, why: str, *, wait: bool = True, tell: Callable[[str], None] = lambda text: None) -> str:
-    """Ask every role to stop in order, and wait until they have; returns what came of it, and tells before how long it
-    may take. DeadlinePassed, naming those that live, if they do not."""
-    config = parse_known(run.config)
-    _await_state(run, config)
-    summary, roles = summarise(run), read_roles(run)
-    is_idle = summary.state in ("finished", "stopped", "failed") or (summary.state in SHELVED and not roles.damaged)
-    if is_idle:  # whoever holds a lease that cannot be read may be at work
-        return f"{run.name} is {summary.state}: there is nothing to stop"
-    change_state(run, desired="stop", why=why)
-    watch = LeaseWatch()
-    needs, again = forecast(_at_work(run, config, watch)), f"`tba resume {run.url}` goes on from there"
-    if not wait:
-        return f"{run.name} was asked to stop{needs}; {again}"
-    if needs:
-        tell(f"{run.name} is stopping{needs}")
-    return f"{_await_ends(run, config, watch)}; {again}"
-
-
-def _await_ends(run: Run, config: Config, watch: LeaseWatch) -> str:
-    """Wait until no role is at work, as long as their supervisor waits for each of them and a little longer."""
-    limits, stopping = config.limits, Stopping(config.limits)
-    late: float | None = None  # after how many seconds the patience with all of them was over
-    for waited in looks(math.inf):
-        left = _at_work(run, config, watch)
-        if not left:
-            return f"{run.name} has stopped"
-        overs = [stopping.is_over(role, seen) for role, seen in left.items() if role != SUPERVISOR]
-        late = (waited if late is None else late) if all(overs) else None
-        if late is not None and waited > late + limits.stop_grace + limits.silent_after:
-            raise DeadlinePassed(
-                f"{', '.join(sorted(left))} of {run.url} still at work {waited:.0f} s after being asked to stop"
-            )
-    raise AssertionError("unreachable: the looks have no deadline")
-
-
-def _at_work(run: Run, config: Config, watch: LeaseWatch) -> dict[str, Seen]:
-    """The roles that are not known to have ended; one whose lease cannot be read, until it has not moved for too
-    long."""
-    seen, silent_after = watch.observe(run), config.limits.silent_after
-    alive = {lease.role for lease in living([it.lease for it in seen.values()], silent_after)}
-    return {
-        role: it
-        for role, it in seen.items()
-        if (it.silent_for < silent_after if role in watch.damaged else role in alive)
-    }

@@ -19,9 +19,10 @@ from pydantic import Field
 
 from flows.orchestration.artifacts import SECONDS_LEFT, Reports
 from flows.orchestration.deployments import DeploymentLauncher
-from flows.planning import resolve
-from flows.supervision.supervisor import FAILED_WHY, Launcher, supervise
-from flows.supervision.terminal import Background, local_launcher
+from flows.planning import create, resolve
+from flows.supervision.background_supervisor import Background, local_launcher
+from flows.supervision.life import FAILED_WHY, Launcher
+from flows.supervision.supervisor import supervise
 from storage import layout
 from storage.objects.open_store import open_store
 from storage.runs.control import change_state, read_state
@@ -68,7 +69,7 @@ def tba(
                 # another go leaves the number of searchers alone, which `tba scale` may have changed since
                 subject, config = resume_run(task, name, root, searchers if goes() == 1 else None)
                 break
-            except resolve.LookedAfter as taken:
+            except create.LookedAfter as taken:
                 if goes() == 1:
                     raise
                 if ended := stand_by(taken.run):
@@ -76,7 +77,7 @@ def tba(
     else:
         here = launcher == "local"
         config = resolve.resolve(task, overrides, runs_here=here, steps=steps, searchers=searchers, seed=seed)
-        subject = resolve.start(config, root, name, created_by=this_flow_run())
+        subject = create.start(config, root, name, created_by=this_flow_run())
     try:
         look_after(subject, config, launcher)
     except Stopped as stopped:
@@ -107,7 +108,7 @@ def stand_by(run: Run) -> str | State[Any] | None:
     after."""
     get_run_logger().info(f"{run.url} is looked after by an earlier go, which lives: this one stands by")
     config = parse_known(run.config)
-    while resolve.living_supervisor(run, config):  # which takes as long as a lease is good for
+    while create.living_supervisor(run, config):  # which takes as long as a lease is good for
         time.sleep(config.limits.lease_every)
     last, wanted = readable_lease(run, SUPERVISOR), read_state(run)
     if last and last.status == "finished":
@@ -122,7 +123,7 @@ def stand_by(run: Run) -> str | State[Any] | None:
 def resume_run(task: str, name: str | None, root: str, searchers: int | None) -> tuple[Run, Config]:
     if name is None:
         raise ConfigError("run: the name or URL of the run to resume is needed")
-    subject, config = resolve.resume(url_of(name, root))
+    subject, config = create.resume(url_of(name, root))
     if config.task.name != task:
         raise ConfigError(f"task: run {subject.name!r} is of task {config.task.name!r}, got {task!r}")
     if searchers is not None and config.sync.lag is not None and searchers != config.search.searchers:

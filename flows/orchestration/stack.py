@@ -29,8 +29,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from flows.pages.markdown import Publications, table, where_next
+from flows.supervision.life import Event
 from flows.supervision.processes import tail
-from flows.supervision.supervisor import Event
 from flows.supervision.terminal import Display, ending_on_sigterm
 from storage.layout import RUN, run_url
 from storage.objects import strict_json

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flows.pages.report.page import pictures
-from flows.planning.resolve import describe
+from flows.planning.describe import describe
 from flows.queries.damage_report import damage_of, in_words
 from storage import layout
 from storage.objects.damage import DamageLog

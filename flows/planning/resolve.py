@@ -3,51 +3,31 @@
 Knows neither Prefect nor torch.
 """
 
-import math
 import os
 import re
-import subprocess
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import fields
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from glob import glob
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flows.planning import memory
 from flows.progress import bar
 from flows.roles.engines import choose, evaluation_sampling, search_sampling
 from flows.supervision.gpus import usable
-from flows.supervision.processes import is_gone
-from flows.supervision.supervisor import CLOSED
 from flows.supervision.webhook import address_of_webhook
-from storage import layout
 from storage.buffer.sampler import check_sampler, default_sampler
-from storage.maintenance.resume_check import refuse_damage
-from storage.objects.open_store import open_store
 from storage.queries.difficulty import Known, ask
-from storage.runs.control import change_state, is_state_known
-from storage.runs.leases import SUPERVISOR, Lease, read_lease
-from storage.runs.run import Run, default_root
-from tba.config import Config, ObjectiveConfig, OptimizerName, TrainingConfig, parse
-from tba.errors import AlreadyExists, ConfigError, Damaged
-from tba.interfaces import TakesTurns
+from tba.config import Config
+from tba.errors import ConfigError
 from tba.models.folder import check_folder
 from tba.models.location import check_place
 from tba.search.scoring import check_can_remember
 from tba.search.values import check_can_value
 from tba.tasks import get_task, policy_maker, preset_of
-from tba.train.schedules import learning_rate_at
 
 FLAT = {"steps": "training.steps", "searchers": "search.searchers", "seed": "seed"}
 """Parameters with a name of their own, and the setting each stands for."""
-
-_TOKENS_PER_SECOND = 1000  # what --dry-run assumes of one searcher; `tba watch` shows the real figure
 
 
 def resolve(
@@ -133,301 +113,6 @@ def ask_earlier_run(config: Config) -> Known | None:
         return None
     with bar(f"copying what is new of {search.prompts_from}") as tell:
         return ask(search.prompts_from, search.prompts_where, needed=search.prompts_per_round, progress=tell)
-
-
-def start(config: Config, root: str | None, name: str | None, *, created_by: str = "") -> Run:
-    """Create the run's folder; its name is derived from the task and the time if none is given."""
-    root = root or default_root()
-    name = name or f"{short_name(config.task.name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    sampler = read_sampler(config)
-    try:
-        run = Run.create(
-            root,
-            name,
-            config=config.to_dict(),
-            sampler_sql=sampler,
-            code_version=code_version(),
-            created_by=created_by,
-        )
-    except AlreadyExists:
-        raise _taken(root, name) from None
-    change_state(run, desired="run", searchers=config.search.searchers, why="started")
-    return run
-
-
-def refuse_taken(root: str | None, name: str | None) -> None:
-    """What `start` would refuse of a name, without writing anything."""
-    root = root or default_root()
-    if name and open_store(layout.run_url(root, name)).exists(layout.RUN):
-        raise _taken(root, name)
-
-
-def _taken(root: str, name: str) -> ConfigError:
-    return ConfigError(f"run {name!r} exists already under {root}; `tba resume {name}` continues it")
-
-
-def resume(url: str) -> tuple[Run, Config]:
-    """Ask an interrupted run to go on. ConfigError if somebody looks after it; Damaged, before anything is written, if
-    something that its records admit is lost."""
-    run = Run.open(url)
-    config = parse(run.config)
-    refuse_supervised(run, config)
-    with bar("comparing what is stored with its records") as tell:
-        refuse_damage(run, whole=True, progress=tell)
-    given = {} if is_state_known(run) else {"searchers": config.search.searchers}  # it was created and no more
-    change_state(run, desired="run", why="resumed", **given)
-    return run, config
-
-
-class LookedAfter(ConfigError):
-    def __init__(self, run: Run, lease: Lease):
-        super().__init__(
-            f"run {run.name!r} is looked after already, by pid {lease.pid} on {lease.host}: `tba watch {run.url}` "
-            "shows it; to go on under another supervisor, stop that one first"
-        )
-        self.run = run
-
-
-def refuse_supervised(run: Run, config: Config) -> None:
-    if lease := living_supervisor(run, config):
-        raise LookedAfter(run, lease)
-
-
-def living_supervisor(run: Run, config: Config) -> Lease | None:
-    """A supervisor that lives renews its lease; one whose machine cannot be asked, or whose lease cannot be read, is
-    watched for a moment."""
-    before, deadline = _supervisor(run), time.monotonic() + 3 * config.limits.lease_every
-    while before and time.monotonic() < deadline:
-        time.sleep(0.2)
-        lease = _supervisor(run)
-        if lease is None:
-            return None
-        if isinstance(lease, Lease) and _beat(lease) != _beat(before):
-            return lease
-    return None
-
-
-def _supervisor(run: Run) -> Lease | Damaged | None:
-    """Return the lease of a supervisor that may live, or the error if it cannot be read; None if nobody supervises."""
-    try:
-        lease = read_lease(run, SUPERVISOR)
-    except Damaged as damage:
-        return damage
-    return lease if lease and lease.status not in CLOSED and not is_gone(lease) else None
-
-
-def _beat(lease: Lease | Damaged) -> tuple[int, int] | None:
-    return (lease.life, lease.counter) if isinstance(lease, Lease) else None
-
-
-def code_version() -> str:
-    """The package's version where it is installed, and the commit where the code lies in a repository."""
-    here, installed = Path(__file__).parent, ""
-    with suppress(PackageNotFoundError):
-        installed = version("tba")
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return installed
-    return f"{installed} {commit.stdout.strip()}".strip()
-
-
-def describe(config: Config) -> str:
-    """What the settings amount to, in the words and arithmetic of the documentation."""
-    training, search, sync = config.training, config.search, config.sync
-    known = ask_earlier_run(config)
-    rows = [
-        ("task", config.task.name),
-        *([("prompts", _prompts(known))] if known else []),
-        ("policy", config.model.path or "made by the task"),
-        *([("adapters", _adapters(config))] if config.model.lora_rank else []),
-        *([("options", _given(config.task.options))] if config.task.options else []),
-        ("objective", _objective(config)),
-        ("learning rate", _learning_rate(config)),
-        ("batch", f"{training.prompts_per_step} prompts x {training.responses_per_prompt} responses = {config.batch}"),
-        ("micro-batches", _micro_batches(training)),
-        ("memory", memory.describe(config)),
-        ("steps", f"{training.steps}, {config.batch * training.steps:,} responses drawn in all"),
-        ("syncs", f"every {sync.every} steps, {config.last_sync} in all; a checkpoint every {sync.checkpoint_every}"),
-        ("ages", _ages(config)),
-        *([("bounds", _bounds(*bounds))] if (bounds := config.sampling.mean_reward_between) else []),
-        ("round", _round(config)),
-        *([("values", _values(config))] if search.value_samples else []),
-        *([("initial fill", f"{search.initial_fill} trajectories")] if sync.lag is None else []),
-        ("evaluation", _evaluation(config)),
-        ("storage", _storage(config)),
-        (
-            "replay buffer",
-            f"{config.limits.memory_gb:g} GB of trajectories at hand in the trainer's memory; of a remote run "
-            f"{config.limits.disk_gb:g} GB on its disk",
-        ),
-        *(("note", note) for note in _notes(config, known)),
-    ]
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
-
-
-def _prompts(known: Known) -> str:
-    return f"{len(known.chosen):,} of the {len(known.prompts):,} of {known.url}: where {known.where}"
-
-
-def _round(config: Config) -> str:
-    search = config.search
-    if not search.searchers:
-        return "none, as there are no searchers (search.searchers): `tba import` brings what is learnt from"
-    more = f", which has {search.open_rounds} in the making" if search.open_rounds > 1 else ""
-    return (
-        f"{search.prompts_per_round} prompts x {search.responses_per_prompt} responses = {config.responses_per_round}, "
-        f"by each of {search.searchers} searcher(s){more}"
-    )
-
-
-def _micro_batches(training: TrainingConfig) -> str:
-    again = "; layers are computed again in the backward pass" if training.checkpoint_activations else ""
-    if (groups := training.most_groups) is not None:
-        return f"{math.ceil(training.prompts_per_step / groups)} of at most {groups} groups, never split{again}"
-    return (
-        f"whole groups of at most {training.tokens_per_micro_batch:,} tokens that a model reads; a group of more is "
-        f"read in pieces, twice{again}"
-    )
-
-
-def _ages(config: Config) -> str:
-    """Of recent draws, and what has to be so for it."""
-    sync, start, share = config.sync, config.start, config.sampling.recent_share
-    low, high, mean = config.recent_ages
-    old = f"{low} to {high} steps old (mean {mean:g})"
-    if low == high:
-        old = f"{low} step{'s' * (low != 1)} old" if low else "on policy"
-    first = start.step + sync.every * (1 if sync.lag is None else sync.lag)
-    if config.training.steps <= first:
-        old += f", as version {start.sync} generates for every step"
-    else:
-        old += f" from step {first + 1} on" if first > start.step else ""
-        if sync.lag is None:
-            old += f" if versions are adopted at once, up to {sync.every} more if a round later"
-        else:
-            apart = f", {sync.lag} sync{'s' * (sync.lag != 1)} apart" if sync.lag else ""
-            old += f" as searchers and trainer go in step{apart}"
-    bound = config.sampling.max_age
-    rest = "any age" if bound is None else f"at most {bound} steps (sampling.max_age)"
-    return f"{share:.0%} of slots recent, {old}" + (f"; the rest of {rest}" if share < 1 else "")
-
-
-def _notes(config: Config, known: Known | None) -> Iterator[str]:
-    """What can be run and is most likely not meant."""
-    search, training, sampling = config.search, config.training, config.sampling
-    if config.sync.lag is not None and sampling.recent_share == 1 and not sampling.mean_reward_between:
-        # where only the different ones are drawn, more than K responses of a prompt are of use
-        each = training.responses_per_prompt if sampling.copies == "all" else search.responses_per_prompt
-        found = config.prompts_in_step * search.responses_per_prompt
-        used = config.sync.every * training.prompts_per_step * each
-        if used < found:
-            yield (
-                f"{found - used:,} of the {found:,} responses of a round are generated for nothing: the steps between "
-                f"two syncs (sync.every={config.sync.every}) draw from the newest round alone "
-                f"(sampling.recent_share=1), and use at most {used:,} of it"
-            )
-    late = config.recent_ages[1] + config.sync.every
-    if sampling.max_age is not None and config.sync.lag is None and sampling.max_age < late:
-        yield (
-            f"responses of a round that ends a sync later come to be {late} steps old, and sampling.max_age="
-            f"{sampling.max_age} has them dropped before: the trainer then waits for younger ones"
-        )
-    budget, longest = training.tokens_per_micro_batch, search.max_prompt_tokens + search.max_response_tokens
-    if budget is not None and budget < longest:
-        yield (
-            f"a response of full length is read at once with its prompt, {longest:,} tokens, also where that is more "
-            f"than training.tokens_per_micro_batch={budget}"
-        )
-    if known and len(known.chosen) < training.prompts_per_step:
-        yield f"a step has {training.prompts_per_step} slots for {len(known.chosen)} prompts: it draws some repeatedly"
-
-
-def _bounds(low: float, high: float) -> str:
-    return (
-        f"only prompts whose responses in the buffer earn between {low:g} and {high:g} on average, where there are any"
-    )
-
-
-def _adapters(config: Config) -> str:
-    model = config.model
-    return f"of rank {model.lora_rank}, alpha {model.peft_alpha:g}, in {model.lora_targets}; the policy stays as it is"
-
-
-def _objective(config: Config) -> str:
-    """Its name, how beta goes, and whatever else of it is not as it is unless it is set."""
-    objective, plain = config.objective, ObjectiveConfig()
-    beta = f"{objective.beta_end:g}"
-    if objective.beta_start != objective.beta_end:
-        beta = f"{objective.beta_start:g} at step 1, {objective.beta_end:g} from step {objective.beta_stop} on"
-    shown = {"name", "beta_start", "beta_end", "beta_target", "beta_stop"}
-    found = {it.name: getattr(objective, it.name) for it in fields(objective) if it.name not in shown}
-    chosen = {name: value for name, value in found.items() if value != getattr(plain, name)}
-    return ", ".join([objective.name, f"beta {beta}", *([_given(chosen)] if chosen else [])])
-
-
-def _given(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items())
-
-
-_OPTIMIZERS: dict[OptimizerName, str] = {
-    "adamw": "AdamW",
-    "adamw-fused": "AdamW, fused",
-    "adamw-8bit": "AdamW in 8 bits",
-    "adamw-on-host": "AdamW in main memory",
-}
-
-
-def _learning_rate(config: Config) -> str:
-    training = config.training
-    steps = [f"{training.warmup_steps} steps up"] if training.warmup_steps else []
-    if training.schedule == "warmup-stable-decay":
-        steps += [f"{training.peak_steps} at the peak", f"{training.decay_steps} down"]
-    last = learning_rate_at(training.steps, training)
-    how = f"{training.schedule} ({', '.join([*steps, f'{last:.3g} at the last step'])})"
-    clipped = f", gradients clipped to a norm of {training.clip_norm:g}" if training.clip_norm else ""
-    optimizer = _OPTIMIZERS[training.optimizer]
-    return f"{training.learning_rate:g}, {how}; {optimizer}, moments {training.adam_beta1:g} and " + (
-        f"{training.adam_beta2:g}{clipped}"
-    )
-
-
-def _values(config: Config) -> str:
-    search = config.search
-    states = f"at most {search.value_steps} of" if search.value_steps else "all"
-    return f"{search.value_samples} continuations of {states} the states of each response: its prompt's and each step's"
-
-
-def _storage(config: Config) -> str:
-    search, sync = config.search, config.sync
-    per_hour = search.searchers * _TOKENS_PER_SECOND * 3600 / search.max_response_tokens
-    steps, besides = "", ""
-    if search.value_samples:
-        steps, besides = ", 8 more for each of its steps", ", less as continuations are not stored"
-    elif isinstance(get_task(config.task), TakesTurns):
-        besides = ", more as what the task answers is stored too"
-    if search.rounds_per_version:
-        most = config.most_at_first * (config.last_sync - config.start.sync + 1) * config.bytes_per_trajectory / 1e9
-        besides += f", about {most:.2g} GB at most by {search.rounds_per_version} round(s) of each with a version"
-    return (
-        f"at most {config.bytes_per_trajectory:,} bytes a trajectory at full length{steps}; about "
-        f"{per_hour * config.bytes_per_trajectory / 1e9:.2g} GB an hour at {_TOKENS_PER_SECOND} tokens a second and "
-        f"searcher{besides}; {sync.keep_versions} versions and {sync.keep_checkpoints} checkpoints kept"
-    )
-
-
-def _evaluation(config: Config) -> str:
-    evaluation = config.evaluation
-    text = f"every {evaluation.every} syncs, at most {evaluation.prompts} prompts: greedy"
-    if evaluation.samples:
-        text += (
-            f", and {evaluation.samples} sampled at temperature {config.evaluation_temperature:g}, "
-            f"top-p {config.evaluation_top_p:g}"
-        )
-    return text + "".join(f", pass@{k}" for k in evaluation.pass_at)
 
 
 def is_temporary(folder: Path) -> bool:

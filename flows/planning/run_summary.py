@@ -1,28 +1,25 @@
 """`tba runs`: what runs there are and how they stand, read from their storage alone."""
 
-import json
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import NamedTuple
 
 from flows.escaping import plain
 from flows.progress import bar
 from flows.queries.damage_report import in_words
-from flows.supervision.supervisor import CLOSED, FAILED_WHY
+from flows.supervision.life import CLOSED, FAILED_WHY
 from storage import layout
 from storage.objects.damage import DamageLog
 from storage.runs.attempts import Span, accepts, chain_as_readable, newest_attempt, stands
 from storage.runs.control import State, read_state
 from storage.runs.leases import Lease, read_leases
-from storage.runs.run import Run, default_root, run_urls
+from storage.runs.run import Run, run_urls
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions
 from tba.config import parse_known
-from tba.errors import ConfigError, Missing, TBAError
+from tba.errors import Missing, TBAError
 from tba.types import Score
 
 
@@ -38,24 +35,6 @@ class Summary:
     version: int | None
     score: float | None  # of the newest evaluated version: greedy if there is such a metric
     searchers: int  # that are alive
-
-
-def show(root: str | None, *, as_json: bool = False) -> int:
-    if root and "://" not in root and not Path(root).is_dir():
-        raise ConfigError(f"ROOT: there is no folder {root!r}")
-    root = root or default_root()
-    runs, warnings = summaries(root)
-    for warning in warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    if as_json:
-        print(json.dumps([asdict(summary) for summary in runs], indent=1))
-    elif not runs:
-        above, _, last = root.rstrip("/").rpartition("/")
-        instead = f"runs lie in ROOT/{layout.RUNS}: `tba runs {above or '.'}`" if f"{last}/" == layout.RUNS else ""
-        print(f"no runs under {root}; {instead or '`tba run quickstart` makes one'}")
-    else:
-        _print_table(runs)
-    return 0
 
 
 def summaries(root: str) -> tuple[list[Summary], list[str]]:
@@ -191,37 +170,3 @@ def _score(scores: list[Score]) -> float | None:
     newest = max((score.version for score in scores), key=lambda version: version.order)
     own = {score.metric: score.value for score in scores if score.version == newest}
     return own.get("greedy", next(iter(own.values())))
-
-
-def _print_table(summaries: list[Summary]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))  # a terminal of 80 columns holds it
-    longest = max(len(it.run) for it in summaries)
-    table.add_column("run", no_wrap=True, min_width=longest)  # what every other command asks for: never shortened
-    columns = {
-        "task": [it.task for it in summaries],
-        "fork of": [it.parent for it in summaries],
-        "state": [it.state for it in summaries],
-        "step": [_blank(it.step) for it in summaries],
-        "version": [_blank(it.version) for it in summaries],
-        "score": ["" if it.score is None else f"{it.score:.3f}" for it in summaries],
-        "searchers": [str(it.searchers or "") for it in summaries],
-    }
-    shown = {name: cells for name, cells in columns.items() if name not in ("fork of", "searchers") or any(cells)}
-    for name in shown:
-        table.add_column(
-            name, justify="right" if name in ("step", "version", "score", "searchers") else "left", overflow="fold"
-        )
-    for it, cells in zip(summaries, zip(*shown.values(), strict=True), strict=True):
-        table.add_row(it.run, *cells)
-    console = Console()
-    if not console.is_terminal:
-        console.width = 240  # whoever reads it there can take it
-    console.print(table)
-
-
-def _blank(number: int | None) -> str:
-    return "" if number is None else str(number)

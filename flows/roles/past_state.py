@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from transformers.utils import logging as transformers_logging
 
-from flows.roles import wiring
+from flows.roles import model_loading
 from flows.roles.buffer_process import make_buffer
 from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.local_files.scratch import scratch_folder
@@ -76,7 +76,7 @@ def load_past(run: Run, before: int) -> Past:
         _check_buffers(run, config, spans, checkpoint.number, before)
         _check_drawable(run, config, checkpoint.number, before, kept, damaged)
         try:
-            policy, state = wiring.load_checkpoint(run, config, checkpoint)
+            policy, state = model_loading.load_checkpoint(run, config, checkpoint)
         except Damaged as error:
             log.warning("%s: checkpoint %s is damaged, and passed over: %s", run.name, checkpoint, error)
             damaged[checkpoint] = error
@@ -86,7 +86,7 @@ def load_past(run: Run, before: int) -> Past:
         raise lost_checkpoints.none_intact(run, damaged) if damaged else lost_checkpoints.no_start(run)
     _check_buffers(run, config, spans, 0, before)
     _check_drawable(run, config, 0, before, kept, damaged)
-    return _after(run, config, spans[-1].attempt, Learner(config, wiring.load_start(run, config)), None)
+    return _after(run, config, spans[-1].attempt, Learner(config, model_loading.load_start(run, config)), None)
 
 
 def _after(run: Run, config: Config, attempt: int, learner: Learner, state: TrainingState | None) -> Past:

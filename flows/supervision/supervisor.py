@@ -5,19 +5,19 @@ roles go on, and the next supervisor adopts those whose leases move. Knows nothi
 that searchers are of no use once the trainer has finished, and that a run has finished when its evaluator has, too.
 """
 
-import re
 import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any
 
 from flows.supervision.alarms import OperatingAlarms, how_far
 from flows.supervision.grace_period import Patience, Stopping, forecast, patience
+from flows.supervision.last_words import describe_exit, quote_log, refusal_in_log, why_it_ended
+from flows.supervision.life import CLOSED, FAILED_WHY, Event, Launcher, Life, StopRequest, hangs, has_begun, say_silent
 from flows.supervision.processes import (
-    FAILED,
     FINISHED,
     GAVE_UP,
     MISUSED,
@@ -36,7 +36,7 @@ from storage.runs.events import EventReader, Events
 from storage.runs.leases import DAMAGED, SUPERVISOR, HeldLease, Lease, LeaseWatch, Seen
 from storage.runs.run import Run
 from tba.alarms import Alarm, Alarms
-from tba.config import Config, LimitsConfig
+from tba.config import Config
 from tba.errors import RunFailed, Stopped, StorageError
 
 POLL = 0.2  # seconds between looks at processes; leases are read every `limits.lease_every`
@@ -44,81 +44,7 @@ HEAR_EVERY = 5.0  # seconds between two looks at what roles have written
 LONGEST_DELAY = 60.0  # seconds between two restarts of a role
 INSIST_EVERY = 5.0  # seconds between two attempts at ending a life that hangs
 PATIENCE = 30.0  # seconds after which a life that has not begun is spoken of
-FAILED_WHY = "failed: "  # how the state of a run that has failed begins to say why it is to stop
-ERROR_LINE = re.compile(r"^(?:\S+ \S+ \S+ ERROR|ERROR:?|error:) (.+)$", re.MULTILINE)  # of a role's log, or another's
 DONE_LEARNING = "the trainer has finished"  # why searchers are asked to stop while the last version is scored
-ENDINGS = {"run-finished"}  # told to everybody though they are good news
-CLOSED = {"finished": FINISHED, "stopped": STOPPED, "failed": FAILED}
-"""Last words of a lease: its role has ended and said so. With the exit code that goes with each."""
-
-
-class Life(Protocol):
-    """One life of a role, started by a launcher."""
-
-    role: Role
-    number: int
-
-    @property
-    def where(self) -> str: ...
-
-    @property
-    def waits_for(self) -> str:
-        """What it needs before it can begin; empty if nothing is known to be lacking."""
-        ...
-
-    def poll(self) -> int | None:
-        """Its exit code once it has ended."""
-        ...
-
-    def terminate(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def let_go(self) -> None:
-        """Leave it running."""
-        ...
-
-    def last_words(self) -> str: ...
-
-
-class Launcher(Protocol):
-    """How roles come to life: as processes of this host, or through deployments on others."""
-
-    start_deadline: float
-    """Seconds within which a life must take its lease."""
-    end_grace: float
-    """Seconds between `terminate` and `kill`, and after `kill` until a life is given up for lost."""
-    last_word_after: float
-    """Seconds after which the last word of a lease is the end of its life, though nobody else has said so."""
-
-    def start(self, role: Role, number: int) -> Life:
-        """NotNow, saying why, if it cannot be had at the moment."""
-        ...
-
-    def ended(self, life: Any) -> None:
-        """Tidy up after a life this launcher started."""
-        ...
-
-    def close(self) -> None:
-        """Tidy up after all of them."""
-        ...
-
-
-class Event(NamedTuple):
-    kind: str
-    message: str
-    severity: str = "info"
-    data: Mapping[str, Any] = {}
-
-    @property
-    def is_more_than_news(self) -> bool:
-        """Whether to tell somebody who is not looking."""
-        return self.severity != "info" or "alarm" in self.data or self.kind in ENDINGS
-
-
-class StopRequest(NamedTuple):
-    why: str
-    within: float | None = None  # seconds until somebody will end this process; None waits as long as roles need
 
 
 def supervise(
@@ -150,30 +76,6 @@ def supervise(
         finally:
             supervisor.let_go()
         lease.close("finished")
-
-
-def hangs(seen: Seen | None, life_before: int, up: float, limits: LimitsConfig, launcher: Launcher) -> str:
-    """What is wrong with a life that runs: its lease or its work stands still, or it never took a lease. Empty if
-    nothing is."""
-    if not has_begun(seen, life_before):
-        return f"has taken no lease for {up:.0f} s" if up > launcher.start_deadline else ""
-    # One that has said its last word may take a while to leave.
-    patience = limits.stop_grace if seen.lease.status in CLOSED else limits.silent_after
-    if seen.silent_for > patience:
-        return say_silent(seen)
-    if seen.lease.quiet > limits.data_deadline:
-        return f"has stood still for {seen.lease.quiet:.0f} s (pid {seen.lease.pid} on {seen.lease.host})"
-    return ""
-
-
-def has_begun(seen: Seen | None, life_before: int) -> TypeGuard[Seen]:
-    """Whether a life has taken the lease."""
-    return seen is not None and seen.lease.life > life_before
-
-
-def say_silent(seen: Seen) -> str:
-    lease = seen.lease
-    return f"has been silent for {seen.silent_for:.0f} s (pid {lease.pid} on {lease.host}, last said {lease.status!r})"
 
 
 @dataclass
@@ -381,7 +283,7 @@ class Supervisor:
             life.let_go()
             w.life, w.draining, self.next_look = None, None, 0.0
             self.tell("role-lost", f"{w.role.name} could not be ended: {life.where}", "error", w=w)
-            self.delay_restart(w, f"it was lost; {_quote(life)}")
+            self.delay_restart(w, f"it was lost; {quote_log(life)}")
         elif now >= w.next_kill:
             w.next_kill = now + INSIST_EVERY
             life.kill()
@@ -420,17 +322,17 @@ class Supervisor:
         if code == FINISHED or (seen and seen.lease.life > w.life_before and seen.lease.status == "finished"):
             w.finished = True
         elif code == MISUSED:
-            raise RunFailed(f"{w.role.name} cannot do what it was asked to; {_refusal(life)}")
+            raise RunFailed(f"{w.role.name} cannot do what it was asked to; {refusal_in_log(life)}")
         elif code == GAVE_UP:
-            raise RunFailed(f"{w.role.name} has waited in vain; {_quote(life)}")
+            raise RunFailed(f"{w.role.name} has waited in vain; {quote_log(life)}")
         elif code != SUPERSEDED or not self.is_open(w):  # whoever took over is found by its lease
-            self.delay_restart(w, f"{_say(code)}; {_quote(life)}")
+            self.delay_restart(w, f"{describe_exit(code)}; {quote_log(life)}")
 
     def bury(self, w: Watched, life: Life, code: int) -> None:
         w.life, w.draining = None, None
         self.next_look = 0.0
         severity = "info" if code in (FINISHED, STOPPED) else "warning"
-        how = f"{_say(code)}{_why(life, code)}"
+        how = f"{describe_exit(code)}{why_it_ended(life, code)}"
         self.tell("role-ended", f"{w.role.name}, life {life.number}, {how}", severity, w=w, code=code)
         try:
             self.launcher.ended(life)
@@ -596,40 +498,3 @@ class Supervisor:
 
 def _is_open(lease: Lease) -> bool:
     return lease.status not in CLOSED and not is_gone(lease)
-
-
-def _say(code: int) -> str:
-    if code < 0:
-        return f"ended by {signal.Signals(-code).name}"
-    known = {FINISHED: "finished", STOPPED: "stopped", SUPERSEDED: "superseded by another life of it"}
-    return known.get(code, f"failed with exit code {code}")
-
-
-def _why(life: Life, code: int) -> str:
-    """What a role that failed says was wrong, or what it said last."""
-    if code in (STOPPED, SUPERSEDED) or code <= FINISHED:  # below it are signals
-        return ""
-    words = ""
-    with suppress(StorageError):  # the log may be elsewhere
-        words = life.last_words()
-    last = _error_of(words) or words.rstrip().rpartition("\n")[2]
-    return f": {last}" if last else ""
-
-
-def _quote(life: Life) -> str:
-    """What it says was wrong, where it lived, and what it wrote last."""
-    words = life.last_words()
-    error = _error_of(words)
-    where = f"{error}; {life.where}" if error else life.where
-    return f"{where}; its last words:\n{words}" if words else f"{where}; it wrote nothing"
-
-
-def _refusal(life: Life) -> str:
-    """What it says was wrong, and where it lived: nobody has to look for the cause in what it wrote before."""
-    error = _error_of(life.last_words())
-    return f"{error}; {life.where}" if error else _quote(life)
-
-
-def _error_of(words: str) -> str:
-    """The last error in a log, without its time."""
-    return next(reversed(ERROR_LINE.findall(words)), "")

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from html.parser import HTMLParser
 from urllib.parse import urlencode
 
-from flows.pages.browse import server
+from flows.pages.browse import guard, server
 from flows.pages.browse.connections import Limits
-from flows.pages.browse.server import Door
+from flows.pages.browse.guard import Door
 from flows.pages.browse.session import Look
 from storage.runs.run import Run
 
@@ -84,7 +84,7 @@ def serve(
     host: str = "127.0.0.1",
     limits: Limits | None = None,
 ) -> Iterator[Site]:
-    listening, door = server.open_door(host, 0, with_token=with_token)
+    listening, door = guard.open_door(host, 0, with_token=with_token)
     look = Look(run, seconds)
     uvicorn = server.make_server(look, door, limits)
     thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [listening]})

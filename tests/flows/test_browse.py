@@ -24,7 +24,7 @@ import storage
 from flows.cli import main
 from flows.escaping import shown
 from flows.pages.browse import search
-from flows.pages.browse.server import Door
+from flows.pages.browse.guard import Door
 from flows.pages.browse.session import Look, TooLong
 from flows.pages.browse.step import Drawn, _agreement
 from flows.pages.browse.tokens import Tokens

@@ -21,7 +21,7 @@ import pytest
 import storage
 from flows.cli import main
 from flows.commands import watch
-from flows.planning import resolve, run_summary
+from flows.planning import describe, run_summary
 from storage import layout
 from storage.log.trajectories import Trajectories
 from storage.runs.control import change_state
@@ -729,7 +729,7 @@ def test_a_dry_run_says_of_what_age_steps_learn(lag: int, steps: int, said: str,
 
 def test_of_a_fork_its_own_steps_are_those_whose_ages_are_told():
     fork = {"start.step": 40, "start.sync": 40, "sync.lag": 20, "sync.every": 1, "sync.keep_versions": 22}
-    told = [resolve.describe(preset("quickstart").replace({**fork, "training.steps": steps})) for steps in (60, 61)]
+    told = [describe.describe(preset("quickstart").replace({**fork, "training.steps": steps})) for steps in (60, 61)]
     assert "0 to 19 steps old (mean 9.5), as version 40 generates for every step" in told[0]
     assert "20 steps old from step 61 on" in told[1]
 

@@ -16,7 +16,7 @@ import pytest
 import storage
 from flows.cli import main
 from flows.orchestration.stack import FINAL, POOLS, Stack
-from flows.supervision.supervisor import CLOSED
+from flows.supervision.life import CLOSED
 from storage.runs.events import read_events
 from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run

@@ -12,7 +12,7 @@ import pytest
 from flows import cli
 from flows.commands import audit, fork
 from flows.commands.compact import compact_all, compact_run, describe
-from flows.planning import resolve
+from flows.planning import create
 from flows.roles import wiring
 from storage import layout
 from storage.log.compactions import Compactions
@@ -44,7 +44,7 @@ def compacted(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterato
     """Its trainer was killed, its shards compacted while the searcher went on, and once more at its end."""
     changes = {"training.steps": STEPS, "sync.checkpoint_every": 2, "sync.keep_checkpoints": 2}
     changes |= {"training.responses_per_prompt": 4, "sampling.capacity": CAPACITY}
-    run = resolve.start(settings(policy, **changes), str(tmp_path_factory.mktemp("root")), "whole")
+    run = create.start(settings(policy, **changes), str(tmp_path_factory.mktemp("root")), "whole")
     searcher, trainer = role(run, "searcher"), role(run, "trainer")
     try:
         until(lambda: stored(run, layout.SYNCS) >= 7, "seven records")

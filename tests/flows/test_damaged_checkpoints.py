@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from flows.commands import audit, fork
-from flows.planning import resolve
-from flows.roles import wiring
+from flows.planning import create
+from flows.roles import model_loading, wiring
 from flows.roles.past_state import load_past
 from storage import layout
 from storage.maintenance.check import check
@@ -30,7 +30,7 @@ from tests.tba.tiny import tiny_folder
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     policy = tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
-    run = resolve.start(settings(policy), str(tmp_path_factory.mktemp("root")), "whole")
+    run = create.start(settings(policy), str(tmp_path_factory.mktemp("root")), "whole")
     run_all(run)
     return run
 
@@ -119,8 +119,8 @@ def test_a_trainer_without_an_intact_checkpoint_says_what_is_left_and_that_works
     assert newest_attempt(run) == 1
     forked = fork.fork(run, 8, {"training.steps": str(7 * EVERY)}, name="saved")
     assert forked.parent and forked.parent.rebuilt
-    policy, state = wiring.load_checkpoint(forked, parse(forked.config), Version(4, 1))
-    whole, whole_state = wiring.load_checkpoint(finished, parse(finished.config), Version(4, 1))
+    policy, state = model_loading.load_checkpoint(forked, parse(forked.config), Version(4, 1))
+    whole, whole_state = model_loading.load_checkpoint(finished, parse(finished.config), Version(4, 1))
     assert policy.snapshot().sha256 == whole.snapshot().sha256
     assert state.queues == whole_state.queues and torch.equal(state.random, whole_state.random)
     assert all(torch.equal(it, whole_state.optimizer[name]) for name, it in state.optimizer.items())

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 import storage
-from flows.planning import resolve
+from flows.planning import create, resolve
 from storage.maintenance.check import check
 from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 def start(root: str, folder: Path, **changes: Any) -> Run:
     settings = {**TINY, "model.path": str(tiny_folder(folder / "policy")), "training.steps": STEPS, **changes}
-    return resolve.start(resolve.resolve("quickstart", settings), root, "r")
+    return create.start(resolve.resolve("quickstart", settings), root, "r")
 
 
 class Life:

@@ -19,7 +19,7 @@ import pytest
 import storage
 from flows import cli
 from flows.commands import audit, fork
-from flows.planning import resolve
+from flows.planning import create
 from flows.roles import wiring
 from flows.roles.past_state import load_past
 from storage import layout
@@ -75,7 +75,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def killed(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Run]:
     """A finished run in real processes: its trainer was killed twice at work, its searcher once."""
     config = settings(policy, **{"training.steps": STEPS, "sync.checkpoint_every": 3, "sync.keep_checkpoints": 2})
-    run = resolve.start(config, str(tmp_path_factory.mktemp("root")), "whole")
+    run = create.start(config, str(tmp_path_factory.mktemp("root")), "whole")
     searcher, trainer = role(run, "searcher"), role(run, "trainer")
     try:
         until(lambda: stored(run, layout.STEPS) >= 2, "two syncs")
@@ -528,7 +528,7 @@ def test_a_start_policy_that_changed_is_noticed(killed: Run, tmp_path: Path):
     """Where version 0 does not hold the full precision, the start is loaded again from where it was configured."""
     policy = tiny_folder(tmp_path / "tiny")
     config = settings(policy, **{"model.publish_dtype": "bfloat16"})
-    run = resolve.start(config, str(tmp_path), "bf16")
+    run = create.start(config, str(tmp_path), "bf16")
     searcher = role(run, "searcher")
     try:
         assert live(run, "trainer", wiring.run_trainer) == []

@@ -7,7 +7,7 @@ import pytest
 
 from flows.cli import main
 from flows.commands.give_up import give_up
-from flows.planning import resolve
+from flows.planning import create
 from storage import layout
 from storage.runs import retention
 from storage.runs.control import read_state
@@ -31,7 +31,7 @@ def damaged(tmp_path: Path) -> Run:
 def test_a_run_that_lost_a_shard_is_not_resumed_and_nothing_of_it_changes(damaged: Run):
     before = {entry.key: damaged.store.read(entry.key) for entry in damaged.store.list()}
     with pytest.raises(Damaged, match=r"seq=00000003\.parquet.* is missing.*tba give-up"):
-        resolve.resume(damaged.url)
+        create.resume(damaged.url)
     assert {entry.key: damaged.store.read(entry.key) for entry in damaged.store.list()} == before
 
 
@@ -39,7 +39,7 @@ def test_it_goes_on_once_the_shard_is_restored(damaged: Run, tmp_path: Path):
     other = make_run(str(tmp_path / "again"))  # the same run: its numbers are derived
     content = Path(other.url, LOST).read_bytes()
     Path(damaged.url, LOST).write_bytes(content)
-    resolve.resume(damaged.url)
+    create.resume(damaged.url)
     assert read_state(damaged).desired == "run"
 
 
@@ -50,7 +50,7 @@ def test_it_goes_on_once_the_shard_is_given_up(damaged: Run, capsys: pytest.Capt
     record = json.loads(damaged.store.read(layout.retention(told["retention"])))
     assert record["why"] == "the disk lost it"
     assert record["removed"]["shards"] == {"keys": [LOST], "first_sync": 3, "attempt": 2}
-    resolve.resume(damaged.url)
+    create.resume(damaged.url)
     assert main(["check", damaged.url]) == 0
     assert f"{LOST} was lost, and is given up" in capsys.readouterr().out
 

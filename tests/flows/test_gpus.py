@@ -15,9 +15,9 @@ import pytest
 from flows import cli
 from flows.planning import resolve
 from flows.roles.engines import _starting
+from flows.supervision.background_supervisor import local_launcher
 from flows.supervision.gpus import Devices, parse_listing, usable
 from flows.supervision.processes import LocalLauncher, NotNow, Role
-from flows.supervision.terminal import local_launcher
 from storage.runs.control import change_state
 from storage.runs.events import Events, read_events
 from storage.runs.run import Run

@@ -18,7 +18,7 @@ from flows.cli import main
 from flows.commands import audit, fork
 from flows.commands.compact import compact_run
 from flows.commands.import_ import _apart
-from flows.planning import resolve
+from flows.planning import create
 from flows.roles import wiring
 from storage import layout
 from storage.log.prompts import read_prompts
@@ -56,7 +56,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def begun(policy: Path, root: str, **changes: object) -> Run:
     """A run whose trainer has stored what it begins with, and found nobody who generates."""
-    run = resolve.start(settings(policy, **{**LEARNING, **changes}), root, "taken")
+    run = create.start(settings(policy, **{**LEARNING, **changes}), root, "taken")
     [ended] = live(run, "trainer", wiring.run_trainer)
     assert isinstance(ended, DeadlinePassed)
     return run

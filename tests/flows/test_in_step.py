@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.planning import resolve
+from flows.planning import create
 from flows.supervision.processes import FINISHED, STOPPED
 from storage import layout
 from storage.maintenance.check import check
@@ -37,7 +37,7 @@ def start(root: Path, policy: Path, name: str, *, lag: int, every: int, steps: i
         "search.prompts_per_round": 2 * every,
         "training.weight_decay": 0.5,  # so that versions differ, whatever the rewards are
     }
-    return resolve.start(settings(policy, **changes), str(root), name)
+    return create.start(settings(policy, **changes), str(root), name)
 
 
 def roles_of(run: Run) -> dict[str, subprocess.Popen[bytes]]:

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from flows import cli
+from flows.supervision.background_supervisor import Background
 from flows.supervision.gpus import Devices
+from flows.supervision.life import Event, StopRequest
 from flows.supervision.one_life import watch_one
 from flows.supervision.processes import STOPPED, LocalLauncher, Role
-from flows.supervision.supervisor import Event, StopRequest, supervise
-from flows.supervision.terminal import Background, run_here
+from flows.supervision.supervisor import supervise
+from flows.supervision.terminal import run_here
 from storage.objects.local_store import LocalStore
 from storage.runs.control import change_state, read_state
 from storage.runs.leases import read_leases

@@ -11,8 +11,8 @@ from transformers.utils import logging
 import storage
 from flows.commands import audit, fork
 from flows.commands.export_version import export
-from flows.planning import resolve
-from flows.roles import wiring
+from flows.planning import create
+from flows.roles import model_loading, wiring
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
@@ -34,7 +34,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Iterator[Run]:
-    run = resolve.start(settings(base, **LORA), str(tmp_path_factory.mktemp("root")), "whole")
+    run = create.start(settings(base, **LORA), str(tmp_path_factory.mktemp("root")), "whole")
     run_all(run)
     yield run
 
@@ -91,15 +91,18 @@ def test_a_step_can_be_audited_and_left_by_a_fork(finished):
 def test_another_base_is_refused(finished, tmp_path):
     run = broken_off(finished, tmp_path, after_checkpoint=4, keep_records=6)
     config = parse(run.config).replace({"model.path": str(tiny_folder(tmp_path / "other", seed=1))})
-    for load in (lambda: wiring.load_start(run, config), lambda: wiring.load_checkpoint(run, config, Version(4, 1))):
+    for load in (
+        lambda: model_loading.load_start(run, config),
+        lambda: model_loading.load_checkpoint(run, config, Version(4, 1)),
+    ):
         with pytest.raises(ConfigError, match=r"model.path: the adapter in .* is for weights with sha256"):
             load()
 
 
 def test_what_is_exported_computes_what_base_and_adapter_do(finished, tmp_path, capfd):
     config, last = parse(finished.config), max(Versions(finished).complete(), key=lambda it: it.order)
-    adapter = wiring.find_adapter(finished, config)
-    policy = wiring.load_policy(config, adapter, Versions(finished).load(last))
+    adapter = model_loading.find_adapter(finished, config)
+    policy = model_loading.load_policy(config, adapter, Versions(finished).load(last))
     logging.enable_progress_bar()
     capfd.readouterr()
     merged = export(finished, last.number, None, str(tmp_path / "merged"))
@@ -111,11 +114,11 @@ def test_what_is_exported_computes_what_base_and_adapter_do(finished, tmp_path, 
     assert (merged / "tokenizer.json").exists() and not (merged / "adapter_config.json").exists()
     alone = export(finished, last.number, None, str(tmp_path / "adapter"), adapter=True)
     assert {it.name for it in alone.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
-    again = wiring.load_policy(config, adapter, alone)
+    again = model_loading.load_policy(config, adapter, alone)
     assert again.snapshot().sha256 == policy.snapshot().sha256
 
 
 def test_a_run_without_adapters_has_none_to_export(tmp_path, base):
-    run = resolve.start(settings(base), str(tmp_path), "plain")
+    run = create.start(settings(base), str(tmp_path), "plain")
     with pytest.raises(ConfigError, match="--adapter: plain has no adapters"):
         export(run, 0, None, str(tmp_path / "out"), adapter=True)

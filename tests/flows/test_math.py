@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flows.planning import resolve
+from flows.planning import create, resolve
 from storage.log.prompts import read_prompts
 from storage.maintenance.check import check
 from storage.runs.run import Run
@@ -67,7 +67,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "evaluation.prompts": 12,
         "evaluation.samples": 4,
     }
-    run = resolve.start(resolve.resolve("math", changes), str(folder / "root"), "math")
+    run = create.start(resolve.resolve("math", changes), str(folder / "root"), "math")
     run_all(run)
     return run
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from flows.planning import memory, resolve
+from flows.planning import describe, memory
 from flows.planning.memory import Model
 from tba.batches.packing import Group, row_logps
 from tba.batches.recomputation import keeping_little
@@ -122,7 +122,7 @@ def test_the_page_and_the_plan_say_what_each_optimizer_holds():
     for name in get_args(OptimizerName):
         config = preset("quickstart").replace({"training.optimizer": name})
         assert f"| `{name}` | {memory.moments_of(config):.3g} |" in text
-        said.add(resolve._learning_rate(config))
+        said.add(describe._learning_rate(config))
     assert len(said) == 4 and all("AdamW" in it for it in said)
 
 

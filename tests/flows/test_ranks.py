@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import storage
-from flows.planning import resolve
+from flows.planning import create
 from flows.roles import rank
 from storage.runs.run import Run
 from tba.presets import preset
@@ -56,7 +56,7 @@ def test_a_run_survives_the_kill_of_a_rank_and_of_a_trainer_with_ranks(root, tmp
 
 
 def test_what_a_rank_writes_into_the_trainers_log_names_it(tmp_path):
-    run = resolve.start(preset("quickstart").replace({"training.ranks": 3}), str(tmp_path), "r")
+    run = create.start(preset("quickstart").replace({"training.ranks": 3}), str(tmp_path), "r")
     orders = io.BytesIO()
     send(orders, {"do": "what nobody knows", "with": None})
     command = [*rank.COMMAND, "--run", run.url, "--rank", "2"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.planning import resolve
+from flows.planning import create
 from flows.roles.buffer_process import Reader, make_buffer
 from storage import layout
 from storage.log.schema import decode
@@ -31,7 +31,7 @@ RESPONSES = [0.0, 0.5, 1.0]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    run = resolve.start(make_config(), str(tmp_path), "first")
+    run = create.start(make_config(), str(tmp_path), "first")
     claim_attempt(run)
     for round in range(3):
         append(run, round)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flows.planning import resolve
+from flows.planning import create, resolve
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from tba.config import TaskConfig, parse
@@ -53,7 +53,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, options: dict[str, Any]) 
         "evaluation.every": 3,
         "evaluation.samples": 12,
     }
-    run = resolve.start(resolve.resolve("redteam", changes), str(folder), "attack")
+    run = create.start(resolve.resolve("redteam", changes), str(folder), "attack")
     run_all(run)
     yield run
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import storage
-from flows.planning import resolve
-from flows.roles import wiring
+from flows.planning import create, resolve
+from flows.roles import prompt_intake, wiring
 from flows.roles.buffer_process import make_buffer
 from storage import layout
 from storage.local_files.shared_cache import cache_folder
@@ -127,7 +127,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Run]:
-    run = resolve.start(settings(policy), str(tmp_path_factory.mktemp("root")), "whole")
+    run = create.start(settings(policy), str(tmp_path_factory.mktemp("root")), "whole")
     run_all(run)
     yield run
 
@@ -168,7 +168,7 @@ def test_the_loss_of_a_step_is_the_mean_of_its_squared_residuals(finished):
 def test_responses_in_flight_go_on_with_a_newer_version_if_that_is_wanted(tmp_path, policy, monkeypatch):
     monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", 0.0)
     changes = {"engine.in_flight": "update", "search.max_response_tokens": 200}
-    run = resolve.start(settings(policy, **changes), str(tmp_path), "update")
+    run = create.start(settings(policy, **changes), str(tmp_path), "update")
     run_all(run)
     assert check(run).ok
     found = "select count(*) filter (version_start < version_end), count(*) filter (version_start > version_end) "
@@ -254,7 +254,7 @@ def test_on_the_trainers_machine_no_version_of_a_remote_run_is_fetched(root, pol
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of the trainer"))
     changes = {"model.publish_dtype": "bfloat16", "training.learning_rate": 1e-6, "sync.whole_every": 3}
     steps = {"training.steps": 3 * EVERY}  # no more than the cache keeps
-    run = resolve.start(settings(policy, **changes, **steps), root, "whole")
+    run = create.start(settings(policy, **changes, **steps), root, "whole")
     run_all(run)
     assert {0, 3} <= {version.number for version in Evaluations(run).done()}
     assert [key for key in fetched if key.startswith(layout.VERSIONS)] == []
@@ -336,7 +336,7 @@ def test_a_superseded_trainer_stops_without_writing_a_record(finished, tmp_path)
 
 
 def test_a_trainer_that_was_superseded_before_its_attempt_leaves_the_newer_lifes_attempt_alone(policy, tmp_path):
-    run = resolve.start(settings(policy), str(tmp_path), "twice")
+    run = create.start(settings(policy), str(tmp_path), "twice")
     with HeldLease(run, "trainer", every=0.05) as earlier, HeldLease(run, "trainer", every=60):
         newer = claim_attempt(run)
         with pytest.raises(Superseded):
@@ -350,14 +350,14 @@ def test_a_trainer_that_was_superseded_before_its_attempt_leaves_the_newer_lifes
 
 def test_without_searchers_the_initial_fill_has_a_deadline(policy, tmp_path):
     config = settings(policy, **{"limits.data_deadline": 1.0})
-    run = resolve.start(config, str(tmp_path), "lonely")
+    run = create.start(config, str(tmp_path), "lonely")
     (error,) = live(run, "trainer", wiring.run_trainer)
     assert isinstance(error, DeadlinePassed) and "0 of 64 trajectories" in str(error)
     assert run.store.exists(layout.version(Version(0, 1)) + layout.MANIFEST)
 
 
 def ended_at_once(config: Config, root: object) -> BaseException:
-    (error,) = live(resolve.start(config, str(root), "refused"), "trainer", wiring.run_trainer)
+    (error,) = live(create.start(config, str(root), "refused"), "trainer", wiring.run_trainer)
     return error
 
 
@@ -383,7 +383,7 @@ def test_more_tokens_than_the_policy_can_read_are_refused_before_anything_starts
 
 def store_prompts(run: Run, tokenizer: object) -> None:
     config = parse(run.config)
-    wiring._store_prompts(run, config, get_task(config.task), tokenizer, Events(run, "trainer", 1))
+    prompt_intake.store_prompts(run, config, get_task(config.task), tokenizer, Events(run, "trainer", 1))
 
 
 def test_the_prompts_are_those_that_an_earlier_run_chooses_and_stay_so_when_it_is_gone(finished, policy, tmp_path):
@@ -391,7 +391,7 @@ def test_the_prompts_are_those_that_an_earlier_run_chooses_and_stay_so_when_it_i
     earlier = Run.open(str(shutil.copytree(finished.url, tmp_path / "earlier")))
     where = "tries between 1 and 8"
     config = settings(policy, **{"search.prompts_from": earlier.url, "search.prompts_where": where})
-    run = resolve.start(config, str(tmp_path), "chosen")
+    run = create.start(config, str(tmp_path), "chosen")
     tokenizer = Policy.load(policy, device="cpu").tokenizer
     store_prompts(run, tokenizer)
     wanted = {id for (id,) in rows(earlier, f"select prompt_id from difficulty where {where}")}
@@ -427,9 +427,9 @@ class Careless(fakes.Task):
 
 
 def store_careless(policy: Path, folder: Path, *others: Prompt) -> Run:
-    run = resolve.start(settings(policy), str(folder), "careless")
+    run = create.start(settings(policy), str(folder), "careless")
     task = Careless(word_problems(folder, "train", 0), *others)
-    wiring._store_prompts(run, parse(run.config), task, None, Events(run, "trainer", 1))
+    prompt_intake.store_prompts(run, parse(run.config), task, None, Events(run, "trainer", 1))
     return run
 
 
@@ -469,12 +469,12 @@ def test_what_the_tasks_own_code_raises_names_the_method(policy, tmp_path):
     def fail(split: str) -> str:
         raise KeyError(split)
 
-    run = resolve.start(settings(policy), str(tmp_path), "careless")
+    run = create.start(settings(policy), str(tmp_path), "careless")
     for method, what in (("source", "KeyError: 'train'"), ("prompts", "TypeError: .*got an unexpected keyword")):
         task: Any = fakes.Task()
         setattr(task, method, fail)
         with pytest.raises(DataError, match=f"task 'fake': {method} raised {what}"):
-            wiring._store_prompts(run, parse(run.config), task, None, Events(run, "trainer", 1))
+            prompt_intake.store_prompts(run, parse(run.config), task, None, Events(run, "trainer", 1))
 
 
 def test_a_row_may_make_several_prompts_and_nothing_is_said_to_be_left_out(policy, tmp_path):
@@ -485,14 +485,14 @@ def test_a_row_may_make_several_prompts_and_nothing_is_said_to_be_left_out(polic
 
 def test_prompts_that_the_earlier_run_asked_in_other_words_are_not_taken_for_the_same(policy, tmp_path):
     train, test = (word_problems(tmp_path, split, 20) for split in ("train", "test"))
-    earlier = resolve.start(gsm8k(policy, train, test), str(tmp_path), "earlier")
+    earlier = create.start(gsm8k(policy, train, test), str(tmp_path), "earlier")
     tokenizer = Policy.load(policy, device="cpu").tokenizer
     store_prompts(earlier, tokenizer)
     choosing = {"search.prompts_from": earlier.url, "search.prompts_where": "tries = 0"}
     mended = [json.loads(line) for line in train.read_text().splitlines()]
     mended[3]["question"] = "Who has more?"
     train.write_text("\n".join(map(json.dumps, [*mended, {"question": "How many?", "answer": "So.\n#### 1"}])))
-    run = resolve.start(gsm8k(policy, train, test).replace(choosing), str(tmp_path), "mended")
+    run = create.start(gsm8k(policy, train, test).replace(choosing), str(tmp_path), "mended")
     store_prompts(run, tokenizer)
     assert [prompt.prompt_id for prompt in read_prompts(run, "train")] == [
         f"train-{n:05d}" for n in range(20) if n != 3
@@ -504,7 +504,7 @@ def test_prompts_that_the_earlier_run_asked_in_other_words_are_not_taken_for_the
     with pytest.raises(
         ConfigError, match=r"0 of 21 here; 21 are left out .*; a round asks 8 \(search.prompts_per_round"
     ):
-        store_prompts(resolve.start(other, str(tmp_path), "other"), tokenizer)
+        store_prompts(create.start(other, str(tmp_path), "other"), tokenizer)
 
 
 # --- Where the policy comes from ---
@@ -523,7 +523,7 @@ def test_a_policy_on_s3_is_fetched_without_its_pickles_once_per_run(root, policy
     (tmp_path / "pytorch_model.bin").write_bytes(b"a pickle")
     upload(tmp_path, f"{root}/model")
     config = settings(Path("x"), **{"model.path": f"{root}/model/", "limits.data_deadline": 0.5})
-    run = resolve.start(config, root, "on-s3")
+    run = create.start(config, root, "on-s3")
     (error,) = live(run, "trainer", wiring.run_trainer)
     assert isinstance(error, DeadlinePassed)  # nobody searches
     published = Policy.load(Versions(run).load(Version(0, 1)), device="cpu")
@@ -614,7 +614,7 @@ def test_a_policy_that_no_run_can_train_is_refused_by_the_trainer(tmp_path):
 @pytest.mark.parametrize(("family", "told"), [("gpt-oss", ["its attention wants s_aux"]), ("gemma3", [])])
 def test_a_trainer_that_pads_says_so_and_why(tmp_path, family, told):
     folder = family_folder(tmp_path / "policy", FAMILIES[family])
-    run = resolve.start(settings(folder, **{"limits.data_deadline": 0.5}), str(tmp_path / "root"), "padded")
+    run = create.start(settings(folder, **{"limits.data_deadline": 0.5}), str(tmp_path / "root"), "padded")
     (error,) = live(run, "trainer", wiring.run_trainer)
     assert isinstance(error, DeadlinePassed)  # nobody searches
     found = rows(run, "select message, data ->> 'why' from events where kind = 'trainer-pads'")
@@ -655,7 +655,7 @@ def gsm8k(policy: Path, train: Path, test: Path) -> Config:
 
 def test_gsm8k_runs_with_a_rule_and_a_template_of_choice(policy, tmp_path):
     train, test = (word_problems(tmp_path, split, 20) for split in ("train", "test"))
-    run = resolve.start(gsm8k(policy, train, test), str(tmp_path), "gsm8k")
+    run = create.start(gsm8k(policy, train, test), str(tmp_path), "gsm8k")
     run_all(run)
     assert check(run).ok
     assert rows(run, "select split, count(*) from prompts group by 1 order by 1") == [("test", 20), ("train", 20)]
@@ -668,9 +668,9 @@ def test_gsm8k_runs_with_a_rule_and_a_template_of_choice(policy, tmp_path):
 
 def test_gsm8k_takes_the_original_data_whole(policy, tmp_path):
     folder = data_folder()
-    run = resolve.start(gsm8k(policy, folder / "train.jsonl", folder / "test.jsonl"), str(tmp_path), "original")
+    run = create.start(gsm8k(policy, folder / "train.jsonl", folder / "test.jsonl"), str(tmp_path), "original")
     config = parse(run.config)
-    wiring._store_prompts(
+    prompt_intake.store_prompts(
         run, config, get_task(config.task), Policy.load(policy, device="cpu").tokenizer, Events(run, "trainer", 1)
     )
     assert [len(read_prompts(run, split)) > 1000 for split in ("train", "test")] == [True, True]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from flows.commands.scale import stop
+from flows.commands.stop import stop
 from flows.supervision.gpus import Devices
 from flows.supervision.grace_period import MOST, SAFETY, Patience, Stopping, forecast, seconds_to_stop
+from flows.supervision.life import Event, StopRequest
 from flows.supervision.one_life import watch_one
 from flows.supervision.processes import STOPPED, LocalLauncher, Role
-from flows.supervision.supervisor import Event, StopRequest
 from storage.objects.records import now
 from storage.runs.control import change_state
 from storage.runs.leases import Lease, Seen, readable_lease

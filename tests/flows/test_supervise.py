@@ -9,13 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from flows.commands.scale import scale, stop
-from flows.planning.resolve import resume
+from flows.commands.scale import scale
+from flows.commands.stop import stop
+from flows.planning.create import resume
 from flows.planning.run_summary import summarise
 from flows.supervision.alarms import how_far
 from flows.supervision.gpus import Devices
+from flows.supervision.life import Event, StopRequest
 from flows.supervision.processes import FINISHED, STOPPED, LocalLauncher, NotNow, Role, RoleProcess, process_of
-from flows.supervision.supervisor import Event, StopRequest, supervise
+from flows.supervision.supervisor import supervise
 from storage import layout
 from storage.objects.records import encode, now
 from storage.objects.store import Store

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.planning import resolve
+from flows.planning import create, resolve
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from tba.models.judge import Judge
@@ -68,7 +68,7 @@ def finished(folder: Path, moto: Server, cache: Path) -> Iterator[Run]:
         upload(folder / "reward", f"{judges}/reward")
         options = {"reward_model": f"{judges}/reward", "gold_model": str(folder / "gold"), "device": "cpu"}
         config = resolve.resolve("tldr", {**small, **changes, "task.options": options})
-        run = resolve.start(config, str(folder / "root"), "tldr")
+        run = create.start(config, str(folder / "root"), "tldr")
         run_all(run)
         yield run
 

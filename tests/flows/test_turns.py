@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from flows.commands import audit
-from flows.planning import resolve
+from flows.planning import create, describe, resolve
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
@@ -22,7 +22,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     Policy(tiny_llama(characters=CHARACTERS), tiny_tokenizer(CHARACTERS), torch.device("cpu")).snapshot().save(folder)
     task = "tests.tba.test_turns:Echo"
     changes = {"task.name": task, "training.steps": 4, "search.top_p": 1.0, "search.temperature": 1.0}
-    run = resolve.start(settings(folder, **changes), str(tmp_path_factory.mktemp("root")), "turns")
+    run = create.start(settings(folder, **changes), str(tmp_path_factory.mktemp("root")), "turns")
     run_all(run)
     return run
 
@@ -83,6 +83,6 @@ def test_the_stored_text_is_what_was_said_in_turn(finished: Run):
 
 def test_a_dry_run_says_that_what_the_environment_wrote_is_stored_too():
     said = [
-        resolve.describe(resolve.resolve(task, {"model.path": "m"})) for task in ("tests.tba.test_turns:Echo", "gsm8k")
+        describe.describe(resolve.resolve(task, {"model.path": "m"})) for task in ("tests.tba.test_turns:Echo", "gsm8k")
     ]
     assert ["more as what the task answers is stored too" in it for it in said] == [True, False]

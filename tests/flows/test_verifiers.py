@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("verifiers", reason="the extra `verifiers` is not installed")
 
 from flows.commands import audit
-from flows.planning import resolve
+from flows.planning import create
 from storage.log.prompts import read_prompts
 from storage.maintenance.check import check
 from storage.runs.run import Run
@@ -38,7 +38,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "search.max_response_tokens": 48, "search.top_p": 1.0, "search.temperature": 1.0,
         "training.prompts_per_step": 3, "search.prompts_per_round": 6, "sync.lag": 1,
     }  # fmt: skip
-    run = resolve.start(settings(folder, **changes), str(tmp_path_factory.mktemp("root")), "tools")
+    run = create.start(settings(folder, **changes), str(tmp_path_factory.mktemp("root")), "tools")
     run_all(run)
     return run
 

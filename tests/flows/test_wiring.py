@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.planning import resolve
-from flows.roles import wiring
+from flows.planning import create, resolve
+from flows.roles import model_loading, prompt_intake
 from flows.roles.buffer_process import make_buffer
 from storage.runs.events import Events
 from storage.runs.run import Run
@@ -21,7 +21,7 @@ from tba.types import Prompt
 def test_the_replay_buffer_keeps_as_much_at_hand_and_draws_with_as_many_threads_as_the_settings_say(tmp_path: Path):
     limits = {"limits.memory_gb": 0.5, "limits.disk_gb": 0.25, "limits.draw_threads": 3}
     config = preset("quickstart").replace(limits)
-    run = resolve.start(config, str(tmp_path), "first")
+    run = create.start(config, str(tmp_path), "first")
     buffer = make_buffer(run, config, 1, Events(run, "trainer", 1))
     assert buffer.payloads.limit == 500_000_000
     assert buffer.payloads.reader.copies.limit == 250_000_000
@@ -31,14 +31,14 @@ def test_the_replay_buffer_keeps_as_much_at_hand_and_draws_with_as_many_threads_
 def test_the_replay_buffer_evicts_as_the_settings_say(tmp_path: Path):
     changes = {"sampling.evict": "worst", "sampling.capacity": 9, "sampling.copies": "all"}
     config = preset("quickstart").replace(changes)
-    run = resolve.start(config, str(tmp_path), "first")
+    run = create.start(config, str(tmp_path), "first")
     pool = make_buffer(run, config, 1, Events(run, "trainer", 1)).index.pool
     assert (pool.evict, pool.capacity, pool.copies) == ("worst", 9, "all")
 
 
 def test_the_replay_buffer_draws_within_the_bounds_of_the_settings(tmp_path: Path):
     config = preset("quickstart").replace({"sampling.mean_reward_between": [0.25, 1]})
-    run = resolve.start(config, str(tmp_path), "first")
+    run = create.start(config, str(tmp_path), "first")
     index = make_buffer(run, parse(Run.open(run.url).config), 1, Events(run, "trainer", 1)).index
     assert index.mean_reward_between == (0.25, 1.0)
 
@@ -48,11 +48,11 @@ def test_a_first_fill_that_so_few_prompts_cannot_give_is_refused():
     prompts = [Prompt(prompt_id=str(n), text=str(n), tokens=(2,)) for n in range(5)]
     bound = {"search.searchers": 2, "search.prompts_per_round": 8, "search.rounds_per_version": 2}
     config = resolve.resolve("quickstart", {**bound, "search.responses_per_prompt": 32, "search.initial_fill": 448})
-    wiring.check_fill(config, prompts)
+    prompt_intake.check_fill(config, prompts)
     more = config.replace({"search.initial_fill": 449})
     with pytest.raises(ConfigError, match=r"search\.rounds_per_version: with 5 prompts 2 round\(s\) of each .* 448 "):
-        wiring.check_fill(more, prompts)
-    wiring.check_fill(more.replace({"search.rounds_per_version": None}), prompts)
+        prompt_intake.check_fill(more, prompts)
+    prompt_intake.check_fill(more.replace({"search.rounds_per_version": None}), prompts)
 
 
 def test_a_base_that_several_roles_ask_for_at_once_is_made_by_one_of_them(tmp_path: Path, monkeypatch):
@@ -66,8 +66,10 @@ def test_a_base_that_several_roles_ask_for_at_once_is_made_by_one_of_them(tmp_pa
         (folder / "config.json").write_text("{}")
 
     monkeypatch.setattr(Quickstart, "base_policy", base_policy)
-    run = resolve.start(preset("quickstart"), str(tmp_path), "first")
+    run = create.start(preset("quickstart"), str(tmp_path), "first")
     with ThreadPoolExecutor(3) as pool:
-        asked = [pool.submit(wiring._base_of, run, parse(run.config), lambda status, **progress: None) for _ in "123"]
+        asked = [
+            pool.submit(model_loading._base_of, run, parse(run.config), lambda status, **progress: None) for _ in "123"
+        ]
         folders = {it.result() for it in asked}
     assert len(made) == 1 and [it.name for folder in folders for it in Path(folder).iterdir()] == ["config.json"]

@@ -1,0 +1,176 @@
+"""Loads the models of a run: what it starts from, its checkpoints, and versions to score with."""
+
+from collections.abc import Collection
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+from flows.roles import starting_checkpoint
+from storage.local_files.shared_cache import shared_copy
+from storage.objects.open_store import open_store
+from storage.objects.store import Store
+from storage.runs.run import Run
+from storage.weights.versions import Versions
+from tba.config import Config
+from tba.errors import ConfigError, Damaged, StorageError
+from tba.models.adapters import Adapter, files_sha256, merge
+from tba.models.file_checks import weight_names
+from tba.models.location import check_place
+from tba.models.policy import Policy, Snapshot
+from tba.models.pretrained import local_folder
+from tba.models.trainable import check_first_policy
+from tba.tasks import get_task, policy_maker
+from tba.train.training_state import TrainingState
+from tba.types import Version
+
+MODEL_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".py")
+"""What is fetched of a model's folder: weights as safetensors only, whatever else tokenizers and models are made of."""
+_BASES = 1000  # policies made by tasks that stay in the cache: without its base an adapter is of no use
+
+
+class Tell(Protocol):
+    """Is told what is being done, and the share that is done."""
+
+    def __call__(self, status: str, **progress: float) -> None: ...
+
+
+def load_checkpoint(run: Run, config: Config, name: Version) -> tuple[Policy, TrainingState]:
+    folder = starting_checkpoint.intact_folder(run, config, name)
+    return load_policy(config, find_adapter(run, config), folder), TrainingState.load(folder)
+
+
+def first_device(config: Config) -> str:
+    """Where a trainer's policy is loaded: no GPU need have room for what several ranks hold."""
+    return config.model.device if config.training.ranks == 1 else "cpu"
+
+
+def load_policy(config: Config, adapter: Adapter | None, path: str | Path | None, *, device: str = "") -> Policy:
+    """A model, or the base with the adapter that lies there; without a path with a fresh one."""
+    model = config.model
+    options: dict[str, Any] = {
+        "dtype": model.dtype, "device": device or model.device, "trust_remote_code": model.trust_remote_code
+    }  # fmt: skip
+    if adapter:
+        return Policy.load_adapted(adapter, Path(path) if path else None, seed=config.seed, **options)
+    assert path is not None
+    return Policy.load(path, revision=model.revision, **options)
+
+
+def load_merged(run: Run, config: Config, version: Version) -> Snapshot:
+    """A version that is an adapter, as a plain model in main memory, of which there is no other copy."""
+    config = config.replace({"model.device": "cpu"})
+    policy = load_policy(config, find_adapter(run, config), Versions(run).load(version))
+    merge(policy.model)
+    return Snapshot(policy.model, policy.tokenizer)
+
+
+def find_adapter(run: Run, config: Config, tell: Tell = lambda status, **progress: None) -> Adapter | None:
+    """What the run's adapters are, with their base on this machine; None where the weights themselves are trained."""
+    model = config.model
+    if not model.lora_rank:
+        return None
+    base = local_folder("model.path", _base_of(run, config, tell), revision=model.revision)
+    tell("reading the base of the adapters")
+    return Adapter(
+        rank=model.lora_rank,
+        alpha=model.peft_alpha,
+        targets=model.lora_targets,
+        base=base,
+        base_name=model.path,
+        revision=None if model.revision == "main" else model.revision,
+        base_sha256=files_sha256(base),
+    )
+
+
+def load_start(run: Run, config: Config, tell: Tell = lambda status, **progress: None, *, device: str = "") -> Policy:
+    """The policy before training. What cannot be loaded here is a bad setting, unless it may load when tried again."""
+    try:
+        adapter = find_adapter(run, config, tell)
+        start = _start_of(run, config, tell, adapted=adapter is not None)
+        policy = load_policy(config, adapter, start, device=device)
+    except Damaged as error:
+        raise ConfigError(f"model.path: {error}") from error
+    check_first_policy(policy, longest=config.longest)
+    _check_start(run, policy)
+    return policy
+
+
+def _check_start(run: Run, policy: Policy) -> None:
+    """That a run which has begun begins with the same policy when it, or a fork of it, begins anew."""
+    versions = Versions(run)
+    reference = versions.reference()
+    began_with = versions.weights_sha256(reference) if reference else None
+    if began_with and policy.snapshot().sha256 != began_with:
+        raise ConfigError(
+            f"model.path: what lies there is another policy than the one that version {reference} of {run.name!r} was "
+            f"made from: its weights have sha256 {policy.snapshot().sha256[:12]}…, not {began_with[:12]}…"
+        )
+
+
+def _start_of(run: Run, config: Config, tell: Tell, *, adapted: bool) -> str | Path | None:
+    """Where the policy before training lies, where that is stored already; else its base, or None for a fresh
+    adapter."""
+    versions = Versions(run)
+    if (reference := versions.reference()) and config.model.publish_dtype == config.model.dtype:
+        return versions.load(reference)
+    return None if adapted else _base_of(run, config, tell)
+
+
+def _base_of(run: Run, config: Config, tell: Tell) -> str | Path:
+    """Where what the run begins with lies: as configured, or made by the task and cached by its recipe."""
+    path = config.model.path
+    if path:
+        return model_at("model.path", path, run, config, tell)
+    task = policy_maker(get_task(config.task))
+    recipe = f"{task.recipe()}:{config.seed}"
+
+    def make(folder: Path) -> None:
+        task.base_policy(folder, seed=config.seed, report=lambda what, share: tell(what, share=share))
+
+    name = sha256(recipe.encode()).hexdigest()[:16]
+    patience = config.limits.data_deadline
+    return shared_copy("base-policies", name, whole=Path.is_dir, make=make, keep=_BASES, deadline=patience)
+
+
+def model_at(setting: str, place: str, run: Run, config: Config, tell: Tell) -> str | Path:
+    """What lies at a URL as a folder here; folders and names of the hub as they are."""
+    if "://" in place:
+        return _fetch_model(setting, place, run, config, tell)
+    check_place(setting, place)
+    return place
+
+
+def _fetch_model(setting: str, url: str, run: Run, config: Config, tell: Tell) -> Path:
+    """A copy of the Hugging Face folder at a URL, made once per run: names and sizes alone do not say whether what lies
+    there is still the same."""
+    store = open_store(url.rstrip("/"), deadline=config.limits.store_deadline)
+    sizes = {it.key: it.size for it in store.list() if "/" not in it.key and it.key.endswith(MODEL_FILES)}
+    if missing := _missing_files(store, sizes):
+        raise ConfigError(f"{setting}: {url} is not a Hugging Face folder with safetensors: no {missing} there")
+
+    def is_whole(copy: Path) -> bool:
+        return all((copy / name).is_file() and (copy / name).stat().st_size == sizes[name] for name in sizes)
+
+    def fetch(copy: Path) -> None:
+        for n, name in enumerate(sizes):
+            tell(f"fetching {url}/{name}", share=n / len(sizes))
+            store.download(name, copy / name)
+        if not is_whole(copy):
+            raise StorageError(f"{url} changed while it was fetched")
+
+    name = sha256(f"{run.url} {url} {sizes}".encode()).hexdigest()
+    return shared_copy("models", name, whole=is_whole, make=fetch, keep=4, deadline=config.limits.data_deadline)
+
+
+def _missing_files(store: Store, found: Collection[str]) -> str:
+    """What a folder lacks to be loaded; empty if nothing."""
+    if "config.json" not in found:
+        return "config.json"
+    index = "model.safetensors.index.json"
+    if index not in found:
+        return "" if any(name.endswith(".safetensors") for name in found) else "*.safetensors"
+    try:
+        parts = weight_names(store.read(index))
+    except ValueError:
+        return f"readable {index}"
+    return ", ".join(sorted(parts - set(found)))
