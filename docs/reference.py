@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 import tba.config
 from flows import cli
+from flows.commands import arguments
 from tba.config import Config
 from tba.presets import PRESETS, preset
 
@@ -150,7 +151,7 @@ def _named(action: argparse.Action) -> str:
 
 
 def _help(action: argparse.Action) -> str:
-    if action.help == cli._RUN:  # which the page says once
+    if action.help == arguments.RUN_HELP:  # which the page says once
         return "a run" if action.nargs is None else "runs"
     return (action.help or "").replace("%(default)s", str(action.default))
 

@@ -4,12 +4,14 @@ The state before the step is that of the nearest checkpoint, from where the step
 what follows up to the sync that closes the step, whose ledger keeps a checksum of the resulting weights.
 """
 
+import argparse
 import json
 import logging
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flows.commands.arguments import RUN_HELP, explain, open_run
 from flows.progress import bar
 from flows.roles.threads import use_threads
 from storage import layout
@@ -32,6 +34,30 @@ _OF_A_ROW = (
     "slot", "position", "trajectory_id", "prompt_id", "branch", "weight", "age", "advantage", "residual", "log_z",
     "logp", "ref_logp",
 )  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "The state before the step is that of the nearest checkpoint; the batch, loss, gradient norm and what was\n"
+        "found for each row are compared with the ledger, the resulting weights with its checksum at the next sync.\n"
+        "On a CPU they are the same bit by bit. Ends with 0 if all agrees and with 1 if something differs.",
+        "example:\n  tba audit first --step 300",
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="the step in question")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="relative difference that is accepted (default: 0 on a CPU, 0.01 on other devices)",
+    )
+    parser.add_argument("--json", action="store_true", help="the comparison as one object instead of a table")
+
+
+def command(options: argparse.Namespace) -> int:
+    run = open_run(options.run)
+    return show(run, options.step, tolerance=options.tolerance, as_json=options.json)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,28 @@
 """`tba check`: what `storage.maintenance.check` finds, as a table or as JSON."""
 
+import argparse
 import json
 from dataclasses import asdict
 
+from flows.commands.arguments import RUN_HELP, explain, open_run
 from flows.progress import bar
 from storage.maintenance.check import Findings, check
 from storage.runs.run import Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "Every record against every object: checksums, gaps, duplicates, draws without a trajectory, unfinished\n"
+        "writes. Changes nothing. Ends with 0 if all is well and with 1 if something is wrong.",
+        "example:\n  tba check first",
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--json", action="store_true", help="the findings as one object instead of a table")
+
+
+def command(options: argparse.Namespace) -> int:
+    return show(open_run(options.run), as_json=options.json)
 
 
 def show(run: Run, *, as_json: bool = False) -> int:

@@ -1,15 +1,35 @@
 """`tba compact`: the shards of a run into few objects, told as a table or as JSON."""
 
+import argparse
 import json
 from collections.abc import Callable
 from dataclasses import asdict
 
+from flows.commands.arguments import RUN_HELP, explain, open_run
 from flows.planning.run_summary import has_all
 from flows.progress import bar
 from storage.maintenance.compactor import Compacted, Progress, compact
 from storage.runs.run import Run, run_urls
 from tba.config import parse
 from tba.errors import TBAError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "Of what was admitted before the oldest checkpoint that the run keeps for itself. Queries of long runs become\n"
+        "faster; nothing else changes. Can be done while the run lives, and again at any time.\n"
+        "With --drop-payloads trajectories that no later step can draw lose their tokens and log-probabilities: from\n"
+        "then on only steps after that checkpoint can be audited and forked. Forks that exist keep what they need.",
+        "example:\n  tba compact first",
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--drop-payloads", action="store_true", help="give up tokens that no later step can draw")
+    parser.add_argument("--json", action="store_true", help="what was done as one object")
+
+
+def command(options: argparse.Namespace) -> int:
+    return show(open_run(options.run), drop_payloads=options.drop_payloads, as_json=options.json)
 
 
 def compact_run(run: Run, *, drop_payloads: bool = False, progress: Progress | None = None) -> Compacted:

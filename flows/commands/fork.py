@@ -1,11 +1,14 @@
 """`tba fork`: a new run that goes on from a past step of another, and shares what that had stored by then."""
 
+import argparse
 import logging
 from collections.abc import Mapping
 from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from flows.commands.arguments import DONE, RUN_HELP, add_set, explain, open_run, read_changes
+from flows.commands.run import supervise
 from flows.planning import create, resolve
 from flows.planning.run_summary import newest_sync
 from flows.progress import bar
@@ -37,6 +40,35 @@ FIXED = (
 )  # fmt: skip
 """Settings that a fork shares with its parent: by them the trajectories it inherits were asked for, generated and
 scored, and its checkpoint written."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "The fork lies beside its parent and shares what that had stored by then; nothing is copied, and nothing of\n"
+        "the parent changes. With --replay it has no searchers: it trains on what its parent recorded, so that\n"
+        "another sampler, another beta or another number of steps per sync can be tried without generating again.",
+        "examples:\n"
+        "  tba fork first --step 200 --set training.learning_rate=1e-4\n"
+        "  tba fork first --step 0 --replay --name uniform --set sampling.recent_share=0",
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument(
+        "--step", type=int, required=True, metavar="N", help="a step that a sync follows; 0 is the start"
+    )
+    add_set(parser)
+    parser.add_argument("--replay", action="store_true", help="train on the recorded trajectories alone")
+    parser.add_argument("--name", help="name of the fork (default: the parent's and the step)")
+    parser.add_argument("--no-start", action="store_true", help="make the run and leave it to `tba resume`")
+
+
+def command(options: argparse.Namespace) -> int:
+    parent = open_run(options.run)
+    run = fork(parent, options.step, read_changes(options), name=options.name, replay=options.replay)
+    if options.no_start:
+        print(run.url)
+        return DONE
+    return supervise(run)
 
 
 def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str | None = None, replay: bool = False) -> Run:

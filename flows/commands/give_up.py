@@ -1,9 +1,11 @@
 """`tba give-up`: let a run go on without admitted shards that are lost, by a record that says which and why."""
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from flows.commands.arguments import RUN_HELP, explain, open_run
 from flows.planning.create import refuse_supervised
 from flows.progress import bar
 from storage.maintenance.resume_check import find_lost, first_sync
@@ -13,6 +15,26 @@ from storage.runs.retention import GivenUpShards
 from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "A run is not resumed while a shard that its records admit is missing or damaged. Restore the object where\n"
+        "you can. Where you cannot, this command stores a record that gives the shard up: its trajectories are drawn\n"
+        "no more, and steps that were taken while it was there can be queried but not audited. Nothing is removed.",
+        "examples:\n"
+        "  tba give-up first\n"
+        "  tba give-up first trajectories/searcher=000/seq=00000003.parquet --why 'the disk lost it'",
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("keys", metavar="KEY", nargs="*", help="a lost shard, as `tba check` names it (default: all)")
+    parser.add_argument("--why", default="lost", metavar="TEXT", help="the reason that the record states")
+    parser.add_argument("--json", action="store_true", help="what was given up as one object")
+
+
+def command(options: argparse.Namespace) -> int:
+    return show(open_run(options.run), options.keys, why=options.why, as_json=options.json)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,32 @@
 """`tba grade`: the reward of a task, for responses from anywhere."""
 
+import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from flows.commands.arguments import explain
 from storage.objects import strict_json
 from tba.errors import ConfigError, DataError
 from tba.tasks import grade, rules
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        'FILE has one JSON object per line with "response" and "answer"; the same objects come out with "reward".\n'
+        'An answer is bare, such as "1200": of GSM8K\'s files what follows ####, without commas.',
+        "example:\n  tba grade gsm8k responses.jsonl --rule after-hashes > graded.jsonl",
+    )
+    parser.add_argument("task", metavar="TASK", help="whose reward: quickstart, gsm8k, math, or one from elsewhere")
+    parser.add_argument("file", metavar="FILE", help="JSON lines; - is standard input")
+    parser.add_argument("--rule", default="", help="how an answer is read, where a task has several rules")
+
+
+def command(options: argparse.Namespace) -> int:
+    return grade_file(options.task, options.file, rule=options.rule)
 
 
 def grade_file(task: str, file: str, *, rule: str = "") -> int:

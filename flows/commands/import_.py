@@ -4,6 +4,7 @@ Each file becomes one shard, of a searcher whose number follows from what the fi
 not at all, and twice is once, whoever tries; whatever the run does with shards it does with these.
 """
 
+import argparse
 import json
 import logging
 import math
@@ -18,6 +19,7 @@ from numbers import Real
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
+from flows.commands.arguments import DONE, RUN_HELP, explain, open_run
 from flows.planning.run_summary import newest_sync
 from flows.progress import bar
 from flows.roles.threads import use_threads
@@ -53,6 +55,46 @@ MOST_TOKENS = 16_000_000
 
 _LEAST_LOGP = -1e30  # columns of them are of 32 bits
 _AT_A_TIME = 64  # responses, of which the bar tells
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "FILES are JSON lines or Parquet, also at s3:// or hf:// URLs, or folders that `tba export --query` made.\n"
+        "A row has `prompt_id`, or the text of the `prompt`; a `response`, or `response_tokens`; and, if known, its\n"
+        "`reward`, whether it is `finished`, and `behaviour_logps`. What has no reward is scored by the task.\n"
+        "Nothing is stored unless all rows are good, and what has been imported before is not stored again.",
+        "examples:\n"
+        "  tba import first rollouts.jsonl --map response=completion --map reward=score\n"
+        "  tba import first ./imitate --dry-run",
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("files", metavar="FILES", nargs="+", help="each becomes one shard, or is told to be imported")
+    parser.add_argument(
+        "--map",
+        metavar="FIELD=NAME",
+        action="append",
+        nargs="+",
+        default=[],
+        dest="renamed",
+        help="what a field is called in the files; may be repeated",
+    )
+    parser.add_argument(
+        "--version", type=int, metavar="N", help="count them as by this version (default: 0, the start)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="say what would be imported and store nothing")
+
+
+def command(options: argparse.Namespace) -> int:
+    told = import_files(
+        open_run(options.run),
+        options.files,
+        renamed=[text for texts in options.renamed for text in texts],
+        version=options.version,
+        dry_run=options.dry_run,
+    )
+    print("\n".join(told))
+    return DONE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,26 @@
 """`tba runs`: what runs there are and how they stand, read from their storage alone."""
 
+import argparse
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from flows.commands.arguments import explain
 from flows.planning.run_summary import Summary, summaries
 from storage import layout
 from storage.runs.run import default_root
 from tba.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(parser, "example:\n  tba runs s3://bucket/experiments")
+    parser.add_argument("root", metavar="ROOT", nargs="?", help="folder or URL (default: $TBA_ROOT, else tba-runs)")
+    parser.add_argument("--json", action="store_true", help="a list of objects instead of a table")
+
+
+def command(options: argparse.Namespace) -> int:
+    return show(options.root, as_json=options.json)
 
 
 def show(root: str | None, *, as_json: bool = False) -> int:

@@ -1,7 +1,9 @@
-"""`tba scale` and `tba stop`: what a person wants of a run, from any machine that reaches its storage."""
+"""`tba scale`: change how many searchers a run has, from any machine that reaches its storage."""
 
+import argparse
 from contextlib import suppress
 
+from flows.commands.arguments import DONE, RUN_HELP, explain, open_run
 from flows.planning.run_summary import Summary, summarise
 from storage.runs.control import change_state, check_state
 from storage.runs.run import Run
@@ -11,6 +13,23 @@ from tba.runtime.waiting import looks
 
 MOST_SEARCHERS = 1000  # their leases have numbers of three digits
 SHELVED = ("stopped", "failed", "interrupted", "new")  # states of a run that nobody is at work on and `resume` goes on
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "From any machine that reaches its storage: whoever looks after the run starts those that are missing, and\n"
+        "the last ones stop after the round they are at. An interrupted run has so many when it is resumed. With 0 a\n"
+        "run goes on with the responses that it has, and with what `tba import` brings.",
+        "example:\n  tba scale first --searchers 4",
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--searchers", type=int, required=True, metavar="N", help="how many there should be")
+
+
+def command(options: argparse.Namespace) -> int:
+    print(scale(open_run(options.run), options.searchers))
+    return DONE
 
 
 def scale(run: Run, searchers: int) -> str:

@@ -1,5 +1,6 @@
 """`tba sql`: one query, or a prompt when none is given."""
 
+import argparse
 import os
 import secrets
 import shutil
@@ -7,11 +8,40 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from flows.commands.arguments import RUN_HELP, explain, open_run
 from flows.progress import bar
 from flows.queries.damage_report import damage_by, refusal, warn_of
 from flows.queries.query_process import QueryProcess
 from storage.runs.run import Run
 from tba.errors import ConfigError, QueryFailed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "`from help()` lists the views, such as trajectories, steps and draws, and the macros for common questions;\n"
+        "`from help('draws')` explains one. The dialect is DuckDB's. Queries can only read, and only this run.\n"
+        "Without QUERY there is a prompt.",
+        "examples:\n"
+        '  tba sql first "select version_start, avg(reward) from trajectories group by 1 order by 1"\n'
+        '  tba sql first "select * from evaluations" --csv\n'
+        "  tba sql first -f question.sql --parquet answer.parquet",
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("query", metavar="QUERY", nargs="?", help="one or more statements; the last one is shown")
+    parser.add_argument("-f", "--file", metavar="FILE", help="read the query from a file, instead; - is standard input")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print comma-separated values with a header")
+    form.add_argument("--json", action="store_true", help="print a list of rows")
+    form.add_argument("--parquet", metavar="FILE", help="write the rows to a new Parquet file")
+
+
+def command(options: argparse.Namespace) -> int:
+    if options.query and options.file:
+        raise ConfigError("-f: there is a QUERY already; only one of them can be answered")
+    return answer(
+        open_run(options.run), options.query, options.file, csv=options.csv, json=options.json, parquet=options.parquet
+    )
 
 
 def answer(

@@ -1,8 +1,11 @@
 """`tba stop`: ask the roles of a run to stop in order, from any machine that reaches its storage."""
 
+import argparse
 import math
+import sys
 from collections.abc import Callable
 
+from flows.commands.arguments import DONE, RUN_HELP, explain, open_run
 from flows.commands.scale import SHELVED, await_state
 from flows.planning.run_summary import living, summarise
 from flows.supervision.grace_period import Stopping, forecast
@@ -12,6 +15,25 @@ from storage.runs.run import Run
 from tba.config import Config, parse_known
 from tba.errors import DeadlinePassed
 from tba.runtime.waiting import looks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "The trainer makes a checkpoint at the next sync, so that nothing is taken again; `tba resume` goes on.",
+        "example:\n  tba stop first",
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--why", default="tba stop", metavar="TEXT", help="what the run says about it")
+    parser.add_argument("--no-wait", action="store_true", help="ask, and do not wait until all roles have stopped")
+
+
+def command(options: argparse.Namespace) -> int:
+    def tell(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    print(stop(open_run(options.run), options.why, wait=not options.no_wait, tell=tell))
+    return DONE
 
 
 def stop(run: Run, why: str, *, wait: bool = True, tell: Callable[[str], None] = lambda text: None) -> str:

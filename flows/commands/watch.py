@@ -1,5 +1,6 @@
 """`tba watch`: a run as it stands, at 80 columns, from its storage alone."""
 
+import argparse
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from flows.commands.arguments import DONE, RUN_HELP, explain, open_run, parse_seconds
 from flows.escaping import plain
 from flows.pages.charts import number
 from flows.planning.run_summary import Summary, living, summarise
@@ -89,6 +91,25 @@ LAST_EVENTS = f"""
 select created_at, role, kind, message, severity from events where kind not in {*ROUTINE, ""}
 order by created_at desc limit 6
 """
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "Reads the run's storage alone, so it works from any machine that can see it. Ctrl-C ends it, not the run.\n"
+        "Into a file or a pipe it prints a line whenever something has changed.",
+        "example:\n  tba watch first",
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    parser.add_argument(
+        "--every", type=parse_seconds, default=3.0, metavar="SECONDS", help="between two looks (default: %(default)s)"
+    )
+
+
+def command(options: argparse.Namespace) -> int:
+    watch(open_run(options.run), once=options.once, every=options.every)
+    return DONE
 
 
 @dataclass

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tba.alarms import Alarms, LearningAlarms
+from tba.alarms import Alarms
 from tba.batches.batching import Batch, batch_metrics
 from tba.config import Config
 from tba.errors import DeadlinePassed, RunFailed, Stopped
 from tba.interfaces import CheckpointStore, EventLog, Lease, Ledger, MetricLog, ReplayBuffer, VersionStore
 from tba.runtime.waiting import looks, timed
 from tba.train.learner import Learned, Learner
+from tba.train.learning_alarms import LearningAlarms
 from tba.train.stop_time import RECENT_STEPS, Longest, steps_to_stop
 from tba.train.sync_writer import Copy, SyncWriter
 from tba.train.training_state import TrainingState

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from tba.alarms import Alarm, Alarms, LearningAlarms
+from tba.alarms import Alarm, Alarms
 from tba.config import AlarmsConfig
+from tba.train.learning_alarms import LearningAlarms
 from tba.types import Outcome
 
 WINDOW = 4

@@ -1,0 +1,98 @@
+"""What the commands have in common: exit codes, their help, and arguments that several of them take."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from tba.errors import ConfigError, Missing
+
+if TYPE_CHECKING:
+    from storage.runs.run import Run
+
+DONE, FOUND_WRONG, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+
+RUN_HELP = (
+    "a run: its name under the default root ($TBA_ROOT, else tba-runs/), a path with a '/' in it, or an s3:// URL"
+)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Takes what has no name of its own before, between and after options."""
+
+    _is_inside = False
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # overloaded there
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:
+        if self._is_inside:  # of the call below, which comes back twice: for options, then for the rest
+            return super().parse_known_args(args, namespace)
+        self._is_inside = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_inside = False
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Texts as they are written, with room for the names of options."""
+
+    def __init__(self, prog: str):
+        super().__init__(prog, max_help_position=32)
+
+
+def explain(parser: argparse.ArgumentParser, *about: str) -> None:
+    """Add to the help of a command, which begins with its summary: paragraphs, and examples at its end."""
+    parser.description = "\n\n".join([parser.description or "", *about[:-1]])
+    parser.epilog = about[-1]
+
+
+def add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        nargs="+",
+        default=[],
+        dest="changes",
+        help="change a setting by its dotted name, such as sampling.recent_share=0.9; may be repeated",
+    )
+
+
+def read_changes(options: argparse.Namespace) -> dict[str, Any]:
+    return dict(_change(text) for texts in options.changes for text in texts)
+
+
+def _change(text: str) -> tuple[str, Any]:
+    """A list, an object or null is JSON; whatever else is text, which the settings read as what they expect."""
+    key, separator, value = text.partition("=")
+    if not (key and separator):
+        raise ConfigError(f"--set: KEY=VALUE, such as training.steps=100, got {text!r}")
+    if value == "null" or value.startswith(("[", "{")):
+        from storage.objects import strict_json
+
+        try:
+            return key, strict_json.loads(value)
+        except strict_json.DoubledKey as error:
+            raise ConfigError(f"--set: {key}: {error}, got {value!r:.200}") from None
+        except ValueError:
+            return key, value
+    return key, value
+
+
+def parse_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"a number of seconds, got {text!r}") from None
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"between 0.1 and 3600 seconds, got {text}")
+    return seconds
+
+
+def open_run(name: str) -> "Run":
+    """The run a person named; one that does not exist is bad usage, not a fault of storage."""
+    from storage.runs.run import Run, resolve
+
+    try:
+        return Run.open(resolve(name))
+    except Missing as error:
+        raise ConfigError(str(error)) from None

@@ -1,0 +1,62 @@
+"""`tba run`: train on a task, from its settings to a finished run."""
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from flows.commands.arguments import DONE, add_set, explain, read_changes
+
+if TYPE_CHECKING:
+    from storage.runs.run import Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "Starts the searchers, the trainer and the evaluator on this machine and watches over them. Everything they\n"
+        "find is stored under ROOT/runs/NAME. Ctrl-C stops them in order; `tba resume` goes on from there.",
+        "examples:\n"
+        "  tba run quickstart\n"
+        "  tba run quickstart --name first --steps 80 --set training.learning_rate=1e-4\n"
+        "  tba run gsm8k --root s3://bucket/experiments --searchers 3 --dry-run",
+    )
+    parser.add_argument(
+        "task",
+        metavar="TASK",
+        help="quickstart, gsm8k, math, tldr, redteam, verifiers, or one from elsewhere: docs/tasks.md",
+    )
+    add_set(parser)
+    parser.add_argument("--root", help="folder or s3:// URL for runs (default: $TBA_ROOT, else tba-runs)")
+    parser.add_argument("--name", help="name of the run (default: the task and the time)")
+    parser.add_argument("--steps", type=int, help="gradient steps to take")
+    parser.add_argument("--searchers", type=int, help="searchers to start")
+    parser.add_argument("--seed", type=int, help="of everything random")
+    parser.add_argument("--dry-run", action="store_true", help="show what the settings amount to and start nothing")
+
+
+def command(options: argparse.Namespace) -> int:
+    from flows.planning import create, describe, resolve
+
+    config = resolve.resolve(
+        options.task,
+        read_changes(options),
+        steps=options.steps,
+        searchers=options.searchers,
+        seed=options.seed,
+    )
+    if options.dry_run:
+        create.refuse_taken(options.root, options.name)
+        print(describe.describe(config))
+        return DONE
+    return supervise(create.start(config, options.root, options.name, created_by="tba run"))
+
+
+def supervise(run: "Run") -> int:
+    """Keep a run's roles alive on this machine until it has finished, then say what came of it and where to look."""
+    from flows.pages.markdown import last_scores, where_next
+    from flows.supervision.terminal import run_here
+
+    print(f"run {run.name} at {run.url}", file=sys.stderr)
+    run_here(run)
+    print(f"{last_scores(run)}\n\n{where_next(run)}")
+    return DONE

@@ -1,0 +1,28 @@
+"""`tba wandb`: a run's metrics and scores written to Weights & Biases, from its log."""
+
+import argparse
+
+from flows.commands.arguments import DONE, RUN_HELP, explain, open_run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    explain(
+        parser,
+        "For a run that had W&B off, or whose W&B run was lost: a new W&B run has each step and each evaluated\n"
+        "version once. It is written offline, and `wandb sync` sends it, unless --online.",
+        "example:\n  tba wandb first --project experiments",
+    )
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
+    parser.add_argument("--project", help="of W&B (default: metrics.wandb_project of the run)")
+    parser.add_argument("--online", action="store_true", help="send it at once")
+
+
+def command(options: argparse.Namespace) -> int:
+    from storage.metrics.wandb_writer import rebuild
+
+    run = open_run(options.run)
+    project = options.project or run.config.get("metrics", {}).get("wandb_project", "tba")
+    folder, steps, versions = rebuild(run, project, "online" if options.online else "offline")
+    print(f"{steps} steps and the scores of {versions} versions")
+    print(folder if options.online else f"wandb sync {folder}")
+    return DONE
