@@ -38,7 +38,7 @@ def settings() -> str:
         ]
         about = _cell(told[kind][""])
         parts.append(f"## {name}\n\n{about}\n\n" + _table(["setting", "may be", "default", " "], rows))
-    seed = f"`seed`, by default {defaults['seed']}: of everything random.\n"
+    seed = f"`seed`, by default {defaults['seed']}: the seed of everything random.\n"
     return "\n" + "\n".join([seed, *parts, _presets(sections)])
 
 

@@ -32,7 +32,7 @@ class Config:
     """All settings of a run."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of everything random."""
+    """Seed of everything random."""
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)

@@ -11,49 +11,54 @@ from tba.config.fields import settings as settings
 
 @settings
 class TaskConfig:
-    """What is asked and how answers are rewarded."""
+    """The prompts, and how responses are rewarded."""
 
     name: str = "quickstart"
-    """One of ours, the name of an entry point `tba.tasks` of an installed package, or the path of a class, such as
-    `package.module:Class`."""
+    """The task: a built-in name, the name of an entry point `tba.tasks` of an installed package, or the path of a
+    class, such as `package.module:Class`."""
     train: str = ""
-    """Rows to learn from: JSON lines or Parquet at a path or URL, whose last part may have a `*` for several files;
-    empty takes the task's own."""
+    """Training prompts: JSON lines or Parquet at a path or URL. The last part of the path may contain a `*` to match
+    several files. Empty uses the data of the task itself."""
     test: str = ""
-    """Rows to evaluate on, likewise."""
+    """Evaluation prompts, in the same form as `train`."""
     rule: str = ""
-    """How an answer is read out of a response, where the task has several ways; empty takes its default."""
+    """How the task reads an answer out of a response, for tasks that know several ways. Empty uses the default of the
+    task."""
     template: str = ""
-    """Which wording of the prompt, where the task has several; empty takes its default."""
+    """Wording of the prompt, for tasks that know several. Empty uses the default of the task."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
-    """Whatever else a task can be told, by names of its own."""
+    """Further settings that the task defines under names of its own."""
 
 
 @settings
 class ModelConfig:
-    """The policy before training; it is also the reference, at first."""
+    """The language model that is trained. Before the first step it is also the reference."""
 
     path: str = ""
-    """A folder, an `s3://` URL or a hub name; empty lets the task make its own small base policy."""
+    """The model to start from: a folder, an `s3://` URL or a name on the Hugging Face hub. Empty lets the task make a
+    small base model."""
     revision: str = "main"
-    """Of a model of the hub: a branch, a tag or a commit."""
+    """Branch, tag or commit of a model on the hub."""
     trust_remote_code: bool = False
-    """Whether a model may bring code of its own, which every role then runs."""
+    """Whether to run Python code that comes with the model. Every role then runs this code: switch it on only for
+    models that you trust."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the trainer's weights and optimizer."""
+    """Number format of the weights and the optimizer state in the trainer. bfloat16 halves the memory and rounds small
+    updates away."""
     publish_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of published versions, which searchers generate with."""
+    """Number format of published versions, which the searchers generate with. bfloat16 halves the size of a version."""
     device: str = "auto"
-    """`auto` takes a GPU where there is one."""
+    """Device of each role, such as `cuda:0` or `cpu`. `auto` uses a GPU if there is one."""
     threads: Count = 1
-    """CPU threads of each role; 0 leaves them to torch."""
+    """CPU threads of each role. 0 leaves the number to torch."""
     lora_rank: Annotated[int, Field(ge=0, le=512)] = 0
-    """Of adapters that are trained, and published, in place of the weights, which stay as they are; 0 trains those."""
+    """Rank of the low-rank adapters (LoRA) that are trained and published in place of the weights. A higher rank can
+    learn more and takes more memory. 0 trains all weights."""
     lora_alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """What an adapter adds is multiplied by lora_alpha / lora_rank; unset, by 2."""
+    """Scale of the adapters: their output is multiplied by lora_alpha / lora_rank. Unset, the factor is 2."""
     lora_targets: Annotated[str, Field(min_length=1)] = "all-linear"
-    """Layers that have an adapter: `all-linear` is all inside the model; else names with commas between them, such as
-    `q_proj,v_proj`."""
+    """Layers that get an adapter: `all-linear` means every linear layer except the output layer; otherwise names
+    separated by commas, such as `q_proj,v_proj`."""
 
     @model_validator(mode="after")
     def _settings_of_lora_apply(self) -> Self:
@@ -76,23 +81,26 @@ class ModelConfig:
 
 @settings
 class EngineConfig:
-    """What generates responses, for searchers and the evaluator."""
+    """The engine that generates responses, for searchers and the evaluator."""
 
     name: Literal["auto", "vllm", "transformers"] = "auto"
-    """`auto` takes vLLM on a GPU, where it is installed."""
+    """The engine. `auto` uses vLLM on a GPU if vLLM is installed, and transformers otherwise."""
     memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Of a GPU's memory that vLLM takes; the reference, and the models by which a task rewards, lie beside it. Unset,
-    0.6 divided by the number of roles that share the GPU."""
+    """Fraction of the memory of a GPU that vLLM uses. The reference model, and models that a task rewards with, need
+    room beside it. Unset, it is 0.6 divided by the number of roles that share the GPU."""
     cache_gigabytes: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Of vLLM's keys and values; unset, on a GPU what is left of its share, on a CPU 1."""
+    """Gigabytes for the key-value cache of vLLM. More cache lets more responses be generated at once. Unset, it is what
+    the memory fraction leaves on a GPU, and 1 on a CPU."""
     tensor_parallel: Positive = 1
-    """GPUs that one engine of vLLM is spread over."""
+    """Number of GPUs that one vLLM engine is spread over."""
     in_flight: Literal["finish", "update"] = "finish"
-    """What becomes of responses in the making when a version appears: a round is finished by the version that began
-    it, or the version is adopted at once and they go on with its weights. Of adapters vLLM serves several at once: each
-    response ends with the one that it began with, and others begin with the newest."""
+    """What happens to unfinished responses when a new version appears. `finish`: the round is finished with the version
+    that began it. `update`: the engine loads the new version at once, and unfinished responses go on with its weights.
+    With adapters vLLM serves several versions at once: each response ends with the version that began it, and new
+    responses begin with the newest."""
     compile: bool = True
-    """Whether vLLM, on a GPU, compiles the model and records CUDA graphs: faster steps, and a slower start."""
+    """Whether vLLM compiles the model and records CUDA graphs on a GPU. Generation becomes faster, and the engine takes
+    longer to start."""
 
     @model_validator(mode="after")
     def _settings_of_vllm_apply(self) -> Self:

@@ -55,71 +55,77 @@ _USED_BY: Mapping[str, Sequence[CorrectionKind]] = {
 
 @settings
 class ObjectiveConfig:
-    """The loss, the temperature beta of its target, and what counts as part of a response. `own` leaves a choice to the
-    objective; docs/objectives.md has the formulas."""
+    """The training objective: the loss, the temperature beta of its target, and the reference. The value `own` leaves a
+    choice to the objective. The formulas are in docs/objectives.md."""
 
     name: ObjectiveName = "trajectory-balance"
-    """How drawn responses change the policy."""
+    """The training objective."""
     beta_start: Beta = 0.05
-    """At step 1."""
+    """Beta at step 1: the weight of staying close to the reference. A lower beta follows the reward more strongly."""
     beta_end: Beta = 0.05
-    """From `beta_stop` on. To change a beta that stays as it is, set both."""
+    """Beta from step `beta_stop` on. For a constant beta, set `beta_start` and `beta_end` to the same value."""
     beta_target: Positive = 1
-    """The step towards which beta is drawn in a line from `beta_start` to `beta_end`."""
+    """Step at which the straight line from `beta_start` would reach `beta_end`."""
     beta_stop: Positive = 1
-    """From this step on beta is `beta_end`; before `beta_target` it is a jump."""
+    """Step from which beta is `beta_end`. If it comes before `beta_target`, beta jumps there."""
     target_temperature_start: Tempering = 1.0
-    """T: what log pi_ref and reward / beta are both divided by at step 1."""
+    """T at step 1: log pi_ref and reward / beta are both divided by T. A higher T flattens the target distribution."""
     target_temperature_steps: Positive = 1
-    """Steps in which T goes to 1 in a line."""
+    """Number of steps over which T moves to 1 in a straight line."""
     reference_temperature_end: Tempering = 1.0
-    """Gamma: what log pi_ref alone is divided by beside, in the end."""
+    """Gamma at the end of its schedule: log pi_ref alone is divided by gamma, on top of T. A higher gamma weakens the
+    pull of the reference."""
     reference_temperature_steps: Positive = 1
-    """Steps in which gamma gets there from 1, in a line."""
+    """Number of steps over which gamma moves from 1 to its final value in a straight line."""
     include_eos: bool = True
-    """Whether a generated end token is part of the response; the paper's GSM8K runs left it out."""
+    """Whether a generated end token counts as part of the response. The GSM8K runs of the paper leave it out."""
     reference_reset: Count = 0
-    """Steps between resets of the reference to the policy; 0 never."""
+    """Number of steps between resets of the reference to the current policy. 0 never resets it."""
     reset_optimizer: bool = False
-    """Whether the optimizer forgets at a reset what it has learned of gradients."""
+    """Whether the optimizer state is cleared when the reference is reset."""
     reference_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of itself that the reference keeps at every step, while the rest is the policy's; 0 lets it stay."""
+    """Share of itself that the reference keeps at each step; the rest is taken from the policy (an exponential moving
+    average). Higher values move the reference more slowly. 0 keeps the reference fixed."""
     log_z: Literal["group", "leave-one-out", "learned"] = "group"
-    """Of which responses log Z is the mean: the whole group, or for each response the others; or whether it is learned
-    beside the policy."""
+    """How log Z is estimated: as the mean over the whole group, as the mean over the other responses of the group, or
+    learned by a model beside the policy."""
     log_z_learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
-    """Of a learned log Z at its peak; the schedule is that of training."""
+    """Peak learning rate of the model that learns log Z. The schedule is the one of the policy."""
     correction: Literal["own"] | CorrectionKind = "own"
-    """What makes up for data that another policy sampled."""
+    """Off-policy correction: how the loss accounts for responses that another policy sampled."""
     correction_level: Literal["own"] | Level = "own"
-    """Of what its ratio is."""
+    """Level at which importance ratios are taken: per token, per response, or the mean over a response."""
     clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """How far below 1 a ratio is clipped."""
+    """Importance ratios are clipped below 1 minus this value. Higher values allow larger updates."""
     clip_high: Annotated[float, Field(ge=0, le=1e9)] = 0.2
-    """How far above 1."""
+    """Importance ratios are clipped above 1 plus this value. Higher values allow larger updates."""
     ratio_cap: Annotated[float, Field(ge=1, le=1e9)] = 8.0
-    """Of the ratio where it is capped, truncated or masked."""
+    """Limit of the importance ratio for corrections that cap, truncate or mask. Higher values cut fewer ratios and let
+    single responses weigh more."""
     prox_share: Share = 0.5
-    """Of a decoupled correction: how far its proximal policy lies from what sampled towards the policy."""
+    """For the decoupled correction: position of the proximal policy between the behaviour policy (0) and the current
+    policy (1)."""
     normaliser: Literal["own"] | Normaliser = "own"
-    """What the sum over a response's tokens is divided by."""
+    """Number by which the sum over the tokens of a response is divided."""
     penalty: Literal["own"] | Penalty = "own"
-    """Where leaving the reference costs."""
+    """Where the KL penalty against the reference is applied: in the reward, in the loss, or nowhere."""
     centre: Literal["policy", "behaviour"] = "policy"
-    """At which policy `tba-prime` takes the mean log-ratio of a group; the paper's runs: at what sampled it."""
+    """Policy under which `tba-prime` takes the mean log-ratio of a group: the current policy, or the behaviour policy
+    that sampled the responses. The runs of the paper use the behaviour policy."""
     anchor: Literal["own", "reference", "behaviour"] = "own"
-    """To which policy trajectory balance, or a regression, takes its log-ratio: the reference, or what sampled each
-    response."""
+    """Policy that the log-ratio of trajectory balance, or of a regression, is taken against: the reference, or the
+    behaviour policy that sampled each response."""
     value_beta: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    """Temperature at which `oapl` averages a group's rewards; 0 takes beta."""
+    """Temperature with which `oapl` averages the rewards of a group. 0 uses beta."""
     discount: Share = 1.0
-    """What a reward counts in `ppo` one token before it; 1 is all of it."""
+    """Discount factor of `ppo` per token. 1 counts a later reward in full."""
     gae_decay: Share = 0.95
-    """Lambda: how far they look beyond the next value; 1 up to the reward."""
+    """Lambda of generalised advantage estimation in `ppo`. 1 uses the whole rest of the response; lower values rely
+    more on the value model."""
     value_share: Annotated[float, Field(gt=0, le=1e3)] = 0.1
-    """What the value loss counts beside that of the policy."""
+    """Weight of the value loss relative to the policy loss."""
     value_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Of the value model at its peak, on the schedule of training; 0 takes `training.learning_rate`."""
+    """Peak learning rate of the value model, on the schedule of the policy. 0 uses `training.learning_rate`."""
 
     @property
     def tempers(self) -> bool:

@@ -14,81 +14,85 @@ from tba.config.fields import settings as settings
 
 @settings
 class LimitsConfig:
-    """Every wait has a deadline, and what is kept at hand has a size; these are they."""
+    """Deadlines of everything that waits, and sizes of everything that is cached."""
 
     data_deadline: Seconds = 1800.0
-    """For the trainer to see its initial fill, and a searcher its first version, or, with `search.rounds_per_version`,
-    the next; where they go in step, for each round and version that the other side owes; and for an answer of the
-    trainer's reader, which has 2 minutes at least."""
+    """Seconds that a role waits for data before it fails: the trainer for its initial fill, a searcher for its first
+    version or, with `search.rounds_per_version`, for the next one, both sides for each other with `sync.lag`, and the
+    trainer for an answer of its replay buffer, which always has at least 2 minutes."""
     store_deadline: Seconds = 60.0
-    """For one request to the object store, retries included."""
+    """Seconds for one request to the object store, retries included."""
     lease_every: Seconds = 2.0
-    """Between two signs of life of a role."""
+    """Seconds between two heartbeats of a role."""
     silent_after: Seconds = 15.0
-    """A role whose lease has not moved for this long is reported, and restarted where that is possible."""
+    """Seconds without a heartbeat after which a role counts as silent. It is then reported, and restarted where that is
+    possible."""
     orphan_after: Seconds = 600.0
-    """A role that sees no supervisor for this long makes a checkpoint and stops."""
+    """Seconds without a supervisor after which a role makes a checkpoint and stops."""
     stop_grace: Seconds = 60.0
-    """The shortest time that a role has to stop in order before it is ended by force. Raise it if roles are ended by
-    force while they still store something. A role that measures that it needs longer gets twice the time that it
-    measures, and again as long as it makes progress, up to four times that in all. A limit that somebody else sets, as
-    Prefect does, always counts."""
+    """Minimum number of seconds that a role has for an orderly stop before it is killed. Raise it if roles are killed
+    while they are still writing. A role that measures that it needs longer gets twice the time that it measures, and as
+    much again while it makes progress, up to four times in all. A shorter limit that somebody else sets, such as
+    Prefect, still applies."""
     max_restarts: Count = 5
-    """Of one role within `restart_window`; one more fails the run."""
+    """Maximum number of restarts of one role within `restart_window`. One more fails the run."""
     restart_window: Seconds = 600.0
-    """For `max_restarts`."""
+    """Seconds over which `max_restarts` counts."""
     skipped_steps: Count = 10
-    """Steps in a row, of one life of the trainer, that may update nothing because their loss or gradient is not finite;
-    one more fails the run."""
+    """Maximum number of steps in a row that update nothing because the loss or the gradient is not finite. One more
+    fails the run."""
     memory_gb: Annotated[float, Field(gt=0, le=1e6)] = 2.0
-    """Of trajectories that the trainer keeps in memory, beside the index of its replay buffer; others are read again
-    when they are drawn."""
+    """Gigabytes of trajectories that the trainer caches in memory, in addition to the index of its replay buffer. Other
+    trajectories are read again when they are drawn."""
     disk_gb: Annotated[float, Field(ge=0, le=1e6)] = 32.0
-    """Of shards of remote runs that are kept on this machine's disk, under `$TBA_CACHE`; 0 keeps none."""
+    """Gigabytes of shards of remote runs that are cached on the local disk, under `$TBA_CACHE`. 0 caches none."""
     draw_threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """CPU threads that draw batches, beside those of the gradient step; what is drawn does not depend on them."""
+    """CPU threads that draw batches, in addition to those of the gradient step. The number does not change what is
+    drawn."""
 
 
 @settings
 class AlarmsConfig:
-    """What is told as soon as it goes wrong, in events when it begins and when it is over; 0 leaves an alarm out."""
+    """When a role raises an alarm. An alarm is an event when it begins and another when it ends. 0 switches an alarm
+    off."""
 
     late_after: Patience = 8.0
-    """For the lease of a role that lives: seconds without a sign of it."""
+    """Seconds without a heartbeat of a role that is alive."""
     stalled_after: Patience = 300.0
-    """For the trainer to take a step, and for a searcher to append a shard."""
+    """Seconds without a step of the trainer, or without a new shard of a searcher."""
     adopted_within: Patience = 300.0
-    """For a searcher to take a version once a newer one than its own is published."""
+    """Seconds that a searcher may take to load a version that is newer than its own."""
     disk_gb: Annotated[float, Field(ge=0, le=1e6)] = 1.0
-    """Left on any disk that a role writes to."""
+    """Free gigabytes on a disk that a role writes to. The alarm is raised when less is left."""
     window: Positive = 20
-    """Steps that the next two look back on."""
+    """Number of steps that the next two alarms look back on."""
     reward_lost: Share = 0.5
-    """Of what the mean reward of batches had gained at its best; less than its steps differ among each other, or than a
-    tenth of it, is no loss."""
+    """Share of its best gain that the mean reward of batches may lose. A loss within the noise of single steps, or
+    below a tenth of the mean reward, raises no alarm."""
     equal_rewards: Share = 0.95
-    """Of groups whose responses all have the same reward."""
+    """Share of groups in which all responses have the same reward. Such groups teach nothing but the reference."""
     log_ratio: Annotated[float, Field(ge=0, le=1e6)] = 5.0
-    """log π − log π_ref of a step's responses, in nats a token and without its sign."""
+    """Absolute value of log pi - log pi_ref, in nats per token, over the responses of a step."""
     mismatch: Annotated[float, Field(ge=0, le=1e6)] = 1.0
-    """How far an engine's log-probabilities are from the trainer's, in nats a response."""
+    """Difference between the log-probabilities of the engine and those of the trainer, in nats per response."""
 
 
 @settings
 class StartConfig:
-    """Where a run begins. `tba fork` sets it; a run that is no fork begins at the start."""
+    """Where the run begins. `tba fork` sets this; a run that is not a fork begins at 0."""
 
     sync: Count = 0
     """The last sync that a fork shares with its parent."""
     step: Count = 0
-    """The step that sync follows: the fork's own first step is the next."""
+    """The step that this sync follows. The first step of the fork is the next one."""
 
 
 @settings
 class MetricsConfig:
-    """What is told elsewhere; views, `tba watch` and the report need none of it."""
+    """Where metrics are sent in addition to the log. Views, `tba watch` and the report do not need it."""
 
     wandb: Literal["off", "offline", "online"] = "off"
-    """Whether curves go to Weights & Biases too: at once, or into files to send later."""
+    """Whether metrics also go to Weights & Biases: `online` sends them at once, `offline` writes files that `wandb
+    sync` sends later."""
     wandb_project: str = "tba"
-    """Under which name there."""
+    """Name of the Weights & Biases project."""

@@ -16,28 +16,32 @@ from tba.types import Copies, Eligibility, Evict
 
 @settings
 class SamplingConfig:
-    """Which trajectories a step learns from."""
+    """Which trajectories a gradient step draws from the replay buffer."""
 
     recent_share: Share = 0.5
-    """m: probability that a slot takes a prompt, and responses, that entered at the newest sync."""
+    """m: probability that a slot of the batch draws from the data that entered at the newest sync. Higher values train
+    on fresher data."""
     inv_temp: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """The other slots draw with probability proportional to exp(inv_temp x reward); 0 is uniform."""
+    """The other slots draw responses with probability proportional to exp(inv_temp x reward). Higher values prefer high
+    rewards; 0 draws uniformly."""
     capacity: Positive = 100
-    """Responses per prompt that can still be drawn. The log keeps all."""
+    """Maximum number of responses per prompt that can be drawn. The log keeps all responses."""
     copies: Copies = "newest"
-    """Of responses to a prompt that say the same: the newest alone can be drawn, so that what is rare comes as often as
-    what is frequent, or all can, as often as they were generated. On policy it takes all of them."""
+    """Which of several identical responses to a prompt can be drawn. `newest`: the newest copy alone, so that a rare
+    response is drawn as often as a frequent one. `all`: every copy, as often as it was generated; training on-policy
+    needs this."""
     evict: Evict = "oldest"
-    """Which go first where there are more: the oldest, or the worst, those with the least reward. Then what the newest
-    record of a prompt brought can be drawn besides, until the next brings others."""
+    """Which responses make room when a prompt has more than `capacity`: the oldest, or those with the lowest reward.
+    With `worst`, the newest responses to a prompt can be drawn as well, until newer ones enter the buffer."""
     max_age: Count | None = None
-    """Steps: what is older is not drawn. Where less than a batch is young enough for all steps up to the next sync, the
-    trainer waits for searchers. Unset, everything ever generated can be drawn."""
+    """Maximum age, in gradient steps, of trajectories that are drawn. If fewer than a batch stay young enough until the
+    next sync, the trainer waits for searchers. Unset, everything ever generated can be drawn."""
     mean_reward_between: tuple[Reward, Reward] | None = None
-    """Drawn are only prompts whose responses, those that can still be drawn, have a mean reward strictly between these
-    two; of a branch without any, all. So [0, 1] passes over what is always or never right. Unset, nothing."""
+    """Draw only prompts whose drawable responses have a mean reward strictly between these two bounds. [0, 1] skips
+    prompts that are always or never solved. A branch with no such prompt ignores the bounds. Unset, every prompt can be
+    drawn."""
     sql: str = ""
-    """A file of SQL to draw with instead of the built-in sampler."""
+    """Path of a file with SQL that replaces the built-in sampler."""
 
     @property
     def eligibility(self) -> Eligibility:
@@ -64,55 +68,61 @@ class SamplingConfig:
 
 @settings
 class SearchConfig:
-    """How searchers generate."""
+    """How searchers generate responses."""
 
     searchers: Count = 1
-    """That generate at once; with 0 a run learns from what `tba import` brings alone."""
+    """Number of searchers that generate at the same time. With 0 the run learns only from what `tba import` brings."""
     responses_per_prompt: Positive = 8
-    """S: responses per prompt and visit, at least K."""
+    """S: responses that a searcher generates each time it visits a prompt; at least K."""
     prompts_per_round: Positive = 8
-    """What a searcher asks in one pass; what comes of it is one shard."""
+    """Prompts that a searcher visits in one round. The responses of a round are stored as one shard."""
     open_rounds: Positive = 1
-    """Rounds of a searcher in the making at once, in a row. With more than 1 a shard takes the groups that end first,
-    so that a long response holds back its own group, not a shard, and the places of what has ended are filled."""
+    """Number of rounds that a searcher works on at the same time. With more than 1, a shard takes the groups that
+    finish first, and new requests fill the places of finished ones, so one long response delays only its own group."""
     rounds_per_version: Positive | None = None
-    """Most rounds that a searcher begins with one version before it waits for the next: a bound on what is generated,
-    and stored, where training is slower than search; unset, it never waits."""
+    """Maximum number of rounds that a searcher starts with one version before it waits for a newer one. It limits what
+    is generated and stored when training is slower than search. Unset, a searcher never waits."""
     temperature: Temperature = 1.0
-    """Of generation, and of every log-probability in the loss."""
+    """Sampling temperature of generation, and of every log-probability in the loss."""
     top_p: TopP = 1.0
-    """Of generation: tokens are sampled from the likeliest that have so much probability together; 1 is all."""
+    """Nucleus sampling: generation samples from the most likely tokens that together have this probability. 1 samples
+    from all tokens."""
     explore_share: Share = 0.0
-    """Share of a searcher's rounds at another temperature, and, independently, of those with another `top_p`; the
-    paper's is 0.3."""
+    """Share of the rounds of a searcher that use another temperature, and independently of those that use another
+    `top_p`. The paper uses 0.3."""
     explore_temperature: tuple[Temperature, Temperature] | None = None
-    """Between which two the other temperature lies; unset, between that of search and 1.1 / 0.7 of it."""
+    """Lowest and highest temperature of exploring rounds. Unset, from the temperature of search to 1.1 / 0.7 times
+    that."""
     explore_top_p: TopP = 0.7
-    """Between this and 1 lies the other `top_p`."""
+    """Lowest `top_p` of exploring rounds; the highest is 1."""
     max_prompt_tokens: Positive = 512
-    """Prompts that are longer are left out."""
+    """Maximum length of a prompt in tokens. Longer prompts are left out."""
     max_response_tokens: Positive = 512
-    """What has not ended by then is cut off, in search and in evaluations."""
+    """Maximum length of a response in tokens, in search and in evaluations. Longer responses are cut off."""
     batch_responses: Positive = 512
-    """Responses generated side by side."""
+    """Maximum number of responses generated in one batch. Higher is faster until memory runs out."""
     shuffle: bool = True
-    """Visit prompts in a seeded order; the paper's code visited them in the order of the data."""
+    """Whether prompts are visited in a random order that the seed determines. The code of the paper visits them in the
+    order of the data."""
     remembered_rewards: Count = 0
-    """Of so many distinct responses a searcher remembers the reward instead of asking for it again: for tasks whose
-    rewards cost more than that, and where the same response is always worth the same."""
+    """Number of distinct responses whose rewards a searcher remembers instead of computing them again. Use it for tasks
+    whose rewards are slow and always the same for the same response. 0 remembers none."""
     value_samples: Count = 0
-    """Continuations from which the value of each state within a response is estimated, for `vine-ppo`, whose paper has
-    9, in this run or a fork of it; 0 leaves them out."""
+    """Continuations that a searcher samples to estimate the value of each state within a response, for `vine-ppo` in
+    this run or a fork of it; the VinePPO paper uses 9. More continuations give better estimates and cost more
+    generation. 0 estimates no values."""
     value_steps: Count = 25
-    """Of how many states of a response, from the prompt's on; those beyond get the response's own reward. 0 is all."""
+    """Maximum number of states of a response, from the prompt on, whose values are estimated. Later states get the
+    reward of the response. 0 estimates all."""
     initial_fill: Positive = 500
-    """Trajectories that must exist before the first step: a batch at least. Where searchers and trainer go in step, a
-    sync waits for its round instead."""
+    """Trajectories that must exist before the first gradient step; at least a batch. With `sync.lag`, a sync waits for
+    its round instead."""
     prompts_from: str = ""
-    """An earlier run, by name, path or URL: asked are only the prompts to train on of which its log fulfils
-    `prompts_where`. What that run does not have is left out."""
+    """An earlier run, by name, path or URL. This run trains only on the prompts that meet `prompts_where` according to
+    the log of that run. Prompts that the earlier run never visited are left out."""
     prompts_where: str = ""
-    """A condition in SQL on the columns of its view `difficulty`, such as `solve_rate between 0.1 and 0.9`."""
+    """SQL condition on the columns of the view `difficulty` of the earlier run, such as `solve_rate between 0.1 and
+    0.9`."""
 
     @model_validator(mode="after")
     def _prompts_are_chosen_by_a_run_and_a_condition(self) -> Self:

@@ -16,53 +16,58 @@ OptimizerName = Literal["adamw", "adamw-fused", "adamw-8bit", "adamw-on-host"]
 
 @settings
 class TrainingConfig:
-    """How the trainer steps."""
+    """How the trainer takes gradient steps."""
 
     steps: Positive = 100
-    """Gradient steps of the run."""
+    """Number of gradient steps of the run."""
     prompts_per_step: Positive = 8
-    """B: slots of a batch."""
+    """B: prompts (slots) of a batch."""
     responses_per_prompt: Annotated[int, Field(ge=2)] = 8
-    """K: responses of a slot; the loss compares them with each other, so one alone teaches nothing."""
+    """K: responses of each prompt in a batch. The loss compares the responses of a prompt with each other, so K is at
+    least 2."""
     groups_per_micro_batch: Positive | None = None
-    """Slots whose gradients are computed at once; unset, and the next too, 8. A slot is never split."""
+    """Prompts whose gradients are computed at once, each with its K responses. More is faster and takes more memory.
+    Unset, 8, unless `tokens_per_micro_batch` is set."""
     tokens_per_micro_batch: Positive | None = None
-    """Instead: as many whole slots as a model reads in so many tokens. One that takes more is read in several pieces,
-    twice, for the same gradients; only a response of more tokens is still read at once."""
+    """Size of a micro-batch in tokens, instead of prompts: as many whole prompts with their responses as fit. A prompt
+    that does not fit is computed in several passes, with the same gradients. Only a single response that does not fit
+    is still computed at once."""
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes that the trainer is spread over, on one machine, each with a GPU of its own where there are any: of
-    weights, gradients and optimizer each holds its part, and it learns from its part of a batch."""
+    """Number of processes that the trainer is spread over on one machine, each with its own GPU if there are any. Each
+    process holds a part of the weights, gradients and optimizer state, and computes a part of the batch."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "float32"
-    """Of the trainer's products of matrices where `model.dtype` is float32: with bfloat16 the weights, their gradients,
-    the optimizer, log-softmax and sums stay in float32. `auto`, which all presets have, is bfloat16 on a GPU, float32
-    on a CPU. A run that was stored without this setting has float32. Weights in bfloat16 are computed with as they are.
-    """
+    """Number format of matrix products in the trainer when `model.dtype` is float32. With bfloat16, the weights,
+    gradients, optimizer state, log-softmax and sums stay in float32. `auto`, which all presets use, means bfloat16 on a
+    GPU and float32 on a CPU. A run that was stored without this setting uses float32. With a `model.dtype` of bfloat16
+    this setting has no effect."""
     checkpoint_activations: bool = False
-    """Of each layer the trainer keeps only what it was given, and computes the rest again when gradients ask for it:
-    a third more time, for the same gradients."""
+    """Whether layers keep only their inputs and compute the rest again in the backward pass. It saves memory and takes
+    about a third more time, with the same gradients."""
     optimizer: OptimizerName = "adamw"
-    """AdamW: torch's own, whose kernels are fused on a GPU, and with `adamw-fused` on a CPU too, for other last digits;
-    `adamw-8bit` keeps the moments in 8 bits a number, `adamw-on-host` keeps them in main memory and computes there."""
+    """The form of AdamW. `adamw`: the one of torch, fused on a GPU. `adamw-fused`: fused on a CPU too, with other last
+    digits. `adamw-8bit`: moments of 8 bits per number. `adamw-on-host`: moments in main memory, and the update computed
+    there."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
-    """At its peak."""
+    """Peak learning rate."""
     schedule: Literal["constant", "linear", "warmup-stable-decay"] = "constant"
-    """Of the learning rate: as it is, in a line to 0 at the last step, or up, level and down as a cosine."""
+    """Learning rate schedule. `constant`: the peak throughout. `linear`: a straight line to 0 at the last step.
+    `warmup-stable-decay`: up, level, and down along a cosine."""
     warmup_steps: Count = 0
-    """Of any schedule: the learning rate rises in a line to its peak."""
+    """Steps in which the learning rate rises to its peak in a straight line, with any schedule."""
     stable_steps: Count | None = None
-    """Of warmup-stable-decay: steps at the peak; unset, all that warm-up and decay leave of `steps`."""
+    """Steps at the peak of warmup-stable-decay. Unset, all steps that warm-up and decay leave."""
     decay_steps: Count = 0
-    """Of warmup-stable-decay: steps from the peak to 0. A run that ends before them stops on the way down."""
+    """Steps from the peak to 0 in warmup-stable-decay. A run with fewer steps ends on the way down."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Of the first moment; 0 does without."""
+    """Decay rate of the first moment of AdamW. 0 keeps no first moment."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Of the second moment."""
+    """Decay rate of the second moment of AdamW."""
     adam_eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
-    """Beside the root of the second moment."""
+    """Number that AdamW adds to the root of the second moment, against division by zero."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Share of a weight that a learning rate of 1 would take away at each step."""
+    """Weight decay of AdamW: each step shrinks the weights by this number times the learning rate."""
     clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    """Largest gradient norm; 0 leaves gradients alone, as the paper does."""
+    """Maximum gradient norm; larger gradients are scaled down to it. 0 does not clip, as in the paper."""
 
     @model_validator(mode="after")
     def _micro_batches_are_of_groups_or_of_tokens(self) -> Self:
@@ -95,42 +100,46 @@ def same_moments(one: OptimizerName, other: OptimizerName) -> bool:
 
 @settings
 class SyncConfig:
-    """How often the two sides meet, and what is kept of it."""
+    """How often trainer and searchers exchange data, and which versions and checkpoints are kept."""
 
     every: Positive = 2
-    """k: steps between syncs."""
+    """k: gradient steps between syncs. At a sync the trainer publishes its weights and admits the trajectories that
+    have arrived. Higher values mean older data."""
     lag: Annotated[int, Field(ge=0, le=10**6)] | None = None
-    """Unset, nobody waits for anybody. Otherwise searchers and trainer go in step: after each sync the trainer learns
-    from one more round of every searcher, generated by the version that is so many syncs older; 0 is synchronous."""
+    """Unset, searchers and trainer never wait for each other. A number makes them take turns: after each sync the
+    trainer learns from one more round of every searcher, generated by the version that is this many syncs old. 0 trains
+    synchronously."""
     checkpoint_every: Positive = 5
-    """Syncs between checkpoints."""
+    """Syncs between checkpoints. Higher values write less and repeat more steps after a crash."""
     keep_versions: Annotated[int, Field(ge=2)] = 4
-    """The newest; those that are due for evaluation, and the first, stay besides."""
+    """Number of newest versions that are kept. The first version, and versions that are to be evaluated, are kept as
+    well."""
     whole_every: Positive = 1
-    """Each so-manyth version is stored whole, those between as their difference from the last that is, where that is
-    less than half. Worth it where searchers fetch bfloat16 versions of small learning rates over a network."""
+    """Every this-many-th version is stored whole. A version in between is stored as its difference from the last whole
+    one, if the difference is less than half as large. It pays off when searchers fetch bfloat16 versions over a network
+    and the learning rate is small."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
-    """The newest."""
+    """Number of newest checkpoints that are kept."""
 
 
 @settings
 class EvaluationConfig:
-    """Which versions are scored, and how; docs/evaluation.md has the formulas."""
+    """Which versions are evaluated, and how. The formulas are in docs/evaluation.md."""
 
     every: Positive = 10
-    """Syncs between evaluated versions; the first and the last are always evaluated."""
+    """Syncs between evaluated versions. The first and the last version are always evaluated."""
     prompts: Positive = 1319
-    """At most this many held-out prompts."""
+    """Maximum number of held-out prompts."""
     samples: Count = 0
-    """Sampled responses per prompt, beside the greedy one."""
+    """Sampled responses per prompt, in addition to the greedy one."""
     temperature: Temperature | None = None
-    """Of sampled responses; unset, that of search."""
+    """Sampling temperature of evaluation. Unset, the temperature of search."""
     top_p: TopP | None = None
-    """Likewise."""
+    """Nucleus sampling in evaluation. Unset, the `top_p` of search."""
     pass_at: tuple[Positive, ...] = ()
-    """The k of every pass@k that the sampled responses are to give; at most `samples`."""
+    """The values of k for which pass@k is computed from the sampled responses; each at most `samples`."""
     solved_at: float = 1.0
-    """The reward from which on a response counts as right in pass@k."""
+    """Lowest reward with which a response counts as correct in pass@k."""
 
     @model_validator(mode="after")
     def _samples_suffice(self) -> Self:
