@@ -20,16 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
         "`from help()` lists the views, such as trajectories, steps and draws, and the macros for common questions;\n"
-        "`from help('draws')` explains one. The dialect is DuckDB's. Queries can only read, and only this run.\n"
-        "Without QUERY there is a prompt.",
+        "`from help('draws')` explains one of them. The dialect is that of DuckDB. Queries can read this run and\n"
+        "nothing else. Without QUERY a prompt opens.",
         "examples:\n"
         '  tba sql first "select version_start, avg(reward) from trajectories group by 1 order by 1"\n'
         '  tba sql first "select * from evaluations" --csv\n'
         "  tba sql first -f question.sql --parquet answer.parquet",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("query", metavar="QUERY", nargs="?", help="one or more statements; the last one is shown")
-    parser.add_argument("-f", "--file", metavar="FILE", help="read the query from a file, instead; - is standard input")
+    parser.add_argument(
+        "query", metavar="QUERY", nargs="?", help="one or more statements; the result of the last one is shown"
+    )
+    parser.add_argument("-f", "--file", metavar="FILE", help="read the query from a file; - is standard input")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print comma-separated values with a header")
     form.add_argument("--json", action="store_true", help="print a list of rows")

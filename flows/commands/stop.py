@@ -20,12 +20,12 @@ from tba.runtime.waiting import looks
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "The trainer makes a checkpoint at the next sync, so that nothing is taken again; `tba resume` goes on.",
+        "The trainer makes a checkpoint at the next sync, so no step is repeated when `tba resume` continues the run.",
         "example:\n  tba stop first",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--why", default="tba stop", metavar="TEXT", help="what the run says about it")
-    parser.add_argument("--no-wait", action="store_true", help="ask, and do not wait until all roles have stopped")
+    parser.add_argument("--why", default="tba stop", metavar="TEXT", help="the reason that the run records")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until all roles have stopped")
 
 
 def command(options: argparse.Namespace) -> int:
