@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
         "The fork is stored beside its parent and shares what the parent had stored by then. Nothing is copied, and\n"
-        "the parent does not change. With --replay the fork has no searchers and trains on the recorded trajectories, so\n"
-        "another sampler, beta or number of steps per sync can be tried without generating again.",
+        "the parent does not change. With --replay the fork has no searchers and trains on the recorded trajectories,\n"
+        "so another sampler, beta or number of steps per sync can be tried without generating again.",
         "examples:\n"
         "  tba fork first --step 200 --set training.learning_rate=1e-4\n"
         "  tba fork first --step 0 --replay --name uniform --set sampling.recent_share=0",

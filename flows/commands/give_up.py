@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
         "A run cannot be resumed while a shard that its records admit is missing or damaged. Restore the object if\n"
-        "you can. If you cannot, this command stores a record that gives the shard up. Its trajectories are not drawn any\n"
-        "more, and steps that could draw them can be queried but not audited. Nothing is removed.",
+        "you can. If you cannot, this command stores a record that gives the shard up. Its trajectories are not drawn\n"
+        "any more, and steps that could draw them can be queried but not audited. Nothing is removed.",
         "examples:\n"
         "  tba give-up first\n"
         "  tba give-up first trajectories/searcher=000/seq=00000003.parquet --why 'the disk lost it'",
