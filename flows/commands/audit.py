@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
         "Starts from the nearest checkpoint before the step and takes the steps since then again. The batch, the\n"
-        "loss, the gradient norm and the values of each row are compared with the ledger, and the resulting weights\n"
-        "with the checksum of the next sync. On a CPU all are equal bit by bit. Exits with 0 if all agree and with 1 if\n"
-        "something differs.",
+        "loss, the gradient norm and the values of each row are compared with the ledger, and the resulting\n"
+        "weights with the checksum of the next sync. On a CPU all are equal bit by bit. Exits with 0 if all agree\n"
+        "and with 1 if something differs.",
         "example:\n  tba audit first --step 300",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
