@@ -3,7 +3,6 @@
 import argparse
 import os
 import secrets
-import shutil
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from flows.commands.arguments import RUN_HELP, explain, open_run
 from flows.progress import bar
 from flows.queries.damage_report import damage_by, refusal, warn_of
-from flows.queries.query_process import QueryProcess
+from flows.queries.query_process import QueryProcess, print_answer
 from storage.runs.run import Run
 from tba.errors import ConfigError, QueryFailed
 
@@ -89,20 +88,6 @@ def _read(file: str | None) -> str | None:
         raise ConfigError(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not text: {error.reason} at byte {error.start}") from None
-
-
-def print_answer(queries: QueryProcess, query: str, form: str, *, must_have_rows: bool = False) -> None:
-    """Print the rows of the last statement, as they come."""
-    width = shutil.get_terminal_size((160, 40)).columns
-    queries.ask(
-        "write",
-        query=query,
-        form=form,
-        width=width,
-        path=None,
-        must_have_rows=must_have_rows,
-        write=sys.stdout.write,
-    )
 
 
 def _write_parquet(queries: QueryProcess, query: str, target: Path) -> int:

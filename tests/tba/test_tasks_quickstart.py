@@ -8,7 +8,7 @@ from tba.config import TaskConfig
 from tba.errors import ConfigError
 from tba.models.supervised import Demonstration, probabilities
 from tba.tasks import get_task, grade, quickstart
-from tba.tasks.quickstart import demonstrations, problems
+from tba.tasks.quickstart_problems import demonstrations, problems
 from tba.types import Response, Version
 from tests.tba.tiny import tiny_tokenizer
 
