@@ -11,7 +11,7 @@ from docs import build, reference, site
 from flows.cli import build_parser
 from flows.commands.arguments import read_changes
 from tba.config import Config
-from tba.tasks import OURS, preset_of
+from tba.tasks.registry import OURS, preset_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks/README.md"]

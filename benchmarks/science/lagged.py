@@ -33,7 +33,7 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.search.evaluator import Evaluator
 from tba.search.prompt_stream import PromptStream
 from tba.search.searcher import Searcher
-from tba.tasks import get_task, policy_maker
+from tba.tasks.registry import get_task, policy_maker
 from tba.train.learner import Learner
 from tba.types import Trajectory, Version
 from tests import fakes

@@ -10,7 +10,7 @@ from typing import Any
 from flows.commands.arguments import explain
 from storage.objects import strict_json
 from tba.errors import ConfigError, DataError
-from tba.tasks import grade, rules
+from tba.tasks.registry import grade, rules
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,7 +27,7 @@ from storage.weights.versions import Versions
 from tba.config import Config, parse
 from tba.errors import ConfigError, DataError, Superseded
 from tba.interfaces import TakesTurns, Task
-from tba.tasks import get_task
+from tba.tasks.registry import get_task
 from tba.types import Trajectory, Version
 
 if TYPE_CHECKING:
