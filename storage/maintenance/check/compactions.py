@@ -101,9 +101,9 @@ class CompactedRows:
 
     def _gives_up(self, part: Part) -> bool:
         """True if a retention record gives up the payloads of a shard, be it a record that was written meanwhile."""
-        if not _covered(part.sync, self._payloads):
+        if not _is_given_up(part.sync, self._payloads):
             self._payloads = given_up_payloads(self._run)
-        return _covered(part.sync, self._payloads)
+        return _is_given_up(part.sync, self._payloads)
 
 
 class CompactionCheck:
@@ -115,7 +115,7 @@ class CompactionCheck:
         self._context, self._findings, self._rows = context, context.findings, rows
         self._compactions, self._admitted = compactions, admitted
         self._listed = context.listed[layout.COMPACTIONS]
-        self._places = places(it for it in compactions if it.object in self._listed)
+        self._places = places(compaction for compaction in compactions if compaction.object in self._listed)
 
     def holds(self, shard: Shard) -> bool:
         """True if a shard lay in a compaction when the check began."""
@@ -143,8 +143,9 @@ class CompactionCheck:
                 f"{len(doubled)} shards lie in a compaction and are not removed yet: {doubled[0]} and the like"
             )
         counting = {place.compaction.object for place in self._places.values()}
-        stray = {key for key in self._listed if not is_record(key)} | {it.object for it in self._compactions}
-        for key in sorted(stray - counting):
+        objects = {key for key in self._listed if not is_record(key)}
+        objects.update(compaction.object for compaction in self._compactions)
+        for key in sorted(objects - counting):
             if not self._context.is_inherited(key):
                 self._findings.note(f"{key} is unfinished, or another has taken its place")
 
@@ -159,7 +160,7 @@ class CompactionCheck:
         return self._is_admitted(part) and place == (compaction, part)
 
     def _is_admitted(self, part: Part) -> bool:
-        """True if a record admits the shard as the compaction describes it."""
+        """True if a record admits the shard exactly as the compaction describes it."""
         return part.shard.key in self._admitted and self._admitted[part.shard.key][0] == part.shard
 
     def _check_lost(self, compaction: Compaction) -> None:
@@ -176,14 +177,14 @@ class CompactionCheck:
 
     def _check_admitted(self, compaction: Compaction) -> None:
         for part in compaction.parts:
-            if not self._is_admitted(part) and not self._is_new(part.sync):
+            if not self._is_admitted(part) and not self._has_new_record(part.sync):
                 self._findings.report(compaction.record, f"holds {part.shard.key}, which no record admits as it says")
 
-    def _is_new(self, sync: int) -> bool:
-        """True if there is a record of this sync, made after the records were listed."""
+    def _has_new_record(self, sync: int) -> bool:
+        """True if the record of this sync was written after the records were listed."""
         key = layout.sync(sync)
         return key not in self._context.listed[layout.SYNCS] and self._context.run.store.exists(key)
 
 
-def _covered(sync: int, payloads: Sequence[RetentionRecord]) -> bool:
-    return any(it.payloads.first_sync <= sync <= it.payloads.last_sync for it in payloads)
+def _is_given_up(sync: int, retention: Sequence[RetentionRecord]) -> bool:
+    return any(record.payloads.first_sync <= sync <= record.payloads.last_sync for record in retention)

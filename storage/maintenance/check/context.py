@@ -20,7 +20,7 @@ FOLDERS = (
     layout.ROLES, layout.FORKS,
 )  # fmt: skip
 """The folders of a run in the order in which they are listed. An object that refers to others is listed before them, so
-what a live run writes meanwhile is never missed."""
+an object that a live run writes meanwhile is never reported as missing."""
 
 Listing = Mapping[str, Mapping[str, Entry]]
 """For each folder, the entries of its objects by key, in the order of the keys."""
