@@ -124,11 +124,8 @@ class Buffer:
             self.index = Index(
                 default_sampler(),
                 seed=config.seed,
-                slots=training.prompts_per_step,
-                responses=training.responses_per_prompt,
-                recent_share=sampling.recent_share,
-                inv_temp=sampling.inv_temp,
-                eligibility=sampling.eligibility,
+                sampling=sampling,
+                training=training,
                 step_of_version=lambda version: version.number,
             )
 

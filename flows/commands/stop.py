@@ -8,7 +8,7 @@ from collections.abc import Callable
 from flows.commands.arguments import DONE, RUN_HELP, explain, open_run
 from flows.commands.scale import SHELVED, await_state
 from flows.planning.run_summary import living, summarise
-from flows.supervision.grace_period import Stopping, forecast
+from flows.supervision.stopping import Stopping, forecast
 from storage.runs.control import change_state
 from storage.runs.leases import SUPERVISOR, LeaseWatch, Seen, read_roles
 from storage.runs.run import Run
