@@ -20,7 +20,7 @@ from storage.log.prompts import read_prompts
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.objects.open_store import open_store
-from storage.objects.s3 import S3Store
+from storage.objects.s3.store import S3Store
 from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state
 from storage.runs.events import Events
