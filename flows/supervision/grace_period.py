@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping
 
 from flows.supervision.alarms import how_far
-from storage.runs.leases import Lease, Seen
+from storage.runs.lease_watch import Seen
+from storage.runs.leases import Lease
 from tba.config import LimitsConfig
 
 SAFETY = 2.0

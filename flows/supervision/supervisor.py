@@ -33,7 +33,9 @@ from flows.supervision.state_keeper import WantedState, lease_alarms
 from flows.supervision.webhook import open_webhook
 from storage.runs.control import State
 from storage.runs.events import EventReader, Events
-from storage.runs.leases import DAMAGED, SUPERVISOR, HeldLease, Lease, LeaseWatch, Seen
+from storage.runs.held_lease import HeldLease
+from storage.runs.lease_watch import LeaseWatch, Seen
+from storage.runs.leases import DAMAGED, SUPERVISOR, Lease
 from storage.runs.run import Run
 from tba.alarms import Alarm, Alarms
 from tba.config import Config

@@ -26,7 +26,8 @@ from storage import layout
 from storage.log.trajectories import Trajectories
 from storage.runs.control import change_state
 from storage.runs.events import Events
-from storage.runs.leases import SUPERVISOR, HeldLease, read_leases
+from storage.runs.held_lease import HeldLease
+from storage.runs.leases import SUPERVISOR, read_leases
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations

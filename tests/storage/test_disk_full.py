@@ -22,7 +22,8 @@ from storage.queries.mirror import take
 from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state, read_state
 from storage.runs.events import Events
-from storage.runs.leases import HeldLease, read_lease
+from storage.runs.held_lease import HeldLease
+from storage.runs.leases import read_lease
 from storage.runs.retention import give_up
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt

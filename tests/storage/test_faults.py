@@ -26,7 +26,8 @@ from storage.objects.s3.store import S3Store
 from storage.objects.store import Entry, Store
 from storage.runs.attempts import newest_attempt
 from storage.runs.events import Events
-from storage.runs.leases import HeldLease, read_lease, read_leases
+from storage.runs.held_lease import HeldLease
+from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
