@@ -77,6 +77,27 @@ class HeldLease:
         """Stop as if the run had been asked to. Takes no lock: it may be called by a signal handler."""
         self._stop_reasons.ask(why)
 
+    def renew(self) -> None:
+        """Renew the lease at once, with what the role has told last."""
+        status, progress = self._said
+        with self._lock:
+            lease = replace(
+                self._lease,
+                counter=self._lease.counter + 1,
+                status=status,
+                progress=progress,
+                renewed_at=records.now(),
+                quiet=round(self._signs.quiet(), 1),
+                hears_every=round(self._signs.longest_gap(), 1),
+                **fullest_disk(self.run),
+            )
+            try:
+                self._tag = self.run.store.replace(self._key, encode_lease(lease), tag=self._tag)
+            except Conflict:
+                self._look_who_was_first(lease)
+            else:
+                self._lease = lease
+
     def close(self, status: str = "stopped") -> None:
         """Say a last word and stop renewing. Never raises for trouble with the store; a second call does nothing."""
         if self._closing.is_set():
@@ -85,7 +106,7 @@ class HeldLease:
         self.tell(status, **self._said[1])
         self._thread.join(self.every)
         if not self._superseded:
-            self._try(self._renew)
+            self._try(self.renew)
 
     def __enter__(self) -> Self:
         return self
@@ -133,12 +154,12 @@ class HeldLease:
                 return
             self._closing.set()
             self.tell("failed")
-            self._try(self._renew)
+            self._try(self.renew)
             raise
 
     def _keep(self) -> None:
         while not self._closing.wait(self.every) and not self._superseded:
-            self._try(self._renew)
+            self._try(self.renew)
             if not self._superseded:
                 self._try(self._stop_reasons.look)
 
@@ -147,26 +168,6 @@ class HeldLease:
             action()
         except StorageError as error:
             log.warning("%s: %s", self.role, error)
-
-    def _renew(self) -> None:
-        status, progress = self._said
-        with self._lock:
-            lease = replace(
-                self._lease,
-                counter=self._lease.counter + 1,
-                status=status,
-                progress=progress,
-                renewed_at=records.now(),
-                quiet=round(self._signs.quiet(), 1),
-                hears_every=round(self._signs.longest_gap(), 1),
-                **fullest_disk(self.run),
-            )
-            try:
-                self._tag = self.run.store.replace(self._key, encode_lease(lease), tag=self._tag)
-            except Conflict:
-                self._look_who_was_first(lease)
-            else:
-                self._lease = lease
 
     def _look_who_was_first(self, renewed: Lease) -> None:
         """Find out why a renewal was refused. Another life may have taken the lease; this one may have renewed it
