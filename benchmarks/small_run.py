@@ -42,7 +42,8 @@ from storage.runs import forks, retention
 from storage.runs.attempts import chain, newest_attempt
 from storage.runs.control import change_state, read_state
 from storage.runs.events import Events
-from storage.runs.leases import HeldLease, read_leases
+from storage.runs.held_lease import HeldLease
+from storage.runs.leases import read_leases
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints

@@ -38,7 +38,7 @@ from storage import layout
 from storage.maintenance.check import check
 from storage.runs.control import change_state
 from storage.runs.events import Events
-from storage.runs.leases import HeldLease
+from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import Stopped

@@ -37,7 +37,7 @@ TORN_AFTER = 0.004  # seconds after which a process dies at the latest in the mi
 PRELOADED = [
     "benchmarks.crash.victims",
     "flows.roles.wiring",
-    "storage.objects.s3",
+    "storage.objects.s3.store",
     "tba.train.leader",
     "torch.profiler",
     "transformers.models.llama.modeling_llama",

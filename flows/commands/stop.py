@@ -10,7 +10,8 @@ from flows.commands.scale import SHELVED, await_state
 from flows.planning.run_summary import living, summarise
 from flows.supervision.stopping import Stopping, forecast
 from storage.runs.control import change_state
-from storage.runs.leases import SUPERVISOR, LeaseWatch, Seen, read_roles
+from storage.runs.lease_watch import LeaseWatch, Seen
+from storage.runs.leases import SUPERVISOR, read_roles
 from storage.runs.run import Run
 from tba.config import Config, parse_known
 from tba.errors import DeadlinePassed

@@ -26,7 +26,7 @@ from prefect.logging import get_run_logger
 
 from flows.pages.markdown import Publications, markdown
 from flows.supervision.life import Event
-from storage.runs.leases import Seen
+from storage.runs.lease_watch import Seen
 from storage.runs.run import Run
 from tba.config import Config
 from tba.errors import RunFailed, TBAError

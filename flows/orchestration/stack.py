@@ -34,7 +34,7 @@ from storage.layout import RUN, run_url
 from storage.objects import strict_json
 from storage.objects.open_store import open_store
 from storage.runs.events import ROUTINE, EventReader
-from storage.runs.leases import LeaseWatch
+from storage.runs.lease_watch import LeaseWatch
 from storage.runs.run import Run, default_root
 from tba.config import parse
 from tba.errors import DeadlinePassed, RunFailed, TBAError

@@ -15,7 +15,7 @@ from flows.supervision.processes import FAILED, FINISHED, GAVE_UP, LOG_FORMAT, M
 from storage import layout
 from storage.maintenance.leftovers import sweep
 from storage.runs.events import Events
-from storage.runs.leases import HeldLease
+from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded, TBAError

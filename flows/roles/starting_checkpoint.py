@@ -4,7 +4,7 @@ from pathlib import Path
 
 from storage.runs.attempts import Attempt
 from storage.runs.events import Events
-from storage.runs.leases import HeldLease
+from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints

@@ -21,7 +21,7 @@ from storage.maintenance.resume_check import refuse_damage
 from storage.metrics.metric_log import open_metric_log
 from storage.runs.attempts import Attempt, chain
 from storage.runs.events import Events
-from storage.runs.leases import HeldLease
+from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from flows.supervision.processes import Role
-from storage.runs.leases import Lease, Seen
+from storage.runs.lease_watch import Seen
+from storage.runs.leases import Lease
 from tba.alarms import Alarm
 from tba.config import AlarmsConfig
 

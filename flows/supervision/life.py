@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from flows.supervision.processes import FAILED, FINISHED, STOPPED, Role
-from storage.runs.leases import Seen
+from storage.runs.lease_watch import Seen
 from tba.config import LimitsConfig
 
 FAILED_WHY = "failed: "  # how the state of a run that has failed begins to say why it is to stop

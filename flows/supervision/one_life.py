@@ -7,7 +7,7 @@ from flows.supervision.life import Event, Launcher, Life, StopRequest, hangs
 from flows.supervision.processes import FAILED, STOPPED, NotNow, Role
 from flows.supervision.stopping import Stopping, forecast
 from flows.supervision.supervisor import POLL
-from storage.runs.leases import LeaseWatch, Seen
+from storage.runs.lease_watch import LeaseWatch, Seen
 from storage.runs.run import Run
 from tba.config import LimitsConfig
 from tba.errors import RunFailed, StorageError

@@ -18,7 +18,7 @@ from flows.supervision.processes import (
 )
 from flows.supervision.stopping import Draining, RepeatedKill
 from flows.supervision.watched import Started, Watched, WatchedRoles
-from storage.runs.leases import Seen
+from storage.runs.lease_watch import Seen
 from storage.runs.run import Run
 from tba.config import LimitsConfig
 from tba.errors import RunFailed, StorageError

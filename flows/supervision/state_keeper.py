@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 
 from storage.runs.control import State, change_state, keep_state, restore_state
-from storage.runs.leases import DAMAGED, LeaseWatch
+from storage.runs.lease_watch import LeaseWatch
+from storage.runs.leases import DAMAGED
 from storage.runs.run import Run
 from tba.alarms import Alarm
 from tba.errors import Damaged

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from flows.supervision.alarms import how_far
-from storage.runs.leases import Lease, Seen
+from storage.runs.lease_watch import Seen
+from storage.runs.leases import Lease
 from tba.config import LimitsConfig
 
 SAFETY = 2.0

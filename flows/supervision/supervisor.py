@@ -18,7 +18,9 @@ from flows.supervision.stopping import StopLadder, Wait, forecast
 from flows.supervision.watched import WatchedRoles
 from flows.supervision.webhook import open_webhook
 from storage.runs.events import EventReader, Events
-from storage.runs.leases import DAMAGED, SUPERVISOR, HeldLease, Seen
+from storage.runs.held_lease import HeldLease
+from storage.runs.lease_watch import Seen
+from storage.runs.leases import DAMAGED, SUPERVISOR
 from storage.runs.run import Run
 from tba.alarms import Alarm, Alarms
 from tba.config import Config

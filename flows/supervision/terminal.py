@@ -14,7 +14,7 @@ from flows.supervision.background_supervisor import Background, local_launcher
 from flows.supervision.life import Event
 from flows.supervision.processes import Role
 from flows.supervision.supervisor import supervise
-from storage.runs.leases import Seen
+from storage.runs.lease_watch import Seen
 from storage.runs.run import Run
 from tba.config import Config, parse
 from tba.errors import Stopped

@@ -12,7 +12,8 @@ from flows.supervision.restarts import RestartBudget
 from flows.supervision.state_keeper import WantedState
 from flows.supervision.stopping import Draining, RepeatedKill
 from storage.runs.control import State
-from storage.runs.leases import Lease, LeaseWatch, Seen
+from storage.runs.lease_watch import LeaseWatch, Seen
+from storage.runs.leases import Lease
 from storage.runs.run import Run
 from tba.config import LimitsConfig
 

@@ -6,20 +6,18 @@ says; the log keeps everything. What the index holds follows from the records al
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from hashlib import md5
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from storage.buffer import prompt_queue
+from storage.buffer.branch_queues import BranchQueues, Turns, turns_table
 from storage.buffer.index_rows import Arrival, Pool
-from storage.buffer.prompt_queue import Queue
-from storage.buffer.sampler import BRANCHES, Row, Sampler, Tables
+from storage.buffer.sampler import Row, Sampler, Tables
 from storage.buffer.settings import Sampling, Training
 from storage.log.schema import COLUMNS
 from tba.errors import ConfigError, Damaged, RunFailed
-from tba.types import Branch, Draw, Version
+from tba.types import Draw, Version
 
 
 class Index:
@@ -35,7 +33,7 @@ class Index:
     ):
         self.tables = Tables(threads)
         self.sampler = Sampler(self.tables, sampler_sql)
-        self.seed, self.slots, self.step_of_version = seed, training.prompts_per_step, step_of_version
+        self.step_of_version = step_of_version
         self.parameters: dict[str, float] = {
             "seed": seed,
             "slots": training.prompts_per_step,
@@ -46,11 +44,12 @@ class Index:
         self.newest: int | None = None  # the newest record that admitted anything
         self.first_recent = 0  # where its rows begin in the pool
         self.pool = Pool(sampling.eligibility)
-        self.mean_reward_between = sampling.mean_reward_between
+        self.branches = BranchQueues(
+            seed=seed, slots=training.prompts_per_step, mean_reward_between=sampling.mean_reward_between
+        )
         self.prompts: dict[str, int] = {}  # their numbers, in the order in which they appeared
         self.versions: dict[Version, int] = {}
         self.shards: dict[str, range] = {}  # by searcher/seq: where their rows lie in the pool
-        self.branches: dict[Branch, Queue] = {branch: Queue() for branch in BRANCHES}
 
     # --- records in -----------------------------------------------------------------------------------------------
 
@@ -77,29 +76,15 @@ class Index:
         columns = {**_light(table), "prompt": prompts_N, "version": versions_N}
         places = self.pool.extend(sync, arrivals, columns, step=step)
         self.shards.update(zip((name for name, _ in shards), places, strict=True))
-        self.branches["prioritised"].add(np.arange(len(self.branches["prioritised"].prompts_P), len(self.prompts)))
-        self.branches["recent"] = Queue()
-        self.branches["recent"].add(np.unique(prompts_N))
-        self._judge(np.unique(prompts_N))
+        recent = np.unique(prompts_N)
+        self.branches.admit(recent, len(self.prompts))
+        self.branches.judge(recent, self.pool, self.first_recent)
 
     def _grow_old(self, step: int) -> None:
         """What is too old for a step, and so for all that follow, is drawn no more."""
         prompts_P = self.pool.grow_old(step)
         if len(prompts_P):
-            self._judge(prompts_P)
-
-    def _judge(self, prompts_P: np.ndarray) -> None:
-        """Of these prompts, which have changed: of which there is nothing to draw now, and which are too easy or too
-        hard."""
-        if self.pool.max_age is not None:
-            newest_P = self.pool.newest_places(prompts_P.tolist())
-            self.branches["prioritised"].pass_over(prompts_P, newest_P < 0)
-            self.branches["recent"].pass_over(prompts_P, newest_P < self.first_recent)
-        if self.mean_reward_between is not None:
-            low, high = self.mean_reward_between
-            outside_P = np.array([not low < mean < high for mean in self.pool.mean_rewards(prompts_P.tolist())])
-            for queue in self.branches.values():
-                queue.hold_back(prompts_P, outside_P)
+            self.branches.judge(prompts_P, self.pool, self.first_recent)
 
     def count_young(self, step: int, arrived: Iterable[pa.Table]) -> int:
         """Of what was admitted and of what has arrived, the rows of which the age at a step will be within the bound,
@@ -136,7 +121,7 @@ class Index:
         if self.newest is None:
             raise RunFailed(f"step {step}: there is nothing to draw, no record has admitted a trajectory")
         self._grow_old(step)
-        turns: dict[Branch, list[int]] = {branch: self._turns(step, branch) for branch in BRANCHES}
+        turns = self.branches.turns(step)
         if not turns["prioritised"]:
             raise RunFailed(
                 f"step {step}: nothing that records have admitted is as young as sampling.max_age "
@@ -146,54 +131,19 @@ class Index:
         share = self.parameters["recent_share"] if turns["recent"] else 0.0
         rows = self.sampler.rows({**self.parameters, "recent_share": share, "step": step, "newest": self.newest})
         draws = self._completed(step, rows)
-        for branch, queue in self.branches.items():
-            drawn = (draw.prompt_id for draw in draws if draw.position == 0 and draw.branch == branch)
-            queue.take([self.prompts[prompt_id] for prompt_id in drawn])
+        self.branches.take((draw.branch, self.prompts[draw.prompt_id]) for draw in draws if draw.position == 0)
         return draws
 
-    def _lay(self, turns: Mapping[Branch, Sequence[int]]) -> None:
+    def _lay(self, turns: Turns) -> None:
         """What the sampler reads, as it is at the step of these turns."""
         tables = {
-            "turns": lambda: self._turns_table(turns),
+            "turns": lambda: turns_table(turns, self.pool.prompt_ids),
             "front": lambda: self.pool.table_of(sorted({*turns["recent"], *turns["prioritised"]})),
-            "queue": self._queue_table,
+            "queue": lambda: self.branches.table(self.pool.prompt_ids),
             "pool": self.pool.table,
         }
         for name in self.sampler.reads:
             self.tables.lay(name, tables[name]())
-
-    def _turns(self, step: int, branch: Branch) -> list[int]:
-        def uniform(turn: int) -> float:
-            digits = md5(f"{self.seed}:prompt:{step}:{branch}:{turn}".encode(), usedforsecurity=False).hexdigest()[:13]
-            return (int(digits, 16) + 0.5) / 2**52
-
-        return self.branches[branch].turns(self.slots, uniform)
-
-    def _turns_table(self, turns: Mapping[Branch, Sequence[int]]) -> pa.Table:
-        rows = [(branch, turn, prompt) for branch in BRANCHES for turn, prompt in enumerate(turns[branch])]
-        return pa.table(
-            {
-                "branch": [branch for branch, _, _ in rows],
-                "turn": [turn for _, turn, _ in rows],
-                "prompt_id": [self.pool.prompt_ids[prompt] for _, _, prompt in rows],
-                "prompt": [prompt for _, _, prompt in rows],
-            }
-        )
-
-    def _queue_table(self) -> pa.Table:
-        names = pa.array(self.pool.prompt_ids, pa.string())
-        return pa.concat_tables(
-            pa.table(
-                {
-                    "branch": pa.array([branch]).take(pa.array(np.zeros(len(prompts), np.int32))),
-                    "prompt_id": names.take(pa.array(prompts)),
-                    "prompt": prompts,
-                    "used": queue.used_P[queue.open_P],
-                }
-            )
-            for branch, queue in self.branches.items()
-            for prompts in [queue.prompts_P[queue.open_P]]
-        )
 
     def _completed(self, step: int, rows: Sequence[Row]) -> list[Draw]:
         """With their ages. A row that was never admitted, or of another prompt, is the sampler's mistake."""
@@ -229,11 +179,11 @@ class Index:
 
     def queues(self) -> dict[str, Any]:
         """Which prompts have been drawn since each queue was last refilled."""
-        return {branch: queue.state() for branch, queue in self.branches.items()}
+        return self.branches.state()
 
     def restore(self, states: Mapping[str, Any]) -> None:
         """The queues as `queues` once gave them after the same records."""
-        prompt_queue.restore(self.branches, states)
+        self.branches.restore(states)
 
 
 def _arrival(name: str, table: pa.Table) -> Arrival:

@@ -5,9 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from tba.errors import Damaged
-from tba.types import Branch
-
 
 class Queue:
     """The prompts that a branch can take, by number, and which of them have been drawn since it was last refilled. Some
@@ -87,12 +84,3 @@ class Queue:
         if state["prompts"] != n or len(bits) != (n + 7) // 8 * 8:
             raise ValueError(f"it is of {state['prompts']} prompts, the records have {n}")
         self.used_P = bits[:n].astype(bool)
-
-
-def restore(queues: Mapping[Branch, Queue], states: Mapping[str, Any]) -> None:
-    """Queues of the same records as `states` were taken of; Damaged says which one is not."""
-    for branch, queue in queues.items():
-        try:
-            queue.restore(states[branch])
-        except (KeyError, TypeError, ValueError) as error:
-            raise Damaged(f"queue {branch!r} cannot be restored: {error}") from None

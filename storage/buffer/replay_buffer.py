@@ -1,24 +1,24 @@
 """The replay buffer: the trainer's side of the log. Records say what is in it; a draw is SQL over an index of that."""
 
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import Any
 
 from storage import layout
 from storage.buffer.arrivals import Arrivals
+from storage.buffer.buffer_events import BufferEvents
 from storage.buffer.index import Index
+from storage.buffer.record_chain import RecordChain
 from storage.buffer.settings import Limits, Objective, Sampling, Training
 from storage.log.payloads import Payloads
 from storage.log.schema import COLUMNS
-from storage.log.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
+from storage.log.syncs import Recording, Shard, StoredRecord, SyncRecord
 from storage.objects import records
-from storage.runs.attempts import newest_attempt
 from storage.runs.events import Events
 from storage.runs.retention import given_up
 from storage.runs.run import Run
-from tba.errors import AlreadyExists, Damaged, Missing, Superseded
+from tba.errors import Damaged, Missing
 from tba.fetched import Fetched
-from tba.types import Branch, Draw, Version
+from tba.types import Draw, Version
 
 _GIVEN_UP = "given_up"  # beside the branches, in the queues of a checkpoint: the shards they were kept without
 
@@ -43,7 +43,9 @@ class DuckReplayBuffer:
         events: Events,
         searchers_in_step: int | None = None,
     ):
-        self.run, self.attempt, self.events = run, attempt, events
+        self.run, self.attempt = run, attempt
+        self.records = RecordChain(run, attempt)
+        self.events = BufferEvents(events)
         self.index = Index(
             sampler_sql,
             seed=seed,
@@ -68,29 +70,27 @@ class DuckReplayBuffer:
         self.batch = training.prompts_per_step * training.responses_per_prompt
         self.applied = -1
         self._steps = {0: 0}  # that each applied sync follows, and so the version of its number
-        self._newest_sha256: str | None = None  # of the newest applied record
         self._queues = self.index.queues()
-        self._told: set[str] = set()  # shards that could not be read and that an event speaks of
-        self._without_bounds: set[Branch] = set()  # branches that an event says have no prompt within them
 
     # --- syncs ----------------------------------------------------------------------------------------------------
 
     def sync(self, sync: int, *, step: int) -> int:
         if sync != self.applied + 1:
             raise ValueError(f"records are applied one after the other: expected {self.applied + 1}, got {sync}")
-        stored = self._stored(sync) or self._create(sync, step)
+        stored = self.records.read(sync) or self._create(sync, step)
         if stored.record.step != step:
             raise Damaged(
                 f"{self.run.url}/{layout.sync(sync)} says that it follows step {stored.record.step}, but sync {sync} "
                 f"of this run follows step {step}"
             )
         self._admit(stored)
-        self._tell_of_bounds(sync)
+        branches = self.index.branches
+        self.events.tell_of_bounds(sync, branches.without_bounds(), branches.mean_reward_between)
         return stored.record.rows
 
     def replay(self, sync: int) -> None:
         while self.applied < sync:
-            stored = self._stored(self.applied + 1)
+            stored = self.records.read(self.applied + 1)
             if stored is None:
                 raise Missing(f"{self.run.url}/{layout.sync(self.applied + 1)} does not exist")
             self._admit(stored)
@@ -99,7 +99,8 @@ class DuckReplayBuffer:
         self._steps[stored.record.sync] = stored.record.step
         self.arrivals.settle(shard.key for shard in stored.record.shards if shard.key in self.given_up)
         self._apply(stored.record.without(self.given_up))
-        self.applied, self._newest_sha256 = stored.record.sync, stored.sha256
+        self.applied = stored.record.sync
+        self.records.append(stored)
         self._queues = self.index.queues()
 
     def _step_of_version(self, version: Version) -> int:
@@ -112,7 +113,7 @@ class DuckReplayBuffer:
         return step
 
     def recorded(self, sync: int) -> bool:
-        return self.run.store.exists(layout.sync(sync))
+        return self.records.has(sync)
 
     def ready(self, sync: int, *, step: int, until: int) -> bool:
         bounded = self.index.pool.max_age is not None
@@ -130,12 +131,8 @@ class DuckReplayBuffer:
         self.arrivals.look()
         return self.arrivals.rows()
 
-    def _stored(self, sync: int) -> StoredRecord | None:
-        return read_record(self.run, sync, previous_sha256=self._newest_sha256)
-
     def _create(self, sync: int, step: int) -> StoredRecord:
-        """A record of all that has arrived. If another was first, that one is the fact, as long as this attempt is
-        still the newest."""
+        """Create a record of all that has arrived; return it, or the one that another attempt created first."""
         arrived = self._arrived(sync, step)
         record = SyncRecord(
             sync=sync,
@@ -143,27 +140,16 @@ class DuckReplayBuffer:
             attempt=self.attempt,
             shards=arrived,
             rows=sum(shard.rows for shard in arrived),
-            previous_sha256=self._newest_sha256,
+            previous_sha256=self.records.newest_sha256,
             refused=sorted(self.arrivals.refused.values(), key=lambda refusal: refusal.key),
             created_at=records.now(),
         )
-        data = encode(record)
-        self._check_attempt()
-        self._tell(record)
-        try:
-            self.run.store.create(layout.sync(sync), data)
-        except AlreadyExists:
-            self._check_attempt()
-            stored = self._stored(sync)
-            if stored is None:
-                raise Missing(f"{self.run.url}/{layout.sync(sync)} was there and is gone") from None
-            return stored
-        if not record.rows:
-            since = (
-                "nothing has arrived yet" if self.index.newest is None else f"recent is still sync {self.index.newest}"
-            )
-            self.events.write("empty-sync", f"sync {sync} admits nothing; {since}", severity="warning", sync=sync)
-        return StoredRecord(record, sha256(data).hexdigest())
+        self.records.check_attempt()
+        self.events.tell_what_is_left_out(record, self.arrivals.unread)
+        stored = self.records.create(record)
+        if stored.record is record and not record.rows:
+            self.events.tell_of_an_empty_record(sync, self.index.newest)
+        return stored
 
     def _arrived(self, sync: int, step: int) -> list[Shard]:
         if self.recording:
@@ -173,44 +159,6 @@ class DuckReplayBuffer:
         if self.in_step is not None:
             found = [shard for shard in found if shard.seq <= sync]
         return sorted(found, key=lambda shard: (shard.searcher, shard.seq))
-
-    def _check_attempt(self) -> None:
-        newest = newest_attempt(self.run)
-        if newest > self.attempt:
-            raise Superseded(f"attempt {newest} of the trainer has taken over from attempt {self.attempt}")
-
-    def _tell(self, record: SyncRecord) -> None:
-        """What the record refuses, before it is stored: a crash in between has it told again, the other way round it
-        would never be. And, once, what could not be read and so is neither in it nor refused."""
-        for refusal in record.refused:
-            self.events.write(
-                "shard-refused",
-                f"{refusal.key}: {refusal.reason}",
-                severity="error",
-                sync=record.sync,
-                key=refusal.key,
-                reason=refusal.reason,
-            )
-        for key in sorted(self.arrivals.unread.keys() - self._told):
-            why = self.arrivals.unread[key]
-            self.events.write(
-                "shard-unread", f"passed over for now: {why}", severity="warning", sync=record.sync, key=key
-            )
-            self._told.add(key)
-
-    def _tell_of_bounds(self, sync: int) -> None:
-        """When a branch begins to draw from all of its prompts, as none is within the bounds."""
-        before = self._without_bounds
-        self._without_bounds = {branch for branch, queue in self.index.branches.items() if queue.has_none_left}
-        for branch in sorted(self._without_bounds - before):
-            self.events.write(
-                "no-prompt-within-bounds",
-                f"sync {sync}: no {branch} prompt has a mean reward within sampling.mean_reward_between "
-                f"{list(self.index.mean_reward_between or ())}; all {branch} ones are drawn until one has",
-                severity="warning",
-                sync=sync,
-                branch=branch,
-            )
 
     def _apply(self, record: SyncRecord) -> None:
         shards = sorted(record.shards, key=lambda shard: (shard.searcher, shard.seq))
@@ -234,12 +182,7 @@ class DuckReplayBuffer:
             self.index.restore(queues)
             self._queues = self.index.queues()
         else:
-            self.events.write(
-                "queues-restarted",
-                f"shards were given up since the checkpoint was stored ({', '.join(sorted(self.given_up)[:3])} and the "
-                "like): every prompt can be drawn again",
-                severity="warning",
-            )
+            self.events.tell_of_restarted_queues(self.given_up)
 
     def draw(self, step: int) -> list[Draw]:
         return self.index.draw(step)

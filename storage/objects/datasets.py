@@ -75,7 +75,7 @@ def _parts(url: str) -> list[str]:
 
 def _names(folder: str) -> list[str]:
     if folder.startswith("s3://"):
-        from storage.objects.s3 import S3Store  # only rows on S3 pay for the import
+        from storage.objects.s3.store import S3Store  # only rows on S3 pay for the import
 
         return list(S3Store.names_in(folder))
     if "://" not in folder:  # a "::" in a path is no chain of file systems
@@ -87,7 +87,7 @@ def _names(folder: str) -> list[str]:
 def _read(url: str) -> bytes:
     try:
         if url.startswith("s3://"):
-            from storage.objects.s3 import S3Store
+            from storage.objects.s3.store import S3Store
 
             return S3Store.read_any(url)
         if "://" not in url:

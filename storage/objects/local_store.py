@@ -1,7 +1,6 @@
 """Objects as files of a folder on this machine's disk."""
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -9,10 +8,10 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
+from storage.local_files.durable_files import flush_folder, locked_folder, written_beside
 from storage.local_files.regular_files import about, irregular_kind, open_regular, read_regular
-from storage.local_files.temporary_files import mark_as_written, name_written, remove_left_behind, temporary_beside
+from storage.local_files.temporary_files import name_written, remove_left_behind
 from storage.objects.store import KEY_PART, Entry, check_key, check_prefix
 from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageError
 
@@ -33,13 +32,13 @@ class LocalStore:
 
     def create(self, key: str, data: bytes) -> None:
         path = self._path(key)
-        with self._naming(key), self._written(path, data) as temporary:
+        with self._naming(key), written_beside(path, data) as temporary:
             try:
                 os.link(temporary, path)
             except FileExistsError:
                 _refuse_irregular(path)
                 raise AlreadyExists(f"{self.url}/{key} exists already") from None
-            _flush(path.parent)
+            flush_folder(path.parent)
 
     def read(self, key: str) -> bytes:
         path = self._path(key)
@@ -79,10 +78,10 @@ class LocalStore:
 
     def upload(self, path: Path, key: str) -> None:
         final = self._path(key)
-        with self._naming(key), self._written(final, path) as temporary:
+        with self._naming(key), written_beside(final, path) as temporary:
             _refuse_irregular(final)
             os.replace(temporary, final)
-            _flush(final.parent)
+            flush_folder(final.parent)
 
     def download(self, key: str, path: Path) -> None:
         source = self._path(key)
@@ -127,7 +126,7 @@ class LocalStore:
 
     def replace(self, key: str, data: bytes, *, tag: str | None) -> str:
         path = self._path(key)
-        with self._naming(key), self._written(path, data) as temporary, _locked(path.parent):
+        with self._naming(key), written_beside(path, data) as temporary, locked_folder(path.parent):
             found = self.read_tagged(key)
             if (found[1] if found else None) != tag:
                 raise Conflict(f"{self.url}/{key} was changed by another writer")
@@ -139,7 +138,7 @@ class LocalStore:
                     raise Conflict(f"{self.url}/{key} was created by another writer") from None
             else:
                 os.replace(temporary, path)
-            _flush(path.parent)
+            flush_folder(path.parent)
         return _digest(data)
 
     def local_path(self, key: str) -> Path | None:
@@ -176,24 +175,6 @@ class LocalStore:
             raise Missing(f"{self.url}/{key} does not exist{_instead(self.folder / key)}") from None
         except OSError as error:
             raise StorageError(f"{self.url}/{key}: {error.strerror or error}") from error
-
-    @contextmanager
-    def _written(self, final: Path, content: bytes | Path) -> Iterator[Path]:
-        """The content, durable under a hidden name beside the final one, for as long as the caller needs it."""
-        temporary = temporary_beside(final)
-        with _created(temporary) as file:
-            mark_as_written(file)
-            try:
-                if isinstance(content, Path):
-                    with content.open("rb") as source:
-                        shutil.copyfileobj(source, file, 1 << 20)
-                else:
-                    file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-                yield temporary
-            finally:
-                temporary.unlink(missing_ok=True)
 
     def _walk(self, folder: str, prefix: str = "", after: str = "") -> Iterator[tuple[str, os.stat_result | None]]:
         """Yield the key of everything that is no folder, with its status; None for a link that leads nowhere."""
@@ -242,42 +223,3 @@ def _is_folder(found: os.stat_result | None) -> bool:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _created(path: Path) -> BinaryIO:
-    """A new file, its folders made. A folder may vanish in between, when another process empties it."""
-    for _ in range(100):
-        with contextlib.suppress(FileNotFoundError):
-            _make_folder(path.parent)
-            return path.open("xb")
-    raise FileNotFoundError(path)
-
-
-def _make_folder(folder: Path) -> None:
-    if folder.is_dir():
-        return
-    _make_folder(folder.parent)
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
-    _flush(folder.parent)
-
-
-def _flush(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    with open(folder / ".lock", "ab", opener=_open_at_once) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file closes, also by a process that dies
-        yield
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Fail rather than wait where somebody has put a named pipe in the place of a file."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)

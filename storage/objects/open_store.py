@@ -17,7 +17,7 @@ def open_store(url: str, *, deadline: float = 60.0) -> Store:
     if scheme == "file":
         return LocalStore(rest)
     if scheme == "s3":
-        from storage.objects.s3 import S3Store  # only runs on S3 pay for the import
+        from storage.objects.s3.store import S3Store  # only runs on S3 pay for the import
 
         return S3Store(url, deadline=deadline)
     raise ConfigError(f"a store is a path, file://… or s3://bucket/prefix, got {scheme}://…")

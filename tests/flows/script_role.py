@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 from storage.runs.events import Events
-from storage.runs.leases import HeldLease
+from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions

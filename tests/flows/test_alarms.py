@@ -16,7 +16,8 @@ from flows.supervision.alarms import OperatingAlarms
 from flows.supervision.webhook import VARIABLE, open_webhook
 from storage.queries.views import connect
 from storage.runs.free_space import fullest_disk
-from storage.runs.leases import Lease, Seen
+from storage.runs.lease_watch import Seen
+from storage.runs.leases import Lease
 from storage.runs.run import Run
 from tba.config import AlarmsConfig
 from tba.errors import ConfigError

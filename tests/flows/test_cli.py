@@ -26,7 +26,8 @@ from storage import layout
 from storage.log.trajectories import Trajectories
 from storage.runs.control import change_state
 from storage.runs.events import Events
-from storage.runs.leases import SUPERVISOR, HeldLease, read_leases
+from storage.runs.held_lease import HeldLease
+from storage.runs.leases import SUPERVISOR, read_leases
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
@@ -230,7 +231,7 @@ def test_runs_tells_who_is_alive_and_what_is_wanted(tmp_path: Path, capsys: pyte
     run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
     with HeldLease(run, "searcher-000", every=60), HeldLease(run, "trainer", every=60) as trainer:
         trainer.tell("step 5 of 8", step=5)
-        trainer._renew()
+        trainer.renew()
         (told,) = json.loads(printed(capsys, "runs", str(tmp_path), "--json"))
         assert (told["state"], told["searchers"], told["step"]) == ("running", 1, 5)
         change_state(run, desired="stop")
@@ -501,7 +502,7 @@ def test_many_searchers_are_told_of_together_beside_as_many_as_are_wanted(
         for n in range(9):
             lease = held.enter_context(HeldLease(run, f"searcher-{n:03d}", every=60))
             lease.tell(f"round {n}", seconds_generate=90 - 10 * n, seconds_store=10 + 10 * n, tokens=1000 * n)
-            lease._renew()
+            lease.renew()
         told = printed(capsys, "watch", run.url, "--once")
     assert "9 of 9 searchers" in told
     assert "9 generate 10% to 90% of their time  360 tokens/s" in told
@@ -516,7 +517,7 @@ def test_what_roles_tell_commands_no_terminal_and_is_no_markup(
     Events(run, "searcher-000", 1).write("odd", "no [/bold] answer: \x1b]0;owned\x07\u202e\nand more")
     with HeldLease(run, "evaluator", every=60) as lease:
         lease.tell("waits for [/data] and [red]more")
-        lease._renew()
+        lease.renew()
         told = printed(capsys, "watch", run.url, "--once")
     assert "searcher-000  odd: no [/bold] answer: \ufffd]0;owned\ufffd\ufffd and more" in told
     assert "waits for [/data] and [red]more" in told

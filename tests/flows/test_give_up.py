@@ -11,7 +11,7 @@ from flows.planning import create
 from storage import layout
 from storage.runs import retention
 from storage.runs.control import read_state
-from storage.runs.leases import HeldLease
+from storage.runs.held_lease import HeldLease
 from storage.runs.retention import GivenUpShards, given_up
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints

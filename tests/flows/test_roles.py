@@ -20,11 +20,11 @@ from storage.log.prompts import read_prompts
 from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.objects.open_store import open_store
-from storage.objects.s3 import S3Store
+from storage.objects.s3.store import S3Store
 from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state
 from storage.runs.events import Events
-from storage.runs.leases import HeldLease
+from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints

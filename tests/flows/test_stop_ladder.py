@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from flows.supervision.stopping import INSIST_EVERY, SAFETY, Draining, RepeatedKill, Rung, StopLadder
-from storage.runs.leases import Seen
+from storage.runs.lease_watch import Seen
 from tba.config import LimitsConfig
 from tests.flows.test_stopping import Clock, seen
 

@@ -19,7 +19,8 @@ from flows.supervision.processes import STOPPED, LocalLauncher, Role
 from flows.supervision.stopping import MOST, SAFETY, Patience, Stopping, forecast, seconds_to_stop
 from storage.objects.records import now
 from storage.runs.control import change_state
-from storage.runs.leases import Lease, Seen, readable_lease
+from storage.runs.lease_watch import Seen
+from storage.runs.leases import Lease, readable_lease
 from storage.runs.run import Run
 from tba.config import LimitsConfig, parse
 from tba.errors import Stopped

@@ -23,7 +23,8 @@ from storage.objects.records import encode, now
 from storage.objects.store import Store
 from storage.runs.control import change_state, read_state
 from storage.runs.events import read_events
-from storage.runs.leases import Lease, Seen, read_leases
+from storage.runs.lease_watch import Seen
+from storage.runs.leases import Lease, read_leases
 from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import Damaged, RunFailed, Stopped, StorageError, Superseded

@@ -12,7 +12,8 @@ import pytest
 from flows.cli import main
 from storage import layout
 from storage.runs.control import change_state, read_state
-from storage.runs.leases import HeldLease, read_leases
+from storage.runs.held_lease import HeldLease
+from storage.runs.leases import read_leases
 from storage.runs.run import Run
 from tba.errors import Stopped
 from tests.flows.roles import at_work, behave, end_roles, is_running, until

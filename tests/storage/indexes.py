@@ -127,7 +127,7 @@ def used(index: Index) -> dict[str, set[str]]:
     """By branch, the prompts that have been drawn since its queue was last refilled."""
     return {
         branch: {index.pool.prompt_ids[prompt] for prompt in queue.prompts_P[queue.used_P]}
-        for branch, queue in index.branches.items()
+        for branch, queue in index.branches.by_branch.items()
     }
 
 

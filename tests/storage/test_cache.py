@@ -151,7 +151,7 @@ def test_processes_that_load_versions_at_the_same_time_share_them(
     role = (
         "import sys, time\n"
         "from storage.objects import manifest_folders\n"
-        "from storage.objects.store import open_store\n"
+        "from storage.objects.open_store import open_store\n"
         "store, fetch, fetched = open_store(sys.argv[1]), manifest_folders._fetch_file, []\n"
         "manifest_folders._fetch_file = lambda *a: (fetched.append(a), fetch(*a))\n"
         "print('ready', flush=True); sys.stdin.readline()\n"

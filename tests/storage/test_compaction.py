@@ -24,11 +24,11 @@ from storage.log.schema import COLUMNS, LATER, encode
 from storage.log.shard_reader import ShardReader
 from storage.log.syncs import read_chain
 from storage.log.trajectories import Trajectories
-from storage.maintenance import compactor
 from storage.maintenance.check import check
 from storage.maintenance.compactor import Compacted, compact
 from storage.objects.store import Entry, Store
 from storage.queries import admitted_shards
+from storage.runs import retention
 from storage.runs.forks import unregister
 from storage.runs.retention import given_up_payloads, in_the_way
 from storage.runs.run import Run
@@ -204,8 +204,8 @@ def test_a_run_without_a_checkpoint_is_left_alone(root: str):
 
 @local
 def test_an_object_has_few_shards_and_each_row_group_rows_of_one(root: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compactor, "SHARDS", 5)
-    monkeypatch.setattr(compactor, "_ROWS", 4)
+    monkeypatch.setattr("storage.maintenance.compactor.SHARDS", 5)
+    monkeypatch.setattr("storage.maintenance.compaction_format.ROWS", 4)
     run = make_run(root)
     before = tables(run)
     compacted(run)
@@ -219,7 +219,7 @@ def test_an_object_has_few_shards_and_each_row_group_rows_of_one(root: str, monk
 
 @local
 def test_a_query_of_one_sync_reads_only_its_row_groups(root: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compactor, "SHARDS", 6)
+    monkeypatch.setattr("storage.maintenance.compactor.SHARDS", 6)
     run = make_run(root)
     compacted(run)
     first, _ = sorted(objects(run))
@@ -258,7 +258,8 @@ def test_what_was_stored_before_there_was_a_column_is_read_and_compacted_as_if_e
 ):
     run = make_run(root)
     with monkeypatch.context() as earlier:
-        earlier.setattr(compactor, "COLUMNS", pa.schema([it for it in CONTENT if it.name not in LATER]))
+        columns = pa.schema([it for it in CONTENT if it.name not in LATER])
+        earlier.setattr("storage.maintenance.compaction_format.COLUMNS", columns)
         compacted(run)
     path = Path(run.url, layout.shard(0, 6))
     path.write_bytes(earlier_shard(path))
@@ -318,7 +319,7 @@ def every_row(run: Run, *, disk_bytes: int) -> list:
 def test_each_compaction_is_opened_once_and_a_later_life_asks_for_nothing(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(compactor, "SHARDS", 5)
+    monkeypatch.setattr("storage.maintenance.compactor.SHARDS", 5)
     run = make_run(root)
     expected = every_row(run, disk_bytes=0)
     compacted(run)
@@ -443,6 +444,12 @@ def die(store: Watched, name: str, key: str) -> None:
     store.dead = True
 
 
+def use_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let compactions read and remove one object after the other."""
+    for module in ("compaction_sources", "compaction_removal"):
+        monkeypatch.setattr(f"storage.maintenance.{module}.SIDE_BY_SIDE", 1)
+
+
 def watched(run: Run, at: int, happen) -> tuple[Run, Watched]:
     store = Watched(run.store, at, happen)
     return replace(run, store=cast(Store, store)), store
@@ -454,8 +461,8 @@ def watched(run: Run, at: int, happen) -> tuple[Run, Watched]:
 def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next_finishes_it(
     root: str, tmp_path: Path, drop_beyond: int | None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(compactor, "SHARDS", 16)
-    monkeypatch.setattr(compactor, "SIDE_BY_SIDE", 1)
+    monkeypatch.setattr("storage.maintenance.compactor.SHARDS", 16)
+    use_one_thread(monkeypatch)
     whole = make_run(root)
     compacted(whole, keep=2)  # one is there, and is made again with others
     before = tables(whole, without=PAYLOAD)
@@ -486,7 +493,7 @@ def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next
 @local
 @pytest.mark.slow
 def test_two_compactions_at_once_do_no_harm(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compactor, "SIDE_BY_SIDE", 1)
+    use_one_thread(monkeypatch)
     whole = make_run(root)
     before = tables(whole)
     for other in (partial(compacted, keep=1), partial(compacted, keep=2)):
@@ -742,7 +749,7 @@ def test_giving_up_and_forking_at_once_leave_the_payloads_or_refuse_the_fork(
     parent = make_run(root)
     made: list[Run] = []
     refused: list[Missing] = []
-    give_up = compactor.retention.give_up
+    give_up = retention.give_up
 
     def attempt() -> None:
         try:
@@ -758,7 +765,7 @@ def test_giving_up_and_forking_at_once_leave_the_payloads_or_refuse_the_fork(
             attempt()
         return number
 
-    monkeypatch.setattr(compactor.retention, "give_up", meanwhile)
+    monkeypatch.setattr(retention, "give_up", meanwhile)
     compacted(parent, drop_beyond=CAPACITY)
     assert len(made) + len(refused) == 1
     for run in made:

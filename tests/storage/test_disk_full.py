@@ -22,7 +22,8 @@ from storage.queries.mirror import take
 from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state, read_state
 from storage.runs.events import Events
-from storage.runs.leases import HeldLease, read_lease
+from storage.runs.held_lease import HeldLease
+from storage.runs.leases import read_lease
 from storage.runs.retention import give_up
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
@@ -139,7 +140,7 @@ def test_a_file_larger_than_a_process_may_write_is_an_error_that_names_it(tmp_pa
     """For which nobody needs a disk of his own."""
     script = (
         "import resource, sys\n"
-        "from storage.objects.store import LocalStore\n"
+        "from storage.objects.local_store import LocalStore\n"
         "from tba.errors import StorageError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
         "store = LocalStore(sys.argv[1])\n"
@@ -308,7 +309,7 @@ def remote(disk: Disk, moto: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_a_download_that_fits_only_in_part_is_an_error_and_leaves_nothing(
     disk: Disk, remote: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("storage.objects.s3._PART", 10 * PAGE + 100)
+    monkeypatch.setattr("storage.objects.s3.file_transfers.PART", 10 * PAGE + 100)
     remote.create("a/key", content := os.urandom(25 * PAGE))
     for room in (0, 1, 5, 12, 24) if disk.lacks == "bytes" else (0,):
         disk.fill(room)

@@ -22,10 +22,12 @@ from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
 from storage.objects import manifest_folders
 from storage.objects.open_store import open_store
+from storage.objects.s3.store import S3Store
 from storage.objects.store import Entry, Store
 from storage.runs.attempts import newest_attempt
 from storage.runs.events import Events
-from storage.runs.leases import HeldLease, read_lease, read_leases
+from storage.runs.held_lease import HeldLease
+from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from storage.weights.checkpoints import Checkpoints
@@ -58,9 +60,9 @@ class Faulty(NamedTuple):
 
 @pytest.fixture
 def bad(moto: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Faulty]:
-    monkeypatch.setattr("storage.objects.s3._PART", PART)
-    monkeypatch.setattr("storage.objects.s3._SILENCE", 0.25)
-    monkeypatch.setattr("storage.objects.s3._PAUSE", (0.01, 5.0))
+    monkeypatch.setattr("storage.objects.s3.file_transfers.PART", PART)
+    monkeypatch.setattr("storage.objects.s3.connection.SILENCE", 0.25)
+    monkeypatch.setattr("storage.objects.s3.requests.FIRST_PAUSE", 0.01)
     url = s3_root(moto, monkeypatch)
     behind = open_store(url)
     with faulty(moto) as (proxy, server):
@@ -358,7 +360,8 @@ def test_a_lease_whose_renewal_was_given_up_and_arrived_all_the_same_is_still_he
     with HeldLease(run, "trainer", every=0.02) as held:
         bad.proxy.at_random(0, 1.0, ["unanswered"])
         with monkeypatch.context() as impatient:
-            impatient.setattr(run.store, "_deadline", 0.4)
+            assert isinstance(run.store, S3Store)
+            impatient.setattr(run.store.requests, "deadline", 0.4)
             while "(tried for 0.4 s)" not in caplog.text:
                 time.sleep(0.01)
         arrived = read_lease(run, "trainer")

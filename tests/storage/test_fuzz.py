@@ -20,7 +20,8 @@ from storage.queries.views import connect
 from storage.runs.attempts import chain
 from storage.runs.control import read_state
 from storage.runs.events import read_events
-from storage.runs.leases import HeldLease, read_leases
+from storage.runs.held_lease import HeldLease
+from storage.runs.leases import read_leases
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations

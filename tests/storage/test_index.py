@@ -658,7 +658,7 @@ def test_where_nothing_recent_is_young_enough_all_slots_are_prioritised():
     admit(index, 2, make_shard({"c": [0.0]}, round=2), step=4)  # by a searcher that is behind
     assert {(draw.prompt_id, draw.branch) for draw in index.draw(5)} == {("c", "recent")}
     assert {(draw.prompt_id, draw.branch) for draw in index.draw(7)} == {("b", "prioritised")}
-    assert not index.branches["recent"].has_none_left, "no bounds on rewards are in the way"
+    assert not index.branches.by_branch["recent"].has_none_left, "no bounds on rewards are in the way"
     admit(index, 3, make_shard({"b": [0.0], "c": [0.0]}, round=3), step=7)  # too old when it enters
     assert {(draw.prompt_id, draw.branch) for draw in index.draw(8)} == {("b", "prioritised")}
 

@@ -16,7 +16,7 @@ from storage.maintenance.check import check
 from storage.objects.local_store import LocalStore
 from storage.objects.store import Entry
 from storage.runs.events import Events, read_events
-from storage.runs.leases import HeldLease
+from storage.runs.held_lease import HeldLease
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from storage.weights.versions import Versions

@@ -12,7 +12,8 @@ from flows.planning.run_summary import summaries
 from storage import layout
 from storage.log.schema import encode, to_table
 from storage.runs.events import read_events
-from storage.runs.leases import HeldLease, read_lease, read_leases
+from storage.runs.held_lease import HeldLease
+from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run
 from tests.builders import make_shard
 from tests.rewriting import rewrite

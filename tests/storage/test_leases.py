@@ -12,7 +12,9 @@ from storage.maintenance.check import check
 from storage.objects import records
 from storage.runs.control import change_state
 from storage.runs.events import Events, read_events
-from storage.runs.leases import SUPERVISOR, HeldLease, LeaseWatch, read_lease, read_leases, read_roles, readable_lease
+from storage.runs.held_lease import HeldLease
+from storage.runs.lease_watch import LeaseWatch
+from storage.runs.leases import SUPERVISOR, read_lease, read_leases, read_roles, readable_lease
 from storage.runs.run import Run
 from tba.errors import Damaged, Stopped, Superseded
 from tests.conftest import s3_root
@@ -392,7 +394,7 @@ def test_a_watcher_shows_a_damaged_lease_as_it_was_read_last_and_as_one_that_doe
 @local
 def test_a_lease_tells_the_longest_time_between_two_looks_but_not_before_the_first(run: Run, monkeypatch):
     now = [1000.0]
-    monkeypatch.setattr("storage.runs.leases.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
 
     def told() -> float:
         held.close()

@@ -509,7 +509,7 @@ def test_losing_the_race_for_a_record_is_adoption_for_the_newest_attempt(run: Ru
     claim_attempt(run)
     append(run, make_shard({"a": [0.0, 1.0]}))
     old, new = make_buffer(run, attempt=1), make_buffer(run, attempt=2)
-    monkeypatch.setattr(old, "_check_attempt", lambda: None)  # it looked just before attempt 2 was claimed
+    monkeypatch.setattr(old.records, "check_attempt", lambda: None)  # it looked just before attempt 2 was claimed
     look = new.arrivals.look
 
     def look_too_long() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from storage.objects.open_store import open_store, probe
-from storage.objects.s3 import S3Store, _Refused
+from storage.objects.s3.refusals import Refused
+from storage.objects.s3.store import S3Store
 from storage.objects.store import Entry, Store
 from tba.errors import AlreadyExists, ConfigError, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
@@ -23,7 +24,7 @@ only_s3 = pytest.mark.parametrize("root", ["moto", CEPH], indirect=True)
 
 @only_s3
 def test_a_listing_longer_than_a_page_is_whole(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("storage.objects.s3._PAGE", 7)
+    monkeypatch.setattr("storage.objects.s3.listings.OBJECTS_PER_PAGE", 7)
     for n in range(30):
         store.create(f"many/{n:02d}/x", b"%d" % n)
     assert [entry.key for entry in store.list("many/")] == [f"many/{n:02d}/x" for n in range(30)]
@@ -160,14 +161,14 @@ def test_an_upload_that_was_swept_up_says_so(ceph: Server, monkeypatch: pytest.M
     (tmp_path / "file").write_bytes(bytes(17 << 20))
     store = open_store(s3_root(ceph, monkeypatch), deadline=20)
     assert isinstance(store, S3Store)
-    request = store._request
+    send = store.requests.send
 
     async def sweep_first(operation: str, key: str, **parameters: Any) -> dict[str, Any]:
         if operation == "upload_part":
-            await store._discard(key)
-        return await request(operation, key, **parameters)
+            await store.uploads.discard(key)
+        return await send(operation, key, **parameters)
 
-    monkeypatch.setattr(store, "_request", sweep_first)
+    monkeypatch.setattr(store.requests, "send", sweep_first)
     with pytest.raises(StorageError, match="part: its upload was ended by somebody else"):
         store.upload(tmp_path / "file", "part")
 
@@ -202,8 +203,8 @@ def test_a_server_that_cannot_list_uploads_stops_nobody(store: Store, monkeypatc
     assert isinstance(store, S3Store)
 
     async def refuse(operation: str, key: str, **parameters: Any) -> dict[str, Any]:
-        raise _Refused(403, "AccessDenied", "no")
+        raise Refused(403, "AccessDenied", "no")
 
-    monkeypatch.setattr(store, "_request", refuse)
+    monkeypatch.setattr(store.requests, "send", refuse)
     assert store.unfinished("versions/") == []
     store.discard("versions/x")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from storage.objects.local_store import LocalStore
 from storage.objects.open_store import open_store, probe
-from storage.objects.s3 import S3Store
+from storage.objects.s3.store import S3Store
 from storage.objects.store import Entry, Store, check_key, check_prefix
 from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageError
 
@@ -125,7 +125,7 @@ def test_nothing_is_lost_when_many_count_together(store: Store):
 def test_eight_racing_processes_leave_one_winner(store: Store, root: str, tmp_path: Path):
     racer = (
         "import pathlib, sys, time\n"
-        "from storage.objects.store import open_store\n"
+        "from storage.objects.open_store import open_store\n"
         "from tba.errors import AlreadyExists\n"
         "store, name, go = open_store(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])\n"
         "store.list()\n"
@@ -403,8 +403,9 @@ def begin_upload(store: Store, key: str) -> None:
         path.with_name(f".{path.name}.0123456789ab").write_bytes(b"half")
         return
     assert isinstance(store, S3Store)
-    begun = store._run(store._request, "create_multipart_upload", key)
-    store._run(partial(store._request, "upload_part", key, PartNumber=1, UploadId=begun["UploadId"], Body=b"half"))
+    requests = store.requests
+    begun = requests.run(requests.send, "create_multipart_upload", key)
+    requests.run(partial(requests.send, "upload_part", key, PartNumber=1, UploadId=begun["UploadId"], Body=b"half"))
 
 
 def test_what_killed_writers_left_is_found_and_freed(store: Store):
@@ -423,7 +424,7 @@ def test_what_killed_writers_left_is_found_and_freed(store: Store):
 
 @only_s3
 def test_a_listing_of_uploads_longer_than_a_page_is_whole(store: Store, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("storage.objects.s3._PAGE", 3)
+    monkeypatch.setattr("storage.objects.s3.unfinished_uploads.UPLOADS_PER_PAGE", 3)
     for n in range(8):
         begin_upload(store, f"many/{n // 2}")
     assert store.unfinished("many/") == [f"many/{n}" for n in range(4)]
@@ -435,7 +436,7 @@ def test_a_listing_of_uploads_longer_than_a_page_is_whole(store: Store, monkeypa
 def test_a_torn_write_is_invisible(store: Store, root: str):
     writer = (
         "import sys\n"
-        "from storage.objects.store import open_store\n"
+        "from storage.objects.open_store import open_store\n"
         "store = open_store(sys.argv[1])\n"
         "print('go', flush=True)\n"
         "for n in range(1000): store.create(f'torn/{n:04d}', b'x' * (8 << 20))\n"

@@ -16,7 +16,7 @@ from storage.local_files.shared_cache import cache_folder
 from storage.local_files.temporary_files import A_DAY
 from storage.maintenance.leftovers import sweep
 from storage.objects.local_store import LocalStore
-from storage.objects.s3 import S3Store
+from storage.objects.s3.store import S3Store
 from storage.objects.store import Store
 from storage.runs.events import Events, read_events
 from storage.runs.run import Run
@@ -84,7 +84,7 @@ def test_of_a_bucket_only_uploads_that_have_rested_are_freed(store: Store):
     for key in (old, sent_lately, begun_lately, "other/begun-long-ago-sent-long-ago"):
         begin_upload(store, key)
     assert isinstance(store, S3Store)
-    store._run(store._request, "create_multipart_upload", none)
+    store.requests.run(store.requests.send, "create_multipart_upload", none)
     store.create("a/object", b"x")
     assert store.discard_older("a/", A_DAY) == [none, old]
     assert store.discard_older("b/", A_DAY) == []

@@ -1,0 +1,72 @@
+"""Files that appear whole and survive a loss of power, and locks of folders."""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from storage.local_files.temporary_files import mark_as_written, temporary_beside
+
+
+@contextmanager
+def written_beside(final: Path, content: bytes | Path) -> Iterator[Path]:
+    """Write content, or that of a file, durably under a hidden name beside the final one. The hidden file is there for
+    as long as the caller needs it."""
+    temporary = temporary_beside(final)
+    with _created(temporary) as file:
+        mark_as_written(file)
+        try:
+            if isinstance(content, Path):
+                with content.open("rb") as source:
+                    shutil.copyfileobj(source, file, 1 << 20)
+            else:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which one process at a time has."""
+    with open(folder / ".lock", "ab", opener=_open_at_once) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file closes, also by a process that dies
+        yield
+
+
+def _created(path: Path) -> BinaryIO:
+    """Return a new file, and make its folders. A folder may vanish in between, when another process empties it."""
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError):
+            _make_folder(path.parent)
+            return path.open("xb")
+    raise FileNotFoundError(path)
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    flush_folder(folder.parent)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Fail rather than wait where somebody has put a named pipe in the place of a file."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)

@@ -1,0 +1,52 @@
+"""Watches the leases of a run, and counts on a clock of its own for how long each has not moved."""
+
+import time
+from typing import NamedTuple
+
+from storage.objects import records
+from storage.runs import lives
+from storage.runs.leases import Lease, read_roles
+from storage.runs.run import Run
+
+
+class Seen(NamedTuple):
+    lease: Lease
+    silent_for: float  # seconds since this watcher saw the lease change
+
+
+class LeaseWatch:
+    """Watches the leases of a run."""
+
+    def __init__(self) -> None:
+        self._changed: dict[tuple[str, str], tuple[tuple[int, int], float]] = {}
+        self._last: dict[tuple[str, str], Lease] = {}
+        self.damaged: dict[str, str] = {}  # why a role's lease cannot be read, as of the last look
+
+    def observe(self, run: Run) -> dict[str, Seen]:
+        """Every role that ever held a lease, and for how long it has been silent. A lease that cannot be read counts
+        as one that does not move, since whoever holds it writes it again: it is shown as it was read last."""
+        seen: dict[str, Seen] = {}
+        found = read_roles(run)
+        self.damaged = dict(found.damaged)
+        for lease in [*found.leases, *(self._as_last_read(run, role) for role in found.damaged)]:
+            who, beat, now = (run.url, lease.role), (lease.life, lease.counter), time.monotonic()
+            self._last[who] = lease
+            before = self._changed.get(who)
+            if before is None or before[0] != beat:
+                self._changed[who] = before = (beat, now)
+            seen[lease.role] = Seen(lease, now - before[1])
+        return seen
+
+    def _as_last_read(self, run: Run, role: str) -> Lease:
+        """Return the lease as this watcher read it last. If it never could, return one of an unknown holder, with the
+        newest life that events tell of."""
+        return self._last.get((run.url, role)) or Lease(
+            role=role,
+            life=lives.newest_with_events(run, role),
+            host="an unknown machine",
+            pid=0,
+            counter=-1,
+            status="its lease cannot be read",
+            renewed_at=records.now(),
+            supervised=False,
+        )

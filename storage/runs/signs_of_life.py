@@ -1,0 +1,41 @@
+"""When a role last gave a sign of life, and how long it takes to hear that it is to stop."""
+
+import threading
+import time
+from collections import deque
+
+_LATELY = 600.0  # seconds for which the longest time between two looks at what is wanted counts
+
+
+class SignsOfLife:
+    """Several threads of a role may give signs at once."""
+
+    def __init__(self) -> None:
+        self._last_sign = time.monotonic()
+        self._last_look: float | None = None  # none before the first look: to start takes longer than anything later
+        self._gaps: deque[tuple[float, float]] = deque()  # when each ended, and its seconds; each longer than the next
+        self._lock = threading.Lock()
+
+    def give(self) -> None:
+        """Note that the role does something."""
+        self._last_sign = time.monotonic()
+
+    def give_by_look(self) -> None:
+        """Note that the role looks at what is wanted of it, which is a sign of life too."""
+        self._last_sign = now = time.monotonic()
+        with self._lock:
+            gap, self._last_look = now - (self._last_look or now), now
+            while self._gaps and self._gaps[-1][1] <= gap:
+                self._gaps.pop()
+            self._gaps.append((now, gap))
+            while self._gaps[0][0] < now - _LATELY:
+                self._gaps.popleft()
+
+    def quiet(self) -> float:
+        """Return the seconds since the last sign."""
+        return time.monotonic() - self._last_sign
+
+    def longest_gap(self) -> float:
+        """Return the longest time between two looks within the last ten minutes, in seconds."""
+        with self._lock:
+            return self._gaps[0][1] if self._gaps else 0.0
