@@ -40,7 +40,7 @@ def test_the_replay_buffer_draws_within_the_bounds_of_the_settings(tmp_path: Pat
     config = preset("quickstart").replace({"sampling.mean_reward_between": [0.25, 1]})
     run = create.start(config, str(tmp_path), "first")
     index = make_buffer(run, parse(Run.open(run.url).config), 1, Events(run, "trainer", 1)).index
-    assert index.mean_reward_between == (0.25, 1.0)
+    assert index.branches.mean_reward_between == (0.25, 1.0)
 
 
 def test_a_first_fill_that_so_few_prompts_cannot_give_is_refused():
