@@ -133,10 +133,9 @@ class Searcher:
 
 def await_reference(versions: VersionStore, lease: Lease, *, deadline: float, poll: float = 0.5) -> Version:
     """Wait for version 0, the policy before training, which the trainer publishes."""
-    waited = 0.0
     for waited in looks(deadline, every=poll):
         lease.check()
         if version := versions.reference():
             return version
         lease.tell(f"waiting {waited:.0f} s for version 0", seconds_wait=waited)
-    raise DeadlinePassed(f"no version 0 after {waited:.0f} s (limits.data_deadline): is the trainer alive?")
+    raise DeadlinePassed(f"no version 0 after {deadline:.0f} s (limits.data_deadline): is the trainer alive?")

@@ -51,7 +51,6 @@ class VersionAdoption:
     def await_first(self, poll: float = 1.0) -> None:
         """Wait until a version has been adopted. If the newest version is gone or damaged, the trainer publishes
         another as it goes on."""
-        waited = 0.0
         for waited in looks(self.deadline, every=poll):
             self.progress.check()
             self.adopt_newest()
@@ -60,7 +59,7 @@ class VersionAdoption:
             status = f"waiting {waited:.0f} s for a version to adopt{self._what_is_damaged}"
             self.progress.lease.tell(status, seconds_wait=waited)
         raise DeadlinePassed(
-            f"no version could be adopted for {waited:.0f} s (limits.data_deadline){self._what_is_damaged}"
+            f"no version could be adopted for {self.deadline:.0f} s (limits.data_deadline){self._what_is_damaged}"
         )
 
     def await_newer(self) -> None:
