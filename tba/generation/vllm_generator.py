@@ -31,7 +31,7 @@ from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissing
 from tba.config import EngineConfig
 from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed, TBAError
 from tba.generation.requests import check_request
-from tba.generation.transformers_generator import describe, is_gone
+from tba.generation.version_folder import describe, is_gone
 from tba.generation.vllm_plugin import FROM_FOLDER, OURS
 from tba.models.adapters import Adapter
 from tba.models.file_checks import check_files, read_object
