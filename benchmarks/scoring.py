@@ -162,7 +162,7 @@ class EngineScorer:
     def __init__(self, folder: Path, workload: Workload, *, on_cpu: bool):
         from vllm import EngineArgs, SamplingParams  # pyright: ignore[reportMissingImports]
 
-        from tba.generation.vllm_generator import CPU_CACHE, start_engine
+        from tba.generation.vllm_engine import CPU_CACHE, start_engine
 
         arguments = EngineArgs(
             model=str(folder), skip_tokenizer_init=True, dtype="float32",

@@ -78,7 +78,7 @@ def lagged_run(config: Config, *, scored_after: Collection[int]) -> Iterator[Sco
         buffer = Buffer(config)
         learned: list[tuple[float, int]] = []
         for step in range(1, config.training.steps + 1):
-            searcher.adopt(Version(max(0, step - 1 - lag), 1))
+            searcher.adoption.adopt(Version(max(0, step - 1 - lag), 1))
             buffer.admit(step - 1, _round(searcher, step - 1))
             drawn = buffer.draw(step)
             learner.learn(step, learner.collate(fetched_of(drawn)))
@@ -159,13 +159,13 @@ _first_rounds: dict[tuple[int, SearchConfig, int], Sequence[Trajectory]] = {}
 
 def _round(searcher: Searcher, round: int) -> Sequence[Trajectory]:
     key = (searcher.seed, searcher.config, round)
-    if searcher.version == START and key in _first_rounds:
+    if searcher.adoption.version == START and key in _first_rounds:
         return _first_rounds[key]
-    searcher.ask(groups := searcher.rounds.groups(round))
+    searcher.ask(searcher.rounds.groups(round))
     while searcher.in_flight:
         searcher.step()
-    trajectories, searcher.ended = searcher.score(groups), []
-    if searcher.version == START:
+    trajectories = searcher.assembly.trajectories(searcher.in_flight.next_shard())
+    if searcher.adoption.version == START:
         _first_rounds[key] = trajectories
     return trajectories
 

@@ -23,7 +23,7 @@ from tba.errors import ConfigError, Damaged, Missing
 from tba.types import Version
 
 if TYPE_CHECKING:
-    from tba.train.retake import Retaken
+    from flows.roles.past_state import Retaken
 
 log = logging.getLogger(__name__)
 

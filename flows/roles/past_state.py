@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from transformers.utils import logging as transformers_logging
 
@@ -16,16 +16,26 @@ from storage.runs.retention import in_the_way, lost_for
 from storage.runs.run import Run
 from storage.weights import lost_checkpoints
 from storage.weights.checkpoints import Checkpoints
+from tba.batches.batching import batch_metrics
 from tba.config import Config, parse
 from tba.errors import ConfigError, Damaged
-from tba.train.learner import Learner
-from tba.train.retake import Retaken, retake
+from tba.train.learner import Learned, Learner
 from tba.train.training_state import TrainingState
-from tba.types import Version
+from tba.types import Draw, Metrics, Version
 
 log = logging.getLogger(__name__)
 
 transformers_logging.disable_progress_bar()  # its bars say nothing of the steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retaken:
+    """A step taken again, with the records, draws and trajectories of the first time."""
+
+    step: int
+    draws: Sequence[Draw]
+    learned: Learned
+    metrics: Metrics  # of the batch, and of what was learned from it
 
 
 class Past:
@@ -48,10 +58,16 @@ class Past:
         return self.learner.policy.snapshot().sha256
 
     def retake(self, upto: int) -> Iterator[Retaken]:
-        """The steps up to this one, each as it is taken again."""
-        for taken in retake(self.learner, self.buffer, after=self.step, upto=upto):
-            self.step = taken.step
-            yield taken
+        """Take the steps up to this one again, one by one. Learner and buffer hold the state after a step when that
+        step comes out."""
+        for step in range(self.step + 1, upto + 1):
+            self.buffer.replay(self.learner.config.sync_before(step))
+            draws = self.buffer.draw(step)
+            batch = self.learner.collate(self.buffer.fetch(draws))
+            learned = self.learner.learn(step, batch)
+            self.step = step
+            metrics = {**learned.metrics, **batch_metrics(draws, batch)}
+            yield Retaken(step=step, draws=draws, learned=learned, metrics=metrics)
 
     def save(self, run: Run, attempt: int) -> None:
         """As a checkpoint of a run; it stands at a sync."""

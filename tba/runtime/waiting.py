@@ -5,18 +5,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _PAUSE = 0.005, 0.5  # seconds between two looks, at least and at most
-_LATE = 0.05  # of what has been waited: so much longer it may take to see what is there
+_LATE = 0.05  # share of the time waited so far that the next pause may take
 
 
-def looks(deadline: float) -> Iterator[float]:
-    """Seconds that have been waited at each look for what somebody else does, less and less often; ends with the one
-    after the deadline."""
+def looks(deadline: float, *, every: float | None = None) -> Iterator[float]:
+    """Yield the seconds waited so far, once for each look at what somebody else does. The looks end with the first one
+    after the deadline. `every` is the pause between two looks in seconds; by default the pauses grow with the wait."""
     began = time.monotonic()
     while True:
         yield (waited := time.monotonic() - began)
         if waited > deadline:
             return
-        time.sleep(min(max(_LATE * waited, _PAUSE[0]), _PAUSE[1]))
+        time.sleep(min(max(_LATE * waited, _PAUSE[0]), _PAUSE[1]) if every is None else every)
 
 
 @contextmanager

@@ -5,8 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tba.config import SearchConfig
+from tba.interfaces import TrajectoryLog
 from tba.search.prompt_stream import PromptStream
 from tba.types import Asked, Prompt, Response
+
+SHARDS_PER_ROUND = 4
+"""Number of the newest shards that are read for each round that may be open. While the newest rounds were asked, no
+more than twice as many shards were stored: full ones, and at most as many that were cut short."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -90,3 +95,14 @@ class Rounds:
             return []
         done = {of_slot[it.slot].number for it in stored}
         return [group for group in groups if group.number not in done]
+
+
+def newest_asked(log: TrajectoryLog, searcher: int, end: int, *, open_rounds: int) -> Sequence[Asked]:
+    """Return what the newest shards before shard `end` answer. If none of these can be read, return what the shards
+    before them answer, and so on."""
+    each = SHARDS_PER_ROUND * open_rounds
+    while end > 0:
+        if asked := log.asked(searcher, range(max(0, end - each), end)):
+            return asked
+        end -= each
+    return ()

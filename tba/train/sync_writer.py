@@ -25,6 +25,10 @@ from tempfile import TemporaryDirectory, mkdtemp
 from types import TracebackType
 from typing import Any, Self
 
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
 from tba.config import Config
 from tba.errors import Stopped, Superseded
 from tba.interfaces import CheckpointStore, Lease, Ledger, VersionStore
@@ -34,8 +38,10 @@ from tba.runtime.waiting import timed
 from tba.train.learner import Learner
 from tba.train.stop_time import StoreTimes, measured
 from tba.train.training_state import TrainingState
-from tba.train.weight_changes import changed_share
 from tba.types import Base, StepRecord, Version
+
+_ELEMENTS = 2**20  # compared at a time, so that memory does not grow with the tensors
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer type by bytes of an element
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,3 +210,22 @@ class SyncWriter:
 
     def _lines(self) -> tuple[Background, Background, Background]:
         return self.writing, self.publishing, self.keeping
+
+
+def changed_share(before: Path, after: Path) -> float:
+    """Return the share of the weights of one model whose stored bits differ between two folders."""
+    changed = total = 0
+    for path in sorted(after.glob("*.safetensors")):
+        with safe_open(before / path.name, "pt") as old, safe_open(path, "pt") as new:
+            for name in new.offset_keys():
+                a, b = _bits(old.get_tensor(name)), _bits(new.get_tensor(name))
+                total += len(b)
+                changed += sum(
+                    int(torch.count_nonzero(x != y))
+                    for x, y in zip(a.split(_ELEMENTS), b.split(_ELEMENTS), strict=True)
+                )
+    return changed / total
+
+
+def _bits(weights: Tensor) -> Tensor:
+    return weights.reshape(-1).view(_BITS[weights.element_size()])

@@ -166,7 +166,7 @@ def test_the_loss_of_a_step_is_the_mean_of_its_squared_residuals(finished):
 
 
 def test_responses_in_flight_go_on_with_a_newer_version_if_that_is_wanted(tmp_path, policy, monkeypatch):
-    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tba.search.version_adoption.LOOK_EVERY", 0.0)
     changes = {"engine.in_flight": "update", "search.max_response_tokens": 200}
     run = create.start(settings(policy, **changes), str(tmp_path), "update")
     run_all(run)

@@ -26,7 +26,8 @@ from transformers import (
 
 from tba.errors import Busy, ConfigError, Damaged, Missing
 from tba.generation.requests import generate
-from tba.generation.transformers_generator import TransformersGenerator, choose, uniforms
+from tba.generation.token_choice import choose, uniforms
+from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
 from tests.tba.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer

@@ -150,7 +150,7 @@ def test_a_searcher_goes_on_while_a_version_is_fetched_and_takes_it_once_it_is_t
         role.run()
     assert generator.adopted == [V0, V1] == versions.loaded and not threads()
     assert all(it.version_end == V0 for seq in range(5) for it in log.shards[seq])
-    assert isinstance(role.events, fakes.Events) and role.events.kinds == ["version-adopted"] * 2
+    assert isinstance(role.adoption.events, fakes.Events) and role.adoption.events.kinds == ["version-adopted"] * 2
 
 
 def test_what_goes_wrong_beside_a_searcher_ends_it():
@@ -169,8 +169,8 @@ def test_a_version_that_cannot_be_fetched_is_reported_by_the_searcher_which_goes
     versions.gate.set()
 
     def enough(role: Searcher, log: fakes.Log) -> bool:
-        assert isinstance(role.events, fakes.Events)
-        if kind in role.events.kinds:
+        assert isinstance(role.adoption.events, fakes.Events)
+        if kind in role.adoption.events.kinds:
             versions.queue = [V0]
             after.append(len(log.shards))
         return bool(after) and len(log.shards) > after[0] + 20
@@ -179,7 +179,7 @@ def test_a_version_that_cannot_be_fetched_is_reported_by_the_searcher_which_goes
     with pytest.raises(Stopped):
         role.run()
     assert generator.adopted == [V0] and versions.loaded[:2] == [V0, V1] and not threads()
-    assert isinstance(role.events, fakes.Events) and set(role.events.kinds[1:]) == {kind}
+    assert isinstance(role.adoption.events, fakes.Events) and set(role.adoption.events.kinds[1:]) == {kind}
 
 
 def test_a_searcher_that_goes_in_step_looks_for_nothing_beside():

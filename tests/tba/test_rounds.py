@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from tba.config import SearchConfig
 from tba.search.prompt_stream import PromptStream
-from tba.search.rounds import Group, Rounds
-from tba.search.searcher import SHARDS_PER_ROUND
+from tba.search.rounds import SHARDS_PER_ROUND, Group, Rounds
 from tba.types import Asked
 from tests import fakes
 

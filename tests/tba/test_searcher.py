@@ -8,7 +8,9 @@ import pytest
 from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed, Missing, Stopped
 from tba.search.prompt_stream import PromptStream
-from tba.search.searcher import LOOK_EVERY, Searcher, await_reference
+from tba.search.round_requests import sampling_of_round
+from tba.search.searcher import Searcher, await_reference
+from tba.search.version_adoption import LOOK_EVERY
 from tba.types import Prompt, Reward, Version
 from tests import fakes
 
@@ -79,7 +81,7 @@ def test_a_version_that_appears_while_a_round_is_in_the_making_is_adopted_then_i
     updates_in_flight: bool, monkeypatch: pytest.MonkeyPatch
 ):
     """The generator here asks once before it answers; what it answers is then the new version's."""
-    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tba.search.version_adoption.LOOK_EVERY", 0.0)
     versions = fakes.Versions(V0, V2)
     role, generator, _ = searcher(versions, log := fakes.Log(), rounds=2, updates_in_flight=updates_in_flight)
     with pytest.raises(Stopped):
@@ -90,14 +92,14 @@ def test_a_version_that_appears_while_a_round_is_in_the_making_is_adopted_then_i
 
 def test_a_version_is_looked_for_once_a_second_while_responses_are_in_the_making():
     role, generator, _ = searcher(fakes.Versions(V0, V1, V2), fakes.Log(), rounds=1, updates_in_flight=True)
-    role.adopt_first()
+    role.adoption.await_first()
     role.ask(role.rounds.take())
     generator.step = list
     for adopted in ([V0], [V0, V1], [V0, V1, V2]):
         for _ in range(100):
             role.step()
         assert generator.adopted == adopted, "another look was too soon"
-        role.looked -= LOOK_EVERY
+        role.adoption.looked -= LOOK_EVERY
 
 
 def test_no_version_older_than_the_one_in_use_is_adopted_when_a_listing_is_behind():
@@ -117,7 +119,7 @@ def test_in_step_each_round_is_by_the_version_that_it_has_to_be_by(lag):
     """Newer ones are there already; of two attempts the newer one's counts."""
     again = Version(2, 2)
     role, generator, _ = searcher(fakes.Versions(V2), log := fakes.Log(), rounds=3, lag=lag)
-    role.versions.seen = [V0, V1, V2, again]  # pyright: ignore[reportAttributeAccessIssue]
+    role.adoption.versions.seen = [V0, V1, V2, again]  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(Stopped):
         role.run()
     expected = [V0, V1, again] if lag == 0 else [V0, V0, V0, V1]
@@ -128,7 +130,7 @@ def test_in_step_each_round_is_by_the_version_that_it_has_to_be_by(lag):
 
 def test_in_step_a_version_that_never_comes_is_waited_for_until_the_deadline():
     role, generator, _ = searcher(fakes.Versions(V2), log := fakes.Log(), rounds=10**6, lag=0, deadline=0.1)
-    role.versions.seen = [V0, V2]  # pyright: ignore[reportAttributeAccessIssue]
+    role.adoption.versions.seen = [V0, V2]  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(DeadlinePassed, match=r"no version 1 could be adopted for 0\.1 s \(limits\.data_deadline\)"):
         role.run()
     assert list(log.shards) == [0] and generator.adopted == [V0]
@@ -137,7 +139,7 @@ def test_in_step_a_version_that_never_comes_is_waited_for_until_the_deadline():
 def test_in_step_a_fork_begins_with_the_version_it_starts_from():
     role, generator, _ = searcher(fakes.Versions(V2), log := fakes.Log({0: [], 1: [], 2: []}), rounds=1, lag=2)
     role.first_version = 2
-    role.versions.seen = [V2]  # pyright: ignore[reportAttributeAccessIssue]
+    role.adoption.versions.seen = [V2]  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(Stopped):
         role.run()
     assert generator.adopted == [V2] and {it.round for it in log.shards[3]} == {3}
@@ -148,7 +150,7 @@ def test_generator_and_scorer_are_asked_at_the_temperature_of_search():
     with pytest.raises(Stopped):
         role.run()
     assert generator.settings == [(0.7, 0.9)] * 2
-    assert isinstance(role.scorer, fakes.Scorer) and role.scorer.temperatures == [0.7] * 2
+    assert isinstance(role.assembly.scorer, fakes.Scorer) and role.assembly.scorer.temperatures == [0.7] * 2
 
 
 def test_some_rounds_explore_and_their_scores_do_not():
@@ -164,15 +166,15 @@ def test_some_rounds_explore_and_their_scores_do_not():
     assert abs(len(both) / rounds - 0.09) < 4 * math.sqrt(0.09 * 0.91 / rounds)
     assert 0.7 < min(warmer) < 0.75 and 1.05 < max(warmer) < 1.1
     assert 0.7 < min(other) < 0.73 and 0.97 < max(other) < 1
-    assert isinstance(role.scorer, fakes.Scorer) and set(role.scorer.temperatures) == {0.7}
-    again, _, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=1, changes={"explore_share": 0.3})
-    assert [again.sampling_of(round) for round in range(rounds)] == generator.settings
+    assert isinstance(role.assembly.scorer, fakes.Scorer) and set(role.assembly.scorer.temperatures) == {0.7}
+    again = [sampling_of_round(round, role.config, seed=7, searcher=2) for round in range(rounds)]
+    assert again == generator.settings
 
 
 def test_rounds_that_explore_lie_between_the_temperatures_of_the_settings():
-    explore = {"explore_share": 0.5, "explore_temperature": (0.5, 2.0), "explore_top_p": 1.0}
-    role, _, _ = searcher(fakes.Versions(V0), fakes.Log(), rounds=1, changes=explore)
-    settings = [role.sampling_of(round) for round in range(400)]
+    explore: dict[str, Any] = {"explore_share": 0.5, "explore_temperature": (0.5, 2.0), "explore_top_p": 1.0}
+    config = SearchConfig(temperature=0.7, top_p=0.9, **explore)
+    settings = [sampling_of_round(round, config, seed=7, searcher=2) for round in range(400)]
     other = sorted(temperature for temperature, _ in settings if temperature != 0.7)
     assert abs(len(other) / 400 - 0.5) < 4 * 0.5 / math.sqrt(400)
     assert 0.5 <= other[0] < 0.55 and 1.95 < other[-1] <= 2.0
@@ -186,7 +188,8 @@ def test_the_reward_of_a_response_that_is_remembered_is_not_asked_for_again(reme
     changes = {"remembered_rewards": remembered}
     role, _, _ = searcher(fakes.Versions(V0), log := fakes.Log(), rounds=8, changes=changes)
     rewarded: list[Prompt] = []
-    role.scoring.task.reward = lambda prompt, response: rewarded.append(prompt) or Reward(value=float(prompt.answer))
+    task = role.assembly.scoring.task
+    task.reward = lambda prompt, response: rewarded.append(prompt) or Reward(value=float(prompt.answer))
     with pytest.raises(Stopped):
         role.run()
     assert len(rewarded) == asked
@@ -225,7 +228,7 @@ def test_a_version_pruned_while_it_was_read_is_passed_over():
 def test_nothing_is_generated_before_a_version_could_be_adopted(trouble):
     versions = fakes.Versions(V0, V1, V2, broken={V0: trouble, V1: trouble})
     role, generator, events = searcher(versions, log := fakes.Log(), rounds=3)
-    role.adopt_first(poll=0)
+    role.adoption.await_first(poll=0)
     assert generator.adopted == [V2] and len(events.kinds) == 3 and not log.shards
 
 
@@ -233,7 +236,7 @@ def test_the_wait_for_a_version_that_can_be_adopted_has_a_deadline_that_says_why
     versions = fakes.Versions(V0, broken={V0: Damaged("model.safetensors")})
     role, _, events = searcher(versions, fakes.Log(), rounds=10**6, deadline=0.02)
     with pytest.raises(DeadlinePassed, match=f"no version could be adopted .*; {V0} is damaged"):
-        role.adopt_first(poll=0.001)
+        role.adoption.await_first(poll=0.001)
     assert events.kinds == ["version-refused"]
 
 

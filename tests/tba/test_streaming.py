@@ -14,7 +14,8 @@ from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Generator, ReferenceScorer
 from tba.models.policy import Policy, PolicyScorer
 from tba.search.prompt_stream import PromptStream
-from tba.search.searcher import SHARDS_PER_ROUND, Searcher
+from tba.search.rounds import SHARDS_PER_ROUND
+from tba.search.searcher import Searcher
 from tba.types import Prompt, Request, Response, Trajectory, Version
 from tests import fakes
 from tests.tba.tiny import tiny_folder
@@ -118,7 +119,7 @@ def test_of_more_groups_than_a_shard_takes_those_that_ended_first_are_stored_fir
 def test_no_more_rounds_are_open_than_the_settings_say():
     generator = Slow({"p1": 100})
     role, log = search(fakes.Versions(V0), shards=2, generator=generator, open_rounds=2)
-    role.lease = fakes.Lease(stop_when=lambda: generator.now > 90)
+    role.progress.lease = fakes.Lease(stop_when=lambda: generator.now > 90)
     with pytest.raises(Stopped):
         role.run()
     assert max(it.round for shard in log.shards.values() for it in shard) == 1
@@ -143,7 +144,7 @@ def test_groups_have_their_name_rows_and_seeds_whichever_shard_they_are_in():
 
 def test_what_is_in_the_making_is_finished_by_its_version_and_a_newer_one_taken_then(monkeypatch: pytest.MonkeyPatch):
     """V1 appears while three rounds are in the making."""
-    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tba.search.version_adoption.LOOK_EVERY", 0.0)
     generator = Slow({"p4": 30})
     role, log = search(fakes.Versions(V0, V0, V0, V1), shards=6, generator=generator, open_rounds=3)
     rows = [it for shard in log.shards.values() for it in shard]
@@ -153,21 +154,21 @@ def test_what_is_in_the_making_is_finished_by_its_version_and_a_newer_one_taken_
     assert [by_round[round] for round in range(5)] == [V0, V0, V0, V1, V1], "none begins while a newer version waits"
     assert all(by_round[a].order <= by_round[b].order for a, b in pairwise(sorted(by_round)))
     assert [len(shard) for shard in log.shards.values()] == [2 * SIZE] * 6, "no shard is cut short by an adoption"
-    assert isinstance(role.versions, fakes.Versions) and role.versions.loaded == [V0, V1]
+    assert isinstance(role.adoption.versions, fakes.Versions) and role.adoption.versions.loaded == [V0, V1]
 
 
 @pytest.mark.parametrize("trouble", [None, Missing("pruned"), Damaged("model.safetensors")])
 def test_of_versions_that_come_while_one_waits_the_newest_that_can_be_fetched_is_taken(
     trouble: Exception | None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tba.search.version_adoption.LOOK_EVERY", 0.0)
     broken = {V2: trouble} if trouble else {}
     versions, generator = fakes.Versions(V0, V0, V0, V1, V2, V0, broken=broken), Slow({"p4": 30})
     role, log = search(versions, shards=6, generator=generator, open_rounds=3)
     assert versions.loaded == [V0, V1, V2]
     assert generator.adopted == [V0, V1 if trouble else V2]
     assert {it.version_end for shard in log.shards.values() for it in shard} == {*generator.adopted}
-    assert isinstance(role.events, fakes.Events) and len(role.events.kinds) == (3 if trouble else 2)
+    assert isinstance(role.adoption.events, fakes.Events) and len(role.adoption.events.kinds) == (3 if trouble else 2)
 
 
 @pytest.mark.parametrize(("looks", "every"), [(1, 0.0), (4, 0.0), (1, 60.0)])
@@ -175,7 +176,7 @@ def test_in_flight_a_newer_version_is_taken_at_once_and_named(
     looks: int, every: float, monkeypatch: pytest.MonkeyPatch
 ):
     """It is found while everything goes on, or when the first shard is whole."""
-    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", every)
+    monkeypatch.setattr("tba.search.version_adoption.LOOK_EVERY", every)
     generator = Slow({"p1": 8})
     versions = fakes.Versions(*[V0] * looks, V1)
     _, log = search(versions, shards=4, generator=generator, open_rounds=3, updates_in_flight=True)
@@ -198,12 +199,12 @@ def test_a_version_of_another_model_is_taken_once_nothing_is_in_flight(
                 raise Busy("another model")
             super().adopt(folder, version)
 
-    monkeypatch.setattr("tba.search.searcher.LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tba.search.version_adoption.LOOK_EVERY", 0.0)
     versions, generator = fakes.Versions(*[V0] * 5, V1), Particular({"p1": 12})
     role, log = search(versions, shards=6, generator=generator, open_rounds=open_rounds, updates_in_flight=True)
     assert generator.adopted == [V0, V1] == versions.loaded and generator.tried_in_vain == 1
     assert {(it.version_start, it.version_end) for shard in log.shards.values() for it in shard} == {(V0, V0), (V1, V1)}
-    assert isinstance(role.events, fakes.Events) and role.events.kinds == ["version-adopted"] * 2
+    assert isinstance(role.adoption.events, fakes.Events) and role.adoption.events.kinds == ["version-adopted"] * 2
 
 
 @pytest.mark.parametrize("open_rounds", [1, 3])
@@ -250,7 +251,7 @@ def test_all_that_has_ended_is_stored_before_a_version_is_waited_for():
 
 def test_whoever_waits_for_a_version_hears_a_request_to_stop():
     role, _ = search(fakes.Versions(V0), shards=1, rounds_per_version=1, deadline=3.0)
-    lease = role.lease = fakes.Lease(stop_when=lambda: any("for a version after" in it for it in lease.told))
+    lease = role.progress.lease = fakes.Lease(stop_when=lambda: any("for a version after" in it for it in lease.told))
     with pytest.raises(Stopped):
         role.run()
 
@@ -263,9 +264,11 @@ def test_a_version_that_was_fetched_and_cannot_be_taken_holds_up_nothing_from_th
             super().adopt(folder, version)
 
     role, log = search(fakes.Versions(*[V0] * 3, V1), shards=6, generator=Refusing({}), open_rounds=3)
-    assert isinstance(role.events, fakes.Events) and role.events.kinds == ["version-adopted", "version-refused"]
+    events = role.adoption.events
+    assert isinstance(events, fakes.Events) and events.kinds == ["version-adopted", "version-refused"]
     assert {it.version_end for shard in log.shards.values() for it in shard} == {V0}
-    assert len({group.round for group, _ in role.in_flight.values()}) > 1, "rounds are in the making at once again"
+    rounds = {group.round for group, _ in role.in_flight.requests.values()}
+    assert len(rounds) > 1, "rounds are in the making at once again"
 
 
 def test_a_searcher_that_starts_again_asks_what_was_open_and_no_more():
@@ -273,7 +276,7 @@ def test_a_searcher_that_starts_again_asks_what_was_open_and_no_more():
     first, log = search(fakes.Versions(V0), shards=7, generator=Slow(slow), open_rounds=8)
     stored = {it.group_id for shard in log.shards.values() for it in shard}
     second, log = search(fakes.Versions(V1), shards=10, log=log, open_rounds=8)
-    assert (first.progress()["shards"], second.progress()["shards"]) == (7, 10)
+    assert (first.progress.shards, second.progress.shards) == (7, 10)
     rows = [it for shard in log.shards.values() for it in shard]
     assert len({(it.round, it.slot) for it in rows}) == len(rows) == 10 * SIZE * 2
     later = {it.group_id: it.version_start for it in rows if it.group_id not in stored}

@@ -624,11 +624,11 @@ def test_a_resumed_trainer_takes_the_steps_of_an_unbroken_one(tmp_path, changes)
 def test_synchronous_training_publishes_a_version_before_the_record_that_waits_for_it(tmp_path):
     config = settings(sync__lag=0, sync__every=1, training__steps=4, search__prompts_per_round=PROMPTS)
     trainer, store = make(tmp_path, config)
-    trainer.buffer.missing = {1, 2, 3, 4}  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.ahead.buffer.missing = {1, 2, 3, 4}  # pyright: ignore[reportAttributeAccessIssue]
 
     def publish(version: Version, **_: Any) -> None:
         store.journal.append(f"version {version.number}")
-        trainer.buffer.missing.discard(version.number)  # pyright: ignore[reportAttributeAccessIssue]
+        trainer.ahead.buffer.missing.discard(version.number)  # pyright: ignore[reportAttributeAccessIssue]
 
     trainer.syncs.versions.publish = publish
     trainer.run()
@@ -640,7 +640,7 @@ def test_synchronous_training_publishes_a_version_before_the_record_that_waits_f
 def test_a_step_that_fails_while_a_round_is_awaited_ends_the_trainer(tmp_path):
     config = settings(sync__lag=0, sync__every=1, search__prompts_per_round=PROMPTS, limits__skipped_steps=0)
     trainer, store = make(tmp_path, config, rewards={1: math.nan})
-    trainer.buffer.missing = {1}  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.ahead.buffer.missing = {1}  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(RunFailed, match="step 1: loss nan"):
         trainer.run()  # its deadline for the round is longer than that of a test
     assert "record 1" not in store.journal
@@ -649,7 +649,7 @@ def test_a_step_that_fails_while_a_round_is_awaited_ends_the_trainer(tmp_path):
 def test_a_version_that_cannot_be_stored_is_noticed_by_who_waits_for_its_round(tmp_path):
     config = settings(sync__lag=0, sync__every=1, search__prompts_per_round=PROMPTS)
     trainer, _ = make(tmp_path, config)
-    trainer.buffer.missing = {1}  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.ahead.buffer.missing = {1}  # pyright: ignore[reportAttributeAccessIssue]
 
     def publish(version: Version, **_: Any) -> None:
         if version.number:
@@ -663,7 +663,7 @@ def test_a_version_that_cannot_be_stored_is_noticed_by_who_waits_for_its_round(t
 def test_a_round_that_does_not_arrive_is_waited_for_until_its_deadline(tmp_path):
     config = settings(sync__lag=1, limits__data_deadline=0.3, search__prompts_per_round=PROMPTS * EVERY)
     trainer, store = make(tmp_path, config)
-    trainer.buffer.missing = {2}  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.ahead.buffer.missing = {2}  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(DeadlinePassed, match=r"not every searcher's round 2 is there after 0\.3 s"):
         trainer.run()
     assert "ledger 1" in store.journal and "ledger 2" not in store.journal
@@ -675,7 +675,7 @@ def test_where_ages_are_bounded_each_record_but_the_last_waits_for_younger_respo
     """Each record waits for what the version before it generates, whose publishing takes longer than the steps."""
     config = settings(sampling__max_age=2 * EVERY - 1, sync__checkpoint_every=100, limits__data_deadline=9)
     trainer, store = make(tmp_path, config, slow={"version": 0.2})
-    buffer, publish = trainer.buffer, trainer.syncs.versions.publish
+    buffer, publish = trainer.ahead.buffer, trainer.syncs.versions.publish
     buffer.missing = set(range(2, config.last_sync + 1))  # pyright: ignore[reportAttributeAccessIssue]
 
     def published(version: Version, **known: Any) -> None:
@@ -691,7 +691,7 @@ def test_where_ages_are_bounded_each_record_but_the_last_waits_for_younger_respo
 def test_younger_responses_that_do_not_arrive_are_waited_for_until_the_deadline(tmp_path):
     config = settings(sampling__max_age=2 * EVERY, limits__data_deadline=0.3)
     trainer, store = make(tmp_path, config)
-    trainer.buffer.missing = {2}  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.ahead.buffer.missing = {2}  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(DeadlinePassed, match=rf"fewer than 6 responses .* {2 * EVERY} steps old \(sampling.max_age\)"):
         trainer.run()
     assert "ledger 1" in store.journal and "ledger 2" not in store.journal
@@ -729,7 +729,7 @@ def test_a_checkpoint_that_fails_is_not_followed_by_another(tmp_path):
 
 def test_a_record_that_cannot_be_written_is_crossed_by_no_step(tmp_path):
     trainer, store = make(tmp_path, settings())
-    trainer.buffer.broken = {2: StorageError("record 2 is lost")}  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.ahead.buffer.broken = {2: StorageError("record 2 is lost")}  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(StorageError, match="record 2 is lost"):
         trainer.run()
     assert len(store.written) == 4 and "ledger 2" not in store.journal
@@ -815,7 +815,7 @@ def test_before_a_checkpoint_was_measured_it_counts_as_some_versions():
 
 def test_the_initial_fill_is_waited_for_until_its_deadline(tmp_path):
     trainer, store = make(tmp_path, settings(limits__data_deadline=0.01))
-    trainer.buffer.arrived = 5  # pyright: ignore[reportAttributeAccessIssue]
+    trainer.ahead.buffer.arrived = 5  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(DeadlinePassed, match="5 of 6 trajectories"):
         trainer.run()
     assert store.journal == ["version 0"]
@@ -970,7 +970,7 @@ def test_the_reward_goes_up_while_versions_advance(tmp_path):
     )
     trainer, store = make(tmp_path, config, pause=0.05)
     lottery = Lottery(tmp_path / "start")
-    trainer.buffer, trainer.syncs.versions.publish = lottery, lottery.publish
+    trainer.ahead.buffer, trainer.syncs.versions.publish = lottery, lottery.publish
     trainer.run()
     rewards = [record.metrics["reward_mean"] for record in store.records]
     assert sum(rewards[-8:]) / 8 > sum(rewards[:4]) / 4 + 0.2, rewards

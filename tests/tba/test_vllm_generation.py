@@ -202,13 +202,14 @@ def test_a_version_is_taken_by_the_running_engine_and_all_it_says_is_from_its_we
 
 def test_prompts_that_are_asked_again_share_what_was_computed(generator: Any):
     """Within a version: without this the test above says nothing."""
-    engine, salt = generator._running(), str(generator.version)
+    requests, salt = generator._started(), str(generator.version)
+    engine = requests.engine
     long = prompts_of(["8" * 400])
     generate(generator, long, [[1]], temperature=1.0, limits=[1])
     engine.add_request(
         "again",
-        generator._asked(long[0]),
-        generator._sampling(Request(prompt=long[0], seed=2, limit=1, temperature=1.0)),
+        requests.prompt(long[0], generator.version),
+        requests.sampling(Request(prompt=long[0], seed=2, limit=1, temperature=1.0)),
     )
     outputs = []
     while engine.has_unfinished_requests():

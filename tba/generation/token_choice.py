@@ -1,0 +1,44 @@
+"""How the next token of a response is chosen: a random number follows from seed and position alone, and the token
+follows from that number and the logits."""
+# Shapes: B rows, V vocabulary.
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Return the number in (0, 1) that decides the token at each (seed, position): two rounds of splitmix64."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    mixed = _mix(_mix(seeds.astype(np.uint64)) + (positions.astype(np.uint64) + np.uint64(1)) * golden)
+    return ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+
+
+def _mix(bits: np.ndarray) -> np.ndarray:
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def choose(logits_BV: Tensor, uniforms_B: Tensor, *, temperature: float, top_p: float) -> Tensor:
+    """Return [B] tokens at which the cumulative probabilities, in the order of the vocabulary, pass each uniform; at
+    temperature 0 the most likely token. `top_p` keeps the fewest most likely tokens whose probabilities reach it."""
+    if temperature == 0:
+        return logits_BV.argmax(dim=1)
+    rows = max(1, 2**20 // logits_BV.shape[1])  # a large vocabulary in double precision, a few rows at a time
+    return torch.cat(
+        [
+            _invert(torch.softmax(logits.double() / temperature, dim=1), uniform, top_p)
+            for logits, uniform in zip(logits_BV.split(rows), uniforms_B.split(rows), strict=True)
+        ]
+    )
+
+
+def _invert(probability_BV: Tensor, uniforms_B: Tensor, top_p: float) -> Tensor:
+    if top_p < 1:
+        sorted_BV, order_BV = probability_BV.sort(dim=1, descending=True, stable=True)
+        sorted_BV[sorted_BV.cumsum(dim=1) - sorted_BV >= top_p] = 0
+        probability_BV = torch.zeros_like(probability_BV).scatter(1, order_BV, sorted_BV)
+    cumulative_BV = probability_BV.cumsum(dim=1)
+    token_B1 = torch.searchsorted(cumulative_BV, uniforms_B[:, None] * cumulative_BV[:, -1:], right=True)
+    return token_B1.squeeze(1).clamp(max=probability_BV.shape[1] - 1)

@@ -1,0 +1,102 @@
+"""Rows of a shard: trajectories made of groups whose responses have all ended."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from tba.config import SearchConfig
+from tba.interfaces import Generator, ReferenceScorer, Task
+from tba.search import turns, values
+from tba.search.progress import Progress
+from tba.search.rounds import Group
+from tba.search.scoring import Scoring
+from tba.search.values import Steps
+from tba.types import Prompt, Response, Reward, Trajectory
+
+
+class ShardAssembly:
+    """Adds rewards, reference log-probabilities and the values of steps to the responses of a searcher."""
+
+    def __init__(
+        self,
+        searcher: int,
+        config: SearchConfig,
+        *,
+        task: Task,
+        generator: Generator,
+        scorer: ReferenceScorer,
+        progress: Progress,
+    ):
+        values.check_can_value(task, config)
+        self.searcher, self.config = searcher, config
+        self.scoring = Scoring(task, remember=config.remembered_rewards)
+        self.generator, self.scorer, self.progress = generator, scorer, progress
+
+    def trajectories(self, groups: Sequence[Group]) -> list[Trajectory]:
+        """Return the trajectories of whole groups, group after group and slot after slot."""
+        prompts, responses = [group.prompt for group in groups], [group.responses for group in groups]
+        with self.progress.timed("score"):
+            ref_logps = self.scorer.token_logps(prompts, responses, temperature=self.config.temperature)
+            scored = self.scoring.rewards(prompts, responses)
+        steps = self._values(prompts, responses, scored)
+        now = datetime.now(UTC)
+        return [
+            self._trajectory(group, slot, of_row, reward, divided, now)
+            for group, of_group, rewards, of_steps in zip(groups, ref_logps, scored, steps, strict=True)
+            for slot, of_row, reward, divided in zip(group.slots, of_group, rewards, of_steps, strict=True)
+        ]
+
+    def _values(
+        self,
+        prompts: Sequence[Prompt],
+        responses: Sequence[Sequence[Response]],
+        rewards: Sequence[Sequence[Reward]],
+    ) -> Sequence[Sequence[Steps | None]]:
+        """Return the steps of each response with their values, or None for each if the settings ask for no values."""
+        if not self.config.value_samples:
+            return [[None] * len(group) for group in responses]
+        with self.progress.timed("value"):
+            return values.estimate(
+                self.scoring, self.generator, self.config, prompts, responses, rewards, tell=self._tell_of_values
+            )
+
+    def _tell_of_values(self, done: int, total: int) -> None:
+        self.progress.check()
+        self.progress.tell(f"values of {done} of {total} states")
+
+    def _trajectory(
+        self,
+        group: Group,
+        slot: int,
+        ref_logps: tuple[float, ...],
+        reward: Reward,
+        steps: Steps | None,
+        now: datetime,
+    ) -> Trajectory:
+        prompt, response = group.prompt, group.ended[slot]
+        return Trajectory(
+            searcher=self.searcher,
+            round=group.round,
+            slot=slot,
+            version_start=response.version_start,
+            version_end=response.version_end,
+            prompt_id=prompt.prompt_id,
+            group_id=f"{self.searcher}/{group.round}/{prompt.prompt_id}",
+            prompt=prompt.text,
+            response=response.text,
+            prompt_tokens=prompt.tokens,
+            response_tokens=response.tokens,
+            behaviour_logps=response.logps,
+            ref_logps=turns.own(ref_logps, response.loss_mask),
+            loss_mask=response.loss_mask,
+            step_ends=steps.ends if steps else None,
+            step_values=steps.values if steps else None,
+            reference_version=self.scorer.version,
+            reward=reward.value,
+            reward_parts=reward.parts,
+            finished=response.finished,
+            temperature=response.temperature,
+            top_p=response.top_p,
+            seed=response.seed,
+            created_at=now,
+            generate_seconds=response.generate_seconds,
+        )

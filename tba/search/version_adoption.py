@@ -1,0 +1,165 @@
+"""Which version a searcher generates with: the newest one, or in step with the trainer one of a given number."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tba.errors import Busy, Damaged, DeadlinePassed
+from tba.interfaces import EventLog, Generator, ReadsAhead, VersionStore
+from tba.runtime.waiting import looks
+from tba.search.progress import Progress
+from tba.search.version_watcher import Lookout
+from tba.types import Version
+
+LOOK_EVERY = 1.0  # seconds between looks for a version while responses are in flight
+
+
+class VersionAdoption:
+    """Loads versions into a generator. New versions are looked for and fetched beside everything else: the searcher
+    stands still only while it takes one. `deadline` is the longest wait for a version, in seconds.
+
+    With `updates_in_flight`, a newer version is taken while responses are in flight; otherwise the version waits until
+    they have ended.
+    """
+
+    def __init__(
+        self,
+        searcher: int,
+        *,
+        generator: Generator,
+        versions: VersionStore,
+        events: EventLog,
+        progress: Progress,
+        deadline: float,
+        updates_in_flight: bool,
+    ):
+        self.searcher, self.generator, self.versions, self.events = searcher, generator, versions, events
+        self.progress, self.deadline, self.updates_in_flight = progress, deadline, updates_in_flight
+        self.lookout = Lookout(versions, generator.read_ahead if isinstance(generator, ReadsAhead) else None)
+        self.looked = 0.0  # when the last look began
+        self.version: Version | None = None
+        self.rounds_begun = 0  # with this version
+        self.fetched: tuple[Version, Path] | None = None  # waits for the end of the responses in flight
+        self.refused: Version | None = None  # the newest damaged version, which is not fetched again
+
+    def close(self) -> None:
+        self.lookout.close()
+
+    # --- waiting for a version ------------------------------------------------------------------------------------
+
+    def await_first(self, poll: float = 1.0) -> None:
+        """Wait until a version has been adopted. If the newest version is gone or damaged, the trainer publishes
+        another as it goes on."""
+        for waited in looks(self.deadline, every=poll):
+            self.progress.check()
+            self.adopt_newest()
+            if self.version:
+                return
+            status = f"waiting {waited:.0f} s for a version to adopt{self._what_is_damaged}"
+            self.progress.lease.tell(status, seconds_wait=waited)
+        raise DeadlinePassed(
+            f"no version could be adopted for {self.deadline:.0f} s (limits.data_deadline){self._what_is_damaged}"
+        )
+
+    def await_newer(self) -> None:
+        """Wait until a version other than the one in use has been adopted."""
+        with self.progress.timed("wait"):
+            before = self.version
+            for waited in looks(self.deadline):
+                self.progress.check()
+                self.adopt_newest()
+                if self.version != before:
+                    return
+                self.progress.tell(f"waiting {waited:.0f} s for a version after {before}")
+            raise DeadlinePassed(
+                f"no version after {before} for {self.deadline:g} s (limits.data_deadline){self._what_is_damaged}"
+            )
+
+    def await_number(self, number: int) -> None:
+        """Wait until the version of this number has been adopted; if several attempts have one, that of the newest. The
+        deadline starts again with every version that the trainer publishes meanwhile: the trainer is at work."""
+        with self.progress.timed("wait"):
+            newest: Version | None = None
+            while not self._has_adopted(number):
+                for waited in looks(self.deadline):
+                    self.progress.check()
+                    complete = self.versions.complete()
+                    if complete and complete[-1] != newest:
+                        newest = complete[-1]
+                        break
+                    self.progress.tell(f"waiting {waited:.0f} s for version {number}")
+                else:
+                    raise DeadlinePassed(
+                        f"no version {number} could be adopted for {self.deadline:g} s (limits.data_deadline)"
+                        f"{self._what_is_damaged}"
+                    )
+
+    def _has_adopted(self, number: int) -> bool:
+        candidates = [version for version in self.versions.complete() if version.number == number]
+        if candidates:
+            self.adopt(max(candidates, key=lambda version: version.order))
+        return self.version is not None and self.version.number == number
+
+    # --- looking and taking ---------------------------------------------------------------------------------------
+
+    def adopt(self, version: Version) -> None:
+        """Fetch and take a version, unless it is in use or refused."""
+        if version not in (self.version, self.refused):
+            with self._reporting(version):
+                self._take(version, self.versions.load(version))
+
+    def adopt_newest(self) -> None:
+        """Look for the newest version and take it if it is newer. Nothing may be in flight."""
+        self.look()
+        self.take_found(in_flight=False, wait=True)
+
+    def look(self) -> None:
+        """Begin to look for the newest version and to fetch it, beside everything else."""
+        with self.progress.timed("adopt"):
+            self.lookout.look(after=self.fetched[0] if self.fetched else self.version, refused=self.refused)
+        self.looked = time.monotonic()
+
+    def look_in_flight(self) -> None:
+        """Look every second while responses are in flight, and take the version that is found if that is possible."""
+        if time.monotonic() - self.looked >= LOOK_EVERY:
+            self.look()
+        self.take_found(in_flight=True)
+
+    def take_found(self, *, in_flight: bool, wait: bool = False) -> None:
+        """Take the version that the last look has found, at once or when the responses in flight have ended. `wait`
+        says to wait for the end of the look."""
+        with self.progress.timed("adopt"):
+            if found := self.lookout.take(wait=wait):
+                with self._reporting(found.version):
+                    if isinstance(found.folder, Exception):
+                        raise found.folder
+                    self.fetched = found.version, found.folder
+            if self.fetched and (not in_flight or (found and self.updates_in_flight)):
+                self._take(*self.fetched)
+
+    def _take(self, version: Version, folder: Path) -> None:
+        """Load a version into the generator. If the generator is busy, the version stays fetched."""
+        with self._reporting(version), suppress(Busy):
+            self.generator.adopt(folder, version)
+            self.version = self.progress.version = version
+            self.rounds_begun, self.fetched = 0, None
+            self.events.write("version-adopted", f"searcher {self.searcher} adopts {version}", version=str(version))
+
+    @contextmanager
+    def _reporting(self, version: Version) -> Iterator[None]:
+        """Report a version that cannot be loaded, and pass it over."""
+        try:
+            yield
+            return
+        except FileNotFoundError as error:  # pruned while it was being read: a newer one is there
+            self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
+        except Damaged as error:
+            self.refused = version
+            self.events.write("version-refused", str(error), severity="error", version=str(version))
+        if self.fetched and self.fetched[0] == version:
+            self.fetched = None
+
+    @property
+    def _what_is_damaged(self) -> str:
+        return f"; {self.refused} is damaged" if self.refused else ""
