@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from storage import layout
-from storage.log import payloads, shard_reader
+from storage.log import shard_reader
 from storage.log.payloads import Payloads
 from storage.log.schema import COLUMNS, encode, to_table
 from storage.log.shard_reader import ShardReader
@@ -103,7 +103,7 @@ def overwrite(run: Run, key: str, data: bytes) -> None:
 def test_rows_come_back_in_the_order_asked_for_however_they_are_read(
     run: Run, whole: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(payloads, "WHOLE", whole)
+    monkeypatch.setattr(shard_reader, "WHOLE", whole)
     rounds = [round_of(0), round_of(1, rows=3), make_shard({"a": [0.5]}, round=2)]
     shards = admit(run, rounds)
     fetched = make_payloads(run)
@@ -122,7 +122,7 @@ def test_a_row_that_a_shard_does_not_have_is_missing(run: Run):
 
 @pytest.mark.parametrize("whole", [shard_reader.WHOLE, 0])
 def test_light_columns_are_those_of_the_shards_in_their_order(run: Run, whole: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(payloads, "WHOLE", whole)
+    monkeypatch.setattr(shard_reader, "WHOLE", whole)
     rounds = [round_of(0), round_of(1, rows=3)]
     shards = admit(run, rounds)
     found = list(ShardReader(run, disk_bytes=0).light(reversed(shards), COLUMNS))
@@ -224,7 +224,7 @@ def test_without_a_budget_on_disk_a_remote_shard_is_asked_for_again(run: Run):
 
 @on_s3
 def test_of_a_large_remote_shard_only_parts_are_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(payloads, "WHOLE", 1 << 20)
+    monkeypatch.setattr(shard_reader, "WHOLE", 1 << 20)
     [shard] = admit(run, [round_of(0, rows=2000, tokens=200)])
     assert shard.bytes > shard_reader.WHOLE
     counting, store = counted(run)
@@ -267,7 +267,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 def test_a_shard_that_is_not_what_was_admitted_is_named_not_used(
     run: Run, damage: str, whole: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(payloads, "WHOLE", whole)
+    monkeypatch.setattr(shard_reader, "WHOLE", whole)
     [shard] = admit(run, [round_of(0)])
     overwrite(run, shard.key, DAMAGE[damage](run.store.read(shard.key)))
     with pytest.raises(Damaged, match=r"searcher=000/seq=00000000\.parquet"):
@@ -287,7 +287,7 @@ def test_content_that_is_forged_to_the_measures_of_the_record_is_found_where_it_
 
 @on_disk
 def test_a_flipped_bit_anywhere_leaves_rows_as_they_were_or_is_damage(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(payloads, "WHOLE", 0)
+    monkeypatch.setattr(shard_reader, "WHOLE", 0)
     [shard] = admit(run, [round_of(0, rows=100)])
 
     def read() -> tuple[pa.Table, list[tuple]]:
@@ -308,7 +308,7 @@ def test_a_flipped_bit_anywhere_leaves_rows_as_they_were_or_is_damage(run: Run, 
 @pytest.mark.parametrize("whole", [shard_reader.WHOLE, 0])
 @pytest.mark.parametrize("root", ["local", "moto"], indirect=True)
 def test_a_shard_that_is_gone_is_missing(run: Run, whole: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(payloads, "WHOLE", whole)
+    monkeypatch.setattr(shard_reader, "WHOLE", whole)
     [shard] = admit(run, [round_of(0)])
     run = replace(run, config={"limits": {"store_deadline": 0.3}})
     run.store.delete(shard.key)
