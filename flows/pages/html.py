@@ -5,8 +5,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
 from importlib.resources import files
@@ -16,9 +15,12 @@ from typing import Any
 import duckdb
 
 from flows import escaping
-from flows.pages.charts import number
+from flows.pages.tables import Table, ask
+from flows.pages.values import number
 from storage.objects.damage import Damage
 from tba.errors import ConfigError
+
+__all__ = ["Table", "ask"]
 
 _MOST_ROWS = 400  # of a table; then its first and last half of them
 _MOST_TICKS = 1500  # of a clock
@@ -171,30 +173,6 @@ def charts(title: str, drawn: Iterable[str], note: str = "") -> str:
     inside = "".join(drawn)
     told = f"<p class='note'>{note}</p>" if note else ""
     return f"{heading(title)}{told}<div class='grid-of-charts'>{inside}</div>" if inside else ""
-
-
-@dataclass(frozen=True)
-class Table:
-    """An answer: names and rows."""
-
-    columns: list[str]
-    rows: list[tuple[Any, ...]]
-
-    def column(self, name: str) -> list[Any]:
-        """The values of a column; nulls where this run has none of that name."""
-        if name not in self.columns:
-            return [None] * len(self.rows)
-        place = self.columns.index(name)
-        return [row[place] for row in self.rows]
-
-    def points(self, name: str, *, x: str = "step") -> list[tuple[Any, Any]]:
-        return list(zip(self.column(x), self.column(name), strict=True))
-
-
-def ask(con: duckdb.DuckDBPyConnection, query: str, parameters: Mapping[str, Any] | None = None) -> Table:
-    found = con.execute(query, parameters)
-    columns = [column[0] for column in found.description or ()]
-    return Table(columns, found.fetchall())
 
 
 def table_of(table: Table, classes: Sequence[str] = ()) -> str:

@@ -6,7 +6,6 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from html import escape
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -14,8 +13,8 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from flows.escaping import line
-from flows.pages.browse.components import HEADERS, bare
+from flows.pages.browse.frame import HEADERS
+from flows.pages.rendering import render
 from tba.errors import ConfigError
 
 _MOST_OF_ADDRESS = 16_000  # characters
@@ -109,23 +108,23 @@ class Guard:
         """Nobody without the token gets this far, or takes the place of who has it."""
         if self._answering < _MOST_AT_ONCE:
             return None
-        return _told("Too many pages are being made at once; ask again in a moment.", 503)
+        return _told("Too many pages are asked for at once. Try again in a moment.", 503)
 
     def refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
-            return _told("This is only for reading: GET and HEAD.", 405, allow="GET, HEAD")
+            return _told("These pages can only be read: use GET or HEAD.", 405, allow="GET, HEAD")
         if len(str(request.url)) > _MOST_OF_ADDRESS:
-            return _told("That address is too long.", 414)
+            return _told("The address is too long.", 414)
         if self.door.is_loopback and request.headers.get("host", "").lower() not in self.door.names:
             return _told(
-                f"Pages are offered as 127.0.0.1:{self.door.port} and localhost:{self.door.port} alone. Through "
-                "ssh -L, take the same port on both sides.",
+                f"These pages answer only at 127.0.0.1:{self.door.port} and localhost:{self.door.port}. With ssh -L, "
+                "use the same port on both sides.",
                 421,
             )
         if is_foreign(request) and (
             request.headers.get("sec-fetch-mode") != "navigate" or request.url.path == "/refresh"
         ):
-            return _told("Another site asks for this.", 403)
+            return _told("Another site asked for this page.", 403)
         return self._without_token(request)
 
     def _without_token(self, request: Request) -> Response | None:
@@ -137,16 +136,13 @@ class Guard:
             return self._let_in(request.url.path, given)
         if _same(_cookies(request).get(self.door.cookie, ""), self.door.token):
             return None
-        return _told("The address that tba browse printed has a token: open that one.", 403)
+        return _told("A token is missing. Open the address that tba browse printed: it has the token.", 403)
 
     def _let_in(self, path: str, given: dict[str, str]) -> Response:
         """By a page that goes on by itself: a redirection would come from the site whose link was followed, and a
         strict cookie is not sent along then."""
         there = f"/{path.lstrip('/')}" + (f"?{urlencode(given)}" if given else "")
-        onwards = f"<p><a href='{escape(there)}'>go on</a></p>"
-        response = HTMLResponse(
-            bare("tba browse", onwards, f'<meta http-equiv="refresh" content="0;url={escape(there)}">')
-        )
+        response = HTMLResponse(render("browse/welcome.html", there=there))
         assert self.door.token
         response.set_cookie(self.door.cookie, self.door.token, httponly=True, samesite="strict")
         return response
@@ -169,6 +165,4 @@ def _cookies(request: Request) -> dict[str, str]:
 
 
 def _told(message: str, status: int, **headers: str) -> Response:
-    return HTMLResponse(
-        bare("tba browse", f"<section class='words wrong'><p>{line(message, 2000)}</p></section>"), status, headers
-    )
+    return HTMLResponse(render("browse/refusal.html", message=message), status, headers)

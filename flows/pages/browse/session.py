@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from flows.pages.html import Table
+from flows.pages.tables import Table
 from flows.planning.run_summary import Summary, summarise
 from flows.progress import bar
 from flows.queries.damage_report import damage_by, warn_of
@@ -48,8 +48,7 @@ class Look:
         return self._ask("rows", query=query, parameters=encode_row(parameters))
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        table = self.ask(query, parameters)
-        return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        return self.ask(query, parameters).records()
 
     def answer(self, query: str, *, most: int, skip: int = 0) -> Table:
         """Return the rows of a query that a person wrote. It must be one that reads, and runs in a database of its own,
