@@ -6,7 +6,7 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.pages.report.page import pictures
+from flows.pages.report.curves import pictures
 from flows.planning.describe import describe
 from flows.queries.damage_report import damage_of, in_words
 from storage import layout

@@ -6,7 +6,7 @@ from flows.pages import addresses
 from flows.pages.browse.frame import show
 from flows.pages.browse.session import Look
 from flows.pages.charts import Series, line_chart
-from flows.pages.report.page import SCORES, evaluated
+from flows.pages.report.curves import SCORES, evaluated
 from flows.pages.tables import Fact, Table, facts
 from flows.pages.values import written
 from storage.runs.events import ROUTINE

@@ -1,6 +1,6 @@
 """A step in words: what it learned from, whether that was unusual, and whether it followed the rewards.
 
-Sentences without links are written here, those with links in templates/browse/step_summary.html."""
+Sentences without links are written here, those with links in templates/browse/parts/step_summary.html."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median
