@@ -4,6 +4,12 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
+_LINKED = {
+    **dict.fromkeys(("step", "first_step", "last_step", "version_step"), "step"),
+    **dict.fromkeys(("version", "version_start", "version_end"), "version"),
+    "trajectory_id": "trajectory",
+    "prompt_id": "prompt",
+}
 _TRAJECTORY = re.compile(r"\d+/\d+/\d+")
 
 
@@ -41,3 +47,8 @@ def with_query(path: str, values: Mapping[str, str]) -> str:
 
 def is_trajectory(text: str) -> bool:
     return _TRAJECTORY.fullmatch(text) is not None
+
+
+def linked_page(column: str) -> str:
+    """Return the kind of page that the values of a column lead to; empty text if there is none."""
+    return _LINKED.get(column, "")

@@ -40,6 +40,7 @@ def _environment() -> Environment:
         anchor=values.anchor,
         direction=values.direction,
         line=escaping.line,
+        linked_page=addresses.linked_page,
         number=values.number,
         signed=values.signed,
         shown=escaping.shown,
