@@ -1,8 +1,8 @@
 """Line charts as inline SVG: no library, no network, colours from the style sheet of the page.
 
 This module computes the places of everything in a picture; the templates in templates/charts/ write them as SVG. A
-figure also carries its data as JSON, for the script of the report (report.js), which draws it again when a reader
-zooms, smooths, or chooses another axis.
+figure also carries its data as JSON, for the script of the report (report/charts.js), which draws it again when a
+reader zooms, smooths, or chooses another axis. Both must agree: tests/flows/test_report_in_browser.py compares them.
 """
 
 import json
@@ -20,6 +20,12 @@ WIDTH, HEIGHT = 460, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 26  # room around the plot for the numbers on the axes
 _POINTS = 240  # along a line; more are drawn as the mean of their neighbours, with a band from lowest to highest
 _POINTS_TO_ZOOM = 1500  # along a line that a figure carries for the script
+_NAME = 40  # room for the name of the x axis, where no number stands
+MEASURES = {
+    "width": WIDTH, "height": HEIGHT, "left": _LEFT, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM, "name": _NAME,
+    "points": _POINTS,
+}  # fmt: skip
+"""What the script of a report has to know to draw a chart in the same way."""
 
 _COLOURS = ("#2563a8", "#bd5415", "#2c7d54", "#79489c", "#9a7500", "#1d7f8c", "#b03a6f", "#6b6f76")
 _ALONE = Markup(
@@ -141,7 +147,7 @@ def _draw(
     return _Drawing(
         title,
         x_name,
-        [_Tick(scale.x(it), number(it)) for it in scale.x_ticks if scale.x(it) < WIDTH - _RIGHT - 40],
+        [_Tick(scale.x(it), number(it)) for it in scale.x_ticks if scale.x(it) < WIDTH - _RIGHT - _NAME],
         [_Tick(scale.y(it), number(it)) for it in scale.y_ticks],
         None if level is None else scale.y(level),
         [_line(it, colour, scale) for colour, it in coloured],

@@ -1,4 +1,4 @@
-"""A report as one file: its layout, its script with the policy that lets nothing else run, and its clocks."""
+"""A report as one file: its layout, its scripts with the policy that lets nothing else run, and its clocks."""
 
 import json
 import math
@@ -11,14 +11,17 @@ from typing import Any
 import duckdb
 from markupsafe import Markup
 
+from flows.pages.charts import MEASURES
 from flows.pages.rendering import STYLE, digest, render
 from flows.pages.tables import Table
 from storage.objects.damage import Damage
 from tba.errors import ConfigError
 
 _MOST_TICKS = 1500  # of a clock
-_SCRIPT = files("flows.pages.report").joinpath("report.js").read_text(encoding="utf-8")
-_POLICY = f"default-src 'none'; style-src {digest(STYLE)}; script-src {digest(_SCRIPT)}; img-src data:"
+_NAMES = ("charts.js", "samples.js")
+_SCRIPTS = [files("flows.pages.report").joinpath(name).read_text(encoding="utf-8") for name in _NAMES]
+_SOURCES = " ".join(map(digest, _SCRIPTS))
+_POLICY = f"default-src 'none'; style-src {digest(STYLE)}; script-src {_SOURCES}; img-src data:"
 _HEADING = re.compile(r"<h2 id='([\w-]+)'>([^<]+)</h2>")
 
 CLOCK = "select step, sum(coalesce(seconds_step, 0)) over (order by step) from steps order by step"
@@ -41,7 +44,8 @@ def document(template: str, title: str, clocks: Sequence[Clock], **variables: An
         title=title,
         clocks=json.dumps(clocks),
         policy=_POLICY,
-        script=Markup(_SCRIPT),
+        scripts=list(map(Markup, _SCRIPTS)),
+        measures=json.dumps(MEASURES),
         headings=_headings,
         **variables,
     )
