@@ -49,9 +49,9 @@ def _environment() -> Environment:
     return made
 
 
-_ENVIRONMENT = _environment()
+ENVIRONMENT = _environment()
 
 
 def render(template: str, **variables: Any) -> Markup:
     """Return a template as HTML. Values in it are escaped, and a name that has no value is an error."""
-    return Markup(_ENVIRONMENT.get_template(template).render(variables))
+    return Markup(ENVIRONMENT.get_template(template).render(variables))

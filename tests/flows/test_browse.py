@@ -531,7 +531,7 @@ def test_a_reader_goes_from_a_choice_to_a_token_to_a_step_to_a_version_and_back(
         page.go_back()
         page.go_back()
         assert page.get_by_label("reward from").input_value() == "1"
-        page.get_by_role("button", name="Run it").click()
+        page.get_by_role("button", name="Run").click()
         assert page.locator("td a[href^='/trajectory/']").count() > 0
 
 

@@ -106,9 +106,9 @@ def test_charts_of_steps_are_pointed_at_and_zoomed_together(shown: Shown):
     assert ticks(loss) == ticks(reward) == ["4", "4.25", "4.5", "4.75", "5"]
     point_at(shown, loss, 0.99)
     assert told(loss)[0] == "step 5"
-    shown.get_by_role("button", name="All of it").click()
+    shown.get_by_role("button", name="Reset zoom").click()
     assert ticks(loss) == before
-    assert not shown.get_by_role("button", name="All of it").is_visible()
+    assert not shown.get_by_role("button", name="Reset zoom").is_visible()
 
 
 def test_keys_go_from_point_to_point(shown: Shown):

@@ -1,4 +1,4 @@
-"""Who may look, and at which address what is. What answers is uvicorn, on loopback unless it is told otherwise."""
+"""The server of the pages: which page is at which address. It is uvicorn, and listens on loopback by default."""
 
 from collections.abc import Callable
 from functools import partial
