@@ -54,6 +54,7 @@ check: install audit
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m docs.size_limits
 
 # An index that has packages and no advisories answers every question with nothing found: so ask it for a known one.
 KNOWN := https://pypi.org/pypi/urllib3/1.24.1/json

@@ -52,6 +52,7 @@ from storage.runs.events import Events
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.batches.batching import Batch
+from tba.config import Config, LimitsConfig, SamplingConfig, TrainingConfig
 from tba.interfaces import ReplayBuffer
 from tba.models.policy import Policy
 from tba.presets import preset
@@ -59,7 +60,6 @@ from tba.runtime.messages import take_pipes
 from tba.runtime.waiting import timed
 from tba.tasks.quickstart_policy import make_model, make_tokenizer
 from tba.train.learner import Learner
-from tba.types import Eligibility
 
 COMMAND = [sys.executable, "-m", "benchmarks.critical_path"]
 READS, STEP_SECONDS = 60, 0.5
@@ -136,15 +136,13 @@ class MadeUp(DuckReplayBuffer):
         super().__init__(
             run,
             seed=0,
-            slots=SLOTS,
-            responses=RESPONSES,
-            recent_share=0.5,
-            inv_temp=1.0,
-            eligibility=Eligibility(capacity=PER_PROMPT, evict="oldest", copies="newest", max_age=None),
+            sampling=SamplingConfig(inv_temp=1.0, capacity=PER_PROMPT),
+            training=TrainingConfig(prompts_per_step=SLOTS, responses_per_prompt=RESPONSES),
+            limits=LimitsConfig(memory_gb=MEMORY / 1e9),
+            objective=Config().objective,
             sampler_sql=default_sampler(),
             attempt=claim_attempt(run).number,
             events=Events(run, "trainer", 1),
-            memory_bytes=MEMORY,
         )
         made = Filled(size, first_searcher=FIRST_SEARCHER)
         self.index, self.applied = made.index, next(made.syncs) - 1

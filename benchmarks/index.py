@@ -33,7 +33,7 @@ import torch
 from flows.pages.charts import Series, picture
 from storage.buffer.index import Index
 from storage.buffer.sampler import default_sampler
-from tba.types import Eligibility
+from tba.config import SamplingConfig, TrainingConfig
 
 SLOTS, RESPONSES, PER_PROMPT = 7, 20, 100
 SHARDS, SYNC_PROMPTS, SEARCH_RESPONSES = 20, 100, 20
@@ -182,11 +182,8 @@ def make_index(sampler_sql: str = "", *, max_age: int | None = None) -> Index:
     return Index(
         sampler_sql or default_sampler(),
         seed=0,
-        slots=SLOTS,
-        responses=RESPONSES,
-        recent_share=0.5,
-        inv_temp=1.0,
-        eligibility=Eligibility(capacity=PER_PROMPT, evict="oldest", copies="newest", max_age=max_age),
+        sampling=SamplingConfig(inv_temp=1.0, capacity=PER_PROMPT, max_age=max_age),
+        training=TrainingConfig(prompts_per_step=SLOTS, responses_per_prompt=RESPONSES),
         step_of_version=lambda version: version.number,
     )
 

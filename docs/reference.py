@@ -1,16 +1,16 @@
-"""The reference of settings and commands, from what tba/config.py and the command line say of themselves."""
+"""The reference of settings and commands, from what tba/config/ and the command line say of themselves."""
 
 import argparse
 import ast
+import dataclasses
 import inspect
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter
 
-import tba.config
 from flows import cli
 from flows.commands import arguments
 from tba.config import Config
@@ -38,15 +38,17 @@ def settings() -> str:
         ]
         about = _cell(told[kind][""])
         parts.append(f"## {name}\n\n{about}\n\n" + _table(["setting", "may be", "default", " "], rows))
-    seed = f"`seed`, by default {defaults['seed']}: of everything random.\n"
+    seed = f"`seed`, by default {defaults['seed']}: the seed of everything random.\n"
     return "\n" + "\n".join([seed, *parts, _presets(sections)])
 
 
 def meanings() -> dict[str, dict[str, str]]:
     """By class of settings and field, the docstring below it; of the class itself under the empty name."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(tba.config)).body:
-        if isinstance(node, ast.ClassDef):
+    for section in (Config, *get_type_hints(Config).values()):
+        if dataclasses.is_dataclass(section):
+            (node,) = ast.parse(inspect.getsource(section)).body
+            assert isinstance(node, ast.ClassDef)
             found[node.name] = dict(_documented(node))
     return found
 

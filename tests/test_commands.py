@@ -126,8 +126,8 @@ def is_a_deployment(words: list[str]) -> None:
     """Of ours, with parameters that its flow takes."""
     flow, _, name = words[3].partition("/")
     assert f"<<: *{flow}, name: {name}" in (ROOT / "prefect.yaml").read_text()
-    module = {"tba": "tba", "compact": "upkeep"}[flow]
-    defined = ast.parse((ROOT / f"flows/{module}.py").read_text()).body
+    module = {"tba": "flow", "compact": "upkeep"}[flow]
+    defined = ast.parse((ROOT / f"flows/orchestration/{module}.py").read_text()).body
     (function,) = (it for it in defined if isinstance(it, ast.FunctionDef) and it.name == flow)
     given = {it.partition("=")[0] for flag, it in pairwise(words) if flag == "--param"}
     assert given <= {it.arg for it in (*function.args.args, *function.args.kwonlyargs)}
@@ -145,7 +145,11 @@ class Excuse:
 EXCUSES = [
     Excuse("make |PYTHONPATH=.* make ", "it installs, or takes minutes to days", is_a_target),
     Excuse("python -m benchmarks", "it measures for minutes to days, and writes into the repository", has_its_options),
-    Excuse("python -m flows.stack", "tests/flows/test_stack.py starts one", has_its_options),
+    Excuse(
+        "python -m flows.stack",
+        "tests/flows/test_stack.py starts one",
+        lambda words: has_its_options([*words[:2], "flows.orchestration.stack", *words[3:]]),
+    ),
     Excuse("prefect deployment run", "tests/flows run deployments on a server of their own", is_a_deployment),
     Excuse("prefect (server|worker) start|prefect --no-prompt deploy|for pool in .* work-pool create", "as above"),
     Excuse(r"(\S*python3? -m |\S*)pip (install|download)", "it reaches a registry", has_its_files),

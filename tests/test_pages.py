@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from docs import build, reference, site
-from flows.cli import _changes, build_parser
+from flows.cli import build_parser
+from flows.commands.arguments import read_changes
 from tba.config import Config
-from tba.tasks import OURS, preset_of
+from tba.tasks.registry import OURS, preset_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks/README.md"]
@@ -43,7 +44,7 @@ def test_a_command_of_a_page_has_settings_that_can_be_had_together(command: str)
     task = getattr(options, "task", FORKED)
     steps = getattr(options, "steps", None)
     if task in OURS:
-        preset_of(task).replace({**_changes(options), **({"training.steps": steps} if steps else {})})
+        preset_of(task).replace({**read_changes(options), **({"training.steps": steps} if steps else {})})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)

@@ -93,9 +93,14 @@ def test_queries_find_what_they_found_when_it_was_stored(root: Path, expected: d
                 found, said = (
                     [json.loads(row) for row in rows] for rows in (answer(con, asked["query"]), asked["rows"])
                 )
-                assert [[row[place] for place in kept] for row in found] == [
-                    [row[place] for place in kept] for row in said
+                assert [[_rounded(row[place]) for place in kept] for row in found] == [
+                    [_rounded(row[place]) for place in kept] for row in said
                 ], asked["query"]
+
+
+def _rounded(value: Any) -> Any:
+    """Return a value without the last digits of a float: in which order DuckDB adds rows is up to its threads."""
+    return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
 def test_a_report_can_be_made(root: Path, expected: dict[str, Any], tmp_path: Path):

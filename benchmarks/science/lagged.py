@@ -33,7 +33,7 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.search.evaluator import Evaluator
 from tba.search.prompt_stream import PromptStream
 from tba.search.searcher import Searcher
-from tba.tasks import get_task, policy_maker
+from tba.tasks.registry import get_task, policy_maker
 from tba.train.learner import Learner
 from tba.types import Trajectory, Version
 from tests import fakes
@@ -124,11 +124,8 @@ class Buffer:
             self.index = Index(
                 default_sampler(),
                 seed=config.seed,
-                slots=training.prompts_per_step,
-                responses=training.responses_per_prompt,
-                recent_share=sampling.recent_share,
-                inv_temp=sampling.inv_temp,
-                eligibility=sampling.eligibility,
+                sampling=sampling,
+                training=training,
                 step_of_version=lambda version: version.number,
             )
 

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from benchmarks.science.lagged import make_scores, start_of
 from tba.presets import preset
-from tba.tasks import get_task
+from tba.tasks.registry import get_task
 
 PROMPTS, RESPONSES, LONGEST = 32, 8, 16
 

@@ -53,7 +53,7 @@ def add_set(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         dest="changes",
-        help="change a setting by its dotted name, such as sampling.recent_share=0.9; may be repeated",
+        help="change a setting by its name, such as sampling.recent_share=0.9; can be repeated",
     )
 
 

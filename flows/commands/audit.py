@@ -39,18 +39,19 @@ _OF_A_ROW = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "The state before the step is that of the nearest checkpoint; the batch, loss, gradient norm and what was\n"
-        "found for each row are compared with the ledger, the resulting weights with its checksum at the next sync.\n"
-        "On a CPU they are the same bit by bit. Ends with 0 if all agrees and with 1 if something differs.",
+        "Starts from the nearest checkpoint before the step and takes the steps since then again. The batch, the\n"
+        "loss, the gradient norm and the values of each row are compared with the ledger, and the resulting\n"
+        "weights with the checksum of the next sync. On a CPU all are equal bit by bit. Exits with 0 if all agree\n"
+        "and with 1 if something differs.",
         "example:\n  tba audit first --step 300",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--step", type=int, required=True, metavar="N", help="the step in question")
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="the step to repeat")
     parser.add_argument(
         "--tolerance",
         type=float,
         metavar="X",
-        help="relative difference that is accepted (default: 0 on a CPU, 0.01 on other devices)",
+        help="accepted relative difference (default: 0 on a CPU, 0.01 on other devices)",
     )
     parser.add_argument("--json", action="store_true", help="the comparison as one object instead of a table")
 

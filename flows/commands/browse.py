@@ -8,21 +8,25 @@ from flows.commands.arguments import RUN_HELP, explain, open_run, parse_seconds
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "Trajectories by form or by SQL, each token by token with the steps that drew it and the version that made\n"
-        "it; steps with what they learned from, and in words why. It only reads, and only this machine sees it: with\n"
-        "another --host whoever looks needs the token that is printed.",
+        "Find trajectories by a form or by SQL. See each one token by token, with the version that generated it and\n"
+        "the steps that drew it; see each step with the trajectories it learned from, explained in words. The pages\n"
+        "only read, and only this machine can see them. With another --host, readers need the token that is printed.",
         "example:\n  tba browse first",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--port", type=_port, default=8610, metavar="N", help="default: 8610; 0 is any that is free")
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
-    parser.add_argument("--token", action="store_true", help="ask for a token on this machine, too")
+    parser.add_argument(
+        "--port", type=_port, default=8610, metavar="N", help="port (default: 8610); 0 takes any free port"
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--token", action="store_true", help="require a token on this machine as well")
     parser.add_argument(
         "--seconds",
         type=parse_seconds,
         default=20.0,
         metavar="S",
-        help="the longest that a query may take (default: 20)",
+        help="maximum time of a query (default: 20)",
     )
 
 

@@ -13,8 +13,8 @@ from storage.runs.run import Run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "Every record against every object: checksums, gaps, duplicates, draws without a trajectory, unfinished\n"
-        "writes. Changes nothing. Ends with 0 if all is well and with 1 if something is wrong.",
+        "Compares every record with every object: checksums, gaps, duplicates, draws without a trajectory, unfinished\n"
+        "writes. Changes nothing. Exits with 0 if all is well and with 1 if something is wrong.",
         "example:\n  tba check first",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)

@@ -17,14 +17,14 @@ from tba.errors import TBAError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "Of what was admitted before the oldest checkpoint that the run keeps for itself. Queries of long runs become\n"
-        "faster; nothing else changes. Can be done while the run lives, and again at any time.\n"
-        "With --drop-payloads trajectories that no later step can draw lose their tokens and log-probabilities: from\n"
-        "then on only steps after that checkpoint can be audited and forked. Forks that exist keep what they need.",
+        "Merges the shards that were admitted before the oldest checkpoint that the run keeps. Queries of long runs\n"
+        "become faster; nothing else changes. It is safe while the run is running, and can be repeated at any time.\n"
+        "With --drop-payloads, trajectories that no later step can draw lose their tokens and log-probabilities.\n"
+        "Then only steps after that checkpoint can be audited and forked. Existing forks keep what they need.",
         "example:\n  tba compact first",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--drop-payloads", action="store_true", help="give up tokens that no later step can draw")
+    parser.add_argument("--drop-payloads", action="store_true", help="remove tokens that no later step can draw")
     parser.add_argument("--json", action="store_true", help="what was done as one object")
 
 

@@ -9,10 +9,10 @@ from tba.errors import ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "A version's files are verified against their checksums. Which versions are kept is in the view `versions`:\n"
+        "The files of a version are verified against their checksums. The view `versions` lists the kept versions:\n"
         "  tba sql RUN \"select * from versions where state = 'kept'\"\n"
-        "With --query it is Parquet with a card, which `datasets.load_dataset` reads: any rows that SQL can say, such\n"
-        "as responses to imitate, or pairs to prefer by.",
+        "With --query the result is a folder of Parquet with a dataset card, which `datasets.load_dataset` reads. The\n"
+        "query can select any rows, such as demonstrations or preference pairs.",
         "examples:\n"
         "  tba export first --version 60 ./policy\n"
         '  tba export first --query "from demonstrations(least_reward := 1)" ./imitate\n'
@@ -20,10 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--version", type=int, metavar="N", help="number of the version; 0 is the start")
-    what.add_argument("--query", metavar="SQL", help="the rows of a dataset; all of it is `from trajectories`")
-    parser.add_argument("--attempt", type=int, metavar="A", help="of which attempt (default: the newest that has it)")
-    parser.add_argument("--adapter", action="store_true", help="of adapters: as it is, not merged into its base")
+    what.add_argument("--version", type=int, metavar="N", help="number of the version; 0 is the start of the run")
+    what.add_argument(
+        "--query", metavar="SQL", help="SQL query for the rows of a dataset; `from trajectories` takes all"
+    )
+    parser.add_argument(
+        "--attempt", type=int, metavar="A", help="attempt that published the version (default: the newest one)"
+    )
+    parser.add_argument(
+        "--adapter", action="store_true", help="export the adapter alone instead of merging it into its base model"
+    )
     parser.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
 
 

@@ -9,7 +9,7 @@ from duckdb.sqltypes import DuckDBPyType
 
 from flows.commands.export_version import appearing
 from flows.progress import bar
-from flows.queries import answer_forms, statements
+from flows.queries import answer_forms, damage_report, statements
 from flows.queries.damage_report import warn
 from storage import layout
 from storage.queries.views import connect
@@ -53,7 +53,7 @@ def export(run: Run, query: str, folder: str) -> Path:
     with bar("copying what is new") as tell:
         con = connect(run, progress=tell)
     warn(run, con)
-    with statements.naming_errors(run), statements.stopping(con), appearing(folder) as (target, unfinished):
+    with damage_report.naming_errors(run), statements.stopping(con), appearing(folder) as (target, unfinished):
         rows = statements.last(con, query)
         if rows is None:
             raise ConfigError("--query: the last statement has no rows")

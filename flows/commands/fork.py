@@ -45,21 +45,23 @@ scored, and its checkpoint written."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "The fork lies beside its parent and shares what that had stored by then; nothing is copied, and nothing of\n"
-        "the parent changes. With --replay it has no searchers: it trains on what its parent recorded, so that\n"
-        "another sampler, another beta or another number of steps per sync can be tried without generating again.",
+        "The fork is stored beside its parent and shares what the parent had stored by then. Nothing is copied, and\n"
+        "the parent does not change. With --replay the fork has no searchers and trains on the recorded trajectories,\n"
+        "so another sampler, beta or number of steps per sync can be tried without generating again.",
         "examples:\n"
         "  tba fork first --step 200 --set training.learning_rate=1e-4\n"
         "  tba fork first --step 0 --replay --name uniform --set sampling.recent_share=0",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument(
-        "--step", type=int, required=True, metavar="N", help="a step that a sync follows; 0 is the start"
+        "--step", type=int, required=True, metavar="N", help="a step at which a sync took place; 0 is the start"
     )
     add_set(parser)
-    parser.add_argument("--replay", action="store_true", help="train on the recorded trajectories alone")
+    parser.add_argument("--replay", action="store_true", help="train on the recorded trajectories only")
     parser.add_argument("--name", help="name of the fork (default: the parent's and the step)")
-    parser.add_argument("--no-start", action="store_true", help="make the run and leave it to `tba resume`")
+    parser.add_argument(
+        "--no-start", action="store_true", help="create the run without starting it; `tba resume` starts it"
+    )
 
 
 def command(options: argparse.Namespace) -> int:

@@ -20,9 +20,9 @@ from tba.errors import ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "A run is not resumed while a shard that its records admit is missing or damaged. Restore the object where\n"
-        "you can. Where you cannot, this command stores a record that gives the shard up: its trajectories are drawn\n"
-        "no more, and steps that were taken while it was there can be queried but not audited. Nothing is removed.",
+        "A run cannot be resumed while a shard that its records admit is missing or damaged. Restore the object if\n"
+        "you can. If you cannot, this command stores a record that gives the shard up. Its trajectories are not drawn\n"
+        "any more, and steps that could draw them can be queried but not audited. Nothing is removed.",
         "examples:\n"
         "  tba give-up first\n"
         "  tba give-up first trajectories/searcher=000/seq=00000003.parquet --why 'the disk lost it'",

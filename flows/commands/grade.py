@@ -10,7 +10,7 @@ from typing import Any
 from flows.commands.arguments import explain
 from storage.objects import strict_json
 from tba.errors import ConfigError, DataError
-from tba.tasks import grade, rules
+from tba.tasks.registry import grade, rules
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'An answer is bare, such as "1200": of GSM8K\'s files what follows ####, without commas.',
         "example:\n  tba grade gsm8k responses.jsonl --rule after-hashes > graded.jsonl",
     )
-    parser.add_argument("task", metavar="TASK", help="whose reward: quickstart, gsm8k, math, or one from elsewhere")
+    parser.add_argument(
+        "task", metavar="TASK", help="task whose reward is used: quickstart, gsm8k, math, or a task of your own"
+    )
     parser.add_argument("file", metavar="FILE", help="JSON lines; - is standard input")
-    parser.add_argument("--rule", default="", help="how an answer is read, where a task has several rules")
+    parser.add_argument("--rule", default="", help="how the answer is read out, for tasks with several rules")
 
 
 def command(options: argparse.Namespace) -> int:

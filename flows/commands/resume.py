@@ -10,9 +10,9 @@ from tba.errors import ConfigError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "The trainer goes on from its newest intact checkpoint and takes the steps since then again, on the same\n"
-        "data; roles that are still alive are adopted. Nothing that was stored is lost or counted twice. It keeps\n"
-        "its settings: `tba fork` goes on with others.",
+        "The trainer continues from its newest intact checkpoint and repeats the steps since then on the same data.\n"
+        "Roles that are still alive are adopted. Nothing that was stored is lost or counted twice. The run keeps its\n"
+        "settings; `tba fork` continues with others.",
         "example:\n  tba resume first",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "Starts the searchers, the trainer and the evaluator on this machine and watches over them. Everything they\n"
-        "find is stored under ROOT/runs/NAME. Ctrl-C stops them in order; `tba resume` goes on from there.",
+        "Starts the searchers, the trainer and the evaluator on this machine and supervises them. Everything they\n"
+        "produce is stored under ROOT/runs/NAME. Ctrl-C stops them in an orderly way; `tba resume` continues.",
         "examples:\n"
         "  tba run quickstart\n"
         "  tba run quickstart --name first --steps 80 --set training.learning_rate=1e-4\n"
@@ -23,15 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "task",
         metavar="TASK",
-        help="quickstart, gsm8k, math, tldr, redteam, verifiers, or one from elsewhere: docs/tasks.md",
+        help="quickstart, gsm8k, math, tldr, redteam, verifiers, or a task of your own (docs/tasks.md)",
     )
     add_set(parser)
     parser.add_argument("--root", help="folder or s3:// URL for runs (default: $TBA_ROOT, else tba-runs)")
     parser.add_argument("--name", help="name of the run (default: the task and the time)")
-    parser.add_argument("--steps", type=int, help="gradient steps to take")
-    parser.add_argument("--searchers", type=int, help="searchers to start")
-    parser.add_argument("--seed", type=int, help="of everything random")
-    parser.add_argument("--dry-run", action="store_true", help="show what the settings amount to and start nothing")
+    parser.add_argument("--steps", type=int, help="number of gradient steps")
+    parser.add_argument("--searchers", type=int, help="number of searchers")
+    parser.add_argument("--seed", type=int, help="seed of everything random")
+    parser.add_argument("--dry-run", action="store_true", help="show what the settings mean and start nothing")
 
 
 def command(options: argparse.Namespace) -> int:

@@ -18,13 +18,14 @@ SHELVED = ("stopped", "failed", "interrupted", "new")  # states of a run that no
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "From any machine that reaches its storage: whoever looks after the run starts those that are missing, and\n"
-        "the last ones stop after the round they are at. An interrupted run has so many when it is resumed. With 0 a\n"
-        "run goes on with the responses that it has, and with what `tba import` brings.",
+        "Works from any machine that can reach the storage. The supervisor of the run starts the searchers that are\n"
+        "missing; searchers that are too many stop after their current round. An interrupted run uses the new number\n"
+        "when it is resumed. With 0 searchers a run trains on the responses that it has, and on what `tba import`\n"
+        "brings.",
         "example:\n  tba scale first --searchers 4",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--searchers", type=int, required=True, metavar="N", help="how many there should be")
+    parser.add_argument("--searchers", type=int, required=True, metavar="N", help="the new number of searchers")
 
 
 def command(options: argparse.Namespace) -> int:

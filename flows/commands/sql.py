@@ -3,7 +3,6 @@
 import argparse
 import os
 import secrets
-import shutil
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from flows.commands.arguments import RUN_HELP, explain, open_run
 from flows.progress import bar
 from flows.queries.damage_report import damage_by, refusal, warn_of
-from flows.queries.query_process import QueryProcess
+from flows.queries.query_process import QueryProcess, print_answer
 from storage.runs.run import Run
 from tba.errors import ConfigError, QueryFailed
 
@@ -20,16 +19,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
         "`from help()` lists the views, such as trajectories, steps and draws, and the macros for common questions;\n"
-        "`from help('draws')` explains one. The dialect is DuckDB's. Queries can only read, and only this run.\n"
-        "Without QUERY there is a prompt.",
+        "`from help('draws')` explains one of them. The dialect is that of DuckDB. Queries can read this run and\n"
+        "nothing else. Without QUERY a prompt opens.",
         "examples:\n"
         '  tba sql first "select version_start, avg(reward) from trajectories group by 1 order by 1"\n'
         '  tba sql first "select * from evaluations" --csv\n'
         "  tba sql first -f question.sql --parquet answer.parquet",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("query", metavar="QUERY", nargs="?", help="one or more statements; the last one is shown")
-    parser.add_argument("-f", "--file", metavar="FILE", help="read the query from a file, instead; - is standard input")
+    parser.add_argument(
+        "query", metavar="QUERY", nargs="?", help="one or more statements; the result of the last one is shown"
+    )
+    parser.add_argument("-f", "--file", metavar="FILE", help="read the query from a file; - is standard input")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print comma-separated values with a header")
     form.add_argument("--json", action="store_true", help="print a list of rows")
@@ -87,20 +88,6 @@ def _read(file: str | None) -> str | None:
         raise ConfigError(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} is not text: {error.reason} at byte {error.start}") from None
-
-
-def print_answer(queries: QueryProcess, query: str, form: str, *, must_have_rows: bool = False) -> None:
-    """Print the rows of the last statement, as they come."""
-    width = shutil.get_terminal_size((160, 40)).columns
-    queries.ask(
-        "write",
-        query=query,
-        form=form,
-        width=width,
-        path=None,
-        must_have_rows=must_have_rows,
-        write=sys.stdout.write,
-    )
 
 
 def _write_parquet(queries: QueryProcess, query: str, target: Path) -> int:

@@ -10,9 +10,8 @@ from typing import Any
 
 from rich.markup import escape
 
-from flows.commands import sql
 from flows.progress import bar
-from flows.queries import statements
+from flows.queries import query_process, statements
 from flows.queries.damage_report import culprits, damage_by, warn_of
 from flows.queries.query_process import QueryProcess
 from flows.queries.row_values import decode_row
@@ -90,7 +89,7 @@ class _Asking:
             command, _, about = query[1:].rstrip("; ").partition(" ")
             self.obey(command, about.strip())
         else:
-            sql.print_answer(self.queries, query, "table")
+            query_process.print_answer(self.queries, query, "table")
 
     def obey(self, command: str, about: str) -> None:
         if command == "refresh":

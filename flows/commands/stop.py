@@ -8,7 +8,7 @@ from collections.abc import Callable
 from flows.commands.arguments import DONE, RUN_HELP, explain, open_run
 from flows.commands.scale import SHELVED, await_state
 from flows.planning.run_summary import living, summarise
-from flows.supervision.grace_period import Stopping, forecast
+from flows.supervision.stopping import Stopping, forecast
 from storage.runs.control import change_state
 from storage.runs.leases import SUPERVISOR, LeaseWatch, Seen, read_roles
 from storage.runs.run import Run
@@ -20,12 +20,12 @@ from tba.runtime.waiting import looks
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "The trainer makes a checkpoint at the next sync, so that nothing is taken again; `tba resume` goes on.",
+        "The trainer makes a checkpoint at the next sync, so no step is repeated when `tba resume` continues the run.",
         "example:\n  tba stop first",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--why", default="tba stop", metavar="TEXT", help="what the run says about it")
-    parser.add_argument("--no-wait", action="store_true", help="ask, and do not wait until all roles have stopped")
+    parser.add_argument("--why", default="tba stop", metavar="TEXT", help="the reason that the run records")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until all roles have stopped")
 
 
 def command(options: argparse.Namespace) -> int:

@@ -8,13 +8,13 @@ from flows.commands.arguments import DONE, RUN_HELP, explain, open_run
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "For a run that had W&B off, or whose W&B run was lost: a new W&B run has each step and each evaluated\n"
-        "version once. It is written offline, and `wandb sync` sends it, unless --online.",
+        "Use this for a run without W&B, or whose W&B run was lost. The new W&B run contains each step and each\n"
+        "evaluated version once. It is written offline, and `wandb sync` sends it, unless --online is given.",
         "example:\n  tba wandb first --project experiments",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--project", help="of W&B (default: metrics.wandb_project of the run)")
-    parser.add_argument("--online", action="store_true", help="send it at once")
+    parser.add_argument("--project", help="W&B project (default: metrics.wandb_project of the run)")
+    parser.add_argument("--online", action="store_true", help="send the W&B run at once")
 
 
 def command(options: argparse.Namespace) -> int:

@@ -96,14 +96,18 @@ order by created_at desc limit 6
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
-        "Reads the run's storage alone, so it works from any machine that can see it. Ctrl-C ends it, not the run.\n"
-        "Into a file or a pipe it prints a line whenever something has changed.",
+        "Reads only the storage of the run, so it works from any machine that can reach it. Ctrl-C ends the display,\n"
+        "not the run. Into a file or a pipe it prints a line whenever something has changed.",
         "example:\n  tba watch first",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--once", action="store_true", help="print one picture and end")
+    parser.add_argument("--once", action="store_true", help="print the state once and end")
     parser.add_argument(
-        "--every", type=parse_seconds, default=3.0, metavar="SECONDS", help="between two looks (default: %(default)s)"
+        "--every",
+        type=parse_seconds,
+        default=3.0,
+        metavar="SECONDS",
+        help="seconds between two updates (default: %(default)s)",
     )
 
 

@@ -10,7 +10,6 @@ roles, then the workers, then the server.
 """
 
 import argparse
-import base64
 import json
 import os
 import secrets
@@ -19,8 +18,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -28,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from flows.orchestration.prefect_api import PrefectApi
 from flows.pages.markdown import Publications, table, where_next
 from flows.supervision.life import Event
 from flows.supervision.processes import tail
@@ -45,13 +43,12 @@ from tba.presets import PRESETS
 POOLS = ("tba", "gpu-search", "gpu-train")
 START_DEADLINE = 180.0  # seconds; a first start makes the database
 CANCEL_DEADLINE = 60.0
-BUSY_DEADLINE = 30.0
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
 class Stack:
-    """A context in which `api_url` answers, the pools exist, prefect.yaml is deployed and workers wait for runs.
-    `environment` is what a command needs to use it."""
+    """A context in which the server behind `api` answers, the pools exist, prefect.yaml is deployed and workers wait
+    for runs. `environment` is what a command needs to use the server."""
 
     def __init__(
         self,
@@ -66,27 +63,18 @@ class Stack:
         self.variables = dict(variables or {})
         self.logs = self.home / "logs"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.port = 0
-        self.password = f"tba:{secrets.token_urlsafe(16)}"
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def api_url(self) -> str:
-        return f"{self.address}/api"
+        self.api = PrefectApi(port=0, password=f"tba:{secrets.token_urlsafe(16)}")
 
     @property
     def environment(self) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}
         return inherited | {
-            "PREFECT_API_URL": self.api_url,
+            "PREFECT_API_URL": self.api.url,
             "PREFECT_HOME": str(self.home),
             # Whoever may start deployments runs code: no other user of this machine, and no page in a browser.
-            "PREFECT_SERVER_API_AUTH_STRING": self.password,
-            "PREFECT_API_AUTH_STRING": self.password,
-            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.address,
+            "PREFECT_SERVER_API_AUTH_STRING": self.api.password,
+            "PREFECT_API_AUTH_STRING": self.api.password,
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.api.address,
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "DO_NOT_TRACK": "1",
             "PREFECT_WORKER_QUERY_SECONDS": "2",
@@ -112,21 +100,17 @@ class Stack:
 
     def start_server(self) -> None:
         """At the same place as before, if there was one."""
-        self.port = self.port or _free_port()
+        self.api.port = self.api.port or _free_port()
         self.tell("starting the Prefect server")
-        command = ["server", "start", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = ["server", "start", "--host", "127.0.0.1", "--port", str(self.api.port)]
         self.start("server", [*command, "--ui" if self.ui else "--no-ui"])
-        self.wait_for("server", self.is_healthy)
+        self.wait_for("server", self.api.is_healthy)
 
     def deploy(self) -> None:
         """The pools and deployments of prefect.yaml."""
         self.tell("registering deployments")
         for pool in POOLS:
-            try:
-                self.call("POST", "/work_pools/", {"name": pool, "type": "process"})
-            except urllib.error.HTTPError as error:
-                if error.code != 409:  # it is there already
-                    raise
+            self.api.make_pool(pool)
         command = ["deploy", "--all", "--prefect-file", str(prefect_file())]
         result = subprocess.run(
             prefect_command(*command), env=self.environment, cwd=prefect_file().parent, capture_output=True, text=True
@@ -140,7 +124,7 @@ class Stack:
         for pool in pools:
             self.start(f"worker-{pool}", ["worker", "start", "--pool", pool, "--type", "process", "--name", pool])
         for pool in pools:
-            self.wait_for(f"worker-{pool}", lambda pool=pool: self.has_worker(pool))
+            self.wait_for(f"worker-{pool}", lambda pool=pool: self.api.has_worker(pool))
 
     def start(self, name: str, arguments: Sequence[str]) -> None:
         """A command of Prefect in a session of its own, so that Ctrl-C at the terminal reaches us alone. SIGINT must
@@ -175,26 +159,6 @@ class Stack:
                 log = self.logs / f"{name}.log"
                 raise RunFailed(f"Prefect's {name} ended with code {process.returncode}; {log}:\n{tail(log, 20)}")
 
-    # What the server is asked
-
-    def is_healthy(self) -> bool:
-        with suppress(OSError):
-            return self.call("GET", "/health") is True
-        return False
-
-    def has_worker(self, pool: str) -> bool:
-        found = self.call("POST", f"/work_pools/{pool}/workers/filter", {})
-        return any(worker["status"] == "ONLINE" for worker in found)
-
-    def flow_runs(self, *states: str) -> list[dict[str, Any]]:
-        """Flow runs in any of these states, all of them if none is given."""
-        wanted = {"state": {"type": {"any_": list(states)}}} if states else {}
-        return self.call("POST", "/flow_runs/filter", {"flow_runs": wanted, "sort": "START_TIME_DESC"})
-
-    def set_state(self, flow_run: str, kind: str) -> None:
-        state = {"type": kind, "message": "the stack is stopping"}
-        self.call("POST", f"/flow_runs/{flow_run}/set_state", {"state": state})
-
     def run_deployment(self, deployment: str, parameters: Mapping[str, Any]) -> str:
         """Ask for a run through the command line, as a person would; returns its id."""
         name = f"{deployment.partition('/')[2]}-{time.time_ns():x}"
@@ -204,28 +168,7 @@ class Stack:
         if asked.returncode:
             raise RunFailed(f"{deployment} was refused:\n{asked.stdout.strip()}\n{asked.stderr.strip()}")
         self.tell(asked.stdout.strip())
-        (found,) = self.call("POST", "/flow_runs/filter", {"flow_runs": {"name": {"any_": [name]}}})
-        return found["id"]
-
-    def state_of(self, flow_run: str) -> dict[str, Any]:
-        """`type`, `name` and `message`."""
-        return self.call("GET", f"/flow_runs/{flow_run}")["state"]
-
-    def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Asked again while the server is busy: it answers 503 when its database is locked, and has done nothing."""
-        data = None if body is None else json.dumps(body).encode()
-        key = base64.b64encode(self.password.encode()).decode()
-        headers = {"Content-Type": "application/json", "Authorization": f"Basic {key}"}
-        request = urllib.request.Request(self.api_url + path, data=data, headers=headers, method=method)
-        deadline = time.monotonic() + BUSY_DEADLINE
-        while True:
-            try:
-                with urllib.request.urlopen(request, timeout=30) as response:
-                    return json.loads(response.read() or b"null")
-            except urllib.error.HTTPError as error:
-                if error.code != 503 or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
+        return self.api.flow_run_named(name)
 
     # Stopping
 
@@ -241,15 +184,15 @@ class Stack:
 
     def cancel_runs(self) -> None:
         """Cancel what has not ended and wait for it, so that roles are stopped in order."""
-        if not self.processes or not self.is_healthy():
+        if not self.processes or not self.api.is_healthy():
             return
-        for flow_run in self.flow_runs("SCHEDULED", "PENDING", "PAUSED"):
-            self.set_state(flow_run["id"], "CANCELLED")
-        for flow_run in self.flow_runs("RUNNING"):
+        for flow_run in self.api.flow_runs("SCHEDULED", "PENDING", "PAUSED"):
+            self.api.set_state(flow_run["id"], "CANCELLED")
+        for flow_run in self.api.flow_runs("RUNNING"):
             self.tell(f"cancelling {flow_run['name']}")
-            self.set_state(flow_run["id"], "CANCELLING")
+            self.api.set_state(flow_run["id"], "CANCELLING")
         deadline = time.monotonic() + CANCEL_DEADLINE
-        while self.flow_runs("RUNNING", "CANCELLING") and time.monotonic() < deadline:
+        while self.api.flow_runs("RUNNING", "CANCELLING") and time.monotonic() < deadline:
             time.sleep(0.5)
 
 
@@ -291,7 +234,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.keep = True
     try:
         with ending_on_sigterm(), Stack(Path(options.home), ui=not options.no_ui, tell=_tell) as stack:
-            _tell(f"the server is at {stack.address}, its password {stack.password}, its logs are in {stack.logs}")
+            _tell(
+                f"the server is at {stack.api.address}, its password {stack.api.password}, its logs are in {stack.logs}"
+            )
             code = 0
             if command:
                 code = subprocess.run(command, env=stack.environment).returncode
@@ -357,7 +302,7 @@ def follow(stack: Stack, flow_run: str, url: str) -> dict[str, Any]:
     deadline = time.monotonic() + START_DEADLINE
     while not open_store(url).exists(RUN):
         stack.check()
-        state = stack.state_of(flow_run)
+        state = stack.api.state_of(flow_run)
         if state["type"] in FINAL:
             return state
         if time.monotonic() > deadline:
@@ -370,7 +315,7 @@ def follow(stack: Stack, flow_run: str, url: str) -> dict[str, Any]:
     with Display(run, parse(run.config)) as display:
         while True:
             stack.check()
-            state = stack.state_of(flow_run)
+            state = stack.api.state_of(flow_run)
             for event in events.new():
                 if event["kind"] not in ROUTINE:
                     display.tell(Event(event["kind"], event["message"], event["severity"]))
@@ -390,7 +335,7 @@ def show_result(run: Run) -> None:
 
 def stay(stack: Stack) -> None:
     print("\nThe server and a worker stay up until Ctrl-C. To use them from another shell:\n")
-    print(f"export PREFECT_API_URL={stack.api_url}\nexport PREFECT_API_AUTH_STRING={stack.password}")
+    print(f"export PREFECT_API_URL={stack.api.url}\nexport PREFECT_API_AUTH_STRING={stack.api.password}")
     print(f"export PREFECT_HOME={stack.home}\n", flush=True)
     with suppress(KeyboardInterrupt):
         while True:

@@ -10,7 +10,7 @@ from flows.planning.resolve import ask_earlier_run
 from storage.queries.difficulty import Known
 from tba.config import Config, ObjectiveConfig, OptimizerName, TrainingConfig
 from tba.interfaces import TakesTurns
-from tba.tasks import get_task
+from tba.tasks.registry import get_task
 from tba.train.schedules import learning_rate_at
 
 _TOKENS_PER_SECOND = 1000  # what --dry-run assumes of one searcher; `tba watch` shows the real figure

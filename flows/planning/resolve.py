@@ -24,7 +24,7 @@ from tba.models.folder import check_folder
 from tba.models.location import check_place
 from tba.search.scoring import check_can_remember
 from tba.search.values import check_can_value
-from tba.tasks import get_task, policy_maker, preset_of
+from tba.tasks.registry import get_task, policy_maker, preset_of
 
 FLAT = {"steps": "training.steps", "searchers": "search.searchers", "seed": "seed"}
 """Parameters with a name of their own, and the setting each stands for."""

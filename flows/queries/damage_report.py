@@ -1,7 +1,8 @@
 """Tells people on standard error what is damaged or missing in a run."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import duckdb
 
@@ -73,3 +74,12 @@ def in_words(run: Run, damage: Sequence[Damage]) -> str:
     more = f"{len(damage):,} objects of the run {{}} are damaged or missing and are left out"
     left_out = (one if len(damage) == 1 else more).format(run.name)
     return plain(f"{left_out}: {told} — tba check {run.url} names them all")
+
+
+@contextmanager
+def naming_errors(run: Run) -> Iterator[None]:
+    """Turn an error of DuckDB into one line. If an object of the run is damaged inside, the line names the object."""
+    try:
+        yield
+    except duckdb.Error as error:
+        raise refusal(run, error) from error

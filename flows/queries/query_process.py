@@ -1,6 +1,7 @@
 """Queries over a run, answered by a process that can be ended: DuckDB neither heeds an interrupt in the midst of a
 single value nor survives each query, and no query may hold up or end whoever asks it."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -212,3 +213,17 @@ class _Child:
         with suppress(Empty, QueryEnded, TimeoutError):
             while True:  # the thread may wait for room
                 self._next(time.monotonic() + _PATIENCE)
+
+
+def print_answer(queries: QueryProcess, query: str, form: str, *, must_have_rows: bool = False) -> None:
+    """Print the rows of the last statement, as they come."""
+    width = shutil.get_terminal_size((160, 40)).columns
+    queries.ask(
+        "write",
+        query=query,
+        form=form,
+        width=width,
+        path=None,
+        must_have_rows=must_have_rows,
+        write=sys.stdout.write,
+    )

@@ -11,22 +11,8 @@ from tba.errors import ConfigError
 if TYPE_CHECKING:
     import duckdb
 
-    from storage.runs.run import Run
 
 GONE = "something that the run had when it was looked at has been removed since, as a compaction does: look at it again"
-
-
-@contextmanager
-def naming_errors(run: "Run") -> Iterator[None]:
-    """Turn an error of DuckDB into one line. If an object of the run is damaged inside, the line names the object."""
-    import duckdb
-
-    from flows.queries.damage_report import refusal
-
-    try:
-        yield
-    except duckdb.Error as error:
-        raise refusal(run, error) from error
 
 
 @contextmanager

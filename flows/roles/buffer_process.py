@@ -40,24 +40,16 @@ _LISTS = (
 
 
 def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckReplayBuffer:
-    sampling, training, limits = config.sampling, config.training, config.limits
     return DuckReplayBuffer(
         run,
         seed=config.seed,
-        slots=training.prompts_per_step,
-        responses=training.responses_per_prompt,
-        recent_share=sampling.recent_share,
-        inv_temp=sampling.inv_temp,
-        eligibility=sampling.eligibility,
-        mean_reward_between=sampling.mean_reward_between,
+        sampling=config.sampling,
+        training=config.training,
+        limits=config.limits,
+        objective=config.objective,
         sampler_sql=run.sampler_sql,
         attempt=attempt,
         events=events,
-        memory_bytes=int(limits.memory_gb * 1e9),
-        disk_bytes=int(limits.disk_gb * 1e9),
-        threads=limits.draw_threads,
-        behaviour=config.objective.needs_tokens,
-        values=config.objective.needs_values,
         searchers_in_step=config.search.searchers if config.sync.lag is not None else None,
     )
 

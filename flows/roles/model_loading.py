@@ -19,7 +19,7 @@ from tba.models.location import check_place
 from tba.models.policy import Policy, Snapshot
 from tba.models.pretrained import local_folder
 from tba.models.trainable import check_first_policy
-from tba.tasks import get_task, policy_maker
+from tba.tasks.registry import get_task, policy_maker
 from tba.train.training_state import TrainingState
 from tba.types import Version
 

@@ -34,8 +34,8 @@ from tba.models.adapters import Adapter
 from tba.models.policy import PolicyScorer
 from tba.search.evaluator import Evaluator
 from tba.search.searcher import Searcher, await_reference
-from tba.tasks import get_task
 from tba.tasks.guard import asking
+from tba.tasks.registry import get_task
 from tba.train.trainer import Trainer
 from tba.types import Version
 

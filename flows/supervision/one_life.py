@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 
-from flows.supervision.grace_period import Stopping, forecast
 from flows.supervision.life import Event, Launcher, Life, StopRequest, hangs
 from flows.supervision.processes import FAILED, STOPPED, NotNow, Role
+from flows.supervision.stopping import Stopping, forecast
 from flows.supervision.supervisor import POLL
 from storage.runs.leases import LeaseWatch, Seen
 from storage.runs.run import Run

@@ -16,9 +16,10 @@ from storage.buffer import prompt_queue
 from storage.buffer.index_rows import Arrival, Pool
 from storage.buffer.prompt_queue import Queue
 from storage.buffer.sampler import BRANCHES, Row, Sampler, Tables
+from storage.buffer.settings import Sampling, Training
 from storage.log.schema import COLUMNS
 from tba.errors import ConfigError, Damaged, RunFailed
-from tba.types import Branch, Draw, Eligibility, Version
+from tba.types import Branch, Draw, Version
 
 
 class Index:
@@ -27,29 +28,25 @@ class Index:
         sampler_sql: str,
         *,
         seed: int,
-        slots: int,
-        responses: int,
-        recent_share: float,
-        inv_temp: float,
-        eligibility: Eligibility,
-        mean_reward_between: tuple[float, float] | None = None,
+        sampling: Sampling,
+        training: Training,
         step_of_version: Callable[[Version], int],
         threads: int = 1,
     ):
         self.tables = Tables(threads)
         self.sampler = Sampler(self.tables, sampler_sql)
-        self.seed, self.slots, self.step_of_version = seed, slots, step_of_version
+        self.seed, self.slots, self.step_of_version = seed, training.prompts_per_step, step_of_version
         self.parameters: dict[str, float] = {
             "seed": seed,
-            "slots": slots,
-            "responses": responses,
-            "recent_share": recent_share,
-            "inv_temp": inv_temp,
+            "slots": training.prompts_per_step,
+            "responses": training.responses_per_prompt,
+            "recent_share": sampling.recent_share,
+            "inv_temp": sampling.inv_temp,
         }
         self.newest: int | None = None  # the newest record that admitted anything
         self.first_recent = 0  # where its rows begin in the pool
-        self.pool = Pool(eligibility)
-        self.mean_reward_between = mean_reward_between
+        self.pool = Pool(sampling.eligibility)
+        self.mean_reward_between = sampling.mean_reward_between
         self.prompts: dict[str, int] = {}  # their numbers, in the order in which they appeared
         self.versions: dict[Version, int] = {}
         self.shards: dict[str, range] = {}  # by searcher/seq: where their rows lie in the pool

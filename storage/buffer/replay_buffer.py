@@ -7,6 +7,7 @@ from typing import Any
 from storage import layout
 from storage.buffer.arrivals import Arrivals
 from storage.buffer.index import Index
+from storage.buffer.settings import Limits, Objective, Sampling, Training
 from storage.log.payloads import Payloads
 from storage.log.schema import COLUMNS
 from storage.log.syncs import Recording, Shard, StoredRecord, SyncRecord, encode, read_record
@@ -17,54 +18,46 @@ from storage.runs.retention import given_up
 from storage.runs.run import Run
 from tba.errors import AlreadyExists, Damaged, Missing, Superseded
 from tba.fetched import Fetched
-from tba.types import Branch, Draw, Eligibility, Version
+from tba.types import Branch, Draw, Version
 
 _GIVEN_UP = "given_up"  # beside the branches, in the queues of a checkpoint: the shards they were kept without
 
 
 class DuckReplayBuffer:
     """The `ReplayBuffer` of one attempt. A draw follows from seed, sampler and records: the run's name, how often
-    arrivals were looked for, and whether the buffer was rebuilt in between have no part in it. Of the payloads
-    `memory_bytes` stay in memory; of a remote run's shards copies of `disk_bytes` stay on this machine's disk. With
-    `behaviour`, fetched rows have the log-probabilities of their tokens when they were sampled. Where so many searchers
-    go in step with the trainer, record n admits round n of each."""
+    arrivals were looked for, and whether the buffer was rebuilt in between have no part in it. `sampling`, `training`,
+    `limits` and `objective` are sections of the run's settings. If `searchers_in_step` searchers go in step with the
+    trainer, record n admits round n of each of them."""
 
     def __init__(
         self,
         run: Run,
         *,
         seed: int,
-        slots: int,
-        responses: int,
-        recent_share: float,
-        inv_temp: float,
-        eligibility: Eligibility,
-        mean_reward_between: tuple[float, float] | None = None,
+        sampling: Sampling,
+        training: Training,
+        limits: Limits,
+        objective: Objective,
         sampler_sql: str,
         attempt: int,
         events: Events,
-        memory_bytes: int = 2 << 30,
-        disk_bytes: int = 32 << 30,
-        threads: int = 1,
-        behaviour: bool = False,
-        values: bool = False,
         searchers_in_step: int | None = None,
     ):
         self.run, self.attempt, self.events = run, attempt, events
         self.index = Index(
             sampler_sql,
             seed=seed,
-            slots=slots,
-            responses=responses,
-            recent_share=recent_share,
-            inv_temp=inv_temp,
-            eligibility=eligibility,
-            mean_reward_between=mean_reward_between,
+            sampling=sampling,
+            training=training,
             step_of_version=self._step_of_version,
-            threads=threads,
+            threads=limits.draw_threads,
         )
         self.payloads = Payloads(
-            run, memory_bytes=memory_bytes, disk_bytes=disk_bytes, behaviour=behaviour, values=values
+            run,
+            memory_bytes=int(limits.memory_gb * 1e9),
+            disk_bytes=int(limits.disk_gb * 1e9),
+            behaviour=objective.needs_tokens,
+            values=objective.needs_values,
         )
         self.arrivals = Arrivals(run, self.payloads, self.index.check)
         self.given_up = given_up(run).shards  # admitted shards that were lost: the buffer does without them
@@ -72,7 +65,7 @@ class DuckReplayBuffer:
         self.recording = Recording(replays, given_up=self.given_up) if replays else None
         self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq
         self.in_step = None if self.recording else searchers_in_step
-        self.batch = slots * responses
+        self.batch = training.prompts_per_step * training.responses_per_prompt
         self.applied = -1
         self._steps = {0: 0}  # that each applied sync follows, and so the version of its number
         self._newest_sha256: str | None = None  # of the newest applied record

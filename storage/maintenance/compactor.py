@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from storage import layout
 from storage.buffer.index import Index
+from storage.buffer.settings import NoDraws
 from storage.log.compactions import COLUMNS, FACTS, PAYLOAD, Compaction, Compactions, Part, Place, encode, understood
 from storage.log.schema import COLUMNS as INDEXED
 from storage.log.schema import ENCODING, TRAJECTORY_SCHEMA, UNREADABLE, with_later
@@ -386,14 +387,12 @@ def _oldest_checkpoint(run: Run, keep: int) -> Version | None:
 def _index(run: Run, synced: Sequence[SyncRecord], eligibility: Eligibility) -> tuple[Index, Mapping[str, str]]:
     """After these records, and the names by which it knows shards. Nothing is drawn from it."""
     steps = {record.sync: record.step for record in synced}
+    undrawn = NoDraws(eligibility)
     index = Index(
         run.sampler_sql,
         seed=0,
-        slots=1,
-        responses=1,
-        recent_share=0.0,
-        inv_temp=0.0,
-        eligibility=eligibility,
+        sampling=undrawn,
+        training=undrawn,
         step_of_version=lambda version: steps[version.number],
     )
     reader = ShardReader(run, disk_bytes=0)

@@ -6,34 +6,16 @@ knows more than it says, and training for the reward brings that out within minu
 """
 
 import hashlib
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tba.config import TaskConfig
 from tba.errors import ConfigError
 from tba.tasks.fields import one_of
+from tba.tasks.quickstart_problems import problems
 from tba.types import Prompt, Response, Reward
-
-TRAIN_PROMPTS, TEST_PROMPTS = 4096, 1000
-WRONG = 0.5  # share of demonstrations that carry a wrong digit, or two
-_LEAST, _MOST = 100, 999
-
-
-class Problem(NamedTuple):
-    left: int
-    right: int
-
-    @property
-    def prompt(self) -> str:
-        return f"{_units_first(self.left)}+{_units_first(self.right)}="
-
-    @property
-    def answer(self) -> str:
-        return _units_first(self.left + self.right)
 
 
 def exact(response: str, answer: str) -> bool:
@@ -88,7 +70,8 @@ class Quickstart:
     def recipe(self) -> str:
         """All that the base policy is made from: this code, what it teaches with, and the libraries."""
         here = Path(__file__)
-        sources = (here, here.with_name("quickstart_policy.py"), here.parents[1] / "models" / "supervised.py")
+        ours = [here, here.with_name("quickstart_problems.py"), here.with_name("quickstart_policy.py")]
+        sources = [*ours, here.parents[1] / "models" / "supervised.py"]
         digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
         return f"quickstart {digest} torch {version('torch')} transformers {version('transformers')}"
 
@@ -97,33 +80,3 @@ class Quickstart:
         from tba.tasks.quickstart_policy import make_policy  # torch is needed for this alone
 
         make_policy(folder, seed=seed, report=report)
-
-
-@cache
-def problems(split: str) -> tuple[Problem, ...]:
-    """The prompts of a split. One seeded sample without replacement, so that splits share none."""
-    span = _MOST - _LEAST + 1
-    drawn = random.Random("quickstart").sample(range(span * span), TEST_PROMPTS + TRAIN_PROMPTS)
-    of_split = {"test": drawn[:TEST_PROMPTS], "train": drawn[TEST_PROMPTS:]}[split]
-    return tuple(Problem(_LEAST + number // span, _LEAST + number % span) for number in of_split)
-
-
-def demonstrations(seed: int) -> Iterator[tuple[str, str]]:
-    """Endless prompts and responses; every other response, by chance, carries a wrong digit, or two."""
-    rng = random.Random(f"quickstart:{seed}")
-    held_out = frozenset(problems("test"))
-    while True:
-        problem = Problem(rng.randint(_LEAST, _MOST), rng.randint(_LEAST, _MOST))
-        if problem not in held_out:
-            yield problem.prompt, _with_wrong_digits(problem.answer, rng) if rng.random() < WRONG else problem.answer
-
-
-def _with_wrong_digits(answer: str, rng: random.Random) -> str:
-    digits = list(answer)
-    for place in rng.sample(range(len(digits)), rng.choice([1, 2])):
-        digits[place] = rng.choice([digit for digit in "0123456789" if digit != digits[place]])
-    return "".join(digits)
-
-
-def _units_first(number: int) -> str:
-    return str(number)[::-1]

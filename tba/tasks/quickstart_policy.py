@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tba.errors import RunFailed
 from tba.models.supervised import Demonstration, fine_tune, probabilities
-from tba.tasks.quickstart import demonstrations, problems
+from tba.tasks.quickstart_problems import demonstrations, problems
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 VOCABULARY = {token: i for i, token in enumerate([PAD, EOS, UNKNOWN, *"0123456789+="])}

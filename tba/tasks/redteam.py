@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from tba.config import Positive, TaskConfig, parse_options, settings
+from tba.config import TaskConfig, parse_options, settings
+from tba.config.fields import Positive
 from tba.errors import ConfigError
 from tba.generation.requests import generate
 from tba.interfaces import Locate

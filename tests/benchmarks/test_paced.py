@@ -7,7 +7,7 @@ import pytest
 from benchmarks.science.paced import PacedQuickstart
 from tba.config import TaskConfig
 from tba.errors import ConfigError
-from tba.tasks import preset_of
+from tba.tasks.registry import preset_of
 from tests.tba.test_tasks_quickstart import prompts, response
 
 NAME = "benchmarks.science.paced:PacedQuickstart"

@@ -45,23 +45,23 @@ class Flow:
         self.stack = stack
         self.url = layout.run_url(str(root), name)
         settings = {} if parameters.get("resume") else {"overrides": OVERRIDES}
-        deployment = stack.call("GET", "/deployments/name/tba/quickstart")["id"]
+        deployment = stack.api.call("GET", "/deployments/name/tba/quickstart")["id"]
         asked = {"parameters": {"run": name, "root": str(root), **settings, **parameters}}
-        self.id = stack.call("POST", f"/deployments/{deployment}/create_flow_run", asked)["id"]
+        self.id = stack.api.call("POST", f"/deployments/{deployment}/create_flow_run", asked)["id"]
 
     def run(self) -> Run:
         until(lambda: self.state() in FINAL or open_store(self.url).exists(layout.RUN), "there is a run")
         return Run.open(self.url)
 
     def state(self) -> str:
-        return self.stack.state_of(self.id)["type"]
+        return self.stack.api.state_of(self.id)["type"]
 
     def runs(self) -> int:
-        return self.stack.call("GET", f"/flow_runs/{self.id}")["run_count"]
+        return self.stack.api.call("GET", f"/flow_runs/{self.id}")["run_count"]
 
     def ended(self, within: float = 90.0) -> dict[str, Any]:
         until(lambda: self.state() in FINAL, "the flow ends", within)
-        return self.stack.state_of(self.id)
+        return self.stack.api.state_of(self.id)
 
     def again(self) -> None:
         """As somebody does who presses Retry, once the worker is done with the first go and its folder."""
@@ -69,7 +69,7 @@ class Flow:
         self.go_on()
 
     def gone(self) -> None:
-        name = self.stack.call("GET", f"/flow_runs/{self.id}")["name"]
+        name = self.stack.api.call("GET", f"/flow_runs/{self.id}")["name"]
         log = self.stack.logs / "worker-tba.log"
         until(lambda: f"Process for flow run '{name}' exited" in log.read_text(), "the process has ended")
         time.sleep(3.0)  # the worker may then call the flow run crashed, whatever its state is by now
@@ -77,21 +77,21 @@ class Flow:
     def go_on(self, child: str = "") -> None:
         of = self.found_children()[child]["id"] if child else self.id
         state = {"type": "SCHEDULED", "name": "AwaitingRetry"}
-        self.stack.call("POST", f"/flow_runs/{of}/set_state", {"state": state, "force": True})
+        self.stack.api.call("POST", f"/flow_runs/{of}/set_state", {"state": state, "force": True})
 
     def log(self) -> str:
         wanted = {"logs": {"flow_run_id": {"any_": [self.id]}}}
-        return "\n".join(it["message"] for it in self.stack.call("POST", "/logs/filter", wanted))
+        return "\n".join(it["message"] for it in self.stack.api.call("POST", "/logs/filter", wanted))
 
     def cancel(self) -> None:
-        self.stack.set_state(self.id, "CANCELLING")
+        self.stack.api.set_state(self.id, "CANCELLING")
 
     def children(self) -> dict[str, str]:
         return {name: it["state_name"] for name, it in self.found_children().items()}
 
     def found_children(self) -> dict[str, dict[str, Any]]:
         wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [self.id]}}}
-        return {it["name"]: it for it in self.stack.call("POST", "/flow_runs/filter", wanted)}
+        return {it["name"]: it for it in self.stack.api.call("POST", "/flow_runs/filter", wanted)}
 
 
 def once_at_work(url: str) -> Run:
@@ -125,14 +125,14 @@ def test_a_deployment_that_was_asked_for_on_the_command_line_runs_to_its_end_and
     assert "trainer, life 1, finished" in shown.err
     assert "| 000001-a0001 | 4 |" in shown.out
     assert "report.html" in shown.out
-    (flow,) = stack.flow_runs("COMPLETED")
-    artifacts = {it["key"]: it for it in stack.call("POST", "/artifacts/latest/filter", {})}
+    (flow,) = stack.api.flow_runs("COMPLETED")
+    artifacts = {it["key"]: it for it in stack.api.call("POST", "/artifacts/latest/filter", {})}
     assert '"version": "000001-a0001"' in artifacts["versions-first-run"]["data"]
     assert "| 000001-a0001 | 4 | 0.0 MB |" in artifacts["report-first-run"]["data"]
     assert "0.75" in artifacts["report-first-run"]["data"]
     assert artifacts["progress-first-run"]["flow_run_id"] == flow["id"]
     wanted = {"task_runs": {"flow_run_id": {"any_": [flow["id"]]}}}
-    tasks = {it["name"]: it["state_type"] for it in stack.call("POST", "/task_runs/filter", wanted)}
+    tasks = {it["name"]: it["state_type"] for it in stack.api.call("POST", "/task_runs/filter", wanted)}
     assert tasks == {f"{role}, life 1": "COMPLETED" for role in ROLES}
 
 
@@ -207,7 +207,7 @@ def test_another_go_of_a_flow_run_leaves_a_run_of_the_same_name_alone(stack: Sta
     assert flow.ended()["type"] == "FAILED"
     flow.again()
     until(lambda: flow.runs() == 2 and flow.state() in FINAL, "it has run again", 90)
-    assert "exists already" in stack.state_of(flow.id)["message"]
+    assert "exists already" in stack.api.state_of(flow.id)["message"]
     assert read_state(run).why == "somebody said so"
     assert not read_leases(run)
 
@@ -234,7 +234,9 @@ def test_deployed_roles_are_restarted_and_stop_with_their_flow(stack: Stack, roo
     os.kill(leases["searcher-000"].pid, signal.SIGKILL)
     at_work(run, "searcher-000", life=2)
     asked = {"filter": {"event": {"name": ["tba.role-ended"]}}}
-    [told, *_] = until(lambda: stack.call("POST", "/events/filter", asked)["events"], "an automation can hear of that")
+    [told, *_] = until(
+        lambda: stack.api.call("POST", "/events/filter", asked)["events"], "an automation can hear of that"
+    )
     assert told["resource"]["prefect.resource.id"] == "tba.run.r" and "searcher-000" in told["payload"]["message"]
     assert told["payload"]["severity"] == "warning"
     flow.cancel()
@@ -302,12 +304,12 @@ def test_a_whole_run_on_s3_is_cancelled_from_prefect_and_resumed_to_its_end(
     sessions = sorted((stack.home / "cache" / "wandb" / "whole").glob("**/*.wandb"))
     logged = [row["trainer/step"] for session in sessions for row in history(session) if "loss/value" in row]
     assert sorted(logged) == list(range(1, 61))
-    report = {it["key"]: it for it in stack.call("POST", "/artifacts/latest/filter", {})}["report-whole"]
+    report = {it["key"]: it for it in stack.api.call("POST", "/artifacts/latest/filter", {})}["report-whole"]
     curves = ("Scores of versions", "Reward of batches", "Loss")
     assert all(f"![{title}](data:image" in report["data"] for title in curves), report["data"]
     with closing(browser.new_page()) as shown:
-        shown.add_init_script(f"localStorage.setItem('prefect-password', btoa('{stack.password}'))")
-        shown.goto(f"{stack.address}/artifacts/artifact/{report['latest_id']}")
+        shown.add_init_script(f"localStorage.setItem('prefect-password', btoa('{stack.api.password}'))")
+        shown.goto(f"{stack.api.address}/artifacts/artifact/{report['latest_id']}")
         for title in curves:
             curve = shown.get_by_alt_text(title)
             curve.wait_for()

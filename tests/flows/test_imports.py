@@ -17,7 +17,7 @@ import s3fs
 from flows.cli import main
 from flows.commands import audit, fork
 from flows.commands.compact import compact_run
-from flows.commands.import_ import _apart
+from flows.commands.import_rows import _apart
 from flows.planning import create
 from flows.roles import wiring
 from storage import layout
@@ -167,14 +167,15 @@ def right(folder: Path, run: Run) -> list[float]:
 
 KILLED = """
 import os, signal, sys
-from flows import cli, imports
-store = imports._store
+from flows import cli
+from flows.commands import import_
+store = import_._store
 def second(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
 def first(*arguments):
     store(*arguments)
-    imports._store = second
-imports._store = first
+    import_._store = second
+import_._store = first
 cli.main(sys.argv[1:])
 """
 

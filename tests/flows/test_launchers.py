@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import cli
+from flows.commands import arguments
+from flows.commands import run as run_command
 from flows.supervision.background_supervisor import Background
 from flows.supervision.gpus import Devices
 from flows.supervision.life import Event, StopRequest
@@ -60,7 +61,7 @@ def test_a_run_from_the_command_line_ends_with_the_scores_of_its_last_version(
     run: Run, capsys: pytest.CaptureFixture[str]
 ):
     later(partial(finish, run), run)
-    assert cli.supervise(run) == 0
+    assert run_command.supervise(run) == 0
     assert capsys.readouterr().out.startswith("version 1, step 4: greedy 0.75\n\n")
 
 
@@ -68,7 +69,7 @@ def test_what_happens_is_shown_once(run: Run):
     behave(run, "searcher-000", "fail")
     command = [sys.executable, "-m", "flows.cli", "resume", run.url]
     process = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert process.returncode == cli.FOUND_WRONG
+    assert process.returncode == arguments.FOUND_WRONG
     assert process.stderr.count("searcher-000 is started again in 1 s") == 1, process.stderr
     assert process.stderr.count("searcher-000, life 1, failed with exit code 1: there is no such model") == 1
 

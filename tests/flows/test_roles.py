@@ -33,7 +33,7 @@ from storage.weights.versions import Versions
 from tba.config import Config, parse
 from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Superseded
 from tba.models.policy import Policy
-from tba.tasks import get_task
+from tba.tasks.registry import get_task
 from tba.train.schedules import beta_at, learning_rate_at
 from tba.types import Prompt, Version
 from tests import fakes

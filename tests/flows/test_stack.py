@@ -16,8 +16,8 @@ from tba.presets import PRESETS
 
 
 def test_the_server_offers_every_deployment_with_nothing_that_ties_it_to_a_machine(stack: Stack):
-    found = stack.call("POST", "/deployments/filter", {})
-    flows = {flow["id"]: flow["name"] for flow in stack.call("POST", "/flows/filter", {})}
+    found = stack.api.call("POST", "/deployments/filter", {})
+    flows = {flow["id"]: flow["name"] for flow in stack.api.call("POST", "/flows/filter", {})}
     names = {f"{flows[it['flow_id']]}/{it['name']}" for it in found}
     by_task = {f"{flow}/{task}" for flow in ("tba", "searcher", "trainer", "evaluate") for task in PRESETS}
     assert names == {*by_task, "compact/compact", "retention/nightly"}
@@ -46,16 +46,16 @@ def test_a_command_finds_the_server(stack: Stack):
 
 def test_nobody_else_on_this_machine_and_no_page_in_a_browser_starts_a_deployment(stack: Stack):
     """Whoever can runs code as the worker."""
-    deployment = stack.call("GET", "/deployments/name/tba/quickstart")["id"]
-    before = len(stack.flow_runs())
-    url = f"{stack.api_url}/deployments/{deployment}/create_flow_run"
+    deployment = stack.api.call("GET", "/deployments/name/tba/quickstart")["id"]
+    before = len(stack.api.flow_runs())
+    url = f"{stack.api.url}/deployments/{deployment}/create_flow_run"
     for given in ({}, {"Authorization": "Basic dGJhOng="}, {"Origin": "https://example.org"}):
         asked = urllib.request.Request(url, b"{}", {"Content-Type": "application/json", **given}, method="POST")
         with pytest.raises(urllib.error.HTTPError, match="401") as refused:
             urllib.request.urlopen(asked)
         refused.value.close()
-    assert len(stack.flow_runs()) == before
-    for origin, allowed in ((stack.address, stack.address), ("https://example.org", None)):
+    assert len(stack.api.flow_runs()) == before
+    for origin, allowed in ((stack.api.address, stack.api.address), ("https://example.org", None)):
         given = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         try:
             answer = urllib.request.urlopen(urllib.request.Request(url, headers=given, method="OPTIONS"))

@@ -13,10 +13,10 @@ import pytest
 
 from flows.commands.stop import stop
 from flows.supervision.gpus import Devices
-from flows.supervision.grace_period import MOST, SAFETY, Patience, Stopping, forecast, seconds_to_stop
 from flows.supervision.life import Event, StopRequest
 from flows.supervision.one_life import watch_one
 from flows.supervision.processes import STOPPED, LocalLauncher, Role
+from flows.supervision.stopping import MOST, SAFETY, Patience, Stopping, forecast, seconds_to_stop
 from storage.objects.records import now
 from storage.runs.control import change_state
 from storage.runs.leases import Lease, Seen, readable_lease
@@ -32,7 +32,7 @@ LONG = 300.0  # seconds that a role says it needs, more than any test takes
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.now = 1000.0
-        monkeypatch.setattr("flows.supervision.grace_period.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("flows.supervision.stopping.time.monotonic", lambda: self.now)
 
 
 @pytest.fixture

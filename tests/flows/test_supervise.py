@@ -462,7 +462,7 @@ class Losing(LocalLauncher):
 def test_a_life_that_can_neither_be_ended_nor_heard_of_is_given_up_and_replaced(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("flows.supervision.supervisor.INSIST_EVERY", 0.3)
+    monkeypatch.setattr("flows.supervision.stopping.INSIST_EVERY", 0.3)
     launcher = Losing(run, "searcher-001")
     supervised = Supervised(run, launcher=launcher)
     until(lambda: works(run, "searcher-001"))
@@ -510,7 +510,7 @@ def test_the_last_word_of_a_role_counts_where_nobody_else_says_that_it_has_ended
 def test_a_role_that_never_begins_fails_the_run_and_says_before_what_it_waits_for(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("flows.supervision.supervisor.PATIENCE", 0.3)
+    monkeypatch.setattr("flows.supervision.role_keeper.PATIENCE", 0.3)
     supervised = Supervised(run, launcher=Losing(run, "searcher-001", lives=9))
     error = supervised.ended()
     assert isinstance(error, RunFailed)

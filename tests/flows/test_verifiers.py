@@ -17,7 +17,7 @@ from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
 from tba.config import parse
 from tba.models.policy import Policy
-from tba.tasks import get_task
+from tba.tasks.registry import get_task
 from tests.flows.test_roles import rows, run_all, settings
 from tests.flows.test_turns import OWN
 from tests.tba.test_tasks_verifiers import CALLS, CHARACTERS, calling_tokenizer, response_of

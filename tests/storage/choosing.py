@@ -9,12 +9,11 @@ from storage.buffer.sampler import default_sampler
 from storage.log.ledger import ParquetLedger
 from storage.log.prompts import write_prompts
 from storage.log.trajectories import Trajectories
-from storage.runs.events import Events
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.types import Copies, Draw, Evict, Outcome, StepRecord, Trajectory, Version
 from tests.builders import make_prompt, make_trajectory
-from tests.storage.indexes import make_eligibility
+from tests.storage.indexes import Sections, make_buffer, make_eligibility
 
 PROMPTS = [f"train/{n:03d}" for n in range(48)]
 SYNCS, EVERY, SLOTS, RESPONSES = 12, 2, 8, 4
@@ -97,18 +96,8 @@ def _search(run: Run, chance: random.Random, round: int, respond: Respond, behin
 
 
 def choosing_buffer(run: Run, seed: int, sampler_sql: str, attempt: int, **drawing: Any) -> DuckReplayBuffer:
-    return DuckReplayBuffer(
-        run,
-        seed=seed,
-        slots=SLOTS,
-        responses=RESPONSES,
-        recent_share=0.5,
-        inv_temp=0.0,
-        **drawing,
-        sampler_sql=sampler_sql or default_sampler(),
-        attempt=attempt,
-        events=Events(run, "trainer", attempt),
-    )
+    sections = Sections(prompts_per_step=SLOTS, responses_per_prompt=RESPONSES, **drawing)
+    return make_buffer(run, sections, seed=seed, sampler_sql=sampler_sql, attempt=attempt)
 
 
 def _step(step: int, sync: int, draws: list[Draw], attempt: int) -> StepRecord:

@@ -1,10 +1,14 @@
-"""Indexes without a store: what tests of draws need around one."""
+"""Indexes without a store, and replay buffers: what tests of draws need around one."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from storage.buffer.index import Index
+from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.buffer.sampler import default_sampler
 from storage.log.schema import to_table
+from storage.runs.events import Events
+from storage.runs.run import Run
 from tba.types import Copies, Draw, Eligibility, Evict, Trajectory, Version
 from tests.storage.oracle import Row
 
@@ -13,6 +17,49 @@ def make_eligibility(
     capacity: int = 100, evict: Evict = "oldest", copies: Copies = "newest", max_age: int | None = None
 ) -> Eligibility:
     return Eligibility(capacity=capacity, evict=evict, copies=copies, max_age=max_age)
+
+
+ANY = make_eligibility()  # capacity for whatever a test stores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sections:
+    """Every section of the settings that a buffer goes by, in one object, with values that no real run could have."""
+
+    prompts_per_step: int
+    responses_per_prompt: int
+    recent_share: float = 0.5
+    inv_temp: float = 0.0
+    eligibility: Eligibility = ANY
+    mean_reward_between: tuple[float, float] | None = None
+    memory_gb: float = 2.0
+    disk_gb: float = 32.0
+    draw_threads: int = 1
+    needs_tokens: bool = False
+    needs_values: bool = False
+
+
+def make_buffer(
+    run: Run,
+    sections: Sections,
+    *,
+    seed: int = 0,
+    sampler_sql: str = "",
+    attempt: int = 1,
+    searchers_in_step: int | None = None,
+) -> DuckReplayBuffer:
+    return DuckReplayBuffer(
+        run,
+        seed=seed,
+        sampling=sections,
+        training=sections,
+        limits=sections,
+        objective=sections,
+        sampler_sql=sampler_sql or default_sampler(),
+        attempt=attempt,
+        events=Events(run, "trainer", attempt),
+        searchers_in_step=searchers_in_step,
+    )
 
 
 def make_index(
@@ -31,15 +78,19 @@ def make_index(
     threads: int = 1,
     sampler_sql: str | None = None,
 ) -> Index:
-    return Index(
-        sampler_sql or default_sampler(),
-        seed=seed,
-        slots=slots,
-        responses=responses,
+    sections = Sections(
+        prompts_per_step=slots,
+        responses_per_prompt=responses,
         recent_share=recent_share,
         inv_temp=inv_temp,
         eligibility=make_eligibility(capacity, evict, copies, max_age),
         mean_reward_between=mean_reward_between,
+    )
+    return Index(
+        sampler_sql or default_sampler(),
+        seed=seed,
+        sampling=sections,
+        training=sections,
         step_of_version=step_of_version,
         threads=threads,
     )

@@ -156,16 +156,13 @@ class SyntheticRun:
             log.append(searcher, round, shard)
 
     def buffer(self, attempt: int) -> DuckReplayBuffer:
-        sampling = self.config.sampling
         return DuckReplayBuffer(
             self.run,
             seed=self.config.seed,
-            slots=B,
-            responses=K,
-            recent_share=sampling.recent_share,
-            inv_temp=sampling.inv_temp,
-            eligibility=sampling.eligibility,
-            mean_reward_between=sampling.mean_reward_between,
+            sampling=self.config.sampling,
+            training=self.config.training,
+            limits=self.config.limits,
+            objective=self.config.objective,
             sampler_sql=self.run.sampler_sql,
             attempt=attempt,
             events=Events(self.run, "trainer", attempt),

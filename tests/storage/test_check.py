@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,8 @@ import pytest
 from storage import layout
 from storage.log.schema import encode
 from storage.log.trajectories import Trajectories
-from storage.maintenance.check import Findings, _Check, check
+from storage.maintenance.check import Findings, check
+from storage.maintenance.check.shards import check_shards
 from storage.maintenance.compactor import compact
 from storage.objects import manifest_folders
 from storage.runs.retention import give_up
@@ -174,7 +176,7 @@ def test_progress_ends_at_all_of_it(whole: Run):
     assert told[-1][0] == told[-1][1]
 
 
-@pytest.mark.parametrize("moment", ["shards", "read_compactions", "_object"])
+@pytest.mark.parametrize("moment", ["check_shards", "shards.read_compactions", "compactions.CompactedRows.open_object"])
 @pytest.mark.parametrize("drop_beyond", [None, make_eligibility(2)])
 def test_a_run_that_is_compacted_meanwhile_is_clean(
     whole: Run, moment: str, drop_beyond: Eligibility | None, monkeypatch: pytest.MonkeyPatch
@@ -183,17 +185,18 @@ def test_a_run_that_is_compacted_meanwhile_is_clean(
     compact(whole, keep_checkpoints=2)
     for after in (False, True):
         run = copy_run(whole, Path(whole.url).with_name(f"after-{after}"))
-        done, usual = [], getattr(_Check, moment)
+        name = f"storage.maintenance.check.{moment}"
+        done, usual = [], resolve_name(name)
 
-        def meanwhile(self: _Check, *asked: Any, run=run, after=after, done=done, usual=usual) -> Any:
-            found = usual(self, *asked) if after else None
+        def meanwhile(*asked: Any, run=run, after=after, done=done, usual=usual, **named: Any) -> Any:
+            found = usual(*asked, **named) if after else None
             if not done:
                 done.append(True)
                 done += compact(run, keep_checkpoints=1, drop_beyond=drop_beyond).written
-            return found if after else usual(self, *asked)
+            return found if after else usual(*asked, **named)
 
         with monkeypatch.context() as patch:
-            patch.setattr(_Check, moment, meanwhile)
+            patch.setattr(name, meanwhile)
             findings = check(run)
         assert findings.problems == []
         assert findings.checked["trajectories"] == 14 * 2 * S
@@ -201,11 +204,12 @@ def test_a_run_that_is_compacted_meanwhile_is_clean(
         assert check(run).problems == []
 
 
-@pytest.mark.parametrize("moment", ["listing", "shards", "waiting"])
+@pytest.mark.parametrize("moment", ["listing", "check_shards", "shards.check_waiting_shards"])
 def test_shards_that_are_admitted_and_compacted_meanwhile_are_not_missed(
     whole: Run, moment: str, monkeypatch: pytest.MonkeyPatch
 ):
-    usual = whole.store.list if moment == "listing" else getattr(_Check, moment)
+    name = f"storage.maintenance.check.{moment}"
+    usual = whole.store.list if moment == "listing" else resolve_name(name)
 
     def go_on() -> None:
         monkeypatch.undo()
@@ -213,9 +217,9 @@ def test_shards_that_are_admitted_and_compacted_meanwhile_are_not_missed(
         save_checkpoint(whole, LAST_SYNC + 1, step=100)
         assert compact(whole, keep_checkpoints=1).shards == 14
 
-    def meanwhile(self: _Check, *asked: Any) -> None:
+    def meanwhile(*asked: Any, **named: Any) -> None:
         go_on()
-        usual(self, *asked)
+        usual(*asked, **named)
 
     def listed(prefix: str = "", **others: Any) -> Any:
         if prefix == layout.COMPACTIONS:
@@ -225,21 +229,20 @@ def test_shards_that_are_admitted_and_compacted_meanwhile_are_not_missed(
     if moment == "listing":
         monkeypatch.setattr(whole.store, "list", listed)
     else:
-        monkeypatch.setattr(_Check, moment, meanwhile)
+        monkeypatch.setattr(name, meanwhile)
     assert check(whole).problems == []
     assert not whole.store.exists(layout.shard(0, 6))
 
 
 def test_an_object_of_many_shards_is_read_once(whole: Run, monkeypatch: pytest.MonkeyPatch):
     usual, read = whole.store.read, []
-    shards = _Check.shards
 
-    def meanwhile(self: _Check, *asked: Any) -> None:
+    def meanwhile(*asked: Any, **named: Any) -> None:
         compact(whole, keep_checkpoints=1)
         monkeypatch.setattr(whole.store, "read", lambda key: (read.append(key), usual(key))[1])
-        shards(self, *asked)
+        check_shards(*asked, **named)
 
-    monkeypatch.setattr(_Check, "shards", meanwhile)
+    monkeypatch.setattr("storage.maintenance.check.check_shards", meanwhile)
     assert check(whole).problems == []
     assert len([key for key in read if key.endswith(".parquet") and key.startswith(layout.COMPACTIONS)]) == 1
 
@@ -314,18 +317,18 @@ def test_damage_of_a_checkpoint_that_was_given_up_and_is_kept_for_a_fork_is_foun
 
 @pytest.mark.parametrize("prefix", [layout.VERSIONS, layout.CHECKPOINTS])
 def test_what_is_given_up_and_removed_meanwhile_is_only_noted(whole: Run, prefix: str, monkeypatch: pytest.MonkeyPatch):
-    name, usual = Version(2, 1), _Check.folders
+    name, checker = Version(2, 1), f"storage.maintenance.check.check_{prefix.rstrip('/')}"
+    usual = resolve_name(checker)
 
-    def meanwhile(self: _Check, asked: str, *others: Any) -> list[Version]:
-        if asked == prefix:
-            if prefix == layout.VERSIONS:
-                give_up(whole, versions=[name], why="a test")
-            else:
-                give_up(whole, checkpoints=[name], why="a test")
-            manifest_folders.remove(whole.store, f"{prefix}{name}/")
-        return usual(self, asked, *others)
+    def meanwhile(*asked: Any) -> Any:
+        if prefix == layout.VERSIONS:
+            give_up(whole, versions=[name], why="a test")
+        else:
+            give_up(whole, checkpoints=[name], why="a test")
+        manifest_folders.remove(whole.store, f"{prefix}{name}/")
+        return usual(*asked)
 
-    monkeypatch.setattr(_Check, "folders", meanwhile)
+    monkeypatch.setattr(checker, meanwhile)
     findings = check(whole)
     assert findings.problems == []
     assert f"{prefix}{name}/ is being removed" in findings.notes

@@ -276,7 +276,7 @@ def test_no_fork_starts_from_a_checkpoint_that_is_about_to_be_removed(
         remove(run.own, prefix)
 
     remove = manifest_folders.remove
-    monkeypatch.setattr(retention.folders, "remove", lambda store, prefix: meanwhile(parent, prefix))
+    monkeypatch.setattr(manifest_folders, "remove", lambda store, prefix: meanwhile(parent, prefix))
     assert Checkpoints(parent).prune(1) == [Version(2, 1)]
     assert len(refused) == 1
 

@@ -14,35 +14,33 @@ from hypothesis import strategies as st
 
 from storage import layout
 from storage.buffer.replay_buffer import DuckReplayBuffer
-from storage.buffer.sampler import default_sampler
 from storage.log.schema import encode, to_table
 from storage.log.syncs import read_chain
 from storage.log.trajectories import Trajectories
 from storage.objects.store import Store
-from storage.runs.events import Events, read_events
+from storage.runs.events import read_events
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
 from tba.types import Draw, Trajectory, Version
 from tests.builders import as_stored, fetched_of, make_shard, make_trajectory, rows_of
 from tests.rewriting import with_digest
-from tests.storage.indexes import make_eligibility, oracle_rows
+from tests.storage import indexes
+from tests.storage.indexes import Sections, make_eligibility, oracle_rows
 from tests.storage.oracle import Oracle
 
 on_disk = pytest.mark.parametrize("root", ["local"], indirect=True)
 
-SETTINGS: dict[str, Any] = {"seed": 0, "slots": 3, "responses": 2, "recent_share": 0.5, "inv_temp": 1.0}
-CAPACITY = 8
+SLOTS, RESPONSES, CAPACITY = 3, 2, 8
+SECTIONS = Sections(
+    prompts_per_step=SLOTS, responses_per_prompt=RESPONSES, inv_temp=1.0, eligibility=make_eligibility(CAPACITY)
+)
 
 
 def make_buffer(run: Run, *, attempt: int = 1, **changes: Any) -> DuckReplayBuffer:
-    others = {
-        "eligibility": make_eligibility(CAPACITY),
-        "sampler_sql": default_sampler(),
-        "attempt": attempt,
-        "events": Events(run, "trainer", attempt),
-    }
-    return DuckReplayBuffer(run, **{**SETTINGS, **others, **changes})
+    """A buffer with SECTIONS, but for the fields that `changes` name, and with the options of `indexes.make_buffer`."""
+    fields = {name: changes.pop(name) for name in [*changes] if hasattr(SECTIONS, name)}
+    return indexes.make_buffer(run, replace(SECTIONS, **fields), attempt=attempt, **changes)
 
 
 def append(run: Run, shard: Sequence[Trajectory]) -> str:
@@ -139,7 +137,7 @@ def test_searchers_may_join_and_leave(run: Run):
 
 @on_disk
 def test_shards_that_do_not_fit_in_memory_are_read_again(run: Run):
-    ample, tight = make_buffer(run), make_buffer(run, memory_bytes=1)
+    ample, tight = make_buffer(run), make_buffer(run, memory_gb=1e-9)
     draws = train(run, ample, range(4))
     assert train(run, tight, range(4)) == draws
     assert [rows_of(tight.fetch(it)) for it in draws] == [rows_of(ample.fetch(it)) for it in draws]
@@ -168,7 +166,10 @@ def test_draws_are_those_of_the_oracle(
 ):
     root = str(tmp_path_factory.mktemp("root"))
     run = Run.create(root, "any", config={}, sampler_sql="", code_version="test")
-    buffer, oracle = make_buffer(run, seed=seed), Oracle(**{**SETTINGS, "seed": seed, "capacity": CAPACITY})
+    buffer, oracle = (
+        make_buffer(run, seed=seed),
+        Oracle(seed=seed, slots=SLOTS, responses=RESPONSES, recent_share=0.5, inv_temp=1.0, capacity=CAPACITY),
+    )
     for sync, searchers in enumerate(rounds):
         shards = [
             make_shard({f"p{(searcher + n) % 4}": [0.1 * n, float(sync)] for n in range(2)}, searcher=searcher,
@@ -565,7 +566,7 @@ def test_buffers_racing_for_a_record_hold_the_same_one(run: Run):
 @on_disk
 def test_a_shard_that_changed_since_it_was_admitted_is_damage(run: Run):
     key = append(run, make_shard({"a": [0.0, 1.0]}))
-    buffer = make_buffer(run, memory_bytes=1)
+    buffer = make_buffer(run, memory_gb=1e-9)
     buffer.sync(0, step=0)
     append(run, make_shard({"b": [0.0]}, round=1))
     buffer.sync(1, step=2)
@@ -613,7 +614,7 @@ def test_records_are_applied_one_after_the_other(run: Run):
 
 @on_disk
 def test_no_draw_sees_what_no_record_admits(run: Run):
-    buffer = make_buffer(run, slots=20)
+    buffer = make_buffer(run, prompts_per_step=20)
     append(run, [make_trajectory("a", tokens=(n,), slot=n) for n in range(3)])
     buffer.sync(0, step=0)
     append(run, [make_trajectory("b", tokens=(n,), slot=n, round=1) for n in range(3)])
@@ -672,7 +673,7 @@ def test_in_step_a_shard_that_was_refused_before_its_turn_is_not_waited_for(run:
 @on_disk
 def test_where_ages_are_bounded_a_record_waits_for_a_batch_that_is_young_until_the_next(run: Run):
     buffer = make_buffer(run, eligibility=make_eligibility(max_age=3))
-    batch = SETTINGS["slots"] * SETTINGS["responses"]
+    batch = SLOTS * RESPONSES
     append(run, make_shard({"p0": [0.0] * batch}))
     assert not buffer.ready(0, step=0, until=5), "they would be 4 steps old"
     assert buffer.ready(0, step=0, until=2)

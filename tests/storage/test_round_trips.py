@@ -10,8 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage import layout
-from storage.buffer.replay_buffer import DuckReplayBuffer
-from storage.buffer.sampler import default_sampler
 from storage.log.ledger import DRAWS_SCHEMA, ParquetLedger
 from storage.log.prompts import read_prompts, write_prompts
 from storage.log.shard_checks import read_shard
@@ -19,11 +17,10 @@ from storage.log.syncs import Refusal, Shard, SyncRecord, decode, encode
 from storage.log.trajectories import Trajectories
 from storage.objects import parquet
 from storage.queries.tables import decode_steps
-from storage.runs.events import Events
 from storage.runs.run import Run
 from tba.types import Draw, Outcome, Prompt, StepRecord, Trajectory, Version
 from tests.builders import as_stored, fetched_of, from_table, make_trajectory, rows_in, rows_of
-from tests.storage.indexes import make_eligibility
+from tests.storage.indexes import Sections, make_buffer
 from tests.storage.test_schema import steps
 
 INT32 = st.integers(0, 2**31 - 1)
@@ -79,29 +76,14 @@ def test_what_was_appended_is_what_is_admitted_and_fetched(run: Run, first: list
         named = as_stored([replace(t, searcher=searcher, round=0) for t in appended])
         assert from_table(read_shard(run.name, key, run.store.read(key))) == list(named.values())
         expected |= named
-    buffer = make_buffer(run)
+    sections = Sections(prompts_per_step=1, responses_per_prompt=1, inv_temp=1.0, needs_values=True)
+    buffer = make_buffer(run, sections)
     assert buffer.sync(0, step=0) == len(expected)
     fetched = buffer.fetch([make_draw(name) for name in reversed(expected)])
     wanted = fetched_of(list(reversed(expected.values())))
     assert rows_of(fetched) == rows_of(wanted)
     assert rows_in(fetched.step_ends) == rows_in(wanted.step_ends)
     assert rows_in(fetched.step_values) == rows_in(wanted.step_values)
-
-
-def make_buffer(run: Run) -> DuckReplayBuffer:
-    return DuckReplayBuffer(
-        run,
-        seed=0,
-        slots=1,
-        responses=1,
-        recent_share=0.5,
-        inv_temp=1.0,
-        eligibility=make_eligibility(),
-        sampler_sql=default_sampler(),
-        attempt=1,
-        events=Events(run, "trainer", 1),
-        values=True,
-    )
 
 
 def make_draw(trajectory_id: str, step: int = 1, slot: int = 0, weight: float = 0.5, age: int = 0) -> Draw:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tba.tasks import grade, rules
+from tba.tasks.registry import grade, rules
 
 RULES = ("math-verify", "minerva", "prm800k", "boxed")
 

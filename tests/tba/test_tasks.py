@@ -8,7 +8,7 @@ import pytest
 from tba.config import Config, TaskConfig, parse_known, parse_options, settings
 from tba.errors import ConfigError
 from tba.presets import preset
-from tba.tasks import OURS, find_task, get_task, grade, known_tasks, preset_of, rules
+from tba.tasks.registry import OURS, find_task, get_task, grade, known_tasks, preset_of, rules
 from tba.types import Response, Version
 from tests.fakes import make_prompts
 

@@ -6,7 +6,7 @@ import pytest
 
 from tba.config import TaskConfig
 from tba.errors import ConfigError, DataError
-from tba.tasks import get_task, grade, rules
+from tba.tasks.registry import get_task, grade, rules
 from tests.tba.tiny import tiny_tokenizer
 
 ROWS = [

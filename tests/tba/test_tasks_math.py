@@ -10,8 +10,8 @@ from tokenizers.processors import TemplateProcessing
 from tba.config import TaskConfig
 from tba.errors import ConfigError, DataError
 from tba.presets import preset
-from tba.tasks import get_task, grade
 from tba.tasks.math500 import listed
+from tba.tasks.registry import get_task, grade
 from tba.types import Response, Version
 from tests.tba.tiny import EOS, EOS_ID, tiny_tokenizer
 

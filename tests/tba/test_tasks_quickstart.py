@@ -7,8 +7,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tba.config import TaskConfig
 from tba.errors import ConfigError
 from tba.models.supervised import Demonstration, probabilities
-from tba.tasks import get_task, grade, quickstart
-from tba.tasks.quickstart import demonstrations, problems
+from tba.tasks import quickstart
+from tba.tasks.quickstart_problems import demonstrations, problems
+from tba.tasks.registry import get_task, grade
 from tba.types import Response, Version
 from tests.tba.tiny import tiny_tokenizer
 

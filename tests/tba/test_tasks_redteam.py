@@ -13,8 +13,8 @@ from tba.errors import ConfigError
 from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.toxicity import Guard
-from tba.tasks import get_task
 from tba.tasks.redteam import ALPACA, RedTeam, judge, victim_seed
+from tba.tasks.registry import get_task
 from tba.types import Prompt, Response, Reward, Version
 from tests.tba.redteam import chat_folder, labelled_folder, redteam_options
 from tests.tba.tiny import EOS_ID, tiny_tokenizer

@@ -13,7 +13,7 @@ from tba.errors import ConfigError, DataError
 from tba.interfaces import Measures, ScoresTogether, UsesModels
 from tba.models.judge import Judge
 from tba.presets import preset
-from tba.tasks import get_task
+from tba.tasks.registry import get_task
 from tba.tasks.tldr import TLDR
 from tba.types import Prompt, Response, Version
 from tests.tba.test_judge import classifier

@@ -12,7 +12,7 @@ import pytest
 from tba.config import TaskConfig
 from tba.errors import ConfigError, DataError, RunFailed
 from tba.interfaces import ScoresTogether, TakesTurns
-from tba.tasks import get_task
+from tba.tasks.registry import get_task
 from tba.tasks.verifiers import Verifiers
 from tba.types import Prompt, Response, Version
 from tests.tba.tiny import tiny_tokenizer

@@ -19,7 +19,7 @@ from tba.search.scoring import Scoring
 from tba.search.searcher import Searcher
 from tba.search.values import Steps, estimate
 from tba.seeds import continuation_seed
-from tba.tasks import get_task
+from tba.tasks.registry import get_task
 from tba.tasks.steps import line_ends, step_ends
 from tba.types import Prompt, Request, Response, Reward, Trajectory, Version
 from tests import fakes

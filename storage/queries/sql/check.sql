@@ -1,8 +1,9 @@
 -- What must not be found in a run. Each statement returns the object at fault and what is wrong with it, over the
--- tables that storage/maintenance/check.py fills: trajectories (of every readable shard; sync and step are null for those that
--- wait), shards (that records admit), draws and steps (of the chain of attempts; key is the object they are in),
--- recorded (steps that the ledger's syncs close), prompts, published (versions, also given up ones) and numbers
--- (slots, responses: B and K), and readable (the keys of objects of prompts, steps and draws that could be read).
+-- tables that storage/maintenance/check/relations.py fills: trajectories (of every readable shard; sync and step are
+-- null for those that wait), shards (that records admit), draws and steps (of the chain of attempts; key is the object
+-- they are in), recorded (steps that the ledger's syncs close), prompts, published (versions, also given up ones) and
+-- numbers (slots, responses: B and K), and readable (the keys of objects of prompts, steps and draws that could be
+-- read).
 
 -- A prompt answered twice under one name: two rows for the same place in a round.
 select

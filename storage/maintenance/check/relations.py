@@ -1,4 +1,4 @@
-"""How the rows of a run must fit together: the queries of sql/check.sql, over what a check has read."""
+"""Checks how the rows of a run fit together: runs the queries of sql/check.sql over what the checkers have read."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -42,7 +42,7 @@ from drawn
 
 
 class Relations:
-    """The columns that matter, of every object that could be read."""
+    """Collects rows of every object that can be read, with the columns that the queries need."""
 
     def __init__(self, *, slots: int | None, responses: int | None):
         self.rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -50,7 +50,7 @@ class Relations:
         self.rows["numbers"].append({"slots": slots, "responses": responses})
 
     def add_shard(self, searcher: int, seq: int, rows: int, *, sync: int, step: int) -> None:
-        """What a record says of a shard that it admits."""
+        """Add what a record says of a shard that it admits."""
         shard = {"searcher": searcher, "seq": seq, "rows": rows, "sync": sync, "step": step}
         self.rows["shards"].append(shard)
 
@@ -70,7 +70,7 @@ class Relations:
         self.rows["readable"].append({"key": key})
 
     def add_sync(self, sync: int, steps: range, *, steps_key: str, draws_key: str) -> None:
-        """Which steps a sync of the chain closes, and where its ledger is."""
+        """Add which steps a sync of the chain closes, and where its ledger is."""
         record = {"sync": sync, "first_step": steps[0], "last_step": steps[-1]}
         self.rows["recorded"].append({**record, "steps_key": steps_key, "draws_key": draws_key})
 
@@ -81,7 +81,7 @@ class Relations:
         return sum(map(len, self.tables[name]))
 
     def problems(self) -> list[tuple[str, str]]:
-        """The object at fault and what is wrong with it, for every row that a query of check.sql returns."""
+        """Return the object at fault and what is wrong with it, for every row that a query of check.sql returns."""
         found: list[tuple[str, str]] = []
         with duckdb.connect(":memory:", config={"temp_directory": ""}) as con:
             for name in _TABLES:
@@ -95,7 +95,7 @@ class Relations:
         return found
 
     def _add(self, name: str, table: pa.Table, **known: Any) -> None:
-        """The columns of a table that has been read, and what is `known` of all its rows."""
+        """Add the columns of a table that has been read, and the `known` values that all its rows share."""
         schema = _schema(name)
         columns = [
             pa.array([known[field.name]] * len(table), field.type)

@@ -29,15 +29,17 @@ class RecordDigests:
         return data
 
     def decode(self, key: str, *fields: str) -> dict[str, Any]:
-        """Return a record with these fields; Missing or Damaged as `records.read`."""
+        """Return a record with these fields. Raise Missing or Damaged as `records.read` does."""
         return records.decode(self.read(key), f"{self.run.url}/{key}", *fields)
 
     def link(self, key: str, previous: str, said: str | None) -> None:
-        """Note that a record names another by its sha256. What a fork inherits is its parent's to check."""
+        """Note that a record names another by its sha256; `problems` compares them. The parent's check answers for what
+        a fork inherits."""
         if said and self.run.owner_of(key) is self.run:
             self._links.append((key, previous, said))
 
     def problems(self) -> Iterator[tuple[str, str]]:
+        """Return records without a digest where all have one, and records that are not what the next one names."""
         for key in self._lacking:
             yield key, "has no digest, but every record of this run was written with one"
         for key, previous, said in self._links:

@@ -1,0 +1,212 @@
+"""What a supervisor knows of the roles of a run: which are wanted, in which state each of them is, and who is alive."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from flows.supervision.alarms import how_far
+from flows.supervision.life import CLOSED, Life, has_begun
+from flows.supervision.processes import Role, is_gone
+from flows.supervision.restarts import RestartBudget
+from flows.supervision.state_keeper import WantedState
+from flows.supervision.stopping import Draining, RepeatedKill
+from storage.runs.control import State
+from storage.runs.leases import Lease, LeaseWatch, Seen
+from storage.runs.run import Run
+from tba.config import LimitsConfig
+
+TRAINER, EVALUATOR = Role("trainer"), Role("evaluator")
+
+
+@dataclass
+class Absent:
+    """Nobody is known to live as the role. It is started as soon as its restart budget and the launcher allow."""
+
+    refusal: str = ""  # why the launcher could not start the role
+    refused_since: float | None = None
+    next_try: float = 0.0
+
+
+@dataclass
+class Started:
+    """The supervisor has started a life of the role and has not seen it end."""
+
+    life: Life
+    life_before: int
+    """The life of the lease when this one was started; a higher life in the lease is this one."""
+    since: float
+    told_waiting: bool = False  # somebody has heard that this life has not begun yet
+    kill: RepeatedKill | None = None  # set once the life hangs
+
+    def has_begun(self, seen: Seen | None) -> bool:
+        return has_begun(seen, self.life_before)
+
+
+@dataclass
+class Elsewhere:
+    """The lease of the role is held by a life that this supervisor has not started. The life is adopted once its lease
+    has moved."""
+
+    first_seen: tuple[int, int]  # life and counter of the lease
+    is_adopted: bool = False
+
+
+@dataclass
+class Finished:
+    """The role has done its work. It is never started again while it is wanted."""
+
+
+class Watched:
+    """One role, with its state and its restart budget."""
+
+    def __init__(self, role: Role, restarts: RestartBudget):
+        self.role, self.restarts = role, restarts
+        self.state: Absent | Started | Elsewhere | Finished = Absent()
+        self.number = 0  # of its latest life that this supervisor has started or adopted
+        self.draining: Draining | None = None  # set while a searcher too many lives
+        self.told_silent = 0  # the life of which somebody has heard that its lease is silent
+
+    @property
+    def name(self) -> str:
+        return self.role.name
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The data of an event about this role."""
+        return {"of": self.name, "life": self.number}
+
+    @property
+    def life(self) -> Life | None:
+        return self.state.life if isinstance(self.state, Started) else None
+
+    @property
+    def is_adopted(self) -> bool:
+        return isinstance(self.state, Elsewhere) and self.state.is_adopted
+
+    @property
+    def is_finished(self) -> bool:
+        return isinstance(self.state, Finished)
+
+    def may_start(self, now: float) -> bool:
+        return isinstance(self.state, Absent) and now >= max(self.state.next_try, self.restarts.not_before)
+
+    def start(self, life: Life, life_before: int, now: float) -> None:
+        self._change(Started(life, life_before, now))
+        self.number = life.number
+
+    def refuse(self, reason: str, now: float, again_in: float) -> tuple[float, bool]:
+        """Take note that the launcher cannot start the role. Return for how many seconds it has not been able to, and
+        whether this reason is a new one."""
+        before = self.state if isinstance(self.state, Absent) else Absent()
+        since = now if before.refused_since is None else before.refused_since
+        self.state = Absent(reason, since, now + again_in)
+        return now - since, reason != before.refusal
+
+    def follow(self, lease: Lease) -> bool:
+        """Take note of a lease that somebody else keeps alive; True if its holder is adopted by that."""
+        mark = (lease.life, lease.counter)
+        if not isinstance(self.state, Elsewhere):
+            self.state = Elsewhere(mark)
+        if self.state.is_adopted or mark == self.state.first_seen:
+            return False
+        self.state.is_adopted, self.number = True, lease.life
+        return True
+
+    def end(self) -> None:
+        """Take note that whoever lived as the role has ended; one that could not be started stays as it is."""
+        if not isinstance(self.state, Absent):
+            self._change(Absent())
+
+    def finish(self) -> None:
+        self._change(Finished())
+
+    def forget(self) -> None:
+        """Take note that the role, which is not wanted, is gone: if it is wanted again, it begins anew."""
+        self._change(Absent())
+
+    def _change(self, state: Absent | Started | Elsewhere | Finished) -> None:
+        self.state, self.draining = state, None
+
+
+class WatchedRoles:
+    """All roles of a run, as its leases, its wanted state and the lives that the supervisor has started show them."""
+
+    def __init__(self, run: Run, limits: LimitsConfig, first_delay: float, tell: Callable[..., None]):
+        self.run, self.limits, self.first_delay = run, limits, first_delay
+        self.watched: dict[Role, Watched] = {}
+        self.seen: dict[str, Seen] = {}
+        self.state = State()
+        self.wanted_state = WantedState(run, tell)
+        self.watch = LeaseWatch()
+        self.last_look = time.monotonic()
+        self.next_look = 0.0
+
+    def look(self) -> None:
+        """Read the leases and the wanted state. After a blind time every silence is measured anew, so that nobody
+        is taken for dead because of it."""
+        if time.monotonic() - self.last_look > max(self.limits.silent_after / 2, 3 * self.limits.lease_every):
+            self.watch = LeaseWatch()
+        self.seen = self.watch.observe(self.run)
+        self.state = self.wanted_state.read()
+        self.last_look = time.monotonic()
+        self.next_look = self.last_look + self.limits.lease_every
+        for name, seen in self.seen.items():
+            if role := Role.parse(name):
+                self.know(role).restarts.note_progress(how_far(seen.lease))
+
+    def look_soon(self) -> None:
+        self.next_look = 0.0
+
+    def know(self, role: Role) -> Watched:
+        if role not in self.watched:
+            self.watched[role] = Watched(role, RestartBudget(self.limits, self.first_delay))
+        return self.watched[role]
+
+    # What is wanted
+
+    def wanted(self) -> list[Role]:
+        """In the order in which they are started, and so find a device: the evaluator can best do without its own.
+        Nobody would learn from searchers once the trainer has finished."""
+        searchers = 0 if self.has_learned() else self.state.searchers
+        return [TRAINER, *(Role("searcher", i) for i in range(searchers)), EVALUATOR]
+
+    def unwanted(self) -> list[Watched]:
+        wanted = self.wanted()
+        return [w for role, w in self.watched.items() if role not in wanted]
+
+    def has_learned(self) -> bool:
+        """True if the trainer has finished."""
+        return self.know(TRAINER).is_finished
+
+    def have_finished(self) -> bool:
+        """True if the run has nothing left to do: its trainer and its evaluator have finished."""
+        return self.has_learned() and self.know(EVALUATOR).is_finished
+
+    # What is there
+
+    def lease_of(self, w: Watched) -> Seen | None:
+        return self.seen.get(w.name)
+
+    def open_leases(self) -> dict[str, Seen]:
+        """The leases behind which somebody may live."""
+        return {name: seen for name, seen in self.seen.items() if _is_open(seen.lease)}
+
+    def is_open(self, w: Watched) -> bool:
+        seen = self.lease_of(w)
+        return seen is not None and _is_open(seen.lease)
+
+    def moves(self, w: Watched) -> bool:
+        """True if the lease of a role is open and has moved lately."""
+        seen = self.lease_of(w)
+        return seen is not None and _is_open(seen.lease) and seen.silent_for <= self.limits.silent_after
+
+    def is_alive(self, w: Watched) -> bool:
+        return w.life is not None or self.moves(w)
+
+    def alive(self) -> list[Watched]:
+        return [w for w in self.watched.values() if self.is_alive(w)]
+
+
+def _is_open(lease: Lease) -> bool:
+    return lease.status not in CLOSED and not is_gone(lease)

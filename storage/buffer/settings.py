@@ -1,0 +1,61 @@
+"""The sections of a run's settings that a replay buffer goes by, and what it reads of each.
+
+A `Config` of `tba.config` has sections that fit; this package does not import them. Their docstrings there say what
+each setting means.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tba.types import Eligibility
+
+
+class Sampling(Protocol):
+    @property
+    def recent_share(self) -> float: ...
+    @property
+    def inv_temp(self) -> float: ...
+    @property
+    def eligibility(self) -> Eligibility: ...
+    @property
+    def mean_reward_between(self) -> tuple[float, float] | None: ...
+
+
+class Training(Protocol):
+    @property
+    def prompts_per_step(self) -> int: ...
+    @property
+    def responses_per_prompt(self) -> int: ...
+
+
+class Limits(Protocol):
+    @property
+    def memory_gb(self) -> float: ...
+    @property
+    def disk_gb(self) -> float: ...
+    @property
+    def draw_threads(self) -> int: ...
+
+
+class Objective(Protocol):
+    @property
+    def needs_tokens(self) -> bool:
+        """True if a step needs the log-probabilities that tokens had when they were sampled."""
+        ...
+
+    @property
+    def needs_values(self) -> bool:
+        """True if a step needs the estimated values between the steps of a response."""
+        ...
+
+
+@dataclass(frozen=True)
+class NoDraws:
+    """The `Sampling` and `Training` of an index from which nothing is drawn: only what can be drawn matters."""
+
+    eligibility: Eligibility
+    recent_share: float = 0.0
+    inv_temp: float = 0.0
+    mean_reward_between: tuple[float, float] | None = None
+    prompts_per_step: int = 1
+    responses_per_prompt: int = 1

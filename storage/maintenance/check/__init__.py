@@ -1,0 +1,75 @@
+"""Checks everything that a run has stored: what is damaged, missing, doubled or contradicts itself.
+
+A check reads the store itself, never a copy of it, and changes nothing. A run may be live: what is merely under way
+(shards that wait for the next record, a ledger that is being written, uploads without a manifest) is noted and not held
+against it.
+
+Each module checks one kind of thing. `check` runs them in an order in which each is given what it needs from those
+before it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from storage.maintenance.check.attempts import check_attempts, check_continued
+from storage.maintenance.check.context import CheckContext
+from storage.maintenance.check.findings import Findings, Problem
+from storage.maintenance.check.forks import check_forks, versions_of_parent
+from storage.maintenance.check.ledger import check_ledger
+from storage.maintenance.check.other_objects import check_other_objects
+from storage.maintenance.check.prompts import check_prompts
+from storage.maintenance.check.retention import check_retention
+from storage.maintenance.check.roles import check_roles
+from storage.maintenance.check.shards import check_shards
+from storage.maintenance.check.sync_records import check_sync_records
+from storage.maintenance.check.weights import check_checkpoints, check_evaluations, check_versions
+from storage.queries.mirror import Progress
+from storage.runs.attempts import Span, stands
+from storage.runs.run import Run
+from tba.types import Version
+
+__all__ = ["Findings", "Problem", "check"]
+
+
+def check(run: Run, *, progress: Progress | None = None) -> Findings:
+    """Look at everything a run has stored. `progress` is told how many of how many objects have been looked at."""
+    context = CheckContext.of(run, progress or (lambda done, total: None))
+    attempts, spans = check_attempts(context)
+    sync_records = check_sync_records(context)
+    removed, payloads = check_retention(context)
+    check_shards(context, sync_records, lost=removed.shards, payloads=payloads)
+    weights = check_versions(context, removed)
+    checkpoints = check_checkpoints(context, removed)
+    published = {*weights, *removed.versions}
+    evaluated = check_evaluations(context, published)
+    check_continued(context, attempts, {*checkpoints, *removed.checkpoints})
+    reached = _newest_sync(run, spans, checkpoints, [*weights, *evaluated])
+    check_ledger(context, spans, sync_records, weights, reached=reached)
+    check_prompts(context)
+    check_forks(context)
+    check_roles(context)
+    check_other_objects(context)
+    context.relations.add_published({*published, *versions_of_parent(run)})
+    _report_across_objects(context)
+    return context.findings.finish()
+
+
+def _newest_sync(run: Run, spans: Sequence[Span], checkpoints: Iterable[Version], versions: Iterable[Version]) -> int:
+    """Return the newest sync of the chain whose ledger must be stored, since a checkpoint or a version comes after it.
+    In synchronous runs, where searchers are waited for, a version comes before the ledger of its sync."""
+    ahead = int(run.config.get("sync", {}).get("lag") == 0)
+    reached = [
+        *(name.number for name in checkpoints if stands(spans, name)),
+        *(name.number - ahead for name in versions if stands(spans, name)),
+    ]
+    return max(reached, default=0)
+
+
+def _report_across_objects(context: CheckContext) -> None:
+    """Report what shows only once all objects have been read, and note records without a digest."""
+    findings, records = context.findings, context.records
+    for key, problem in context.relations.problems():
+        findings.report(key, problem)
+    for key, problem in records.problems():
+        findings.report_unless_known(key, problem)
+    if unverified := records.unverified:
+        findings.note(f"{len(unverified)} records have no digest and are not verified: {unverified[0]} and the like")

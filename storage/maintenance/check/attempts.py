@@ -1,0 +1,46 @@
+"""Checks the records of attempts: no gap, each whole, each continuing a checkpoint that is known."""
+
+from collections.abc import Collection, Sequence
+
+from storage import layout
+from storage.maintenance.check.context import CheckContext
+from storage.objects import records
+from storage.queries import tables
+from storage.queries.tables import fitting
+from storage.runs.attempts import Attempt, Span, chain, read_attempt
+from tba.errors import Damaged, Missing
+from tba.types import Version
+
+
+def check_attempts(context: CheckContext) -> tuple[list[Attempt], list[Span]]:
+    """Return the attempts whose records can be read, and the chain of the newest attempt. The chain is empty if a
+    record that it needs cannot be read: then every object of the ledger is checked by itself alone."""
+    findings, listed = context.findings, context.listed[layout.ATTEMPTS]
+    attempts: list[Attempt] = []
+    for key in listed:
+        with findings.looking_at(key):
+            fitting([tables.attempt_row(context.records.decode(key))], tables.ATTEMPTS)
+            attempt = read_attempt(context.run, layout.parse_attempt(key) or 0)
+            context.records.link(key, layout.attempt(attempt.number - 1), attempt.previous_sha256)
+            attempts.append(attempt)
+    findings.count("attempts", len(attempts))
+    for number in range(1, max((attempt.number for attempt in attempts), default=0) + 1):
+        if layout.attempt(number) not in listed:
+            findings.report(layout.attempt(number), "is missing")
+    try:
+        with records.reading(layout.ATTEMPTS):
+            return attempts, chain(context.run)
+    except (Missing, Damaged):  # it is reported above
+        return attempts, []
+
+
+def check_continued(context: CheckContext, attempts: Sequence[Attempt], checkpoints: Collection[Version]) -> None:
+    """Check that each attempt continues one of these checkpoints, which are stored or given up. What a fork inherits is
+    its parent's to check."""
+    inherited = context.run.parent.attempts if context.run.parent else 0
+    for attempt in attempts:
+        if attempt.number > inherited and attempt.continues and attempt.continues not in checkpoints:
+            context.findings.report(
+                layout.attempt(attempt.number),
+                f"continues checkpoint {attempt.continues}, which is neither stored nor given up",
+            )

@@ -1,0 +1,190 @@
+"""Checks the compactions: their records, their objects, and the rows of each shard that lies in one."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage import layout
+from storage.log.compactions import Compaction, Compactions, Part, Place, decode, is_record, places
+from storage.log.schema import with_later
+from storage.log.shard_checks import check_compacted
+from storage.log.syncs import Shard, SyncRecord
+from storage.maintenance.check.context import CheckContext
+from storage.runs.retention import RetentionRecord, given_up_payloads
+from tba.errors import Damaged, Missing
+
+Admitted = Mapping[str, tuple[Shard, SyncRecord]]
+"""The shards that records admit, by key, each with its record."""
+
+
+def read_compactions(context: CheckContext) -> list[Compaction]:
+    """Return what the records of compactions say, as far as they can be read."""
+    found: list[Compaction] = []
+    for key in filter(is_record, context.listed[layout.COMPACTIONS]):
+        with context.findings.looking_at(key):
+            try:
+                found.append(decode(context.records.read(key), key))
+            except Missing:
+                context.findings.note(f"{key} has just been taken the place of")
+    if found:
+        context.findings.count("compactions", len(found))
+    return found
+
+
+class CompactedRows:
+    """Reads and verifies the rows of shards that lie in compactions. A shard may be compacted again while it is looked
+    for: then its rows are read where they lie by then."""
+
+    def __init__(self, context: CheckContext, payloads: Sequence[RetentionRecord]):
+        self._context, self._run = context, context.run
+        self._payloads = payloads  # the records that give up payloads, as far as they were read
+        self._compactions = Compactions(context.run)
+        self._opened: tuple[Compaction, pq.ParquetFile] | None = None  # the last, whose shards are asked for in turn
+
+    def read(self, place: Place, record: SyncRecord) -> pa.Table:
+        """Return the rows of a shard that `record` admits; Missing or Damaged unless they are what was admitted."""
+        try:
+            file = self.open_object(place.compaction)
+        except Missing:
+            if (now := self.place_now(place.part.shard, place)) is None:
+                raise
+            return self.read(now, record)
+        table = file.read_row_groups(list(place.part.groups), use_threads=False)
+        self._check_rows(table, place.part, record)
+        return with_later(table)
+
+    def place_now(self, shard: Shard, gone: Place | None) -> Place | None:
+        """Return where a shard lies that is not where it was: it is compacted, perhaps again, while it is looked for.
+        None if it lies nowhere else than in `gone`."""
+        known = self._compactions.place(shard)
+        now = self._compactions.place_now(shard, known) if known in (None, gone) else known
+        return None if now == gone else now
+
+    def has_taken_in(self, key: str) -> bool:
+        """True if a shard of this key lies in a compaction by now."""
+        self._compactions.look()
+        return key in self._compactions.shards()
+
+    def open_object(self, compaction: Compaction) -> pq.ParquetFile:
+        """Return the object of a compaction after verifying it whole."""
+        if self._opened is None or self._opened[0] != compaction:
+            self._opened = compaction, self._open(compaction)
+        return self._opened[1]
+
+    def _open(self, compaction: Compaction) -> pq.ParquetFile:
+        data = self._run.store.read(compaction.object)
+        if hashlib.sha256(data).hexdigest() != compaction.sha256 or len(data) != compaction.bytes:
+            raise Damaged(f"{compaction.object} has not the content that its record promises (sha256 differs)")
+        file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+        if (file.metadata.metadata or {}).get(b"run") != self._run.writer_of(compaction.object).encode():
+            raise Damaged(f"{compaction.object} is another run's")
+        if file.num_row_groups != compaction.parts[-1].end_group:
+            wanted = compaction.parts[-1].end_group
+            raise Damaged(f"{compaction.object} has {file.num_row_groups} row groups, its record says {wanted}")
+        return file
+
+    def _check_rows(self, table: pa.Table, part: Part, record: SyncRecord) -> None:
+        key = part.shard.key
+        if len(table) != part.shard.rows:
+            raise Damaged(f"{key} has {len(table)} rows in it, its record says {part.shard.rows}")
+        facts = {"seq": part.shard.seq, "sync": part.sync, "step": part.step}
+        if odd := [name for name, value in facts.items() if set(table[name].to_pylist()) != {value}]:
+            raise Damaged(f"{key}: column {odd[0]!r} is not {facts[odd[0]]} throughout")
+        check_compacted(with_later(table), key, given_up=part.given_up)
+        if part.given_up and not self._context.is_inherited(key):
+            if (part.sync, part.step) != (record.sync, record.step):
+                raise Damaged(f"{key} was admitted by record {record.sync}, not {part.sync}")
+            if not self._gives_up(part):
+                raise Damaged(f"{key}: {part.given_up} rows lack their tokens, which no retention record gives up")
+
+    def _gives_up(self, part: Part) -> bool:
+        """True if a retention record gives up the payloads of a shard, be it a record that was written meanwhile."""
+        if not _is_given_up(part.sync, self._payloads):
+            self._payloads = given_up_payloads(self._run)
+        return _is_given_up(part.sync, self._payloads)
+
+
+class CompactionCheck:
+    """Checks compactions against the shards that records admit, and hands the rows in them to the relations."""
+
+    def __init__(
+        self, context: CheckContext, rows: CompactedRows, compactions: Sequence[Compaction], admitted: Admitted
+    ):
+        self._context, self._findings, self._rows = context, context.findings, rows
+        self._compactions, self._admitted = compactions, admitted
+        self._listed = context.listed[layout.COMPACTIONS]
+        self._places = places(compaction for compaction in compactions if compaction.object in self._listed)
+
+    def holds(self, shard: Shard) -> bool:
+        """True if a shard lay in a compaction when the check began."""
+        return (shard.key, shard.sha256) in self._places
+
+    def check_objects(self) -> None:
+        for compaction in self._compactions:
+            counting = [(part, record) for part, record in self._parts(compaction) if self._counts(compaction, part)]
+            if counting:
+                with self._findings.looking_at(compaction.object):
+                    for part, record in counting:
+                        table = self._rows.read(Place(compaction, part), record)
+                        self._context.relations.add_trajectories(table, sync=record.sync, step=record.step)
+            elif compaction.object not in self._listed:
+                self._check_lost(compaction)
+            if not self._context.is_inherited(compaction.object):
+                self._check_admitted(compaction)
+
+    def note_leftovers(self) -> None:
+        """Note what a compaction that was killed, or is at work, has left. The next compaction removes it."""
+        listed = self._context.listed[layout.TRAJECTORIES]
+        doubled = [shard.key for shard, _ in self._admitted.values() if self.holds(shard) and shard.key in listed]
+        if doubled := [key for key in doubled if not self._context.is_inherited(key)]:
+            self._findings.note(
+                f"{len(doubled)} shards lie in a compaction and are not removed yet: {doubled[0]} and the like"
+            )
+        counting = {place.compaction.object for place in self._places.values()}
+        objects = {key for key in self._listed if not is_record(key)}
+        objects.update(compaction.object for compaction in self._compactions)
+        for key in sorted(objects - counting):
+            if not self._context.is_inherited(key):
+                self._findings.note(f"{key} is unfinished, or another has taken its place")
+
+    def _parts(self, compaction: Compaction) -> list[tuple[Part, SyncRecord]]:
+        """Return the parts of a compaction whose shards are admitted, each with the record that admits its shard."""
+        parts = (part for part in compaction.parts if part.shard.key in self._admitted)
+        return [(part, self._admitted[part.shard.key][1]) for part in parts]
+
+    def _counts(self, compaction: Compaction, part: Part) -> bool:
+        """True if an admitted shard is to be found here, and not in a compaction of higher rank."""
+        place = self._places.get((part.shard.key, part.shard.sha256))
+        return self._is_admitted(part) and place == (compaction, part)
+
+    def _is_admitted(self, part: Part) -> bool:
+        """True if a record admits the shard exactly as the compaction describes it."""
+        return part.shard.key in self._admitted and self._admitted[part.shard.key][0] == part.shard
+
+    def _check_lost(self, compaction: Compaction) -> None:
+        """Report an object that is gone, if it holds shards that lie nowhere else."""
+        lost = [
+            part.shard
+            for part, _ in self._parts(compaction)
+            if part.shard.key not in self._context.listed[layout.TRAJECTORIES]
+            and not self.holds(part.shard)
+            and self._rows.place_now(part.shard, Place(compaction, part)) is None
+        ]
+        if lost:
+            self._findings.report(compaction.object, f"is missing, and holds {lost[0].key} and the like")
+
+    def _check_admitted(self, compaction: Compaction) -> None:
+        for part in compaction.parts:
+            if not self._is_admitted(part) and not self._has_new_record(part.sync):
+                self._findings.report(compaction.record, f"holds {part.shard.key}, which no record admits as it says")
+
+    def _has_new_record(self, sync: int) -> bool:
+        """True if the record of this sync was written after the records were listed."""
+        key = layout.sync(sync)
+        return key not in self._context.listed[layout.SYNCS] and self._context.run.store.exists(key)
+
+
+def _is_given_up(sync: int, retention: Sequence[RetentionRecord]) -> bool:
+    return any(record.payloads.first_sync <= sync <= record.payloads.last_sync for record in retention)

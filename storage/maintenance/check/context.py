@@ -1,0 +1,76 @@
+"""What all checkers of one check share: the run, its listing, the readers of its objects, and where findings go."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from storage import layout
+from storage.log.compactions import is_record
+from storage.maintenance.check.findings import FindingsLog
+from storage.maintenance.check.record_digests import RecordDigests
+from storage.maintenance.check.relations import Relations
+from storage.maintenance.read_ahead import ReadAhead
+from storage.objects.store import Entry
+from storage.queries.mirror import Progress
+from storage.runs.run import Run
+
+FOLDERS = (
+    layout.EVALUATIONS, layout.CHECKPOINTS, layout.VERSIONS, layout.LEDGER, layout.STEPS, layout.DRAWS, layout.SYNCS,
+    layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS, layout.ATTEMPTS, layout.RETENTION, layout.EVENTS,
+    layout.ROLES, layout.FORKS,
+)  # fmt: skip
+"""The folders of a run in the order in which they are listed. An object that refers to others is listed before them, so
+an object that a live run writes meanwhile is never reported as missing."""
+
+Listing = Mapping[str, Mapping[str, Entry]]
+"""For each folder, the entries of its objects by key, in the order of the keys."""
+
+
+@dataclass(frozen=True)
+class CheckContext:
+    run: Run
+    listed: Listing  # the objects that were there when the check began
+    strangers: Sequence[str]  # keys that were listed too, but are no part of a run
+    reading: ReadAhead  # reads objects that are no records
+    records: RecordDigests  # reads records
+    findings: FindingsLog
+    relations: Relations  # the rows that must fit together
+
+    @classmethod
+    def of(cls, run: Run, progress: Progress) -> Self:
+        """List all objects of a run, each folder once."""
+        listed = {
+            folder: {entry.key: entry for entry in run.store.list(folder) if layout.is_part(entry.key)}
+            for folder in FOLDERS
+        }
+        strangers = [entry.key for entry in run.store.list() if not layout.is_part(entry.key)]
+        reading = ReadAhead(run.store, [list(filter(_is_read_whole, found.values())) for found in listed.values()])
+        training = run.config.get("training", {})
+        return cls(
+            run=run,
+            listed=listed,
+            strangers=strangers,
+            reading=reading,
+            records=RecordDigests(run, reading),
+            findings=FindingsLog(run.name, run.store.url, total=_size(listed), progress=progress),
+            relations=Relations(slots=training.get("prompts_per_step"), responses=training.get("responses_per_prompt")),
+        )
+
+    def is_inherited(self, key: str) -> bool:
+        """True if an object is the parent's, and so the parent's check answers for it."""
+        return self.run.owner_of(key) is not self.run
+
+
+def _is_read_whole(entry: Entry) -> bool:
+    """True unless an object is read in another way: the files of versions and checkpoints, and compactions."""
+    is_file = layout.parse_folder(entry.key) and not _is_manifest(entry.key)
+    return not is_file and (layout.parse_compaction(entry.key) is None or is_record(entry.key))
+
+
+def _size(listed: Listing) -> int:
+    """Return how many objects there are to look at, where a folder with a manifest is one object."""
+    return sum(len(list(filter(_is_manifest, found))) or len(found) for found in listed.values())
+
+
+def _is_manifest(key: str) -> bool:
+    return key.endswith(f"/{layout.MANIFEST}")

@@ -1,0 +1,154 @@
+"""Checks the ledger: the draws and the steps of each sync, and the record with the digests of both.
+
+The ledger of the chain of attempts has no gap up to the newest sync that the ledger, a version or a checkpoint has
+reached. What other attempts have left is checked too, each object by itself.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from storage import layout
+from storage.log.ledger import DRAWS_SCHEMA, LATER, LedgerRecord
+from storage.log.syncs import SyncRecord
+from storage.maintenance.check.context import CheckContext
+from storage.objects import parquet
+from storage.queries import tables
+from storage.runs.attempts import Span, accepts
+from tba.errors import Damaged
+from tba.types import Version
+
+Weights = Mapping[Version, str | None]
+"""The sha256 of the weights of each version, as far as its manifest tells."""
+
+
+def check_ledger(
+    context: CheckContext, spans: Sequence[Span], sync_records: Sequence[SyncRecord], weights: Weights, *, reached: int
+) -> None:
+    """`reached` is the newest sync of the chain that a version or a checkpoint has reached. The rows of the chain go to
+    the relations, with the steps that each sync must have."""
+    findings = context.findings
+    draws, steps = _syncs_in(context, layout.DRAWS), _syncs_in(context, layout.STEPS)
+    whole = draws & steps
+    standing = {name for name in whole if accepts(spans, name)}
+    newest = max((name.number for name in standing), default=0)
+    upto = max(newest, reached)
+    expected = {Version(sync, span.attempt) for sync in range(1, upto + 1) for span in spans if span.covers(sync)}
+    ledger_records = _check_records(context, expected, reached=reached)
+    objects = _LedgerObjects(context, expected, ledger_records, weights)
+    objects.check(draws=draws | expected | ledger_records.keys(), steps=steps | expected | ledger_records.keys())
+    if halves := (steps ^ draws) - expected:
+        findings.note(
+            f"syncs of which half the ledger is stored, by a trainer that was killed or is at it: {len(halves)}"
+        )
+    _relate_steps(context, expected, {record.sync: record.step for record in sync_records})
+    if abandoned := whole - standing:
+        findings.note(f"syncs in the ledger that a later attempt took again after a crash: {len(abandoned)}")
+    newest_record = max((record.sync for record in sync_records), default=0)
+    if newest_record > upto:
+        findings.note(f"the steps up to record {newest_record} are not in the ledger yet, those up to {newest} are")
+
+
+def _syncs_in(context: CheckContext, folder: str) -> set[Version]:
+    return {name for key in context.listed[folder] if (name := layout.parse_ledger(key))}
+
+
+def _check_records(context: CheckContext, expected: set[Version], *, reached: int) -> dict[Version, LedgerRecord]:
+    """Return the record of each sync's draws and steps. Report records of `expected` syncs that are missing, and note
+    those that older runs never had."""
+    findings, listed = context.findings, context.listed[layout.LEDGER]
+    found: dict[Version, LedgerRecord] = {}
+    for key in listed:
+        with findings.looking_at(key):
+            record = LedgerRecord.decode(context.records.read(key), key)
+            if key != layout.ledger(record.sync, record.attempt):
+                findings.report(key, f"says it is of sync {record.sync} of attempt {record.attempt}")
+            if before := record.previous:
+                context.records.link(key, layout.ledger(before.sync, before.attempt), before.sha256)
+            found[Version(record.sync, record.attempt)] = record
+    findings.count("ledger records", len(found))
+    without_digests = 0
+    for name in sorted(expected, key=lambda name: name.order):
+        key = layout.ledger(*name)
+        if key in listed:
+            continue
+        if not context.run.owner_of(key).digests:
+            without_digests += 1
+        elif name.number <= reached:
+            findings.report(key, "is missing, but a version or a checkpoint has gone past it")
+    if without_digests:
+        findings.note(f"the ledger of {without_digests} syncs has no digests and is not verified")
+    return found
+
+
+class _LedgerObjects:
+    """Checks objects of draws and of steps against their records, and hands the rows of `expected` syncs to the
+    relations, which check how they fit together."""
+
+    def __init__(
+        self,
+        context: CheckContext,
+        expected: set[Version],
+        ledger_records: Mapping[Version, LedgerRecord],
+        weights: Weights,
+    ):
+        self._context, self._expected = context, expected
+        self._records, self._weights = ledger_records, weights
+
+    def check(self, *, draws: set[Version], steps: set[Version]) -> None:
+        """Check the draws and the steps of these syncs. An object that is not there is reported as missing."""
+        findings, relations = self._context.findings, self._context.relations
+        for name in sorted(draws | steps, key=lambda name: name.order):
+            if name in draws:
+                with findings.looking_at(layout.draws(*name)):
+                    self._check_draws(name)
+            if name in steps:
+                with findings.looking_at(layout.steps(*name)):
+                    self._check_steps(name)
+        findings.count("steps", relations.count("steps"))
+        findings.count("draws", relations.count("drawn"))
+
+    def _check_draws(self, name: Version) -> None:
+        key = layout.draws(*name)
+        data = self._context.reading.read(key)
+        if record := self._records.get(name):
+            record.draws.verify(data, key)
+        table = parquet.decode(data, key, DRAWS_SCHEMA, later=LATER)
+        self._context.findings.count("ledger objects")
+        if name in self._expected:
+            self._context.relations.add_draws(table, key=key, sync=name.number)
+
+    def _check_steps(self, name: Version) -> None:
+        key = layout.steps(*name)
+        data = self._context.reading.read(key)
+        if record := self._records.get(name):
+            record.steps.verify(data, key)
+        table = tables.decode_steps(data, key)
+        _check_column(table, "sync", name.number)
+        _check_column(table, "attempt", name.attempt)
+        digest = self._weights.get(name)
+        if digest and {*table["weights_sha256"].drop_null().to_pylist()} - {digest}:
+            self._context.findings.report(layout.version(name), f"says that its weights are others than {key} says")
+        self._context.findings.count("ledger objects")
+        if name in self._expected:
+            self._context.relations.add_steps(table, key=key, sync=name.number)
+
+
+def _check_column(table: pa.Table, column: str, value: int) -> None:
+    """Damaged unless the rows say what the name of their object says."""
+    if set(table[column].to_pylist()) - {value}:
+        raise Damaged(f"has rows of another {column} than its name says")
+
+
+def _relate_steps(context: CheckContext, expected: set[Version], step_of: Mapping[int, int]) -> None:
+    """Tell the relations which steps each sync of the chain must have: those after the step that the record of the sync
+    before follows, up to the step that its own record follows."""
+    for name in sorted(expected):
+        key = layout.sync(name.number)
+        if key not in context.listed[layout.SYNCS]:
+            context.findings.report(key, "is missing, but the ledger has gone past it")
+        elif name.number in step_of and name.number - 1 in step_of:
+            steps = range(step_of[name.number - 1] + 1, step_of[name.number] + 1)
+            if steps:
+                keys = {"steps_key": layout.steps(*name), "draws_key": layout.draws(*name)}
+                context.relations.add_sync(name.number, steps, **keys)

@@ -1,0 +1,30 @@
+"""Checks the retention records, which say what has been given up."""
+
+from storage import layout
+from storage.maintenance.check.context import CheckContext
+from storage.objects import records
+from storage.runs.retention import GivenUp, RetentionRecord, given_up, given_up_payloads
+from tba.errors import Damaged, Missing
+from tba.types import Version
+
+
+def check_retention(context: CheckContext) -> tuple[GivenUp, list[RetentionRecord]]:
+    """Return what the records give up, and those of them that give up payloads. If one cannot be read, nothing counts
+    as given up."""
+    findings = context.findings
+    for key in context.listed[layout.RETENTION]:
+        with findings.looking_at(key):
+            record = context.records.decode(key, "retention", "removed", "why")
+            removed, number = record["removed"], record["retention"]
+            if key != layout.retention(number):
+                findings.report(key, f"says it is record {number}")
+            context.records.link(key, layout.retention(number - 1), record.get("previous_sha256"))
+            for name in (*removed["versions"], *removed["checkpoints"]):
+                Version.parse(name)
+    payloads: list[RetentionRecord] = []
+    try:
+        with records.reading(layout.RETENTION):
+            payloads = given_up_payloads(context.run)
+            return given_up(context.run), payloads
+    except (Missing, Damaged):  # it is reported above
+        return GivenUp(versions=frozenset(), checkpoints=frozenset()), payloads

@@ -1,0 +1,90 @@
+"""Checks the shards of trajectories: those that records admit, wherever they lie, and those that wait for a record."""
+
+import hashlib
+from collections.abc import Collection, Sequence
+
+import pyarrow as pa
+
+from storage import layout
+from storage.log.shard_checks import read_shard
+from storage.log.syncs import Shard, SyncRecord
+from storage.maintenance.check.compactions import CompactedRows, CompactionCheck, read_compactions
+from storage.maintenance.check.context import CheckContext
+from storage.runs.retention import RetentionRecord
+from tba.errors import Damaged, Missing
+
+
+def check_shards(
+    context: CheckContext,
+    sync_records: Sequence[SyncRecord],
+    *,
+    lost: Collection[str],
+    payloads: Sequence[RetentionRecord],
+) -> None:
+    """Check every shard by itself and against its record, be it an object of its own or in a compaction. `lost` are the
+    keys of admitted shards that were given up, `payloads` the records that give up payloads. What records say of
+    shards goes to the relations, and so do all rows."""
+    findings, relations = context.findings, context.relations
+    admitted = {shard.key: (shard, record) for record in sync_records for shard in record.shards}
+    rows = CompactedRows(context, payloads)
+    compactions = CompactionCheck(context, rows, read_compactions(context), admitted)
+    for shard, record in admitted.values():
+        relations.add_shard(shard.searcher, shard.seq, shard.rows, sync=record.sync, step=record.step)
+        if shard.key in lost:
+            findings.note(f"{shard.key} was lost, and is given up")
+        elif not compactions.holds(shard):
+            with findings.looking_at(shard.key):
+                table = _read_admitted(context, rows, shard, record)
+                relations.add_trajectories(table, sync=record.sync, step=record.step)
+    compactions.check_objects()
+    findings.count("shards", len(admitted))
+    compactions.note_leftovers()
+    check_waiting_shards(context, rows, sync_records)
+    findings.count("trajectories", relations.count("trajectories"))
+
+
+def check_waiting_shards(context: CheckContext, rows: CompactedRows, sync_records: Sequence[SyncRecord]) -> None:
+    """Check the shards that no record speaks of, and note those that a record has refused."""
+    refused = {refusal.key: refusal.reason for record in sync_records for refusal in record.refused}
+    spoken_of = {shard.key for record in sync_records for shard in record.shards} | refused.keys()
+    for key, reason in refused.items():
+        context.findings.note(f"{key} was refused: {reason}")
+    shards = trajectories = 0
+    for key in context.listed[layout.TRAJECTORIES]:
+        if key not in spoken_of:
+            with context.findings.looking_at(key):
+                if (data := _read_waiting(context, rows, key)) is None:
+                    continue
+                table = read_shard(context.run.writer_of(key), key, data)
+                context.relations.add_trajectories(table, sync=None, step=None)
+                shards, trajectories = shards + 1, trajectories + len(table)
+    if shards:
+        context.findings.note(f"{shards} shards with {trajectories} trajectories have arrived since the last sync")
+
+
+def _read_admitted(context: CheckContext, rows: CompactedRows, shard: Shard, record: SyncRecord) -> pa.Table:
+    """Return the rows of a shard that was an object of its own; Missing or Damaged unless it is what was admitted."""
+    try:
+        data = context.reading.read(shard.key)
+    except Missing:
+        if (place := rows.place_now(shard, None)) is None:
+            raise
+        return rows.read(place, record)
+    if len(data) != shard.bytes:
+        raise Damaged(f"has {len(data)} bytes, its record says {shard.bytes}")
+    if hashlib.sha256(data).hexdigest() != shard.sha256:
+        raise Damaged("has not the content that was admitted (sha256 differs)")
+    table = read_shard(context.run.writer_of(shard.key), shard.key, data)
+    if table.num_rows != shard.rows:
+        raise Damaged(f"has {table.num_rows} rows, its record says {shard.rows}")
+    return table
+
+
+def _read_waiting(context: CheckContext, rows: CompactedRows, key: str) -> bytes | None:
+    """Return the bytes of a shard that waits; None if it has been admitted and compacted meanwhile."""
+    try:
+        return context.reading.read(key)
+    except Missing:
+        if rows.has_taken_in(key):
+            return None
+        raise

@@ -1,0 +1,18 @@
+"""Settings of a run: frozen, checked before anything starts, stored beside the run as JSON.
+
+`Config` has a section for each topic. Every refusal names the setting, the value and the range.
+"""
+
+from tba.config.config import Config, parse, parse_known, parse_options
+from tba.config.fields import settings
+from tba.config.model import EngineConfig, ModelConfig, TaskConfig
+from tba.config.objective import ObjectiveConfig, ObjectiveName
+from tba.config.operations import AlarmsConfig, LimitsConfig, MetricsConfig, StartConfig
+from tba.config.search import SamplingConfig, SearchConfig
+from tba.config.training import EvaluationConfig, OptimizerName, SyncConfig, TrainingConfig, same_moments
+
+__all__ = [
+    "AlarmsConfig", "Config", "EngineConfig", "EvaluationConfig", "LimitsConfig", "MetricsConfig", "ModelConfig",
+    "ObjectiveConfig", "ObjectiveName", "OptimizerName", "SamplingConfig", "SearchConfig", "StartConfig", "SyncConfig",
+    "TaskConfig", "TrainingConfig", "parse", "parse_known", "parse_options", "same_moments", "settings",
+]  # fmt: skip

@@ -1,0 +1,213 @@
+"""Settings of a run: frozen, checked before anything starts, stored beside the run as JSON.
+
+Numbers that follow from others are properties. `replace({"training.steps": 10})` changes them by dotted keys. Every
+refusal names the field, the value and the range.
+Symbols in the comments are the paper's: B prompts per step, K responses each, S responses per prompt and visit,
+k steps per sync, m the share of the newest data.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from difflib import get_close_matches
+from typing import Annotated, Any, Self
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from tba.config.fields import (
+    T,
+    settings,
+)
+from tba.config.model import EngineConfig, ModelConfig, TaskConfig
+from tba.config.objective import ObjectiveConfig
+from tba.config.operations import AlarmsConfig, LimitsConfig, MetricsConfig, StartConfig
+from tba.config.rules import rules
+from tba.config.search import SamplingConfig, SearchConfig
+from tba.config.training import EvaluationConfig, SyncConfig, TrainingConfig
+from tba.errors import ConfigError
+
+
+@settings
+class Config:
+    """All settings of a run."""
+
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of everything random."""
+    task: TaskConfig = Field(default_factory=TaskConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    sampling: SamplingConfig = Field(default_factory=SamplingConfig)
+    search: SearchConfig = Field(default_factory=SearchConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    sync: SyncConfig = Field(default_factory=SyncConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    alarms: AlarmsConfig = Field(default_factory=AlarmsConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    start: StartConfig = Field(default_factory=StartConfig)
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        for holds, message in rules(self):
+            if not holds:
+                raise ValueError(message)
+        return self
+
+    @property
+    def batch(self) -> int:
+        """Trajectories of one gradient step: B x K."""
+        return self.training.prompts_per_step * self.training.responses_per_prompt
+
+    @property
+    def responses_per_round(self) -> int:
+        return self.search.prompts_per_round * self.search.responses_per_prompt
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a prompt and its response at most."""
+        return self.search.max_prompt_tokens + self.search.max_response_tokens
+
+    @property
+    def most_at_first(self) -> int:
+        """Trajectories that there can be before the first step, where rounds are bounded."""
+        return (self.search.rounds_per_version or 0) * self.search.searchers * self.responses_per_round
+
+    @property
+    def prompts_in_step(self) -> int:
+        """Of one round of all searchers."""
+        return self.search.searchers * self.search.prompts_per_round
+
+    @property
+    def evaluation_temperature(self) -> float:
+        """Of responses that are sampled to score a version."""
+        own = self.evaluation.temperature
+        return self.search.temperature if own is None else own
+
+    @property
+    def evaluation_top_p(self) -> float:
+        own = self.evaluation.top_p
+        return self.search.top_p if own is None else own
+
+    @property
+    def awaits_searchers(self) -> bool:
+        """Whether a sync may wait for what searchers generate with the version before it, which must be there then."""
+        return self.sync.lag is not None or self.sampling.max_age is not None
+
+    @property
+    def last_sync(self) -> int:
+        return self.sync_of_step(self.training.steps)
+
+    def sync_of_step(self, step: int) -> int:
+        """The sync that closes a step."""
+        return self.start.sync + math.ceil((step - self.start.step) / self.sync.every)
+
+    def sync_before(self, step: int) -> int:
+        """The newest sync before a step: its record is the last that the step draws from."""
+        return self.start.sync + (step - 1 - self.start.step) // self.sync.every
+
+    def step_of_sync(self, sync: int) -> int:
+        """The step that a sync follows, from the start on; the last follows the last step, whatever the period."""
+        if sync < self.start.sync:
+            raise ValueError(f"sync {sync} lies before the start of this run, sync {self.start.sync}")
+        return min(self.start.step + (sync - self.start.sync) * self.sync.every, self.training.steps)
+
+    @property
+    def recent_ages(self) -> tuple[int, int, float]:
+        """Least, greatest and mean age of recent draws once it has built up: between k and 2k - 1 steps where nobody
+        waits, and with a lag that many times k more than 0 to k - 1. Of all draws where the run ends before."""
+        k, steps = self.sync.every, self.training.steps - self.start.step
+        low = k if self.sync.lag is None else self.sync.lag * k
+        low, high = (low, min(low + k, steps) - 1) if steps > low else (0, steps - 1)
+        return low, high, (low + high) / 2
+
+    @property
+    def bytes_per_trajectory(self) -> int:
+        """On disk, measured at about 8 bytes a response token and 3 a prompt token, at full length."""
+        return 200 + 3 * self.search.max_prompt_tokens + 8 * self.search.max_response_tokens
+
+    def replace(self, changes: Mapping[str, Any] | None = None, /, **sections: Any) -> "Config":
+        """A copy with changes by dotted key, `replace({"training.steps": 10})`; `replace(seed=1)` also works."""
+        plain = asdict(self)
+        for key, value in {**(changes or {}), **sections}.items():
+            *path, leaf = key.split(".")
+            place = plain
+            for name in path:
+                if not isinstance(place.get(name), dict):
+                    raise ConfigError(f"unknown setting {key!r}: there is no section {name!r}{_meant(key, plain)}")
+                place = place[name]
+            if leaf not in place and place is not plain["task"]["options"]:
+                known = _meant(key, plain) or _near(key, place) or f"; known here: {', '.join(sorted(place))}"
+                raise ConfigError(f"unknown setting {key!r}{known}")
+            if isinstance(place.get(leaf), dict):
+                if not isinstance(value, Mapping):
+                    known = next(iter(place[leaf]), "NAME")
+                    raise ConfigError(f"{key}: a section; name a setting in it, such as {key}.{known}")
+                value = {**place[leaf], **value}
+            place[leaf] = value
+        return parse(plain)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def _meant(key: str, known: Mapping[str, Any]) -> str:
+    """The settings that have the name at the end of a key, in whatever sections."""
+    name = key.rpartition(".")[2]
+    sections = [it for it, place in known.items() if isinstance(place, dict) and name in place and it != "start"]
+    return f"; did you mean {' or '.join(f'{it}.{name}' for it in sections)}?" if sections else ""
+
+
+def _near(key: str, place: Mapping[str, Any]) -> str:
+    """The names of a section that are written much like the one at the end of a key."""
+    section, dot, name = key.rpartition(".")
+    found = get_close_matches(name, place, cutoff=0.8)
+    return f"; did you mean {' or '.join(f'{section}{dot}{it}' for it in found)}?" if found else ""
+
+
+_adapter = TypeAdapter(Config)
+
+
+def parse(plain: Mapping[str, Any] | str) -> Config:
+    """A config from nested dicts or JSON; one clear line for every field at fault."""
+    try:
+        if isinstance(plain, str):
+            return _adapter.validate_json(plain)
+        return _adapter.validate_python(dict(plain) if isinstance(plain, Mapping) else plain)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
+
+
+def parse_options(kind: type[T], task: TaskConfig) -> T:
+    """`task.options` as a task's own class of settings."""
+    if getattr(kind, "__pydantic_config__", {}).get("extra") != "forbid":
+        raise TypeError(f"class {kind.__qualname__} is not made with @tba.config.settings: it may take any name")
+    try:
+        return TypeAdapter(kind).validate_python(task.options)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e, "task", "options") for e in error.errors())) from None
+
+
+def parse_known(plain: Mapping[str, Any]) -> Config:
+    """For whoever only looks at a run: settings of a later version, which this one does not know, are left out. To go
+    on with such a run would be another experiment, which `parse` refuses."""
+    return parse(_known(plain, Config().to_dict()))
+
+
+def _known(plain: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _known(value, known[name]) if known[name] and isinstance(value, Mapping) else value
+        for name, value in plain.items()
+        if name in known
+    }
+
+
+def _explain(error: Any, *section: str) -> str:
+    field = ".".join(map(str, (*section, *error["loc"]))) or "the settings"
+    if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"unknown setting {field!r}"
+    if error["type"] == "value_error":
+        return error["msg"].removeprefix("Value error, ")
+    is_list = error["type"] in ("tuple_type", "list_type")
+    wanted = "must be a list, such as [1,4]" if is_list else f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"{field}: {wanted}, got {error['input']!r}"

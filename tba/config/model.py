@@ -1,0 +1,117 @@
+"""Settings of the task, the model, and the engine that generates responses."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from tba.config.fields import Count as Count
+from tba.config.fields import Positive as Positive
+from tba.config.fields import settings as settings
+
+
+@settings
+class TaskConfig:
+    """The prompts, and how responses are rewarded."""
+
+    name: str = "quickstart"
+    """The task: a built-in name, the name of an entry point `tba.tasks` of an installed package, or the path of a
+    class, such as `package.module:Class`."""
+    train: str = ""
+    """Training prompts: JSON lines or Parquet at a path or URL. The last part of the path may contain a `*` to match
+    several files. Empty uses the data of the task itself."""
+    test: str = ""
+    """Evaluation prompts, in the same form as `train`."""
+    rule: str = ""
+    """How the task reads an answer out of a response, for tasks that know several ways. Empty uses the default of the
+    task."""
+    template: str = ""
+    """Wording of the prompt, for tasks that know several. Empty uses the default of the task."""
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further settings that the task defines under names of its own."""
+
+
+@settings
+class ModelConfig:
+    """The language model that is trained. Before the first step it is also the reference."""
+
+    path: str = ""
+    """The model to start from: a folder, an `s3://` URL or a name on the Hugging Face hub. Empty lets the task make a
+    small base model."""
+    revision: str = "main"
+    """Branch, tag or commit of a model on the hub."""
+    trust_remote_code: bool = False
+    """Whether to run Python code that comes with the model. Every role then runs this code: switch it on only for
+    models that you trust."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights and the optimizer state in the trainer. bfloat16 halves the memory and rounds small
+    updates away."""
+    publish_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of published versions, which the searchers generate with. bfloat16 halves the size of a version."""
+    device: str = "auto"
+    """Device of each role, such as `cuda:0` or `cpu`. `auto` uses a GPU if there is one."""
+    threads: Count = 1
+    """CPU threads of each role. 0 leaves the number to torch."""
+    lora_rank: Annotated[int, Field(ge=0, le=512)] = 0
+    """Rank of the low-rank adapters (LoRA) that are trained and published in place of the weights. A higher rank can
+    learn more and takes more memory. 0 trains all weights."""
+    lora_alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Scale of the adapters: their output is multiplied by lora_alpha / lora_rank. Unset, the factor is 2."""
+    lora_targets: Annotated[str, Field(min_length=1)] = "all-linear"
+    """Layers that get an adapter: `all-linear` means every linear layer except the output layer; otherwise names
+    separated by commas, such as `q_proj,v_proj`."""
+
+    @model_validator(mode="after")
+    def _settings_of_lora_apply(self) -> Self:
+        for name in ("lora_alpha", "lora_targets"):
+            found = getattr(self, name)
+            if not self.lora_rank and found != getattr(type(self), name):
+                raise ValueError(f"model.{name} does not apply where model.lora_rank is 0, got {found!r}")
+        if self.lora_rank and self.publish_dtype != self.dtype:
+            raise ValueError(
+                f"model.publish_dtype must be model.dtype ({self.dtype!r}) where model.lora_rank is set: adapters are "
+                f"published as they are trained, and their base is one for all roles, got {self.publish_dtype!r}"
+            )
+        return self
+
+    @property
+    def peft_alpha(self) -> float:
+        """As peft takes it."""
+        return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
+
+
+@settings
+class EngineConfig:
+    """The engine that generates responses, for searchers and the evaluator."""
+
+    name: Literal["auto", "vllm", "transformers"] = "auto"
+    """The engine. `auto` uses vLLM on a GPU if vLLM is installed, and transformers otherwise."""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Fraction of the memory of a GPU that vLLM uses. The reference model, and models that a task rewards with, need
+    room beside it. Unset, it is 0.6 divided by the number of roles that share the GPU."""
+    cache_gigabytes: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Gigabytes for the key-value cache of vLLM. More cache lets more responses be generated at once. Unset, it is what
+    the memory fraction leaves on a GPU, and 1 on a CPU."""
+    tensor_parallel: Positive = 1
+    """Number of GPUs that one vLLM engine is spread over."""
+    in_flight: Literal["finish", "update"] = "finish"
+    """What happens to unfinished responses when a new version appears. `finish`: the round is finished with the version
+    that began it. `update`: the engine loads the new version at once, and unfinished responses go on with its weights.
+    With adapters vLLM serves several versions at once: each response ends with the version that began it, and new
+    responses begin with the newest."""
+    compile: bool = True
+    """Whether vLLM compiles the model and records CUDA graphs on a GPU. Generation becomes faster, and the engine takes
+    longer to start."""
+
+    @model_validator(mode="after")
+    def _settings_of_vllm_apply(self) -> Self:
+        for name in ("memory_fraction", "cache_gigabytes", "tensor_parallel", "compile"):
+            found = getattr(self, name)
+            if self.name == "transformers" and found != getattr(type(self), name):
+                raise ValueError(f"engine.{name} does not apply where engine.name is 'transformers', got {found!r}")
+        return self
+
+    def fraction(self, roles: int = 1) -> float:
+        """Of a GPU's memory that an engine takes where so many roles share it. Each role has an equal part of it, the
+        trainer as well as those with an engine, and leaves 0.6 of its part to that: the engines of as many roles take
+        no more than 0.6 together."""
+        return self.memory_fraction or 0.6 / roles

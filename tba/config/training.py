@@ -1,0 +1,159 @@
+"""Settings of the trainer, of syncs and of evaluation."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from tba.config.fields import Count as Count
+from tba.config.fields import Positive as Positive
+from tba.config.fields import Share as Share
+from tba.config.fields import Temperature as Temperature
+from tba.config.fields import TopP as TopP
+from tba.config.fields import settings as settings
+
+OptimizerName = Literal["adamw", "adamw-fused", "adamw-8bit", "adamw-on-host"]
+
+
+@settings
+class TrainingConfig:
+    """How the trainer takes gradient steps."""
+
+    steps: Positive = 100
+    """Number of gradient steps of the run."""
+    prompts_per_step: Positive = 8
+    """B: prompts (slots) of a batch."""
+    responses_per_prompt: Annotated[int, Field(ge=2)] = 8
+    """K: responses of each prompt in a batch. The loss compares the responses of a prompt with each other, so K is at
+    least 2."""
+    groups_per_micro_batch: Positive | None = None
+    """Prompts whose gradients are computed at once, each with its K responses. More is faster and takes more memory.
+    Unset, 8, unless `tokens_per_micro_batch` is set."""
+    tokens_per_micro_batch: Positive | None = None
+    """Size of a micro-batch in tokens, instead of prompts: as many whole prompts with their responses as fit. A prompt
+    that does not fit is computed in several passes, with the same gradients. Only a single response that does not fit
+    is still computed at once."""
+    ranks: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Number of processes that the trainer is spread over on one machine, each with its own GPU if there are any. Each
+    process holds a part of the weights, gradients and optimizer state, and computes a part of the batch."""
+    compute_dtype: Literal["auto", "float32", "bfloat16"] = "float32"
+    """Number format of matrix products in the trainer when `model.dtype` is float32. With bfloat16, the weights,
+    gradients, optimizer state, log-softmax and sums stay in float32. `auto`, which all presets use, means bfloat16 on a
+    GPU and float32 on a CPU. A run that was stored without this setting uses float32. With a `model.dtype` of bfloat16
+    this setting has no effect."""
+    checkpoint_activations: bool = False
+    """Whether layers keep only their inputs and compute the rest again in the backward pass. It saves memory and takes
+    about a third more time, with the same gradients."""
+    optimizer: OptimizerName = "adamw"
+    """The form of AdamW. `adamw`: the one of torch, fused on a GPU. `adamw-fused`: fused on a CPU too, with other last
+    digits. `adamw-8bit`: moments of 8 bits per number. `adamw-on-host`: moments in main memory, and the update computed
+    there."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "warmup-stable-decay"] = "constant"
+    """Learning rate schedule. `constant`: the peak throughout. `linear`: a straight line to 0 at the last step.
+    `warmup-stable-decay`: up, level, and down along a cosine."""
+    warmup_steps: Count = 0
+    """Steps in which the learning rate rises to its peak in a straight line, with any schedule."""
+    stable_steps: Count | None = None
+    """Steps at the peak of warmup-stable-decay. Unset, all steps that warm-up and decay leave."""
+    decay_steps: Count = 0
+    """Steps from the peak to 0 in warmup-stable-decay. A run with fewer steps ends on the way down."""
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay rate of the first moment of AdamW. 0 keeps no first moment."""
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """Decay rate of the second moment of AdamW."""
+    adam_eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """Number that AdamW adds to the root of the second moment, against division by zero."""
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Weight decay of AdamW: each step shrinks the weights by this number times the learning rate."""
+    clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """Maximum gradient norm; larger gradients are scaled down to it. 0 does not clip, as in the paper."""
+
+    @model_validator(mode="after")
+    def _micro_batches_are_of_groups_or_of_tokens(self) -> Self:
+        if self.tokens_per_micro_batch is not None and self.groups_per_micro_batch is not None:
+            raise ValueError(
+                f"training.groups_per_micro_batch must be null where training.tokens_per_micro_batch "
+                f"({self.tokens_per_micro_batch}) says what a micro-batch is, got {self.groups_per_micro_batch}"
+            )
+        return self
+
+    @property
+    def most_groups(self) -> int | None:
+        """Slots of a micro-batch, unless tokens say how many."""
+        if self.tokens_per_micro_batch is not None:
+            return None
+        return self.groups_per_micro_batch or min(8, self.prompts_per_step)
+
+    @property
+    def peak_steps(self) -> int:
+        """Steps at the peak of warmup-stable-decay."""
+        if self.stable_steps is not None:
+            return self.stable_steps
+        return max(0, self.steps - self.warmup_steps - self.decay_steps)
+
+
+def same_moments(one: OptimizerName, other: OptimizerName) -> bool:
+    """Whether one optimizer goes on with what the other has stored."""
+    return (one == "adamw-8bit") == (other == "adamw-8bit")
+
+
+@settings
+class SyncConfig:
+    """How often trainer and searchers exchange data, and which versions and checkpoints are kept."""
+
+    every: Positive = 2
+    """k: gradient steps between syncs. At a sync the trainer publishes its weights and admits the trajectories that
+    have arrived. Higher values mean older data."""
+    lag: Annotated[int, Field(ge=0, le=10**6)] | None = None
+    """Unset, searchers and trainer never wait for each other. A number makes them take turns: after each sync the
+    trainer learns from one more round of every searcher, generated by the version that is this many syncs old. 0 trains
+    synchronously."""
+    checkpoint_every: Positive = 5
+    """Syncs between checkpoints. Higher values write less and repeat more steps after a crash."""
+    keep_versions: Annotated[int, Field(ge=2)] = 4
+    """Number of newest versions that are kept. The first version, and versions that are to be evaluated, are kept as
+    well."""
+    whole_every: Positive = 1
+    """Every this-many-th version is stored whole. A version in between is stored as its difference from the last whole
+    one, if the difference is less than half as large. It pays off when searchers fetch bfloat16 versions over a network
+    and the learning rate is small."""
+    keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
+    """Number of newest checkpoints that are kept."""
+
+
+@settings
+class EvaluationConfig:
+    """Which versions are evaluated, and how. The formulas are in docs/evaluation.md."""
+
+    every: Positive = 10
+    """Syncs between evaluated versions. The first and the last version are always evaluated."""
+    prompts: Positive = 1319
+    """Maximum number of held-out prompts."""
+    samples: Count = 0
+    """Sampled responses per prompt, in addition to the greedy one."""
+    temperature: Temperature | None = None
+    """Sampling temperature of evaluation. Unset, the temperature of search."""
+    top_p: TopP | None = None
+    """Nucleus sampling in evaluation. Unset, the `top_p` of search."""
+    pass_at: tuple[Positive, ...] = ()
+    """The values of k for which pass@k is computed from the sampled responses; each at most `samples`."""
+    solved_at: float = 1.0
+    """Lowest reward with which a response counts as correct in pass@k."""
+
+    @model_validator(mode="after")
+    def _samples_suffice(self) -> Self:
+        if len(set(self.pass_at)) < len(self.pass_at):
+            raise ValueError(f"evaluation.pass_at must name each k once, got {list(self.pass_at)}")
+        if max(self.pass_at, default=0) > self.samples:
+            raise ValueError(
+                f"evaluation.pass_at must be at most evaluation.samples ({self.samples}), got {list(self.pass_at)}"
+            )
+        for name in ("temperature", "top_p"):
+            if not self.samples and (found := getattr(self, name)) is not None:
+                raise ValueError(f"evaluation.{name} does not apply where evaluation.samples is 0, got {found}")
+        if not self.pass_at and self.solved_at != type(self).solved_at:
+            raise ValueError(
+                f"evaluation.solved_at does not apply where evaluation.pass_at is empty, got {self.solved_at}"
+            )
+        return self
