@@ -1,33 +1,41 @@
-"""Texts that a model may have written, or a stranger, as HTML, or a line of a terminal, that shows them and does
-nothing else."""
+"""Show texts that a model or a stranger may have written, as HTML or as a line of a terminal, so that nothing in them
+is markup or a command."""
 
 import unicodedata
-from html import escape
+
+from markupsafe import Markup, escape
 
 _MOST_CHARACTERS = 20_000
+_INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories
+_JOINERS = "\u200d\u200c"  # inside of emoji and words
 
 
-def shown(text: str, most: int = _MOST_CHARACTERS) -> str:
-    """A text as it is, where nothing in it is markup; what would be invisible, or turn what follows around, by name."""
+def shown(text: str, most: int = _MOST_CHARACTERS) -> Markup:
+    """Return a text as HTML that shows it as it is. Characters that are invisible, or would reverse the direction of
+    what follows, appear by name."""
     left_out = len(text) - most
-    told = "".join(map(_character, text[:most]))
-    return told if left_out <= 0 else f"{told}… <span class='faint'>({left_out:,} characters more)</span>"
+    html = _visible(text[:most])
+    return html if left_out <= 0 else html + Markup(f"… <span class='faint'>({left_out:,} characters more)</span>")
 
 
-def line(text: str, most: int = 160) -> str:
-    """Its beginning, in one line."""
+def line(text: str, most: int = 160) -> Markup:
+    """Return the beginning of a text as HTML in one line."""
     flat = " ".join(text.split())
-    return "".join(map(_character, flat[:most])) + ("…" if len(flat) > most else "")
+    return _visible(flat[:most]) + ("…" if len(flat) > most else "")
 
 
 def plain(text: str) -> str:
-    """A text for a terminal, in one line, where nothing in it commands the terminal."""
+    """Return a text as one line for a terminal, in which nothing commands the terminal."""
     return "".join(it if it.isprintable() else " " if it.isspace() else "\N{REPLACEMENT CHARACTER}" for it in text)
 
 
-def _character(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return escape(character)
-    if character in "\u200d\u200c":  # inside of emoji and words
+def _visible(text: str) -> Markup:
+    if text.replace("\n", "").replace("\t", "").isprintable():
+        return escape(text)
+    return Markup("").join(map(_character, text))
+
+
+def _character(character: str) -> Markup | str:
+    if character in "\n\t" or unicodedata.category(character) not in _INVISIBLE or character in _JOINERS:
         return character
-    return f"<span class='odd'>U+{ord(character):04X}</span>"
+    return Markup(f"<span class='odd'>U+{ord(character):04X}</span>")

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from flows.commands.arguments import DONE, RUN_HELP, explain, open_run, parse_seconds
 from flows.escaping import plain
-from flows.pages.charts import number
+from flows.pages.values import number
 from flows.planning.run_summary import Summary, living, summarise
 from flows.progress import bar
 from flows.queries.damage_report import damage_of, warn

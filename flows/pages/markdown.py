@@ -1,4 +1,4 @@
-"""What came of a run so far, in few words: its versions with their scores, as rows and as Markdown."""
+"""A short report of a run as Markdown: its versions with their scores, its curves, and what went wrong."""
 
 import shutil
 import sys
@@ -6,7 +6,7 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flows.pages.report.page import pictures
+from flows.pages.report.curves import pictures
 from flows.planning.describe import describe
 from flows.queries.damage_report import damage_of, in_words
 from storage import layout
@@ -22,7 +22,7 @@ from tba.types import Version
 
 
 class Published(NamedTuple):
-    """A version that is kept, or was scored before it was given up."""
+    """A version that is kept, or that was scored before it was removed."""
 
     version: Version
     step: int
@@ -37,7 +37,7 @@ class Published(NamedTuple):
 
 
 class Publications:
-    """Every version of a run, oldest first. Manifests never change, so each is read once."""
+    """All versions of a run, oldest first. Manifests never change, so each is read once."""
 
     def __init__(self, run: Run):
         self.run = run
@@ -70,7 +70,7 @@ class Publications:
 
 
 def markdown(run: Run) -> str:
-    """The report of a run: scores, curves, settings, what went wrong, and where to look next."""
+    """Return the report: scores, curves, settings, warnings and errors, and commands to try next."""
     config = parse_known(run.config)
     with connect(run) as con:
         damage = damage_of(con)
@@ -96,7 +96,7 @@ def markdown(run: Run) -> str:
 
 
 def last_scores(run: Run) -> str:
-    """Of the newest version that was scored, in one line."""
+    """Return the scores of the newest version that was scored, in one line."""
     scores = Evaluations(run).scores(DamageLog().looking_at)
     found = [score for score in scores if score.version == scores[-1].version]
     if not found:
@@ -106,7 +106,7 @@ def last_scores(run: Run) -> str:
 
 
 def where_next(run: Run) -> str:
-    """Commands that work as they stand, also where the environment's programs are not on the path."""
+    """Return commands that work as they stand, even if the programs of the environment are not on the path."""
     tba = "tba" if shutil.which("tba") else str(Path(sys.executable).with_name("tba"))
     rewards = "select version_start, avg(reward) from trajectories group by 1 order by 1"
     replays = run.parent is not None and run.parent.replays is not None
@@ -122,7 +122,7 @@ def where_next(run: Run) -> str:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A Markdown table with a column for every key."""
+    """Return a Markdown table with a column for every key."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [names, ["---"] * len(names), *([_cell(row.get(name, "")) for name in names] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -24,11 +24,12 @@ import storage
 from flows.cli import main
 from flows.escaping import shown
 from flows.pages.browse import search
+from flows.pages.browse.batch import Drawn
 from flows.pages.browse.guard import Door
 from flows.pages.browse.session import Look, TooLong
-from flows.pages.browse.step import Drawn, _agreement
+from flows.pages.browse.step_summary import agreement
 from flows.pages.browse.tokens import Tokens
-from flows.pages.charts import number
+from flows.pages.values import number
 from storage import layout
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
@@ -240,7 +241,7 @@ def test_a_slot_of_equal_rewards_is_pushed_where_the_baseline_is_not_its_own():
         return Drawn({"reward": 1.0, "advantage": advantage, "residual": residual}, 1)
 
     for advantage, residual, said in ((0.4, None, False), (1e-8, None, True), (0.4, -8.0, True)):
-        told = _agreement([[drawn(advantage, residual), drawn(-advantage, residual)]])
+        told = agreement([[drawn(advantage, residual), drawn(-advantage, residual)]])
         assert told.startswith("In its slot all rewards are alike")
         assert ("nothing but the reference" in told) == said
 
@@ -530,7 +531,7 @@ def test_a_reader_goes_from_a_choice_to_a_token_to_a_step_to_a_version_and_back(
         page.go_back()
         page.go_back()
         assert page.get_by_label("reward from").input_value() == "1"
-        page.get_by_role("button", name="Run it").click()
+        page.get_by_role("button", name="Run").click()
         assert page.locator("td a[href^='/trajectory/']").count() > 0
 
 

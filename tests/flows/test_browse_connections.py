@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from flows.pages.browse.connections import Limits
-from flows.pages.html import Table
+from flows.pages.tables import Table
 from storage.runs.run import Run
 from tests.flows.site import Site, serve
 from tests.storage.synthetic import make_run

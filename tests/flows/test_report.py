@@ -12,11 +12,14 @@ import pytest
 from flows.cli import main
 from flows.pages.browse import overview
 from flows.pages.browse.session import Look
-from flows.pages.charts import Series, line_chart, number
-from flows.pages.html import STYLE, Table
+from flows.pages.charts import Series, line_chart
 from flows.pages.markdown import last_scores, markdown
+from flows.pages.rendering import STYLE
 from flows.pages.report import samples
-from flows.pages.report.page import BY_VERSION, _learning, evaluated, render, write
+from flows.pages.report.curves import BY_VERSION, evaluated, learning
+from flows.pages.report.page import render, write
+from flows.pages.tables import Table
+from flows.pages.values import number
 from storage import layout
 from storage.log.trajectories import Trajectories
 from storage.queries.views import connect
@@ -151,7 +154,7 @@ def test_what_only_some_objectives_measure_has_a_chart_where_it_is_measured():
     for columns, charts in ((names, 3), (names[:2], 1)):
         steps = Table(columns, [(step, 1.0, 0.5, 0.2)[: len(columns)] for step in range(1, 4)])
         assert (
-            len([chart for chart in _learning(steps, Table(["metric", "step", "value"], []), none) if chart]) == charts
+            len([chart for chart in learning(steps, Table(["metric", "step", "value"], []), none) if chart]) == charts
         )
 
 

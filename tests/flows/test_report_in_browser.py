@@ -9,8 +9,11 @@ from playwright.sync_api import Browser, Error, Locator
 from playwright.sync_api import Page as Shown
 
 import storage
+from flows.pages.charts import Series, line_chart
 from flows.pages.report import comparison
+from flows.pages.report.document import document
 from flows.pages.report.page import write
+from flows.pages.tables import Table
 from storage.runs.run import Run
 from tba.errors import ConfigError
 from tests.browser import open_page
@@ -103,9 +106,9 @@ def test_charts_of_steps_are_pointed_at_and_zoomed_together(shown: Shown):
     assert ticks(loss) == ticks(reward) == ["4", "4.25", "4.5", "4.75", "5"]
     point_at(shown, loss, 0.99)
     assert told(loss)[0] == "step 5"
-    shown.get_by_role("button", name="All of it").click()
+    shown.get_by_role("button", name="Reset zoom").click()
     assert ticks(loss) == before
-    assert not shown.get_by_role("button", name="All of it").is_visible()
+    assert not shown.get_by_role("button", name="Reset zoom").is_visible()
 
 
 def test_keys_go_from_point_to_point(shown: Shown):
@@ -175,6 +178,49 @@ def test_trajectories_are_searched_chosen_and_ordered(shown: Shown, finished: Ru
     assert shown.locator("#found").inner_text().startswith(f"{samples.count()} of ")
     samples.first.click()
     assert samples.first.locator("pre.response").is_visible()
+
+
+def test_the_script_draws_every_chart_as_python_does(tmp_path: Path, browser: Browser):
+    """Whatever the range of values, and however many points."""
+    ranges = [(0, 1), (0.25, 0.75), (-3e-7, 4e-7), (1e4, 3e6), (2, 2), (0.5, 0.5), (-40, -39.5), (1e-5, 2e-5)]
+    drawn = [
+        line_chart(f"Chart {n} of {count}", [Series("a", _zigzag(count, *span)), Series("b", _zigzag(3, *span), True)])
+        for n, span in enumerate(ranges)
+        for count in (1, 2, 18, 239, 1200)
+    ]
+    level = [Series("rate", _zigzag(5, 0.5, 2), marked=True, errors=[0.1] * 5)]
+    drawn.append(line_chart("Rate", level, x_name="tokens", level=1.0, room=0.5))
+    empty = Table([], [])
+    page = document(
+        "comparison.html", "charts", [([0, 1], [0.0, 1.0])], names=[], damage=[], runs=empty, settings=empty,
+        groups={"Learning": drawn},
+    )  # fmt: skip
+    address = tmp_path / "charts.html"
+    address.write_text(page)
+    seen: list[list[list[list[str]]]] = []
+    for scripts in (False, True):
+        with open_page(browser, scripts=scripts) as shown:
+            shown.goto(address.as_uri())
+            seen.append([_inside(figure) for figure in shown.locator("figure svg").all()])
+    assert len(seen[0]) == len(drawn)
+    for figure, (without, within) in enumerate(zip(*seen, strict=True)):
+        assert [it[:3] for it in without] == [it[:3] for it in within], figure
+        for mine, its in zip(without, within, strict=True):
+            assert [float(it) for it in mine[3:]] == pytest.approx([float(it) for it in its[3:]], abs=0.11), figure
+
+
+def _zigzag(count: int, low: float, high: float) -> list[tuple[float, float]]:
+    return [(float(x), (low, high, (low + 2 * high) / 3)[x % 3]) for x in range(count)]
+
+
+def _inside(svg: Locator) -> list[list[str]]:
+    """Of each element of a picture its name, class and text, and its numbers."""
+    shapes = svg.locator("> *:not(.cross):not(.selection)").evaluate_all(
+        """all => all.map(it => [it.tagName, it.getAttribute("class"), it.tagName === "text" ? it.textContent : "",
+        ...["x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "points"].flatMap(
+            name => (it.getAttribute(name) ?? "").split(/[ ,]/).filter(Boolean))])"""
+    )
+    return sorted(shapes)
 
 
 def test_without_scripts_pictures_and_trajectories_are_there(address: str, browser: Browser):

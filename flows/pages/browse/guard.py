@@ -1,4 +1,4 @@
-"""Decides who may look at the pages: tokens, cookies and addresses."""
+"""Decides who may see the pages: tokens, cookies and addresses."""
 
 import errno
 import ipaddress
@@ -6,7 +6,6 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
-from html import escape
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -14,8 +13,8 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from flows.escaping import line
-from flows.pages.browse.components import HEADERS, bare
+from flows.pages.browse.frame import HEADERS
+from flows.pages.rendering import render
 from tba.errors import ConfigError
 
 _MOST_OF_ADDRESS = 16_000  # characters
@@ -30,7 +29,7 @@ _HTTP = 80  # a port that browsers leave out
 
 @dataclass(frozen=True)
 class Door:
-    """Where pages are offered, and what has to be shown to see them."""
+    """The address of the pages, and the token that a reader needs to see them."""
 
     host: str
     port: int
@@ -39,7 +38,8 @@ class Door:
 
     @property
     def names(self) -> frozenset[str]:
-        """What a browser on this machine calls it. Whatever else a request calls it was led here by somebody's DNS."""
+        """The names by which a browser on this machine calls the server. A request with any other name was led here by
+        the DNS of somebody else."""
         own = f"[{self.host}]" if ":" in self.host else self.host
         names = ("127.0.0.1", "localhost", "[::1]", own.lower())
         return frozenset(f"{name}:{self.port}" for name in names) | frozenset(names if self.port == _HTTP else ())
@@ -56,7 +56,7 @@ class Door:
 
 
 def open_door(host: str, port: int, *, with_token: bool) -> tuple[socket.socket, Door]:
-    """A socket that listens. Beyond this machine nobody sees anything without the token."""
+    """Return a socket that listens. Readers on other machines need the token."""
     try:
         [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
@@ -79,7 +79,7 @@ def open_door(host: str, port: int, *, with_token: bool) -> tuple[socket.socket,
 
 
 class Guard:
-    """Stands before every page: refuses who may not look, and adds to each answer what keeps a browser safe."""
+    """Stands before every page: refuses readers who may not see it, and adds the headers that keep a browser safe."""
 
     def __init__(self, app: App, door: Door):
         self.app = app
@@ -106,30 +106,31 @@ class Guard:
             self._answering -= 1
 
     def _too_many(self) -> Response | None:
-        """Nobody without the token gets this far, or takes the place of who has it."""
+        """Refuse a request if too many are being answered. Only readers with the token are counted."""
         if self._answering < _MOST_AT_ONCE:
             return None
-        return _told("Too many pages are being made at once; ask again in a moment.", 503)
+        return _refuse("Too many pages are asked for at once. Try again in a moment.", 503)
 
     def refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
-            return _told("This is only for reading: GET and HEAD.", 405, allow="GET, HEAD")
+            return _refuse("These pages can only be read: use GET or HEAD.", 405, allow="GET, HEAD")
         if len(str(request.url)) > _MOST_OF_ADDRESS:
-            return _told("That address is too long.", 414)
+            return _refuse("The address is too long.", 414)
         if self.door.is_loopback and request.headers.get("host", "").lower() not in self.door.names:
-            return _told(
-                f"Pages are offered as 127.0.0.1:{self.door.port} and localhost:{self.door.port} alone. Through "
-                "ssh -L, take the same port on both sides.",
+            return _refuse(
+                f"These pages answer only at 127.0.0.1:{self.door.port} and localhost:{self.door.port}. With ssh -L, "
+                "use the same port on both sides.",
                 421,
             )
         if is_foreign(request) and (
             request.headers.get("sec-fetch-mode") != "navigate" or request.url.path == "/refresh"
         ):
-            return _told("Another site asks for this.", 403)
+            return _refuse("Another site asked for this page.", 403)
         return self._without_token(request)
 
     def _without_token(self, request: Request) -> Response | None:
-        """The token is shown once, in the address; from then on the browser keeps it, for this server alone."""
+        """Refuse a reader without the token. A browser shows the token once, in the address, and then keeps it as a
+        cookie for this server alone."""
         if self.door.token is None:
             return None
         given = dict(parse_qsl(request.url.query, errors="replace"))
@@ -137,23 +138,20 @@ class Guard:
             return self._let_in(request.url.path, given)
         if _same(_cookies(request).get(self.door.cookie, ""), self.door.token):
             return None
-        return _told("The address that tba browse printed has a token: open that one.", 403)
+        return _refuse("A token is missing. Open the address that tba browse printed: it has the token.", 403)
 
     def _let_in(self, path: str, given: dict[str, str]) -> Response:
-        """By a page that goes on by itself: a redirection would come from the site whose link was followed, and a
-        strict cookie is not sent along then."""
+        """Return a page that sets the cookie and leads on by itself. A redirection would count as coming from the site
+        whose link was followed, and the browser would not send a strict cookie along."""
         there = f"/{path.lstrip('/')}" + (f"?{urlencode(given)}" if given else "")
-        onwards = f"<p><a href='{escape(there)}'>go on</a></p>"
-        response = HTMLResponse(
-            bare("tba browse", onwards, f'<meta http-equiv="refresh" content="0;url={escape(there)}">')
-        )
+        response = HTMLResponse(render("browse/welcome.html", there=there))
         assert self.door.token
         response.set_cookie(self.door.cookie, self.door.token, httponly=True, samesite="strict")
         return response
 
 
 def is_foreign(request: Request) -> bool:
-    """Whether another site asks, by a link that is followed if at all: any other port of this machine is one too."""
+    """True if another site asks for a page, for example by a link. Another port of this machine is another site."""
     return request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
 
 
@@ -168,7 +166,5 @@ def _cookies(request: Request) -> dict[str, str]:
         return {}
 
 
-def _told(message: str, status: int, **headers: str) -> Response:
-    return HTMLResponse(
-        bare("tba browse", f"<section class='words wrong'><p>{line(message, 2000)}</p></section>"), status, headers
-    )
+def _refuse(message: str, status: int, **headers: str) -> Response:
+    return HTMLResponse(render("browse/refusal.html", message=message), status, headers)

@@ -1,15 +1,16 @@
-"""Trajectories chosen by a form, and what any query finds. The form is written out as the SQL that it stands for."""
+"""The page that finds trajectories by a form, and the page that answers any query. The form also appears as SQL."""
 
 import math
 import re
 from collections.abc import Mapping
-from html import escape
 from typing import Any
-from urllib.parse import urlencode
 
-from flows.escaping import line
-from flows.pages.browse.components import address, answer, chip, frame, to_sql
+from markupsafe import Markup
+
+from flows.pages import addresses
+from flows.pages.browse.frame import show
 from flows.pages.browse.session import Look, Refused
+from flows.pages.tables import Table
 from flows.queries.statements import explain
 from tba.errors import ConfigError, QueryError, QueryFailed
 
@@ -34,7 +35,9 @@ _BOUNDS = {
     "length_from": "length >= {}", "length_to": "length <= {}",
 }  # fmt: skip
 
-_FOREIGN = "a link of another site wrote this: it runs once you have read it and press the button"
+_FIELDS = ("text", "in", *_BOUNDS, "drawn", "finished", "order", "where")
+
+_FOREIGN = "a link on another site wrote this; read it, then press the button to run it"
 
 _NAME = re.compile(r"([0-9]+)/([0-9]+)/[0-9]+")  # of a trajectory
 
@@ -62,72 +65,92 @@ left join (select trajectory_id, count(*) as draws from draws group by trajector
 Form = Mapping[str, str]
 
 
-def page(look: Look, form: Form, *, foreign: bool = False) -> str:
-    """Chosen trajectories; a form that cannot be answered comes back with what is wrong with it."""
-    found, wrong, query = "", "", ""
+def page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
+    """Return the page of chosen trajectories. A form that cannot be answered comes back with what is wrong with it."""
+    hits, problem, query = None, "", ""
     try:
         if foreign and form.get("where", "").strip():
             raise Refused(_FOREIGN)
         where = conditions(form)
         query = SELECTION.format(where=where, order=_ORDERS[_order(form)][1]).strip()
-        [(count, low, high)] = look.answer(COUNT.format(where=where), most=1).rows or [(0, None, None)]
-        number = min(_page(form), max(0, count - 1) // _A_PAGE)
-        rows = look.answer(CHOSEN.format(query=query), most=_A_PAGE, skip=number * _A_PAGE).rows
-        hits = _hits(rows, _texts(look, [name for name, *_ in rows]), low, high)
-        found = _counted(count, number, form) + hits + _pages(form, number, count)
+        hits = _find(look, form, where, query)
     except QueryFailed as error:
-        wrong = explain(error)
+        problem = explain(error)
     except (QueryError, ConfigError) as error:
-        wrong = str(error)
-    here = f"/trajectories?{_encoded(form)}" if form else "/trajectories"
-    as_sql = (
-        "<details open><summary class='faint'>The same in SQL</summary><form class='find' action='/sql'>"
-        "<label class='wide'>a query over the view trajectories"
-        f"<textarea name='query' rows='8' spellcheck='false'>{escape(query)}</textarea></label>"
-        "<button>Run it</button></form></details>"
-        if query
-        else ""
+        problem = str(error)
+    return show(
+        look,
+        addresses.with_query("/trajectories", form),
+        "trajectories.html",
+        form={name: _plain(form.get(name, "")) for name in _FIELDS},
+        places=_PLACES,
+        yes_or_no=_YES_OR_NO,
+        orders={name: text for name, (text, _) in _ORDERS.items()},
+        problem=problem,
+        query=query,
+        hits=hits,
     )
-    return frame(look, here, "trajectories", ["<h1>Trajectories</h1>", _form(form, wrong), as_sql, found])
 
 
-def sql_page(look: Look, form: Form, *, foreign: bool = False) -> str:
-    """Any query, with links where a column is named like something that has a page."""
-    query = form.get("query", "")
-    found, wrong = "", ""
+def sql_page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
+    """Return the page that answers a query, with links in columns that are named like something that has a page."""
+    query, page, problem = form.get("query", ""), 0, ""
+    answer: Table | None = None
+    has_more = False
     try:
         if foreign and query.strip():
             raise Refused(_FOREIGN)
         if query.strip():
-            number = _page(form)
-            table = look.answer(query, most=_ROWS_A_PAGE + 1, skip=number * _ROWS_A_PAGE)
-            rows, more = table.rows[:_ROWS_A_PAGE], len(table.rows) > _ROWS_A_PAGE
-            first = number * _ROWS_A_PAGE
-            counted = f"rows {first + 1:,} to {first + len(rows):,}" if rows else "no rows"
-            links = _links("/sql", form, number, more)
-            found = f"<p class='note'>{counted}</p>{answer(table.columns, rows)}{links}"
+            page = _page(form)
+            answer = look.answer(query, most=_ROWS_A_PAGE + 1, skip=page * _ROWS_A_PAGE)
+            has_more = len(answer.rows) > _ROWS_A_PAGE
+            answer.rows[_ROWS_A_PAGE:] = []
     except QueryFailed as error:
-        wrong = explain(error)
-    except QueryError as error:
-        wrong = str(error)
-    lines = min(16, max(5, query.count("\n") + 2))
-    box = (
-        "<form class='find' action='/sql'><label class='wide'>one query that reads"
-        f"<textarea name='query' rows='{lines}' autofocus spellcheck='false'>\n{escape(_plain(query))}</textarea>"
-        f"</label>{_wrong(wrong)}<button>Run</button></form>"
+        problem = explain(error)
+    except (QueryError, ConfigError) as error:
+        problem = str(error)
+    before, after = _around("/sql", form, page, has_more)
+    return show(
+        look,
+        addresses.with_query("/sql", form),
+        "sql.html",
+        query=_plain(query),
+        lines=min(16, max(5, query.count("\n") + 2)),
+        problem=problem,
+        answer=answer,
+        first=page * _ROWS_A_PAGE,
+        before=before,
+        after=after,
     )
-    help = to_sql("from help()", "what there is to ask")
-    about = to_sql("from help('draws')", "help('draws')")
-    lead = (
-        f"<p class='lead'>{help}: views and macros; {about} explains one. The dialect is DuckDB's. Columns named "
-        "trajectory_id, step, version or prompt_id become links.</p>"
-    )
-    here = f"/sql?{_encoded(form)}" if form else "/sql"
-    return frame(look, here, "SQL", ["<h1>SQL</h1>", lead, box, found])
+
+
+def _find(look: Look, form: Form, where: str, query: str) -> dict[str, Any]:
+    """Return a page of the chosen trajectories, and how many there are."""
+    [(count, lowest, highest)] = look.answer(COUNT.format(where=where), most=1).rows or [(0, None, None)]
+    page = min(_page(form), max(0, count - 1) // _A_PAGE)
+    rows = look.answer(CHOSEN.format(query=query), most=_A_PAGE, skip=page * _A_PAGE).rows
+    texts = _texts(look, [name for name, *_ in rows])
+    names = ("id", "reward", "finished", "version", "draws", "prompt", "response")
+    before, after = _around("/trajectories", form, page, (page + 1) * _A_PAGE < count)
+    return {
+        "count": count,
+        "lowest": lowest,
+        "highest": highest,
+        "first": page * _A_PAGE + 1,
+        "shown": [dict(zip(names, (*row, *texts.get(row[0], ("", ""))), strict=True)) for row in rows],
+        "before": before,
+        "after": after,
+    }
+
+
+def _around(path: str, form: Form, page: int, has_more: bool) -> tuple[str, str]:
+    """Return the addresses of the page before and of the page after; empty where there is none."""
+    before = addresses.with_query(path, {**form, "page": str(page - 1)}) if page else ""
+    return before, addresses.with_query(path, {**form, "page": str(page + 1)}) if has_more else ""
 
 
 def _texts(look: Look, names: list[str]) -> dict[str, tuple[str, str]]:
-    """Prompt and response of these trajectories. Only their shards are opened for that: all texts of a run are long."""
+    """Return prompt and response of these trajectories. Only their shards are opened: all texts of a run are long."""
     found = [part.groups() for name in names if (part := _NAME.fullmatch(name))]
     if not found:
         return {}
@@ -137,7 +160,7 @@ def _texts(look: Look, names: list[str]) -> dict[str, tuple[str, str]]:
 
 
 def conditions(form: Form) -> str:
-    """A form as the SQL of its conditions; ConfigError names a field that cannot be one."""
+    """Return a form as the SQL of its conditions. A ConfigError names a field that cannot become a condition."""
     terms: list[str] = []
     if words := form.get("text", ""):
         terms.append(_contains(words, form.get("in", "")))
@@ -185,85 +208,3 @@ def _page(form: Form) -> int:
     if not (given.isascii() and given.isdigit() and len(given) < 8):
         raise ConfigError(f"page: a number from 0, got {given!r}")
     return int(given)
-
-
-def _encoded(form: Form) -> str:
-    return urlencode({name: value for name, value in form.items() if value}, errors="replace")
-
-
-# --- what is seen -----------------------------------------------------------------------------------------------------
-
-
-def _form(form: Form, wrong: str) -> str:
-    return (
-        "<form class='find' action='/trajectories'>"
-        f"<label>text<input name='text' value='{_value(form, 'text')}'></label>"
-        f"{_select('in', 'in', _PLACES, form)}"
-        f"{_pair('reward', form)}{_pair('version', form)}{_pair('age', form)}{_pair('length', form)}"
-        f"<label>searcher<input name='searcher' inputmode='numeric' value='{_value(form, 'searcher')}'></label>"
-        f"{_select('drawn', 'drawn by a step', _YES_OR_NO, form)}"
-        f"{_select('finished', 'finished', _YES_OR_NO, form)}"
-        f"{_select('order', 'order', {name: text for name, (text, _) in _ORDERS.items()}, form)}"
-        "<label class='wide'><span>and a condition in SQL, such as <code>step > 9 and prompt like '%12%'</code></span>"
-        f"<input class='sql' name='where' spellcheck='false' value='{_value(form, 'where')}'></label>"
-        f"{_wrong(wrong)}<button>Find</button></form>"
-    )
-
-
-def _wrong(message: str) -> str:
-    return f"<p class='wrong wide' role='alert'>{line(message, 2000)}</p>" if message else ""
-
-
-def _value(form: Form, name: str) -> str:
-    return escape(_plain(form.get(name, "")))
-
-
-def _pair(name: str, form: Form) -> str:
-    first, last = f"{name}_from", f"{name}_to"
-    return (
-        f"<label>{name}, from – to<span class='pair'>"
-        f"<input name='{first}' inputmode='decimal' aria-label='{name} from' value='{_value(form, first)}'>"
-        f"<input name='{last}' inputmode='decimal' aria-label='{name} to' value='{_value(form, last)}'></span></label>"
-    )
-
-
-def _select(name: str, label: str, options: Mapping[str, str], form: Form) -> str:
-    inside = "".join(
-        f"<option value='{value}'{' selected' if form.get(name, '') == value else ''}>{text}</option>"
-        for value, text in options.items()
-    )
-    return f"<label>{label}<select name='{name}'>{inside}</select></label>"
-
-
-def _counted(count: int, page: int, form: Form) -> str:
-    first, last = page * _A_PAGE + 1, min(count, (page + 1) * _A_PAGE)
-    shown = f", {first:,} to {last:,} here" if count > _A_PAGE else ""
-    return f"<p class='note'>{count:,} trajector{'y' if count == 1 else 'ies'}{shown}</p>"
-
-
-def _hits(rows: list[tuple[Any, ...]], texts: Mapping[str, tuple[str, str]], low: float, high: float) -> str:
-    inside = "".join(
-        f"<li><a href='{address(name)}'>{chip(reward, low, high)}"
-        f"<span class='one'><span class='faint said'>{line(prompt, 90)}</span> "
-        f"<b class='said'>{line(response, 120)}</b></span>"
-        f"<span class='facts'>version {version} · {_times(draws)}{'' if finished else ' · cut off'}</span></a></li>"
-        for name, reward, finished, version, draws in rows
-        for prompt, response in [texts.get(name, ("", ""))]
-    )
-    return f"<ol class='hits'>{inside}</ol>" if rows else ""
-
-
-def _times(draws: int | None) -> str:
-    return "never drawn" if not draws else "drawn once" if draws == 1 else f"drawn {draws:,} times"
-
-
-def _pages(form: Form, page: int, count: int) -> str:
-    return _links("/trajectories", form, page, (page + 1) * _A_PAGE < count)
-
-
-def _links(path: str, form: Form, page: int, more: bool) -> str:
-    def link(number: int, text: str) -> str:
-        return f"<a href='{path}?{escape(_encoded({**form, 'page': str(number)}))}'>{text}</a>"
-
-    back = link(page - 1, "← before") if page else "<span></span>"
-    return f"<nav class='pages'>{back}{link(page + 1, 'after →') if more else '<span></span>'}</nav>"

@@ -1,4 +1,4 @@
-"""Who may look, and at which address what is. What answers is uvicorn, on loopback unless it is told otherwise."""
+"""The server of the pages: which page is at which address. It is uvicorn, and listens on loopback by default."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,10 +10,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from flows.escaping import line
 from flows.pages.browse import overview, prompt, search, step, trajectory, version
-from flows.pages.browse.components import frame
 from flows.pages.browse.connections import CrowdedServer, Limits
+from flows.pages.browse.frame import show
 from flows.pages.browse.guard import App, Door, Guard, is_foreign, open_door
 from flows.pages.browse.session import Look, Refused, TooLong
 from flows.pages.browse.tokens import Tokens
@@ -22,6 +21,7 @@ from storage.runs.run import Run
 from tba.errors import QueryError, TBAError
 
 _GREATEST = 2**31  # of the numbers of steps, versions and shards
+_NO_PAGE = "there is no page at this address"
 
 
 def browse(run: Run, *, host: str, port: int, with_token: bool, seconds: float) -> int:
@@ -106,23 +106,24 @@ def _answer(make: Callable[[Request], str], request: Request) -> Response:
 
 def _number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 11 and int(text) < _GREATEST):
-        raise Refused("there is no page of this name")
+        raise Refused(_NO_PAGE)
     return int(text)
 
 
 def _wrong(look: Look, request: Request, error: Exception) -> Response:
-    """A page that says what is wrong. Of what nobody foresaw the terminal has the traceback."""
+    """Return a page that says what is wrong. The terminal has the traceback of an error that nobody foresaw."""
     if isinstance(error, TooLong):
-        status, said = 503, str(error)
+        status, message = 503, str(error)
     elif isinstance(error, Refused):
-        status, said = 404, str(error)
+        status, message = 404, str(error)
     elif isinstance(error, HTTPException):
-        status, said = error.status_code, "there is no page of this name" if error.status_code == 404 else error.detail
+        status, message = error.status_code, _NO_PAGE if error.status_code == 404 else error.detail
     elif isinstance(error, QueryError):
-        status, said = 500, explain(error)
+        status, message = 500, explain(error)
     elif isinstance(error, TBAError):
-        status, said = 502, str(error)
+        status, message = 502, str(error)
     else:
-        status, said = 500, f"{type(error).__name__}; the terminal of tba browse says more"
-    body = f"<h1>That does not go</h1><section class='words wrong'><p>{line(said, 2000)}</p></section>"
-    return HTMLResponse(frame(look, request.url.path, "error", [body]).encode(errors="replace"), status)
+        status, message = 500, f"{type(error).__name__}; the terminal of tba browse says more"
+    title = "Page not found" if status == 404 else "This page could not be shown"
+    page = show(look, request.url.path, "problem.html", title=title, message=message)
+    return HTMLResponse(page.encode(errors="replace"), status)

@@ -1,4 +1,4 @@
-"""A run as it was when it was last looked at: one process, which answers one query after another."""
+"""A run as it was when it was last read: one process, which answers one query after another."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from flows.pages.html import Table
+from flows.pages.tables import Table
 from flows.planning.run_summary import Summary, summarise
 from flows.progress import bar
 from flows.queries.damage_report import damage_by, warn_of
@@ -19,8 +19,8 @@ __all__ = ["Look", "Refused", "TooLong"]
 
 
 class Look:
-    """Each query has `seconds`, and so has the wait for those before it: nothing here goes on for ever. After a query
-    that had to be ended with its process, the next one looks at the run again."""
+    """The state of a run that all pages show. A query may take `seconds`, and so may its wait for earlier queries. If a
+    query takes longer, its process ends with it, and the next query reads the run again."""
 
     def __init__(self, run: Run, seconds: float):
         self.run = run
@@ -36,7 +36,7 @@ class Look:
         self.summary: Summary = summarise(self.run)
 
     def refresh(self) -> None:
-        """Look again. What was seen before stays if that fails."""
+        """Read the run again. If that fails, pages keep showing the state before."""
         with self._turn():
             self._queries.refresh()
 
@@ -48,8 +48,7 @@ class Look:
         return self._ask("rows", query=query, parameters=encode_row(parameters))
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        table = self.ask(query, parameters)
-        return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        return self.ask(query, parameters).records()
 
     def answer(self, query: str, *, most: int, skip: int = 0) -> Table:
         """Return the rows of a query that a person wrote. It must be one that reads, and runs in a database of its own,

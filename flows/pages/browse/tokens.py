@@ -1,4 +1,4 @@
-"""A run's tokenizer, as its versions carry it: what each token of a response reads as."""
+"""The tokenizer that the versions of a run carry: it turns the tokens of a response into texts."""
 
 import threading
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _FILE = "tokenizer.json"
 
 
 class Tokens:
-    """Read from storage when it is first asked for. Nothing else is looked at: neither hub nor cache."""
+    """The texts of tokens. The tokenizer is read from storage at the first call, never from a hub or a cache."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -20,8 +20,8 @@ class Tokens:
         self._tokenizer: Any = None
 
     def texts(self, tokens: Sequence[int]) -> list[str] | None:
-        """Of each token its part of the text; empty where a character goes on in the next one. None without a
-        tokenizer that can say it."""
+        """Return the text of each token; empty where a character goes on in the next token. None if no tokenizer of the
+        run knows the tokens."""
         with self._first:
             self._tokenizer = self._tokenizer or _read(self._run)
         if self._tokenizer is None:

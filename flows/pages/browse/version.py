@@ -1,11 +1,13 @@
-"""One version: how it scored, what it generated, and what others gave to the same prompts."""
+"""One version: how it scored, what it generated, and how other versions responded to the same prompts."""
 
 from typing import Any
 
-from flows.escaping import line
-from flows.pages.browse.components import frame, signed, table, tiles, to_prompt, to_sql, to_step, to_version, told
+from markupsafe import Markup
+
+from flows.pages import addresses
+from flows.pages.browse.frame import show
 from flows.pages.browse.session import Look, Refused
-from flows.pages.html import heading
+from flows.pages.tables import Fact, facts
 from storage import layout
 
 _MOST_PROMPTS = 30
@@ -43,91 +45,44 @@ select (select max(version) from versions where version < {version}),
 """
 
 
-def page(look: Look, number: int, attempt: int | None) -> str:
+def page(look: Look, number: int, attempt: int | None) -> Markup:
     found = [it for it in look.rows(VERSION.format(version=number)) if attempt is None or it["attempt"] == attempt]
     if not found:
         raise Refused(f"there is no version {number}" + ("" if attempt is None else f" of attempt {attempt}"))
-    it = found[0]
-    place = {"version": number, "attempt": it["attempt"]}
-    generated = look.ask(GENERATED.format(**place)).rows[0]
-    return frame(
-        look,
-        f"/version/{number}" + ("" if attempt is None else f"/{attempt}"),
-        f"version {number}",
-        [
-            _head(look, it),
-            _words(look, it, place, generated[0]),
-            _tiles(it, generated),
-            _scores(look.rows(SCORES.format(**place))),
-            _prompts(look.rows(PROMPTS.format(**place, most=_MOST_PROMPTS)), number),
-        ],
-    )
-
-
-def _head(look: Look, it: dict[str, Any]) -> str:
-    number = it["version"]
+    version = found[0]
+    place = {"version": number, "attempt": version["attempt"]}
     before, after = look.ask(AROUND.format(version=number)).rows[0]
-    around = f"<a href='/version/{before}' rel='prev'>← version {before:,}</a>" if before is not None else ""
-    around += f"<a href='/version/{after}' rel='next'>version {after:,} →</a>" if after is not None else ""
-    gone = ", abandoned: the weights of now do not descend from it" if it["abandoned"] else ""
-    return (
-        f"<div class='title'><h1>Version {number:,}</h1><span class='around'>{around}</span></div><p class='lead'>the "
-        f"policy after step {to_step(it['step'])} · attempt {it['attempt']}{gone} · {line(it['state'])} · published "
-        f"{told(it['created_at'])}</p>"
+    generated = look.ask(GENERATED.format(**place)).rows[0]
+    first_step, last_step, steps = look.ask(STEPS.format(**place)).rows[0]
+    prompts = look.rows(PROMPTS.format(**place, most=_MOST_PROMPTS))
+    return show(
+        look,
+        addresses.version(number, attempt),
+        "version.html",
+        version=version,
+        before=before,
+        after=after,
+        steps=steps,
+        first_step=first_step,
+        last_step=last_step,
+        responses=generated[0],
+        facts=_facts(version, generated),
+        scores=look.ask(SCORES.format(**place)),
+        prompts=prompts,
+        compared=any(it["before"] is not None or it["after"] is not None for it in prompts),
+        most=_MOST_PROMPTS,
+        query=f"select * from trajectories where version_start = {number}",
     )
 
 
-def _words(look: Look, it: dict[str, Any], place: dict[str, Any], responses: int) -> str:
-    first, last, steps = look.ask(STEPS.format(**place)).rows[0]
-    said = "It is the policy before training." if it["step"] == 0 else f"It is the policy after {it['step']:,} steps."
-    if steps:
-        said += f" Steps {to_step(first)} to {to_step(last)} went on from it."
-    if responses:
-        form = f"/trajectories?version_from={it['version']}&amp;version_to={it['version']}"
-        said += f" Searchers began <a href='{form}'>{responses:,} trajectories</a> with it."
-    else:
-        said += " No trajectory was begun with it."
-    return f"<section class='words'><p>{said}</p></section>"
-
-
-def _tiles(it: dict[str, Any], generated: tuple[Any, ...]) -> str:
+def _facts(version: dict[str, Any], generated: tuple[Any, ...]) -> list[Fact]:
     count, reward, length, finished, prompts, _ = generated
-    facts = [("trajectories", told(count))]
+    told = [("trajectories", count)]
     if count:
-        facts += [("their mean reward", told(reward)), ("their mean length", told(length))]
-        facts += [("finished", f"{finished:.1%}"), ("prompts asked", told(prompts))]
-    if it["bytes"] is not None:
-        facts.append(("megabytes", told(it["bytes"] / 1e6)))
-    if it["changed_share"] is not None:
-        facts.append(("weights changed", f"{it['changed_share']:.1%}"))
-    return tiles(facts)
-
-
-def _scores(scores: list[dict[str, Any]]) -> str:
-    if not scores:
-        return ""
-    rows = [[line(it["metric"]), told(it["value"]), told(it["n"])] for it in scores]
-    return f"{heading('Scores')}{table({'metric': False, 'value': True, 'of': True}, rows)}"
-
-
-def _prompts(prompts: list[dict[str, Any]], number: int) -> str:
-    if not prompts:
-        return ""
-    if all(it["before"] is None and it["after"] is None for it in prompts):
-        return f"{heading('The same prompts in other versions')}<p class='note'>No other version was asked them.</p>"
-    names = {"prompt": False, "text": False, "versions before": True, "this one": True, "versions after": True,
-             "gain": True}  # fmt: skip
-    rows = [
-        [
-            to_prompt(it["prompt_id"]), f"<span class='said'>{line(it['prompt'] or '', 100)}</span>",
-            told(it["before"]), told(it["here"]), told(it["after"]),
-            "" if it["before"] is None or it["here"] is None else signed(it["here"] - it["before"]),
-        ]
-        for it in prompts
-    ]  # fmt: skip
-    query = f"select * from trajectories where version_start = {number}"
-    return (
-        f"{heading('The same prompts in other versions')}<p class='note'>Mean rewards of responses to prompts that "
-        f"version {to_version(number)} was asked, at most {_MOST_PROMPTS}; {to_sql(query, 'all of its responses')}.</p>"
-        f"{table(names, rows)}"
-    )
+        told += [("their mean reward", reward), ("their mean length", length)]
+        told += [("finished", f"{finished:.1%}"), ("their prompts", prompts)]
+    if version["bytes"] is not None:
+        told.append(("megabytes", version["bytes"] / 1e6))
+    if version["changed_share"] is not None:
+        told.append(("weights changed", f"{version['changed_share']:.1%}"))
+    return facts(told)

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 import duckdb
+from markupsafe import Markup
 
-from flows.pages.charts import Series, line_chart, number
-from flows.pages.html import CONTROLS, Table, ask, charts, clock, damage_mark, document, heading, save, table_of
-from flows.pages.report.page import BRANCHES, BY_VERSION, SCORES, STEPS, TOTALS
+from flows.pages.charts import Series, line_chart
+from flows.pages.report.curves import BRANCHES, BY_VERSION, SCORES, STEPS
+from flows.pages.report.document import clock, damage_table, document, save
+from flows.pages.report.page import TOTALS
+from flows.pages.tables import Table, ask
+from flows.pages.values import number
 from flows.planning.run_summary import Summary, summarise
 from flows.progress import bar
 from flows.queries.damage_report import is_inside_an_object, warn
@@ -41,12 +44,12 @@ _OF_BRANCHES = {
     "Age of prioritised draws, in steps": "age_prioritised",
     "Share of draws from the newest sync": "recent",
 }
-_OF_TIME = {"Seconds of a step": "seconds_step", "Seconds of a step that it waits for data": "seconds_wait"}
+_OF_TIME = {"Seconds per step": "seconds_step", "Seconds per step of waiting for data": "seconds_wait"}
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """What is asked of one run."""
+    """The answers of one run."""
 
     name: str
     run: Run
@@ -63,7 +66,7 @@ def write(runs: Sequence[Run], output: str | None = None) -> Path:
     return save(render(runs), Path(output or OUTPUT))
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[Run]) -> Markup:
     try:
         return _render(runs)
     except duckdb.Error as error:
@@ -72,17 +75,23 @@ def render(runs: Sequence[Run]) -> str:
         return _render(runs, thorough=True)
 
 
-def _render(runs: Sequence[Run], *, thorough: bool = False) -> str:
+def _render(runs: Sequence[Run], *, thorough: bool = False) -> Markup:
     if len({run.url for run in runs}) < len(runs):
         raise ConfigError("RUN: the same run twice")
     names = [run.name for run in runs]
     told = names if len(set(names)) == len(names) else [run.url for run in runs]
     with ExitStack() as stack:
         compared = [_ask(name, run, stack, thorough=thorough) for name, run in zip(told, runs, strict=True)]
-        head = f"<header><h1>{escape(' · '.join(told))}</h1><p class='lead'>{len(runs)} runs compared</p></header>"
-        marks = [damage_mark(it.damage, it.name) for it in compared]
-        sections = [*marks, _overview(compared), _curves(compared), _settings(compared), _footer(told)]
-        return document(" · ".join(told), head, sections, [clock(it.con) for it in compared])
+        return document(
+            "comparison.html",
+            " · ".join(told),
+            [clock(it.con) for it in compared],
+            names=told,
+            damage=[(it.name, damage_table(it.damage)) for it in compared],
+            runs=_overview(compared),
+            groups=_groups(compared),
+            settings=_settings(compared),
+        )
 
 
 def _ask(name: str, run: Run, stack: ExitStack, *, thorough: bool) -> _Compared:
@@ -95,10 +104,10 @@ def _ask(name: str, run: Run, stack: ExitStack, *, thorough: bool) -> _Compared:
 # --- parts of the page ----------------------------------------------------------------------------------------------
 
 
-def _overview(compared: Sequence[_Compared]) -> str:
+def _overview(compared: Sequence[_Compared]) -> Table:
     metrics = list(dict.fromkeys(metric for it in compared for metric in it.scores.column("metric")))
     columns = ["run", "task", "fork of", "state", "steps", *metrics, "trajectories", "tokens generated", "trained for"]
-    return heading("Runs") + table_of(Table(columns, [tuple(_row(it, metrics)) for it in compared]))
+    return Table(columns, [tuple(_row(it, metrics)) for it in compared])
 
 
 def _row(it: _Compared, metrics: Sequence[str]) -> list[str | int]:
@@ -111,17 +120,16 @@ def _row(it: _Compared, metrics: Sequence[str]) -> list[str | int]:
     return [it.name, summary.task, summary.parent, summary.state, last, *scores, trajectories, int(tokens or 0), spent]
 
 
-def _curves(compared: Sequence[_Compared]) -> str:
-    parts = [
-        charts("Learning", [*_scores(compared), *_of(compared, "steps", _OF_STEPS)]),
-        charts("Data", [*_of(compared, "versions", _OF_VERSIONS), *_of(compared, "branches", _OF_BRANCHES)]),
-        charts("Speed", _of(compared, "steps", _OF_TIME)),
-    ]
-    return f"<section>{CONTROLS}{''.join(parts)}</section>" if any(parts) else ""
+def _groups(compared: Sequence[_Compared]) -> dict[str, list[Markup]]:
+    return {
+        "Learning": [*_scores(compared), *_of(compared, "steps", _OF_STEPS)],
+        "Data": [*_of(compared, "versions", _OF_VERSIONS), *_of(compared, "branches", _OF_BRANCHES)],
+        "Speed": _of(compared, "steps", _OF_TIME),
+    }
 
 
-def _scores(compared: Sequence[_Compared]) -> list[str]:
-    drawn: list[str] = []
+def _scores(compared: Sequence[_Compared]) -> list[Markup]:
+    drawn: list[Markup] = []
     for metric in dict.fromkeys(metric for it in compared for metric in it.scores.column("metric")):
         lines = [
             Series(it.name, [(step, value) for name, step, value in it.scores.rows if name == metric], True, run=n)
@@ -131,7 +139,7 @@ def _scores(compared: Sequence[_Compared]) -> list[str]:
     return drawn
 
 
-def _of(compared: Sequence[_Compared], table: str, titles: dict[str, str]) -> list[str]:
+def _of(compared: Sequence[_Compared], table: str, titles: dict[str, str]) -> list[Markup]:
     x = "version_step" if table == "versions" else "step"
     return [
         line_chart(
@@ -143,16 +151,9 @@ def _of(compared: Sequence[_Compared], table: str, titles: dict[str, str]) -> li
     ]
 
 
-def _settings(compared: Sequence[_Compared]) -> str:
+def _settings(compared: Sequence[_Compared]) -> Table:
+    """Return the settings that differ, with the value of each run."""
     settings = [dict(by_name(it.run)) for it in compared]
     names = sorted({name for of in settings for name in of})
     rows = [(name, *(of.get(name, "–") for of in settings)) for name in names]
-    differing = [row for row in rows if len(set(row[1:])) > 1]
-    if not differing:
-        return f"{heading('Settings that differ')}<p class='note'>None.</p>"
-    return heading("Settings that differ") + table_of(Table(["setting", *(it.name for it in compared)], differing))
-
-
-def _footer(names: Sequence[str]) -> str:
-    commands = ", ".join(f"<code>tba report {escape(name)}</code>" for name in names)
-    return f"<footer><p>More of each: {commands}. Time is what the trainer worked, without pauses.</p></footer>"
+    return Table(["setting", *(it.name for it in compared)], [row for row in rows if len(set(row[1:])) > 1])

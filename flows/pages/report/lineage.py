@@ -1,38 +1,35 @@
-"""The report's tree of forks: what a run comes from, what each step down changed, and what was forked from it."""
+"""The tree of forks in a report: what a run comes from, what each fork changed, and what was forked from the run."""
 
-from html import escape
+from typing import Any
 
-from flows.pages.html import heading
+from markupsafe import Markup
+
+from flows.pages.rendering import render
 from storage.queries.tables import by_name
 from storage.runs import forks
 from storage.runs.run import Run
 
 
-def section(run: Run) -> str:
-    """Empty text of a run that neither is a fork nor has any."""
+def section(run: Run) -> Markup:
+    """Return the section; empty text for a run that is no fork and has no forks."""
     line = [run]
     while older := line[0].older:
         line.insert(0, older)
     children = forks.names(run)
     if len(line) == 1 and not children:
-        return ""
-    tree = "".join(f"<li>{escape(name)}, a fork of this run</li>" for name in children)
-    for it in reversed(line):
-        inside = f"<ul class='tree'>{tree}</ul>" if tree else ""
-        here = " class='here'" if it is run else ""
-        tree = f"<li{here}><b>{escape(it.name)}</b>{_changed(it)}{inside}</li>"
-    return f"{heading('Lineage')}<ul class='tree'>{tree}</ul>"
+        return Markup()
+    told = [{"name": it.name, "is_here": it is run, "fork": _fork(it)} for it in line]
+    return render("report/lineage.html", line=told, forks=children)
 
 
-def _changed(run: Run) -> str:
+def _fork(run: Run) -> dict[str, Any] | None:
     if run.parent is None or run.older is None:
-        return ""
+        return None
     before, after = dict(by_name(run.older)), dict(by_name(run))
     changes = [
         f"{name} {before.get(name, '–')} → {after.get(name, '–')}"
         for name in sorted({**before, **after})
         if before.get(name) != after.get(name)
     ]
-    how = ", replays its records" if run.parent.replays is not None else ""
-    told = "; ".join(changes) or "with the same settings"
-    return f", from step {run.parent.step:,} of {escape(run.parent.run)}{how}: <code>{escape(told)}</code>"
+    replays = run.parent.replays is not None
+    return {"step": run.parent.step, "parent": run.parent.run, "replays": replays, "changes": changes}

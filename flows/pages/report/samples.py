@@ -1,12 +1,13 @@
-"""The report's trajectories to read: some of those that entered at syncs all along the run, high rewards and low."""
+"""Trajectories to read in a report: some of those that entered at syncs all along the run, of high and low rewards."""
 
 from typing import Any
 
 import duckdb
+from markupsafe import Markup
 
-from flows.escaping import line, shown
-from flows.pages.charts import number
-from flows.pages.html import ask, heading
+from flows.pages.rendering import render
+from flows.pages.tables import ask
+from flows.pages.values import number
 
 _SYNCS, _OF_EACH = 32, 4  # how many syncs, and of each so many of the higher and of the lower rewards
 _MOST_CHARACTERS = 6000  # of a text
@@ -48,46 +49,26 @@ order by step desc, trajectory_id
 """
 
 
-def section(con: duckdb.DuckDBPyConnection) -> str:
-    """A list that can be searched where scripts run; empty text before the first sync."""
+def section(con: duckdb.DuckDBPyConnection) -> Markup:
+    """Return the section; empty text before the first sync."""
     syncs = [sync for (sync,) in con.execute(SYNCS, {"syncs": _SYNCS}).fetchall()]
     if not syncs:
-        return ""
+        return Markup()
     among = ", ".join(map(str, syncs))  # numbers, so that only their shards are read
-    # First without texts: those of all that entered there may be more than memory holds.
+    # The choice is made without texts: the texts of all trajectories of these syncs may not fit into memory.
     chosen = ask(con, CHOSEN.format(syncs=among, of_each=_OF_EACH))
-    table = ask(con, SAMPLE.format(syncs=among), {"chosen": chosen.column("trajectory_id")})
-    samples = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    samples = ask(con, SAMPLE.format(syncs=among), {"chosen": chosen.column("trajectory_id")}).records()
     rewards = [it["reward"] for it in samples]
-    listed = "".join(_sample(it, min(rewards), max(rewards)) for it in samples)
-    return (
-        f"<section>{heading('Trajectories')}"
-        f"<p class='note'>{len(samples)} of those that entered at {len(syncs)} syncs all along the run; as many of "
-        "higher and of lower rewards where there are. The log-ratio is that of the response when it was generated, "
-        "log π − log π_ref.</p>"
-        "<div class='controls' hidden><input id='words' type='search' placeholder='search in texts and facts' "
-        f"aria-label='search'>{_select('which', _CHOICES)}{_select('order', _ORDERS)}<span id='found'></span></div>"
-        f"<div id='samples' data-middle='{chosen.column('middle')[0]!r}'>{listed}</div></section>"
-    )
-
-
-def _select(name: str, options: dict[str, str]) -> str:
-    inside = "".join(f"<option value='{value}'>{text}</option>" for value, text in options.items())
-    return f"<select id='{name}' aria-label='{name}'>{inside}</select>"
-
-
-def _sample(it: dict[str, Any], low: float, high: float) -> str:
-    share = (it["reward"] - low) / (high - low) if high > low else 1.0
-    drawn = f"drawn {it['draws']:,} times" if it["draws"] else "never drawn"
-    return (
-        f"<details class='sample' data-step='{it['step']}' data-reward='{it['reward']!r}' "
-        f"data-length='{it['length']}' data-draws='{it['draws']}'>"
-        f"<summary><span class='reward' style='--share:{share:.0%}'>{number(it['reward'])}</span>"
-        f"<span class='line'>{line(it['prompt'])} <b>{line(it['response'])}</b></span>"
-        f"<span class='facts'>step {it['step']:,} · {drawn}</span></summary>"
-        f"<pre>{shown(it['prompt'], _MOST_CHARACTERS)}</pre>"
-        f"<pre class='response'>{shown(it['response'], _MOST_CHARACTERS)}</pre>"
-        f"<p class='note'>{line(' · '.join(_facts(it)), _MOST_CHARACTERS)}</p></details>"
+    return render(
+        "report/samples.html",
+        samples=[{**it, "facts": _facts(it)} for it in samples],
+        syncs=len(syncs),
+        middle=chosen.column("middle")[0],
+        lowest=min(rewards),
+        highest=max(rewards),
+        choices=_CHOICES,
+        orders=_ORDERS,
+        most=_MOST_CHARACTERS,
     )
 
 

@@ -1,21 +1,17 @@
-"""The report's section on what was chosen to learn from: does the choice look at length, reward, age or prompt?"""
+"""The section of a report about the choice of what is learned from: does it depend on length, reward, age or prompt?"""
 
 from typing import Any
 
 import duckdb
+from markupsafe import Markup
 
 from flows.pages.charts import Series, line_chart
-from flows.pages.html import Table, ask, charts, table_of
+from flows.pages.rendering import render
+from flows.pages.tables import Table, ask
 
 _MEASURES = {"length": "tokens", "reward": "reward", "age": "steps"}
-_LEAST_SHARE = 0.005  # of responses in a bin; of fewer the rates say little and would set the scale
-_STANDARD_ERRORS, _SPREADS = 5.0, 0.1  # from both of which on a difference is marked
-
-_ABOUT = """\
-From what was generated to what was learned from: <b>eligible</b> is what some step could have drawn, after
-de-duplication and capacity; <b>trained</b> what was drawn at least once; <b>drawn</b> counts each as often as it was
-drawn. The first charts show how often, relative to all that entered at the same sync: 1 everywhere, within the band of
-two standard errors, if the choice does not look at the measure."""
+_LEAST_SHARE = 0.005  # of responses in a bin; the rates of smaller bins say little and would set the scale
+_STANDARD_ERRORS, _SPREADS = 5.0, 0.1  # a difference is marked if it reaches both
 
 COMPARED = "select * from compare_selection()"
 BY_MEASURE = """
@@ -41,52 +37,47 @@ from ranked group by set, ceil(40 * rank / prompts) having sum(total) > 0 order 
 """
 
 
-def section(con: duckdb.DuckDBPyConnection) -> str:
-    """Charts and tables; empty text before the first step. The view is computed once for all that is asked of it."""
+def section(con: duckdb.DuckDBPyConnection) -> Markup:
+    """Return the section; empty text before the first step. The view is computed once for all of its queries."""
     con.execute("create or replace temp table selection as from selection")
     if not ask(con, "select 1 from selection where draws > 0 limit 1").rows:
-        return ""
-    drawn = [_by(con, measure, unit) for measure, unit in _MEASURES.items()] + [_prompts(ask(con, USE_OF_PROMPTS))]
-    return (
-        charts("Selection", drawn, _ABOUT)
-        + _compared(ask(con, COMPARED))
-        + f"<h3>Prompts</h3>{table_of(ask(con, PROMPTS))}"
+        return Markup()
+    compared = ask(con, COMPARED)
+    return render(
+        "report/selection.html",
+        drawn=[*(_by(con, measure, unit) for measure, unit in _MEASURES.items()), _prompts(ask(con, USE_OF_PROMPTS))],
+        compared=compared,
+        marks=_marks(compared),
+        standard_errors=_STANDARD_ERRORS,
+        spreads=_SPREADS,
+        prompts=ask(con, PROMPTS),
     )
 
 
-def _by(con: duckdb.DuckDBPyConnection, measure: str, unit: str) -> str:
+def _by(con: duckdb.DuckDBPyConnection, measure: str, unit: str) -> Markup:
     rows = con.execute(BY_MEASURE, [measure, _LEAST_SHARE]).fetchall()
     if len(rows) < 2:
-        return ""
+        return Markup()
     eligible = Series("eligible", [(mean, rate) for mean, rate, _, _ in rows], marked=True)
     errors = [2 * error for _, _, _, error in rows]
     drawn = Series("drawn", [(mean, rate) for mean, _, rate, _ in rows], marked=True, errors=errors)
     return line_chart(f"How often, by {measure}", [eligible, drawn], x_name=unit, level=1.0, room=0.5)
 
 
-def _prompts(use: Table) -> str:
+def _prompts(use: Table) -> Markup:
     lines = [
         Series(name, [(0.0, 0.0), *((x, y) for it, x, y in use.rows if it == name)])
         for name in ("eligible", "drawn", "generated")
     ]
-    note = "The least used prompts first: evenly used ones make a straight line."
+    note = "The least used prompts come first. If all prompts are used evenly, the line is straight."
     return line_chart("Share of uses, by share of prompts", lines, x_name="prompts", note=note)
 
 
-def _compared(table: Table) -> str:
-    """Rows that stand out are marked: neither chance nor too small to matter."""
-    spread = {it["measure"]: it["std"] for it in _records(table) if it["set"] == "generated"}
-    marks = ["warning" if _stands_out(it, spread[it["measure"]]) else "" for it in _records(table)]
-    verdict = "Marked differences are" if any(marks) else "No difference is"
-    return (
-        f"<h3>Measures</h3>{table_of(table, marks)}<p class='note'>Differences are from all that entered at the same "
-        f"sync. {verdict} at least {_STANDARD_ERRORS:g} standard errors and {_SPREADS:g} standard deviations of what "
-        "was generated. De-duplication alone lowers the reward of a policy that is often right in the same words.</p>"
-    )
-
-
-def _records(table: Table) -> list[dict[str, Any]]:
-    return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+def _marks(table: Table) -> list[str]:
+    """Return the class of each row: rows that stand out are neither chance nor too small to matter."""
+    rows = table.records()
+    spread = {it["measure"]: it["std"] for it in rows if it["set"] == "generated"}
+    return ["warning" if _stands_out(it, spread[it["measure"]]) else "" for it in rows]
 
 
 def _stands_out(row: dict[str, Any], spread: float) -> bool:

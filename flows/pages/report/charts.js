@@ -1,9 +1,10 @@
-// What a report can do where scripts run: point at its charts, zoom, leave lines out, smooth them, see them over time,
-// and look through its sample of trajectories. Without scripts its pictures and lists are there all the same.
+// What a reader can do with the charts of a report: point at them, zoom, hide lines, smooth them, see them over time.
+// The pictures themselves come from charts.py and are there without scripts. A changed chart is drawn again here, in the
+// same way and with the same measures, which the page carries.
 "use strict";
 (() => {
-  const WIDTH = 460, HEIGHT = 220, LEFT = 52, RIGHT = 12, TOP = 10, BOTTOM = 26;  // as in charts.py
-  const POINTS = 240;  // along a line; more are drawn as their mean, with a band from least to greatest
+  const { width: WIDTH, height: HEIGHT, left: LEFT, right: RIGHT, top: TOP, bottom: BOTTOM, name: NAME, points: POINTS } =
+    JSON.parse(document.body.dataset.measures);
   const SVG = "http://www.w3.org/2000/svg";
 
   const one = (selector, within = document) => within.querySelector(selector);
@@ -177,7 +178,7 @@
       const [unit, name] = this.byTime ? clockUnit(this.x1) : [1, this.data.x];
       for (const tick of ticks(this.x0 / unit, this.x1 / unit, 6)) {
         const x = this.px(tick * unit);
-        if (x < LEFT - 0.5 || x > right - 48) continue;
+        if (x < LEFT - 0.5 || x >= right - NAME) continue;
         this.add("text", { class: "tick", x, y: bottom + 16, "text-anchor": "middle" }, short(tick));
       }
       this.add("line", { class: "axis", x1: LEFT, x2: right, y1: bottom, y2: bottom });
@@ -312,34 +313,4 @@
     draw();
   });
   draw();
-
-  // --- trajectories --------------------------------------------------------------------------------------------------
-
-  const samples = all("details.sample"), list = one("#samples");
-
-  const orders = {
-    newest: ["step", -1], oldest: ["step", 1], highest: ["reward", -1], lowest: ["reward", 1], longest: ["length", -1],
-    drawn: ["draws", -1],
-  };
-  const choices = {
-    all: () => true,
-    high: ({ reward }) => reward > Number(list.dataset.middle),
-    low: ({ reward }) => reward <= Number(list.dataset.middle),
-    drawn: ({ draws }) => draws > 0,
-    never: ({ draws }) => Number(draws) === 0,
-  };
-
-  function look() {
-    const words = one("#words").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const chosen = choices[one("#which").value], [name, way] = orders[one("#order").value];
-    const says = (it) => words.every((word) => it.textContent.toLowerCase().includes(word));
-    const found = samples.filter((it) => chosen(it.dataset) && says(it));
-    list.replaceChildren(...found.sort((a, b) => way * (a.dataset[name] - b.dataset[name])));
-    one("#found").textContent = `${found.length} of ${samples.length}`;
-  }
-
-  if (list) {
-    for (const control of ["#words", "#which", "#order"]) one(control).addEventListener("input", look);
-    look();
-  }
 })();

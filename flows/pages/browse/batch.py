@@ -1,0 +1,91 @@
+"""The batch of a step: the responses that it drew, slot by slot, and how far each was raised or lowered."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flows.pages.browse.session import Look
+
+BATCH = """
+with drawn as (select * from draws_all where sync = {sync} and step = {step} and attempt = {attempt})
+select drawn.* exclude (prompt_id), t.prompt_id, left(t.prompt, 2000) as prompt,
+    left(t.response, 2000) as response, t.reward, t.length, t.finished,
+    t.version_start, t.version_start_attempt
+from drawn join (
+    select trajectory_id, prompt_id, prompt, response, reward, length, finished, version_start, version_start_attempt
+    from trajectories where {pruned}
+) t using (trajectory_id)
+order by slot, position
+"""
+SHARDS = """
+select split_part(trajectory_id, '/', 1)::int as searcher, split_part(trajectory_id, '/', 2)::int as seq, count(*)
+from draws_all where sync = {sync} and step = {step} and attempt = {attempt} group by 1, 2
+"""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A response of a slot, with all of its draws there."""
+
+    row: dict[str, Any]
+    times: int
+
+    @property
+    def push(self) -> float:
+        return (self.row["advantage"] or 0.0) * self.times
+
+    @property
+    def has(self) -> float | None:
+        """The log-ratio of the response by the policy at that step."""
+        logp, reference = self.row["logp"], self.row["ref_logp"]
+        return None if logp is None or reference is None else logp - reference
+
+    def wants(self, beta: float | None) -> float | None:
+        """Return the log-ratio at which an objective that balances leaves the response as it is. None if that is not
+        what reward and log Z come to: the target is tempered, or is not a log-ratio of the policy to the reference."""
+        row, has = self.row, self.has
+        if has is None or row["residual"] is None or row["log_z"] is None or not beta:
+            return None
+        wanted, expected = has - row["residual"], row["reward"] / beta - row["log_z"]
+        return wanted if abs(wanted - expected) <= 0.05 * (1 + abs(expected)) else None
+
+
+Slot = list[Drawn]
+
+
+@dataclass(frozen=True)
+class Batch:
+    slots: list[Slot]
+    missing: int = 0  # draws whose shards are gone
+
+    def __iter__(self) -> Iterator[Drawn]:
+        return (drawn for slot in self.slots for drawn in slot)
+
+    @property
+    def draws(self) -> int:
+        return sum(drawn.times for drawn in self)
+
+    def most_raised(self, most: int) -> list[Drawn]:
+        return [it for it in sorted(self, key=lambda it: it.push, reverse=True)[:most] if it.push > 0]
+
+    def most_lowered(self, most: int) -> list[Drawn]:
+        return [it for it in sorted(self, key=lambda it: it.push)[:most] if it.push < 0]
+
+
+def mean_reward(slot: Slot) -> float:
+    """Return the mean over the draws of a slot."""
+    return sum(it.row["reward"] * it.times for it in slot) / sum(it.times for it in slot)
+
+
+def read_batch(look: Look, place: dict[str, int]) -> Batch:
+    """Read the batch of a step. Only the shards of its own responses are opened."""
+    shards = look.ask(SHARDS.format(**place)).rows
+    searchers, seqs = (",".join(map(str, sorted({shard[n] for shard in shards}))) or "-1" for n in (0, 1))
+    pruned = f"searcher in ({searchers}) and seq in ({seqs}) and trajectory_id in (select trajectory_id from drawn)"
+    rows = look.rows(BATCH.format(**place, pruned=pruned))
+    grouped: defaultdict[int, dict[str, list[dict[str, Any]]]] = defaultdict(dict)
+    for row in rows:
+        grouped[row["slot"]].setdefault(row["trajectory_id"], []).append(row)
+    slots = [[Drawn(found[0], len(found)) for found in grouped[slot].values()] for slot in sorted(grouped)]
+    return Batch(slots, sum(draws for _, _, draws in shards) - len(rows))

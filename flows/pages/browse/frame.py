@@ -1,0 +1,25 @@
+"""What stands around every page of `tba browse`: its layout, and the headers of every answer."""
+
+from typing import Any
+
+from markupsafe import Markup
+
+from flows.pages.browse.session import Look
+from flows.pages.rendering import STYLE, digest, render
+
+HEADERS = {
+    "content-security-policy": f"default-src 'none'; style-src {digest(STYLE)}; img-src data:; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Headers of every answer: a browser runs nothing, fetches nothing, keeps nothing and tells no other site."""
+
+
+def show(look: Look, here: str, template: str, **variables: Any) -> Markup:
+    """Return a page. `here` is its address, and `template` its file in templates/browse/."""
+    return render(f"browse/{template}", run=look.run, at=look.at, here=here, **variables)
