@@ -181,12 +181,12 @@ class Searching:
 
     def look(self) -> bool:
         """Whether as many shards as are wanted have been stored since the first."""
-        if self.role.seq != self.seen:
-            self.seen = self.role.seq
+        if self.role.progress.shards != self.seen:
+            self.seen = self.role.progress.shards
             if self.synced and self.seen % SYNC_EVERY == 0:
                 self.publish()
             if self.seen == self.first + 1:
-                self.began = self.now(self.role.tokens, self.role.seconds["adopt"])
+                self.began = self.now(self.role.progress.tokens, self.role.progress.seconds["adopt"])
         return self.seen >= self.first + 1 + self.rounds
 
     def speed(self, *, synced: bool = False) -> float:
@@ -194,13 +194,13 @@ class Searching:
         self.first = self.seen = self.role.log.next_seq(0)
         with suppress(Stopped):
             self.role.run()
-        ended = self.now(self.role.tokens, self.role.seconds["adopt"])
+        ended = self.now(self.role.progress.tokens, self.role.progress.seconds["adopt"])
         seconds, tokens, adopting = (end - begin for end, begin in zip(ended, self.began, strict=True))
         if synced:
             self.lost.append(adopting / seconds)
         while self.role.in_flight:  # so that the next one begins as this one did
             self.role.step()
-        self.role.ended.clear()
+        self.role.in_flight.ended.clear()
         return tokens / seconds
 
 

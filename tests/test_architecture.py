@@ -11,7 +11,7 @@ import flows
 import storage
 
 # Roles import torch when they work; wiring is the place where they are assembled.
-HEAVY = {"flows.roles.wiring", "flows.roles.past_state", "flows.roles.role"}
+HEAVY = {"flows.roles.wiring", "flows.roles.model_loading", "flows.roles.past_state", "flows.roles.role"}
 LIGHT = sorted(
     {m.name for package in (storage, flows) for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")}
     - HEAVY
