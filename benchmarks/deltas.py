@@ -38,7 +38,7 @@ from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.models.pretrained import DTYPES
 from tba.types import Version
-from tests import servers
+from tests.support import servers
 
 TRIES = 7
 BITS = {2: np.uint16, 4: np.uint32}  # by bytes of a weight

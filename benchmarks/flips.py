@@ -54,7 +54,7 @@ from storage.objects import deltas
 from storage.objects.open_store import open_store
 from storage.runs.run import Run
 from tba.errors import TBAError
-from tests import servers
+from tests.support import servers
 
 FLIPS = ("bit", "byte", "character")
 REMOVALS = ("removed", "cut in half", "doubled")

@@ -46,7 +46,7 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.search.prompt_stream import PromptStream
 from tba.search.searcher import Searcher
 from tba.types import Prompt, Response, Reward, Version
-from tests import fakes
+from tests.support import fakes
 
 PER_ROUND = 8  # prompts
 SYNC_EVERY = 2  # rounds

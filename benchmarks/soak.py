@@ -41,8 +41,8 @@ from storage.maintenance.check import check
 from storage.runs.leases import Lease, read_leases
 from storage.runs.run import Run
 from tba.errors import TBAError
-from tests import servers
-from tests.proxy import Fault, Operation, Proxy, faulty
+from tests.support import servers
+from tests.support.proxy import Fault, Operation, Proxy, faulty
 
 SETTINGS = {
     "training.steps": 1_000_000,

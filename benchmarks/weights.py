@@ -37,7 +37,7 @@ from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy
 from tba.types import Prompt, Response, Version
-from tests.tba.tiny import tiny_tokenizer
+from tests.support.models.tiny import tiny_tokenizer
 
 TOKENS = 32
 PROMPTS = [Prompt(prompt_id=str(n), text="", tokens=tuple(range(3, 3 + n))) for n in (4, 9, 30)]

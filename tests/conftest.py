@@ -16,9 +16,9 @@ from playwright.sync_api import Browser
 from storage.objects.open_store import open_store
 from storage.objects.store import Store
 from storage.runs.run import Run
-from tests import browser as browsers
-from tests import servers
-from tests.servers import Server
+from tests.support import browser as browsers
+from tests.support import servers
+from tests.support.servers import Server
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -43,7 +43,7 @@ from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import Stopped
 from tba.models.policy import Policy
-from tests.tba.tiny import tiny_llama, tiny_tokenizer
+from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 
 CHARACTERS = "0123 +=?"
 PROBLEMS = {"train": [(0, 1), (1, 1), (0, 2), (1, 2), (3, 0), (0, 0), (1, 0), (2, 1)], "test": [(2, 0), (0, 3)]}

@@ -20,10 +20,10 @@ import pytest
 import storage
 from flows.cli import build_parser
 from storage.log.trajectories import Trajectories
-from tests.builders import make_trajectory
-from tests.flows.roles import TINY
-from tests.storage.synthetic import make_live_run
-from tests.tba.tiny import tiny_folder
+from tests.support.builders import make_trajectory
+from tests.support.flows.roles import TINY
+from tests.support.models.tiny import tiny_folder
+from tests.support.storage.synthetic import make_live_run
 from tests.test_pages import IDS, PAGES, ROOT
 
 STEPS, CHECKPOINT, VERSION = 12, 8, 6

@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from docs import site
-from tests.browser import open_page
+from tests.support.browser import open_page
 from tests.test_pages import ROOT, anchors
 
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href", "use": "href"}

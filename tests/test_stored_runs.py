@@ -30,9 +30,9 @@ from tba.config import parse
 from tba.errors import ConfigError
 from tba.models.policy import Policy
 from tests.flows.test_roles import live
-from tests.later import add_to_everything
 from tests.make_stored_run import answer, drawn, search
-from tests.rewriting import with_digest
+from tests.support.faults.later import add_to_everything
+from tests.support.faults.rewriting import with_digest
 
 FOLDERS = sorted(path.parent for path in (Path(__file__).parent / "data").glob("*/expected.json"))
 OTHER_MACHINES = 0.01

@@ -28,7 +28,7 @@ from storage.runs.control import change_state
 from storage.runs.retention import given_up
 from storage.runs.run import Run
 from tba.config import parse
-from tests.flows.roles import DRAWS, LEDGER
+from tests.support.flows.roles import DRAWS, LEDGER
 
 SETTINGS = {
     "training.steps": 180,

@@ -30,7 +30,7 @@ from torch import Tensor
 from benchmarks.science.rows import standard_error
 from tba.config import ObjectiveConfig
 from tba.objectives import Groups, Loss, make_estimator, make_objective
-from tests.tba import toy
+from tests.support.tba import toy
 
 BETA, LEARNING_RATE = 0.5, 0.02
 UNCLIPPED = {"correction": "clip", "correction_level": "response", "clip_low": 1.0, "clip_high": 1e9}

@@ -36,8 +36,8 @@ from tba.search.searcher import Searcher
 from tba.tasks.registry import get_task, policy_maker
 from tba.train.learner import Learner
 from tba.types import Trajectory, Version
-from tests import fakes
-from tests.builders import fetched_of
+from tests.support import fakes
+from tests.support.builders import fetched_of
 
 START = Version(0, 1)
 HELD: Mapping[str, Any] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_check import ROOT, TESTS, TESTS_OF_VLLM, run_tests
-from tests.devices import HAS_GPU
+from tests.support.devices import HAS_GPU
 
 SOME = """
 import pytest

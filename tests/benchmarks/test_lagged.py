@@ -14,8 +14,8 @@ from tba.presets import preset
 from tba.tasks.quickstart import Quickstart
 from tba.train.learner import Learned, Learner
 from tba.types import Trajectory
-from tests.builders import fetched_of, make_trajectory
-from tests.tba.tiny import tiny_folder
+from tests.support.builders import fetched_of, make_trajectory
+from tests.support.models.tiny import tiny_folder
 
 IN_STEP: Mapping[str, Any] = {"sync.every": 1, "sync.lag": 0}
 SMALL: Mapping[str, Any] = {

@@ -3,19 +3,19 @@ those of a run that names a policy are real."""
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from flows.orchestration.stack import POOLS, Stack
-from tests.servers import Server
+from tests.support.flows.roles import SCRIPT_ROLE
+from tests.support.servers import Server
 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, s3: Server) -> Iterator[Stack]:
     home = tmp_path_factory.mktemp("stack")
     variables = {
-        "TBA_ROLE_COMMAND": f"{sys.executable} {Path(__file__).with_name('script_role.py')}",
+        "TBA_ROLE_COMMAND": f"{sys.executable} {SCRIPT_ROLE}",
         "TBA_HOME": str(home),
         "TBA_CACHE": str(home / "cache"),
         **s3.environment(),

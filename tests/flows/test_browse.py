@@ -34,10 +34,10 @@ from storage import layout
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
 from storage.weights.versions import Versions
-from tests.browser import open_page
-from tests.builders import make_shard
-from tests.flows.site import Site, Whole, serve
-from tests.storage.synthetic import STEPS, SyntheticRun, copy_run, make_live_run, make_run
+from tests.support.browser import open_page
+from tests.support.builders import make_shard
+from tests.support.flows.site import Site, Whole, serve
+from tests.support.storage.synthetic import STEPS, SyntheticRun, copy_run, make_live_run, make_run
 
 HOSTILE = (
     "</textarea></pre></title><script>document.title = 'owned'</script><img src=x onerror=alert(1)>'\"\u202ex\0y&amp;"

@@ -12,8 +12,8 @@ import pytest
 from flows.pages.browse.connections import Limits
 from flows.pages.tables import Table
 from storage.runs.run import Run
-from tests.flows.site import Site, serve
-from tests.storage.synthetic import make_run
+from tests.support.flows.site import Site, serve
+from tests.support.storage.synthetic import make_run
 
 DEADLINE = 60.0  # seconds for what has to happen
 HOURS = 10_000.0  # no deadline of the server's, so that something else must be what closes a connection

@@ -33,12 +33,12 @@ from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
 from tba.presets import preset
 from tba.types import Score, Version
-from tests.builders import make_shard
 from tests.conftest import s3_root
-from tests.rewriting import with_digest
-from tests.servers import Server
-from tests.storage.irregular import PATIENCE, Kind, put_irregular
-from tests.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
+from tests.support.builders import make_shard
+from tests.support.faults.irregular import PATIENCE, Kind, put_irregular
+from tests.support.faults.rewriting import with_digest
+from tests.support.servers import Server
+from tests.support.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
 
 COMMANDS = (
     "run", "resume", "runs", "watch", "scale", "stop", "sql", "report", "check", "export", "grade", "audit", "fork",

@@ -20,9 +20,9 @@ from flows.supervision.life import CLOSED
 from storage.runs.events import read_events
 from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run
-from tests.flows.roles import LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
 from tests.flows.test_flow import ROLES, Flow
-from tests.tba.tiny import tiny_folder
+from tests.support.flows.roles import HELD_ROLE, LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
+from tests.support.models.tiny import tiny_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 40
@@ -66,7 +66,7 @@ def cluster(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     home = tmp_path_factory.mktemp("cluster")
     variables = {
         "PREFECT_SERVER_DATABASE_CONNECTION_URL": postgres,
-        "TBA_ROLE_COMMAND": f"{sys.executable} {Path(__file__).with_name('held_role.py')}",
+        "TBA_ROLE_COMMAND": f"{sys.executable} {HELD_ROLE}",
         "TBA_HOME": str(home),
         "TBA_CACHE": str(home / "cache"),
         "HELD_AT": str(home / "held-at"),

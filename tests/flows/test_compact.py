@@ -23,13 +23,13 @@ from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.errors import ConfigError
 from tba.types import Version
-from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_forks import kill, role, rows, stored
 from tests.flows.test_roles import live, settings
-from tests.storage.indexes import drawable
-from tests.storage.oracle import Oracle, Row
-from tests.storage.synthetic import EVERY, B, K, S, SyntheticRun, make_live_run, make_run
-from tests.tba.tiny import tiny_folder
+from tests.support.flows.roles import DRAWS, LEDGER, until
+from tests.support.models.tiny import tiny_folder
+from tests.support.storage.indexes import drawable
+from tests.support.storage.oracle import Oracle, Row
+from tests.support.storage.synthetic import EVERY, B, K, S, SyntheticRun, make_live_run, make_run
 
 STEPS, CAPACITY = 20, 4
 

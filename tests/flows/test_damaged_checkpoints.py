@@ -22,9 +22,9 @@ from storage.weights.checkpoints import Checkpoints
 from tba.config import parse
 from tba.errors import Damaged
 from tba.types import Version
-from tests.damage import DAMAGES, damage
 from tests.flows.test_roles import EVERY, STEPS, broken_off, learned, live, rows, run_all, settings
-from tests.tba.tiny import tiny_folder
+from tests.support.faults.damage import DAMAGES, damage
+from tests.support.models.tiny import tiny_folder
 
 
 @pytest.fixture(scope="module")

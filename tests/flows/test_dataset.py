@@ -14,8 +14,8 @@ import storage
 from flows.cli import main
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
-from tests.builders import make_trajectory
-from tests.storage.synthetic import make_run
+from tests.support.builders import make_trajectory
+from tests.support.storage.synthetic import make_run
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import pytest
 import storage
 from storage.runs.leases import Lease, read_lease, read_leases
 from storage.runs.run import Run
-from tests.flows.roles import TINY
-from tests.tba.tiny import tiny_folder
+from tests.support.flows.roles import TINY
+from tests.support.models.tiny import tiny_folder
 
 STEPS = 120
 T = TypeVar("T")

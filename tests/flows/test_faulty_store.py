@@ -14,11 +14,11 @@ from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state
 from storage.runs.run import Run
 from tests.conftest import s3_root
-from tests.flows.roles import TINY
-from tests.proxy import Fault, Operation, faulty
-from tests.servers import Server
 from tests.storage.test_disk_full import small_disk
-from tests.tba.tiny import tiny_folder
+from tests.support.flows.roles import TINY
+from tests.support.models.tiny import tiny_folder
+from tests.support.proxy import Fault, Operation, faulty
+from tests.support.servers import Server
 
 STEPS = 6
 FAULTS: list[Fault] = [fault for fault in get_args(Fault) if fault not in ("pass", "silent", "late")]  # for hasty tests

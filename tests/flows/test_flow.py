@@ -28,10 +28,10 @@ from storage.runs.run import Run
 from tba.errors import ConfigError
 from tba.presets import preset
 from tests.conftest import s3_root
-from tests.flows.roles import LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
-from tests.servers import Server
 from tests.storage.test_metric_log import history
-from tests.tba.tiny import tiny_folder
+from tests.support.flows.roles import LIMITS, SCRIPT_ROLE, TINY, at_work, behave, end_roles, finish, is_running, until
+from tests.support.models.tiny import tiny_folder
+from tests.support.servers import Server
 
 pytestmark = pytest.mark.slow
 OVERRIDES = {**LIMITS, "search.searchers": 1}
@@ -213,7 +213,7 @@ def test_another_go_of_a_flow_run_leaves_a_run_of_the_same_name_alone(stack: Sta
 
 
 def test_roles_and_their_supervisor_outlive_the_server(root: Path, tmp_path: Path):
-    variables = {"TBA_ROLE_COMMAND": f"{sys.executable} {Path(__file__).with_name('script_role.py')}"}
+    variables = {"TBA_ROLE_COMMAND": f"{sys.executable} {SCRIPT_ROLE}"}
     with Stack(tmp_path / "home", ui=False, variables=variables) as own:
         run = Flow(own, root, "r").run()
         leases = at_work(run, *ROLES)

@@ -37,12 +37,12 @@ from tba.errors import ConfigError, Damaged, Missing
 from tba.train import learner
 from tba.train.schedules import learning_rate_at
 from tba.types import Version
-from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_roles import live, settings
-from tests.rewriting import describe_again
-from tests.storage.indexes import make_eligibility
-from tests.storage.synthetic import SyntheticRun, copy_run, make_run
-from tests.tba.tiny import tiny_folder
+from tests.support.faults.rewriting import describe_again
+from tests.support.flows.roles import DRAWS, LEDGER, until
+from tests.support.models.tiny import tiny_folder
+from tests.support.storage.indexes import make_eligibility
+from tests.support.storage.synthetic import SyntheticRun, copy_run, make_run
 
 STEPS, EVERY = 24, 2
 

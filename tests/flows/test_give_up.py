@@ -16,7 +16,7 @@ from storage.runs.retention import GivenUpShards, given_up
 from storage.runs.run import Run
 from storage.weights.checkpoints import Checkpoints
 from tba.errors import ConfigError, Damaged
-from tests.storage.synthetic import make_run
+from tests.support.storage.synthetic import make_run
 
 LOST = layout.shard(0, 3)
 

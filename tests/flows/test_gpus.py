@@ -24,7 +24,7 @@ from storage.runs.run import Run
 from tba.config import Config, EngineConfig
 from tba.errors import ConfigError, RunFailed
 from tba.presets import preset
-from tests.flows.roles import LIMITS, at_work, end_roles, script, until
+from tests.support.flows.roles import LIMITS, at_work, end_roles, script, until
 
 HOLD = "import time; print('held', flush=True); time.sleep(60)"
 ENTER = """

@@ -30,13 +30,13 @@ from tba.errors import DeadlinePassed
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Version
 from tests.conftest import s3_root
-from tests.flows.roles import DRAWS, LEDGER, TINY
 from tests.flows.test_end_to_end import lease_at, opened, tba, until
 from tests.flows.test_forks import rows
 from tests.flows.test_roles import live, settings
 from tests.flows.test_vllm import response
-from tests.servers import Server
-from tests.tba.tiny import EOS_ID, tiny_folder, tiny_tokenizer
+from tests.support.flows.roles import DRAWS, LEDGER, TINY
+from tests.support.models.tiny import EOS_ID, tiny_folder, tiny_tokenizer
+from tests.support.servers import Server
 
 STEPS, K = 8, 4
 DRAWN = "select distinct d.trajectory_id from draws d, trajectories t"

@@ -12,10 +12,10 @@ from storage import layout
 from storage.maintenance.check import check
 from storage.runs.control import change_state
 from storage.runs.run import Run
-from tests.flows.roles import DRAWS, LEDGER, until
 from tests.flows.test_forks import kill, role, rows, stored
 from tests.flows.test_roles import settings
-from tests.tba.tiny import tiny_folder
+from tests.support.flows.roles import DRAWS, LEDGER, until
+from tests.support.models.tiny import tiny_folder
 
 SEARCHERS = 2
 

@@ -26,14 +26,25 @@ from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import RunFailed, Stopped, Superseded
 from tba.presets import preset
-from tests.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
+from tests.support.flows.roles import (
+    LIMITS,
+    SCRIPT_ROLE,
+    at_work,
+    behave,
+    end_roles,
+    finish,
+    is_running,
+    script,
+    until,
+    works,
+)
 
 ROLES = ("trainer", "evaluator", "searcher-000")
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    monkeypatch.setenv("TBA_ROLE_COMMAND", f"{sys.executable} {Path(__file__).with_name('script_role.py')}")
+    monkeypatch.setenv("TBA_ROLE_COMMAND", f"{sys.executable} {SCRIPT_ROLE}")
     config = preset("quickstart").replace(LIMITS)
     run = Run.create(str(tmp_path), "r", config=config.to_dict(), sampler_sql="select 1", code_version="test")
     change_state(run, desired="run", searchers=1)

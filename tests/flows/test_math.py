@@ -13,7 +13,7 @@ from storage.maintenance.check import check
 from storage.runs.run import Run
 from tba.models.policy import Policy
 from tests.flows.test_roles import rows, run_all
-from tests.tba.tiny import tiny_llama, tiny_tokenizer
+from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 
 CHARACTERS = "0123 "
 RIGHT, WRONG = ("2", "1+1", r"\frac{4}{2}"), ("3", r"\frac{1}{2}")

@@ -18,7 +18,7 @@ from tba.models.pretrained import computing
 from tba.presets import preset
 from tba.train.trained_model import Trained
 from tba.train.training_state import optimizer_tensors
-from tests.tba.tiny import tiny_folder, tiny_llama
+from tests.support.models.tiny import tiny_folder, tiny_llama
 
 LARGE = Model(7_615_616_512, block=233_057_792, outside=1_089_998_336, layers=28, hidden=3584, intermediate=18944)
 """Qwen2.5-7B, as its config says."""

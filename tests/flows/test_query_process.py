@@ -19,8 +19,8 @@ from flows.queries.query_process import QueryProcess
 from flows.queries.row_values import Bounds, Encoder, decode_row, encode_row
 from storage.runs.run import Run
 from tba.errors import QueryEnded, QueryError, QueryFailed, Refused, TooLong
-from tests.flows.site import Site, serve
-from tests.storage.synthetic import STEPS, make_run
+from tests.support.flows.site import Site, serve
+from tests.support.storage.synthetic import STEPS, make_run
 
 DEAF = "select levenshtein(repeat('a', 400000), repeat('b', 400000))"
 """One value, minutes of work: DuckDB looks for an interrupt between two values."""

@@ -15,9 +15,9 @@ from flows.roles import rank
 from storage.runs.run import Run
 from tba.presets import preset
 from tba.runtime.messages import send
-from tests.flows.roles import TINY, is_running
 from tests.flows.test_end_to_end import lease_at, opened, tba, until
-from tests.tba.tiny import tiny_folder
+from tests.support.flows.roles import TINY, is_running
+from tests.support.models.tiny import tiny_folder
 
 STEPS = 60
 

@@ -21,10 +21,10 @@ from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.errors import ConfigError, Missing, RunFailed, Superseded
 from tba.types import Version
-from tests.builders import fetched_of, from_table, make_shard, rows_in, rows_of
-from tests.flows.roles import is_running, until
-from tests.rewriting import replace_text, with_digest
-from tests.storage.synthetic import EVERY, PROMPTS, make_config
+from tests.support.builders import fetched_of, from_table, make_shard, rows_in, rows_of
+from tests.support.faults.rewriting import replace_text, with_digest
+from tests.support.flows.roles import is_running, until
+from tests.support.storage.synthetic import EVERY, PROMPTS, make_config
 
 RESPONSES = [0.0, 0.5, 1.0]
 

@@ -19,8 +19,8 @@ from tba.models.supervised import cross_entropy
 from tba.models.toxicity import Labelled
 from tba.tasks.redteam import RedTeam, victim_seed
 from tests.flows.test_roles import rows, run_all
-from tests.tba.redteam import redteam_options
-from tests.tba.tiny import tiny_folder
+from tests.support.models.tiny import tiny_folder
+from tests.support.tba.redteam import redteam_options
 
 STEPS = 12
 DOCS = Path(__file__).parents[2] / "docs"

@@ -27,9 +27,9 @@ from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
 from tba.errors import ConfigError
 from tba.types import Score, Version
-from tests.builders import make_shard
-from tests.storage.choosing import ONLY_SHORT, make_choosing_run
-from tests.storage.synthetic import PROMPTS, SyntheticRun, copy_run, make_live_run, make_run
+from tests.support.builders import make_shard
+from tests.support.storage.choosing import ONLY_SHORT, make_choosing_run
+from tests.support.storage.synthetic import PROMPTS, SyntheticRun, copy_run, make_live_run, make_run
 
 
 @pytest.fixture(scope="module")

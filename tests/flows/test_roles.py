@@ -36,10 +36,10 @@ from tba.models.policy import Policy
 from tba.tasks.registry import get_task
 from tba.train.schedules import beta_at, learning_rate_at
 from tba.types import Prompt, Version
-from tests import fakes
-from tests.tba.families import FAMILIES, family_folder
+from tests.support import fakes
+from tests.support.models.families import FAMILIES, family_folder
+from tests.support.models.tiny import tiny_folder, tiny_policy
 from tests.tba.test_tasks_gsm8k import data_folder
-from tests.tba.tiny import tiny_folder, tiny_policy
 
 STEPS, EVERY = 12, 2
 

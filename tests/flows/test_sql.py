@@ -9,9 +9,9 @@ import pytest
 from flows.commands.sql_prompt import Completer
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
-from tests.builders import make_shard
-from tests.flows.terminal import Terminal
-from tests.storage.synthetic import PROMPTS, STEPS, make_live_run, make_run
+from tests.support.builders import make_shard
+from tests.support.flows.terminal import Terminal
+from tests.support.storage.synthetic import PROMPTS, STEPS, make_live_run, make_run
 
 READY = "tba> "
 CTRL_C, CTRL_D, TAB, UP = "\x03", "\x04", "\t", "\x1b[A"

@@ -24,8 +24,8 @@ from storage.runs.leases import Lease, readable_lease
 from storage.runs.run import Run
 from tba.config import LimitsConfig, parse
 from tba.errors import Stopped
-from tests.flows.roles import LIMITS, at_work, behave, end_roles, is_running, script, until
 from tests.flows.test_supervise import ROLES, Supervised, make_run
+from tests.support.flows.roles import LIMITS, at_work, behave, end_roles, is_running, script, until
 
 LONG = 300.0  # seconds that a role says it needs, more than any test takes
 

@@ -29,7 +29,7 @@ from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import Damaged, RunFailed, Stopped, StorageError, Superseded
 from tba.presets import preset
-from tests.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
+from tests.support.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
 
 ROLES = ("trainer", "evaluator", "searcher-000", "searcher-001")
 

@@ -10,8 +10,8 @@ import pytest
 
 import storage
 from storage.runs.run import Run
-from tests.flows.roles import TINY
-from tests.tba.tiny import tiny_folder
+from tests.support.flows.roles import TINY
+from tests.support.models.tiny import tiny_folder
 
 ODD = """
 from carryless import Carryless

@@ -12,9 +12,9 @@ from storage.runs.run import Run
 from tba.models.judge import Judge
 from tests.conftest import s3_root
 from tests.flows.test_roles import SMALL, rows, run_all, upload
-from tests.servers import Server
+from tests.support.models.tiny import EOS, tiny_folder
+from tests.support.servers import Server
 from tests.tba.test_judge import classifier
-from tests.tba.tiny import EOS, tiny_folder
 
 MEASURES = ("diluted_perplexity", "kl", "perplexity", "win_rate")
 

@@ -10,8 +10,8 @@ from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
 from tba.models.policy import Policy
 from tests.flows.test_roles import rows, run_all, settings
+from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 from tests.tba.test_turns import CHARACTERS
-from tests.tba.tiny import tiny_llama, tiny_tokenizer
 
 OWN = "list_sum([x::int for x in loss_mask])"
 

@@ -20,8 +20,8 @@ from tba.models.policy import Policy
 from tba.tasks.registry import get_task
 from tests.flows.test_roles import rows, run_all, settings
 from tests.flows.test_turns import OWN
+from tests.support.models.tiny import tiny_llama
 from tests.tba.test_tasks_verifiers import CALLS, CHARACTERS, calling_tokenizer, response_of
-from tests.tba.tiny import tiny_llama
 
 ENVIRONMENT_TURNS = "len(list_filter(list_zip(loss_mask, loss_mask[2:]), lambda pair: pair[1] and not pair[2]))"
 
@@ -32,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("policy") / "tiny"
     model = tiny_llama(characters=CHARACTERS + "x" * len(CALLS))
     Policy(model, calling_tokenizer(), torch.device("cpu")).snapshot().save(folder)
-    task = {"environment": "tests.tba.environments", "arguments": {"kind": "tools", "max_turns": 3}}
+    task = {"environment": "tests.support.tba.environments", "arguments": {"kind": "tools", "max_turns": 3}}
     changes = {
         "task.name": "verifiers", "task.options": task, "training.steps": 4, "search.max_prompt_tokens": 32,
         "search.max_response_tokens": 48, "search.top_p": 1.0, "search.temperature": 1.0,

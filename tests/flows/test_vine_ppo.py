@@ -16,8 +16,8 @@ from tba.objectives.ppo import whiten
 from tba.seeds import continuation_seed
 from tba.types import Prompt, Version
 from tests.flows.test_roles import rows, run_all, settings
+from tests.support.models.tiny import tiny_llama
 from tests.tba.test_values import CHARACTERS, TOKENIZER, text_of
-from tests.tba.tiny import tiny_llama
 
 SAMPLES, MOST, CAP = 3, 8, 3
 CHANGES = {

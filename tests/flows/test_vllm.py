@@ -21,9 +21,9 @@ from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Response, Version
-from tests.flows.roles import TINY
 from tests.flows.test_end_to_end import lease_at, opened, tba, until
-from tests.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
+from tests.support.flows.roles import TINY
+from tests.support.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
 
 pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 8

@@ -13,7 +13,7 @@ from storage.log.trajectories import Trajectories
 from storage.objects.store import Entry, Store
 from storage.runs.run import Run
 from tba.errors import Damaged
-from tests.builders import make_shard
+from tests.support.builders import make_shard
 
 local_or_s3 = pytest.mark.parametrize("root", ["local", "moto"], indirect=True)
 

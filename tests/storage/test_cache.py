@@ -16,7 +16,7 @@ from storage.objects import manifest_folders
 from storage.objects.open_store import open_store
 from tba.errors import DeadlinePassed, Missing, StorageError
 from tests.conftest import s3_root
-from tests.servers import Server
+from tests.support.servers import Server
 
 
 @pytest.fixture(autouse=True)

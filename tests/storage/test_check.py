@@ -21,10 +21,12 @@ from storage.objects import manifest_folders
 from storage.runs.retention import give_up
 from storage.runs.run import Run
 from tba.types import Eligibility, Version
-from tests.builders import make_shard
-from tests.rewriting import describe_again, replace_text, rewrite, with_digest
-from tests.storage.indexes import make_eligibility
-from tests.storage.synthetic import (
+from tests.storage.test_compaction import replayed, save_checkpoint
+from tests.storage.test_forks import fork
+from tests.support.builders import make_shard
+from tests.support.faults.rewriting import describe_again, replace_text, rewrite, with_digest
+from tests.support.storage.indexes import make_eligibility
+from tests.support.storage.synthetic import (
     LAST_SYNC,
     PROMPTS,
     STEPS,
@@ -38,8 +40,6 @@ from tests.storage.synthetic import (
     prune_version,
     put,
 )
-from tests.storage.test_compaction import replayed, save_checkpoint
-from tests.storage.test_forks import fork
 
 
 @pytest.fixture(scope="module")

@@ -35,12 +35,12 @@ from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.errors import Damaged, Missing, Superseded
 from tba.types import Version
-from tests.builders import make_shard, rows_of
-from tests.rewriting import with_digest
-from tests.storage.indexes import make_eligibility
-from tests.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_config, make_run
 from tests.storage.test_crashes import Killed, Watched
 from tests.storage.test_forks import fork, go_on
+from tests.support.builders import make_shard, rows_of
+from tests.support.faults.rewriting import with_digest
+from tests.support.storage.indexes import make_eligibility
+from tests.support.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_config, make_run
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 on_disk_and_s3 = pytest.mark.parametrize("root", ["local", "moto"], indirect=True)

@@ -29,9 +29,9 @@ from storage.weights.checkpoints import Checkpoints
 from storage.weights.versions import Versions
 from tba.errors import Superseded
 from tba.types import Version
-from tests.builders import make_prompt, make_shard
-from tests.storage.synthetic import EVERY, PROMPTS, SyntheticRun, fill
 from tests.storage.test_store import begin_upload
+from tests.support.builders import make_prompt, make_shard
+from tests.support.storage.synthetic import EVERY, PROMPTS, SyntheticRun, fill
 
 pytestmark = pytest.mark.slow
 

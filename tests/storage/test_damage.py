@@ -24,10 +24,10 @@ from storage.queries import mirror
 from storage.queries.file_comparison import verify
 from storage.runs.run import Run
 from tba.types import Version
-from tests.rewriting import with_digest
-from tests.storage.synthetic import EVERY, LAST_SYNC, B, K, S, copy_run, make_live_run, make_run, prune_version
 from tests.storage.test_forks import fork, go_on
 from tests.storage.test_views import VIEWS
+from tests.support.faults.rewriting import with_digest
+from tests.support.storage.synthetic import EVERY, LAST_SYNC, B, K, S, copy_run, make_live_run, make_run, prune_version
 
 PRUNED = (Version(1, 1), Version(3, 1))
 

@@ -11,7 +11,7 @@ from storage.log.trajectories import Trajectories
 from storage.queries.difficulty import ask
 from storage.runs.run import Run
 from tba.errors import ConfigError
-from tests.builders import make_prompt, make_shard, make_trajectory
+from tests.support.builders import make_prompt, make_shard, make_trajectory
 
 REWARDS = {"never": [0.0, 0.0], "half": [0.0, 1.0, 0.5, 1.0], "always": [1.0]}
 

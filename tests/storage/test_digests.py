@@ -17,8 +17,8 @@ from storage.weights.attempt_claim import claim_attempt
 from storage.weights.evaluations import Evaluations
 from tba.errors import Damaged
 from tba.types import Score, Version
-from tests.rewriting import rewrite
-from tests.storage.synthetic import copy_run, make_run
+from tests.support.faults.rewriting import rewrite
+from tests.support.storage.synthetic import copy_run, make_run
 
 KINDS = [
     layout.RUN, layout.STATE, layout.attempt(2), layout.sync(2), layout.ledger(2, 1), layout.evaluation(Version(2, 1)),

@@ -32,10 +32,10 @@ from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions
 from tba.errors import StorageError
 from tba.types import Score, Version
-from tests.builders import make_shard
 from tests.conftest import s3_root
-from tests.servers import Server
-from tests.storage.synthetic import EVERY, SyntheticRun, fill
+from tests.support.builders import make_shard
+from tests.support.servers import Server
+from tests.support.storage.synthetic import EVERY, SyntheticRun, fill
 
 PAGE = 4096
 

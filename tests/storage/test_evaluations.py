@@ -13,8 +13,8 @@ from storage.weights.attempt_claim import claim_attempt
 from storage.weights.evaluations import Evaluations
 from tba.errors import Damaged
 from tba.types import Score, Version
-from tests.rewriting import with_digest
-from tests.storage.synthetic import LAST_SYNC, SyntheticRun, put
+from tests.support.faults.rewriting import with_digest
+from tests.support.storage.synthetic import LAST_SYNC, SyntheticRun, put
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 

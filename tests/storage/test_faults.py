@@ -34,12 +34,12 @@ from storage.weights.checkpoints import Checkpoints
 from storage.weights.versions import Versions
 from tba.errors import AlreadyExists, Conflict, Missing, StorageError, Superseded
 from tba.types import Version
-from tests.builders import make_prompt, make_shard
 from tests.conftest import s3_root
-from tests.proxy import Fault, Operation, Proxy, faulty
-from tests.servers import Server
-from tests.storage.synthetic import EVERY, PROMPTS, SyntheticRun, fill
 from tests.storage.test_store import begin_upload
+from tests.support.builders import make_prompt, make_shard
+from tests.support.proxy import Fault, Operation, Proxy, faulty
+from tests.support.servers import Server
+from tests.support.storage.synthetic import EVERY, PROMPTS, SyntheticRun, fill
 
 FAULTS: tuple[Fault, ...] = tuple(fault for fault in get_args(Fault) if fault not in ("pass", "stale"))
 PART = 5 << 20  # the least that a server takes as a part

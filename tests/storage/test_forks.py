@@ -27,9 +27,9 @@ from storage.weights.checkpoints import Checkpoints
 from storage.weights.versions import Versions
 from tba.errors import AlreadyExists, Damaged, Missing, StorageError
 from tba.types import Version
-from tests.builders import make_shard
-from tests.rewriting import replace_text
-from tests.storage.synthetic import EVERY, LAST_SYNC, PROMPTS, SyntheticRun, make_run, prune_version
+from tests.support.builders import make_shard
+from tests.support.faults.rewriting import replace_text
+from tests.support.storage.synthetic import EVERY, LAST_SYNC, PROMPTS, SyntheticRun, make_run, prune_version
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 

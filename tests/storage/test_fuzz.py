@@ -27,7 +27,7 @@ from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import Evaluations
 from storage.weights.versions import Versions
 from tba.errors import TBAError
-from tests.storage.synthetic import SyntheticRun, make_run
+from tests.support.storage.synthetic import SyntheticRun, make_run
 
 DAMAGED: list[Any] = [
     None,

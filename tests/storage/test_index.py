@@ -16,10 +16,10 @@ from storage.buffer.sampler import default_sampler
 from storage.log.schema import to_table
 from tba.errors import Damaged, RunFailed
 from tba.types import Draw, Trajectory, Version
-from tests.builders import make_shard, make_trajectory
-from tests.storage.chance import agree
-from tests.storage.indexes import admit, drawable, make_eligibility, make_index, oracle_rows, prompts, used
-from tests.storage.oracle import Drawn, Oracle, Row
+from tests.support.builders import make_shard, make_trajectory
+from tests.support.storage.chance import agree
+from tests.support.storage.indexes import admit, drawable, make_eligibility, make_index, oracle_rows, prompts, used
+from tests.support.storage.oracle import Drawn, Oracle, Row
 
 # --- equal to the oracle ----------------------------------------------------------------------------------------------
 

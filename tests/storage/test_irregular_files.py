@@ -22,9 +22,9 @@ from storage.weights.attempt_claim import claim_attempt
 from storage.weights.versions import Versions
 from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
-from tests.builders import make_shard
-from tests.storage.irregular import KINDS, Kind, put_irregular, within_patience
-from tests.storage.synthetic import copy_run, make_run
+from tests.support.builders import make_shard
+from tests.support.faults.irregular import KINDS, Kind, put_irregular, within_patience
+from tests.support.storage.synthetic import copy_run, make_run
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

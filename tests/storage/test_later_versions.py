@@ -15,9 +15,9 @@ from storage.runs.events import read_events
 from storage.runs.held_lease import HeldLease
 from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run
-from tests.builders import make_shard
-from tests.rewriting import rewrite
-from tests.storage.synthetic import PROMPTS, SyntheticRun, make_live_run, put
+from tests.support.builders import make_shard
+from tests.support.faults.rewriting import rewrite
+from tests.support.storage.synthetic import PROMPTS, SyntheticRun, make_live_run, put
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from storage import layout
 from storage.objects.store import check_key
 from tba.types import Version
-from tests.storage.synthetic import STRANGERS
+from tests.support.storage.synthetic import STRANGERS
 
 numbers = st.integers(0, 999_999_999)
 

@@ -18,8 +18,8 @@ from storage.runs.leases import SUPERVISOR, read_lease, read_leases, read_roles,
 from storage.runs.run import Run
 from tba.errors import Damaged, Stopped, Superseded
 from tests.conftest import s3_root
-from tests.proxy import faulty
-from tests.servers import Server
+from tests.support.proxy import faulty
+from tests.support.servers import Server
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 EVERY = 0.05

@@ -13,10 +13,10 @@ from storage.log.prompts import write_prompts
 from storage.log.trajectories import Trajectories
 from storage.maintenance.compactor import compact
 from storage.runs.run import Run
-from tests.builders import make_prompt, make_shard
-from tests.storage.choosing import few_contents, make_choosing_run
-from tests.storage.indexes import make_eligibility
-from tests.storage.synthetic import EVERY, STEPS, B, K, S, make_run
+from tests.support.builders import make_prompt, make_shard
+from tests.support.storage.choosing import few_contents, make_choosing_run
+from tests.support.storage.indexes import make_eligibility
+from tests.support.storage.synthetic import EVERY, STEPS, B, K, S, make_run
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from storage.queries.views import connect
 from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
 from tba.types import Score, Version
-from tests.storage.synthetic import make_run
+from tests.support.storage.synthetic import make_run
 
 SCRIPT = """
 import sys

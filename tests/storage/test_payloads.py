@@ -19,7 +19,7 @@ from storage.objects.store import Store
 from storage.runs.run import Run
 from tba.errors import Damaged, Missing
 from tba.types import Trajectory
-from tests.builders import fetched_of, make_shard, make_trajectory, rows_in, rows_of
+from tests.support.builders import fetched_of, make_shard, make_trajectory, rows_in, rows_of
 
 on_disk = pytest.mark.parametrize("root", ["local"], indirect=True)
 on_s3 = pytest.mark.parametrize("root", ["moto", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)

@@ -9,8 +9,8 @@ from storage.log.prompts import PROMPTS_SCHEMA, read_prompts, write_prompts
 from storage.objects import parquet
 from storage.runs.run import Run
 from tba.errors import Damaged, DataError, Missing
-from tests.builders import make_prompt
-from tests.storage.synthetic import put
+from tests.support.builders import make_prompt
+from tests.support.storage.synthetic import put
 
 pytestmark = pytest.mark.parametrize("root", ["local"], indirect=True)
 

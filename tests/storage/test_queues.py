@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.buffer.prompt_queue import Queue
-from tests.storage.chance import agree
-from tests.storage.oracle import u
+from tests.support.storage.chance import agree
+from tests.support.storage.oracle import u
 
 
 def make_queue(prompts: int) -> Queue:

@@ -23,11 +23,11 @@ from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
 from tba.types import Draw, Trajectory, Version
-from tests.builders import as_stored, fetched_of, make_shard, make_trajectory, rows_of
-from tests.rewriting import with_digest
-from tests.storage import indexes
-from tests.storage.indexes import Sections, make_eligibility, oracle_rows
-from tests.storage.oracle import Oracle
+from tests.support.builders import as_stored, fetched_of, make_shard, make_trajectory, rows_of
+from tests.support.faults.rewriting import with_digest
+from tests.support.storage import indexes
+from tests.support.storage.indexes import Sections, make_eligibility, oracle_rows
+from tests.support.storage.oracle import Oracle
 
 on_disk = pytest.mark.parametrize("root", ["local"], indirect=True)
 

@@ -9,9 +9,9 @@ from storage.runs.inheritance import Parent
 from storage.runs.run import Run, default_root, resolve, run_urls
 from tba.errors import AlreadyExists, ConfigError, Damaged, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
-from tests.proxy import faulty
-from tests.rewriting import rewrite, with_digest
-from tests.servers import Server
+from tests.support.faults.rewriting import rewrite, with_digest
+from tests.support.proxy import faulty
+from tests.support.servers import Server
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 

@@ -13,8 +13,8 @@ from storage.objects.s3.store import S3Store
 from storage.objects.store import Entry, Store
 from tba.errors import AlreadyExists, ConfigError, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
-from tests.proxy import Fault, faulty
-from tests.servers import Server
+from tests.support.proxy import Fault, faulty
+from tests.support.servers import Server
 
 BUSY: Fault = "busy"
 CUT: Fault = "cut"

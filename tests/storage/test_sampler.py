@@ -10,9 +10,9 @@ from storage.buffer.sampler import check_sampler, default_sampler
 from storage.log.schema import content_hash
 from tba.errors import ConfigError
 from tba.types import Version
-from tests.builders import make_shard, make_trajectory
-from tests.storage.indexes import admit, make_index, used
-from tests.storage.oracle import u
+from tests.support.builders import make_shard, make_trajectory
+from tests.support.storage.indexes import admit, make_index, used
+from tests.support.storage.oracle import u
 
 NEWEST_FIRST = """
 -- the newest responses of the prompts with the best average

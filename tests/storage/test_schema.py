@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from storage.log.schema import TRAJECTORY_SCHEMA, content_hash, decode, encode, to_table
 from tba.errors import DataError
 from tba.types import Trajectory, Version
-from tests.builders import from_table, make_shard, make_trajectory
+from tests.support.builders import from_table, make_shard, make_trajectory
 
 INT32 = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -11,7 +11,7 @@ import pytest
 import storage
 from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.runs.run import Run
-from tests.storage.choosing import (
+from tests.support.storage.choosing import (
     EVERY,
     LONGEST,
     ONLY_SHORT,
@@ -21,10 +21,10 @@ from tests.storage.choosing import (
     few_contents,
     make_choosing_run,
 )
-from tests.storage.choosing import RESPONSES as K
-from tests.storage.indexes import drawable, make_eligibility
-from tests.storage.synthetic import STEPS, B, make_live_run, make_run
-from tests.storage.synthetic import K as SYNTHETIC_K
+from tests.support.storage.choosing import RESPONSES as K
+from tests.support.storage.indexes import drawable, make_eligibility
+from tests.support.storage.synthetic import STEPS, B, make_live_run, make_run
+from tests.support.storage.synthetic import K as SYNTHETIC_K
 
 MEASURES = ("age", "finished", "length", "reward")
 SETS = ("generated", "eligible", "trained", "drawn")

@@ -20,8 +20,8 @@ from storage.objects.s3.store import S3Store
 from storage.objects.store import Store
 from storage.runs.events import Events, read_events
 from storage.runs.run import Run
-from tests.storage.synthetic import SyntheticRun
 from tests.storage.test_store import begin_upload
+from tests.support.storage.synthetic import SyntheticRun
 
 only_local = pytest.mark.parametrize("root", ["local"], indirect=True)
 only_moto = pytest.mark.parametrize("root", ["moto"], indirect=True)
@@ -78,7 +78,7 @@ def test_the_file_of_a_writer_that_lives_is_left_however_old_it_is(store: LocalS
 
 @only_moto
 def test_of_a_bucket_only_uploads_that_have_rested_are_freed(store: Store):
-    """tests/moto_server.py tells of some that they began, or were sent, long ago."""
+    """tests/support/moto_server.py tells of some that they began, or were sent, long ago."""
     old, none = "a/begun-long-ago-sent-long-ago", "a/begun-long-ago"
     sent_lately, begun_lately = "b/begun-long-ago", "a/begun-now-sent-long-ago"
     for key in (old, sent_lately, begun_lately, "other/begun-long-ago-sent-long-ago"):

@@ -10,7 +10,7 @@ from storage import layout
 from storage.log.syncs import Refusal, Shard, SyncRecord, encode, read_chain, read_record
 from storage.runs.run import Run
 from tba.errors import Damaged
-from tests.rewriting import with_digest
+from tests.support.faults.rewriting import with_digest
 
 pytestmark = pytest.mark.parametrize("root", ["local"], indirect=True)
 

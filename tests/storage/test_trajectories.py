@@ -16,7 +16,7 @@ from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
 from tba.errors import Damaged, DataError, Superseded
 from tba.types import Asked
-from tests.builders import from_table, make_shard, make_trajectory
+from tests.support.builders import from_table, make_shard, make_trajectory
 
 KEY = layout.shard(0, 0)
 SHARD = make_shard({"a": [0.0, 1.0], "b": [0.5]})

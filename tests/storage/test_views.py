@@ -33,9 +33,9 @@ from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.errors import Missing
 from tba.types import Version
-from tests.builders import make_shard
-from tests.rewriting import with_digest
-from tests.storage.synthetic import (
+from tests.support.builders import make_shard
+from tests.support.faults.rewriting import with_digest
+from tests.support.storage.synthetic import (
     EVERY,
     PROMPTS,
     STEPS,

@@ -27,8 +27,8 @@ from tba.presets import preset
 from tba.train.learner import Learner
 from tba.train.moving_reference import MovingReference
 from tba.types import Prompt, Version
-from tests.tba.families import FAMILIES, family_folder
-from tests.tba.tiny import tiny_folder, tiny_tokenizer
+from tests.support.models.families import FAMILIES, family_folder
+from tests.support.models.tiny import tiny_folder, tiny_tokenizer
 
 RANK, ALPHA = 3, 12.0
 TOKENS_BT = torch.tensor([[5, 9, 13, 7, 20, 4], [6, 9, 30, 7, 22, 1]])

@@ -15,7 +15,7 @@ from tba.search.scoring import Scoring
 from tba.tasks.guard import asking
 from tba.tasks.steps import step_ends
 from tba.types import Prompt, Response, Reward, Version
-from tests import fakes
+from tests.support import fakes
 
 
 class Wrong(fakes.Task):

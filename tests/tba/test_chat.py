@@ -4,7 +4,7 @@ import pytest
 
 from tba.errors import DataError
 from tba.models import chat_template
-from tests.tba.tiny import EOS_ID, tiny_tokenizer
+from tests.support.models.tiny import EOS_ID, tiny_tokenizer
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzSUAT:=<>/() \n"
 TEMPLATE = """{%- for message in messages %}

@@ -14,9 +14,9 @@ from tba.batches.recomputation import keeping_little, layers_of
 from tba.errors import ConfigError
 from tba.train.learner import Learner
 from tba.train.micro_batches import micro_batches
-from tests.builders import fetched_of
+from tests.support.builders import fetched_of
+from tests.support.models.tiny import tiny_llama
 from tests.tba.test_pieces import ROWS, make
-from tests.tba.tiny import tiny_llama
 
 
 def learner(little: bool, **changes: Any) -> Learner:

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from tba.errors import ConfigError
 from tba.models.embeddings import Encoder, cosine_distance
-from tests.tba.redteam import encoder_folder
+from tests.support.tba.redteam import encoder_folder
 
 TEXTS = ["12+34=46", "1", "a much longer text than the others are, which ends at last", "12+34=46?", ""]
 

@@ -13,7 +13,7 @@ from tba.interfaces import Task
 from tba.presets import preset
 from tba.search.evaluator import Evaluator, pass_at
 from tba.types import Prompt, Response, Reward, Score, Version
-from tests import fakes
+from tests.support import fakes
 
 V0 = Version(0, 1)
 

@@ -20,9 +20,9 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.presets import preset
 from tba.train.learner import Learner
 from tba.types import Prompt, Response, Version
-from tests.builders import fetched_of
-from tests.tba.families import FAMILIES, WINDOW, Family, family_folder
-from tests.tba.tiny import EOS_ID, PAD_ID, batch_logps, trajectory
+from tests.support.builders import fetched_of
+from tests.support.models.families import FAMILIES, WINDOW, Family, family_folder
+from tests.support.models.tiny import EOS_ID, PAD_ID, batch_logps, trajectory
 
 V0, V1 = Version(0, 1), Version(1, 1)
 PROMPTS = [Prompt(prompt_id=str(it), text="", tokens=it) for it in [(4, 5, 6), (7,), tuple(range(8, 8 + 2 * WINDOW))]]

@@ -30,7 +30,7 @@ from tba.generation.token_choice import choose, uniforms
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
-from tests.tba.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
+from tests.support.models.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
 
 V0, V1 = Version(0, 1), Version(1, 1)
 SIZES: dict[str, Any] = {"vocab_size": len(CHARACTERS) + 3, "initializer_range": 0.3}

@@ -7,7 +7,7 @@ from tba.search.groups_in_flight import GroupsInFlight
 from tba.search.round_requests import make_requests
 from tba.search.rounds import Group
 from tba.types import Prompt, Request, Response, Version
-from tests import fakes
+from tests.support import fakes
 
 SIZE = 2
 

@@ -6,7 +6,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification, RobertaConfi
 
 from tba.errors import ConfigError
 from tba.models.judge import Judge
-from tests.tba.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
+from tests.support.models.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
 
 TEXTS = ["12+34=46", "1", "a much longer text than the others are, which ends at last", "12+34=46?"]
 

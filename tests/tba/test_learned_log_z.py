@@ -10,11 +10,11 @@ from tba.batches.batching import prompt_lengths
 from tba.models.policy import Policy
 from tba.objectives import Groups, trajectory_balance
 from tba.train.learner import Learned, Learner
-from tests.builders import fetched_of
-from tests.tba import toy
+from tests.support.builders import fetched_of
+from tests.support.models.tiny import EOS_ID, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
+from tests.support.tba import toy
 from tests.tba.test_objectives import BETA, REF_NL, assert_close, gradient, groups_of, named, parameters
 from tests.tba.test_trainer import RESPONSES, Buffer, Journal, settings
-from tests.tba.tiny import EOS_ID, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 
 REF_N = REF_NL.sum(1)
 STILL = {

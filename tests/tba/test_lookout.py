@@ -13,7 +13,7 @@ from tba.search.prompt_stream import PromptStream
 from tba.search.searcher import Searcher
 from tba.search.version_watcher import Found, Lookout
 from tba.types import Version
-from tests import fakes
+from tests.support import fakes
 
 V0, V1, V2, V3 = (Version(number, 1) for number in range(4))
 

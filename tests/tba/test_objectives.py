@@ -28,7 +28,7 @@ from tba.objectives.rloo import PROXIMAL, rloo
 from tba.objectives.tba_prime import tba_prime
 from tba.objectives.vine_ppo import vine_ppo
 from tba.types import CorrectionKind
-from tests.tba import toy
+from tests.support.tba import toy
 
 BETA = 0.5
 REF_NL, OLD_NL = (toy.token_logps(toy.random_logits(seed)) for seed in (1, 2))

@@ -19,9 +19,9 @@ from tba.train.auxiliary_models import LogZ, ValueModel
 from tba.train.learner import Learner, as_groups
 from tba.train.micro_batches import Packed
 from tba.types import Trajectory
-from tests.builders import fetched_of
+from tests.support.builders import fetched_of
+from tests.support.models.tiny import EOS_ID, tiny_llama, tiny_tokenizer, trajectory
 from tests.tba.test_trainer import settings
-from tests.tba.tiny import EOS_ID, tiny_llama, tiny_tokenizer, trajectory
 
 K, BETA = 3, 0.5
 OBJECTIVES: dict[str, dict[str, Any]] = {

@@ -15,8 +15,8 @@ from tba.errors import ConfigError, Damaged, RunFailed
 from tba.models.policy import Policy, PolicyScorer
 from tba.models.pretrained import resolve_device
 from tba.types import Prompt, Response, Version
-from tests.builders import fetched_of
-from tests.tba.tiny import EOS_ID, PAD_ID, response_logps, tiny_folder, tiny_policy, trajectory
+from tests.support.builders import fetched_of
+from tests.support.models.tiny import EOS_ID, PAD_ID, response_logps, tiny_folder, tiny_policy, trajectory
 
 
 def change_weights(policy: Policy) -> None:

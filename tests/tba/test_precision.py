@@ -12,10 +12,10 @@ from tba.models.policy import PolicyScorer
 from tba.presets import PRESETS, preset
 from tba.train.learner import Learner
 from tba.types import Version
-from tests.builders import fetched_of
+from tests.support.builders import fetched_of
+from tests.support.models.tiny import tiny_llama
 from tests.tba.test_pieces import ROWS, make
 from tests.tba.test_policy import prompt, response
-from tests.tba.tiny import tiny_llama
 
 BITS = 2**-8
 """Greatest relative error of a number in bfloat16."""

@@ -4,7 +4,7 @@ import pytest
 
 from tba.search.prompt_stream import PromptStream
 from tba.seeds import request_seed
-from tests import fakes
+from tests.support import fakes
 
 
 def stream(n: int = 12, *, searcher: int = 0, searchers: int = 1, shuffle: bool = True) -> PromptStream:

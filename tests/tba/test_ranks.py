@@ -29,11 +29,11 @@ from tba.models.policy import Policy
 from tba.train.leader import Followers, LeadingLearner, batch_of, batch_values
 from tba.train.learner import Learner
 from tba.train.training_state import TrainingState
-from tests.builders import fetched_of
-from tests.tba.a_rank import precise_policy, sharded
-from tests.tba.families import FAMILIES, family_folder
+from tests.support.builders import fetched_of
+from tests.support.models.families import FAMILIES, family_folder
+from tests.support.models.tiny import EOS_ID, PAD_ID, tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
+from tests.support.tba.a_rank import precise_policy, sharded
 from tests.tba.test_trainer import settings
-from tests.tba.tiny import EOS_ID, PAD_ID, tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 
 SIZES = [2, 4]
 P, K = 5, 3
@@ -92,7 +92,7 @@ def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     store = open_port(size)
     ranks: list[Ranks] = []
 
-    with Followers([sys.executable, "-m", "tests.tba.a_rank", str(size)], size) as followers:
+    with Followers([sys.executable, "-m", "tests.support.tba.a_rank", str(size)], size) as followers:
 
         def make(config: Config, policy: Policy, checkpoint: Path | None = None) -> LeadingLearner:
             save_without_weights(policy, scratch)
@@ -302,7 +302,7 @@ def copied(learner: Learner) -> Callable[[], Policy]:
     return make
 
 
-RANK = [sys.executable, "-m", "tests.tba.a_rank", "3"]
+RANK = [sys.executable, "-m", "tests.support.tba.a_rank", "3"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from tba.errors import ConfigError, DataError
 from tba.search.scoring import Scoring
 from tba.types import Prompt, Response, Reward, Version
-from tests import fakes
+from tests.support import fakes
 
 
 class Together:

@@ -12,7 +12,7 @@ from tba.search.round_requests import sampling_of_round
 from tba.search.searcher import Searcher, await_reference
 from tba.search.version_adoption import LOOK_EVERY
 from tba.types import Prompt, Reward, Version
-from tests import fakes
+from tests.support import fakes
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 

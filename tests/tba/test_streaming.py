@@ -17,8 +17,8 @@ from tba.search.prompt_stream import PromptStream
 from tba.search.rounds import SHARDS_PER_ROUND
 from tba.search.searcher import Searcher
 from tba.types import Prompt, Request, Response, Trajectory, Version
-from tests import fakes
-from tests.tba.tiny import tiny_folder
+from tests.support import fakes
+from tests.support.models.tiny import tiny_folder
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 SIZE = 3

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tba.models.supervised import Demonstration, cross_entropy, fine_tune, probabilities
-from tests.tba.tiny import EOS_ID, tiny_llama
+from tests.support.models.tiny import EOS_ID, tiny_llama
 
 SHOWN = [Demonstration((5, 6), (7, 8, EOS_ID)), Demonstration((9,), (10, EOS_ID))]
 

@@ -10,7 +10,7 @@ from tba.errors import ConfigError
 from tba.presets import preset
 from tba.tasks.registry import OURS, find_task, get_task, grade, known_tasks, preset_of, rules
 from tba.types import Response, Version
-from tests.fakes import make_prompts
+from tests.support.fakes import make_prompts
 
 MODULE = """
 from dataclasses import dataclass

@@ -7,7 +7,7 @@ import pytest
 from tba.config import TaskConfig
 from tba.errors import ConfigError, DataError
 from tba.tasks.registry import get_task, grade, rules
-from tests.tba.tiny import tiny_tokenizer
+from tests.support.models.tiny import tiny_tokenizer
 
 ROWS = [
     {"question": "Two and two?", "answer": "Count.\n#### 4"},

@@ -13,7 +13,7 @@ from tba.presets import preset
 from tba.tasks.math500 import listed
 from tba.tasks.registry import get_task, grade
 from tba.types import Response, Version
-from tests.tba.tiny import EOS, EOS_ID, tiny_tokenizer
+from tests.support.models.tiny import EOS, EOS_ID, tiny_tokenizer
 
 ROWS = [
     {"problem": "What is two and two?", "answer": "4", "level": 1, "subject": "Prealgebra", "unique_id": "x"},

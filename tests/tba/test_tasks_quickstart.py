@@ -11,7 +11,7 @@ from tba.tasks import quickstart
 from tba.tasks.quickstart_problems import demonstrations, problems
 from tba.tasks.registry import get_task, grade
 from tba.types import Response, Version
-from tests.tba.tiny import tiny_tokenizer
+from tests.support.models.tiny import tiny_tokenizer
 
 
 def response(text: str, *, finished: bool = True) -> Response:

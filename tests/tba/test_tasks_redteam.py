@@ -16,8 +16,8 @@ from tba.models.toxicity import Guard
 from tba.tasks.redteam import ALPACA, RedTeam, judge, victim_seed
 from tba.tasks.registry import get_task
 from tba.types import Prompt, Response, Reward, Version
-from tests.tba.redteam import chat_folder, labelled_folder, redteam_options
-from tests.tba.tiny import EOS_ID, tiny_tokenizer
+from tests.support.models.tiny import EOS_ID, tiny_tokenizer
+from tests.support.tba.redteam import chat_folder, labelled_folder, redteam_options
 
 ATTACKS = ["say it again", " Tell me a number", "12+34=", "say it again", "x"]
 

@@ -15,7 +15,7 @@ from tba.interfaces import ScoresTogether, TakesTurns
 from tba.tasks.registry import get_task
 from tba.tasks.verifiers import Verifiers
 from tba.types import Prompt, Response, Version
-from tests.tba.tiny import tiny_tokenizer
+from tests.support.models.tiny import tiny_tokenizer
 
 needs_library = pytest.mark.skipif(not find_spec("verifiers"), reason="the extra `verifiers` is not installed")
 
@@ -41,7 +41,11 @@ def calling_tokenizer(template: str | None = TEMPLATE) -> Any:
 
 
 def make_task(kind: str, errors: str = "raise", **arguments: Any) -> Verifiers:
-    options = {"environment": "tests.tba.environments", "arguments": {"kind": kind, **arguments}, "errors": errors}
+    options = {
+        "environment": "tests.support.tba.environments",
+        "arguments": {"kind": kind, **arguments},
+        "errors": errors,
+    }
     task = get_task(TaskConfig(name="verifiers", options=options))
     assert isinstance(task, Verifiers)
     return task
@@ -118,9 +122,9 @@ def test_an_environment_that_is_not_there_is_refused_at_once(environment: str, s
     ("environment", "arguments", "says"),
     [
         ("json", {}, "'json' cannot be loaded: "),
-        ("tests.tba.environments", {"kind": "unheard-of"}, "cannot be loaded: .*unheard-of"),
-        ("tests.tba.environments", {}, "cannot be loaded: .*'kind'"),
-        ("tests.tba.environments", {"kind": "compared"}, "rewards responses by comparing those of a group"),
+        ("tests.support.tba.environments", {"kind": "unheard-of"}, "cannot be loaded: .*unheard-of"),
+        ("tests.support.tba.environments", {}, "cannot be loaded: .*'kind'"),
+        ("tests.support.tba.environments", {"kind": "compared"}, "rewards responses by comparing those of a group"),
     ],
 )
 def test_what_cannot_be_used_as_an_environment_is_refused(environment: str, arguments: dict[str, Any], says: str):
@@ -289,7 +293,7 @@ def test_environments_in_a_group_each_answer_and_reward_in_their_own_way():
 )
 def test_environments_that_a_task_cannot_be_are_refused_where_they_show_it(kind: str, says: str):
     task = make_task(kind)
-    with pytest.raises(RunFailed, match=f"train-00000: environment 'tests.tba.environments': {says}"):
+    with pytest.raises(RunFailed, match=f"train-00000: environment 'tests.support.tba.environments': {says}"):
         talk(task, prompts_of(task)[0], ["0", "1", "0"])
 
 

@@ -30,9 +30,9 @@ from tba.train.stop_time import CHECKPOINT, RECENT_STEPS, StoreTimes, steps_to_s
 from tba.train.trainer import Trainer
 from tba.train.training_state import TrainingState
 from tba.types import Base, Draw, Prompt, StepRecord, Trajectory, Version
-from tests import fakes
-from tests.builders import fetched_of
-from tests.tba.tiny import EOS_ID, tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
+from tests.support import fakes
+from tests.support.builders import fetched_of
+from tests.support.models.tiny import EOS_ID, tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 
 PROMPTS, RESPONSES, STEPS, EVERY = 3, 2, 12, 2
 

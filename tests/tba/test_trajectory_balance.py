@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tba.objectives import Loss, trajectory_balance
-from tests.tba import toy
+from tests.support.tba import toy
 
 BETA = 0.5
 REF_N = toy.sequence_logps(toy.random_logits(seed=1))

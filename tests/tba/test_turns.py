@@ -16,8 +16,8 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.search import turns
 from tba.seeds import turn_seed
 from tba.types import Prompt, Request, Response, Reward, Version
-from tests import fakes
-from tests.tba.tiny import EOS_ID, tiny_llama, tiny_tokenizer
+from tests.support import fakes
+from tests.support.models.tiny import EOS_ID, tiny_llama, tiny_tokenizer
 
 CHARACTERS = "01?="
 V0 = Version(0, 1)

@@ -22,9 +22,9 @@ from tba.seeds import continuation_seed
 from tba.tasks.registry import get_task
 from tba.tasks.steps import line_ends, step_ends
 from tba.types import Prompt, Request, Response, Reward, Trajectory, Version
-from tests import fakes
+from tests.support import fakes
+from tests.support.models.tiny import EOS, tiny_llama, tiny_tokenizer
 from tests.tba.test_turns import Echo
-from tests.tba.tiny import EOS, tiny_llama, tiny_tokenizer
 
 CHARACTERS = "01?="
 V0 = Version(0, 1)

@@ -20,11 +20,11 @@ from tba.objectives.vine_ppo import OWN, estimates, vine_ppo
 from tba.train.auxiliary_models import make_companion
 from tba.train.learner import Learner, as_groups
 from tba.types import Trajectory
-from tests.builders import fetched_of
-from tests.tba import toy
+from tests.support.builders import fetched_of
+from tests.support.models.tiny import EOS_ID, PAD_ID, tiny_policy, trajectory
+from tests.support.tba import toy
 from tests.tba.test_objectives import BETA, assert_close, given_tokens, gradient, parameters
 from tests.tba.test_trainer import Buffer, Journal, settings
-from tests.tba.tiny import EOS_ID, PAD_ID, tiny_policy, trajectory
 
 OPTIONS: dict[str, Any] = {"responses_per_prompt": 2, "pad_id": PAD_ID, "include_eos": True, "by_step": True}
 

@@ -23,9 +23,9 @@ from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
-from tests.tba.families import FAMILIES, family_folder
-from tests.tba.tiny import EOS_ID, tiny_tokenizer
-from tests.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
+from tests.support.models.families import FAMILIES, family_folder
+from tests.support.models.tiny import EOS_ID, tiny_tokenizer
+from tests.support.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
 
 pytestmark = needs_vllm
 

@@ -58,7 +58,7 @@ class Server:
 def moto(folder: Path) -> Iterator[Server]:
     """A simulation of S3, in memory."""
     port = free_port()
-    with _process([sys.executable, "-m", "tests.moto_server", "-p", str(port)], port, folder / "moto.log"):
+    with _process([sys.executable, "-m", "tests.support.moto_server", "-p", str(port)], port, folder / "moto.log"):
         server = Server(f"http://127.0.0.1:{port}")
         server.make_bucket()
         yield server
@@ -83,7 +83,7 @@ def ceph(folder: Path) -> Iterator[Server]:
         with (folder / "ceph.log").open("w") as log:
             started = subprocess.run(command, stdout=log, stderr=log)
         if started.returncode:
-            pytest.fail(f"tests/ceph.sh failed:\n{(folder / 'ceph.log').read_text()}")
+            pytest.fail(f"tests/support/ceph.sh failed:\n{(folder / 'ceph.log').read_text()}")
         server = Server(f"http://127.0.0.1:{port}")
         server.make_bucket()
         yield server

@@ -8,7 +8,7 @@ from storage import layout
 from storage.objects.store import Store
 from storage.runs.run import Run
 from tba.types import Version
-from tests.rewriting import with_digest
+from tests.support.faults.rewriting import with_digest
 
 MANIFEST, OPTIMIZER, MODEL, TOKENIZER, STATE = (
     layout.MANIFEST, "optimizer.safetensors", "model.safetensors", "tokenizer.json", "state.json",

@@ -1,6 +1,6 @@
 """A role that learns nothing: a real process with a real lease, started by the tests in place of `flows.roles.role`.
 
-    python -m tests.flows.script_role {searcher|trainer|evaluator} --run URL --index 0
+    python -m tests.support.flows.script_role {searcher|trainer|evaluator} --run URL --index 0
 
 What it does stands in the folder `behaviour` beside the run's records: a file named after the role, or after its kind,
 with one word. `fail`, `misuse` and `in-vain` exit at once, `hang` stops renewing, `stuck` renews and does nothing,

@@ -11,7 +11,7 @@ from pathlib import Path
 from flows.roles import role
 from storage.runs.run import Run
 from tba.batches.batching import Batch
-from tests.flows import script_role
+from tests.support.flows import script_role
 
 
 def hold() -> None:

@@ -12,8 +12,8 @@ from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.types import Copies, Draw, Evict, Outcome, StepRecord, Trajectory, Version
-from tests.builders import make_prompt, make_trajectory
-from tests.storage.indexes import Sections, make_buffer, make_eligibility
+from tests.support.builders import make_prompt, make_trajectory
+from tests.support.storage.indexes import Sections, make_buffer, make_eligibility
 
 PROMPTS = [f"train/{n:03d}" for n in range(48)]
 SYNCS, EVERY, SLOTS, RESPONSES = 12, 2, 8, 4

@@ -30,7 +30,7 @@ from storage.weights.versions import Versions
 from tba.config import Config
 from tba.presets import preset
 from tba.types import Base, Draw, Outcome, Score, StepRecord, Version
-from tests.builders import make_prompt, make_shard
+from tests.support.builders import make_prompt, make_shard
 
 B, K, S, EVERY, STEPS = 2, 2, 3, 2, 8
 LAST_SYNC = STEPS // EVERY

@@ -15,7 +15,7 @@ from storage import layout
 from storage.log import schema
 from storage.objects import parquet, records
 from storage.objects.digests import Digest
-from tests.rewriting import with_digest
+from tests.support.faults.rewriting import with_digest
 
 ADDED = {"added_later": {"numbers": [1, 2.5], "text": "x", "nothing": None}}
 FREE = ("config", "data", "queues", "progress")

@@ -12,6 +12,8 @@ from flows.supervision.processes import Role, process_of
 from storage.runs.leases import Lease, read_leases, readable_lease
 from storage.runs.run import Run
 
+SCRIPT_ROLE, HELD_ROLE = (Path(__file__).with_name(name) for name in ("script_role.py", "held_role.py"))
+
 LIMITS = {
     "limits.lease_every": 0.2,
     "limits.silent_after": 3.0,
@@ -47,7 +49,8 @@ from draws order by step, slot, position
 
 def script(role: Role, run: str) -> list[str]:
     """The command of a role that learns nothing."""
-    return [sys.executable, "-m", "tests.flows.script_role", role.kind, "--run", run, "--index", str(role.index)]
+    module = "tests.support.flows.script_role"
+    return [sys.executable, "-m", module, role.kind, "--run", run, "--index", str(role.index)]
 
 
 def until(condition: Callable[[], Any], what: str = "", seconds: float = 60.0) -> Any:

@@ -1,4 +1,4 @@
-"""A rank of tests/tba/test_ranks.py other than the first: `python -m tests.tba.a_rank SIZE RANK`."""
+"""A rank of tests/tba/test_ranks.py other than the first: `python -m tests.support.tba.a_rank SIZE RANK`."""
 
 import sys
 from typing import Any
@@ -16,7 +16,7 @@ from tba.runtime.child import end_with_parent
 from tba.runtime.messages import take_pipes
 from tba.train.leader import follow
 from tba.train.learner import Learner
-from tests.tba.tiny import tiny_llama, tiny_tokenizer
+from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 
 CPU = torch.device("cpu")
 

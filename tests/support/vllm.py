@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tba.models.policy import Policy
-from tests.devices import HAS_GPU
-from tests.tba.tiny import tiny_llama, tiny_tokenizer
+from tests.support.devices import HAS_GPU
+from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 
 ON_CPU = not HAS_GPU
 SIMILAR = 2e-4 if ON_CPU else 2e-2

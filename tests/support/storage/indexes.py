@@ -10,7 +10,7 @@ from storage.log.schema import to_table
 from storage.runs.events import Events
 from storage.runs.run import Run
 from tba.types import Copies, Draw, Eligibility, Evict, Trajectory, Version
-from tests.storage.oracle import Row
+from tests.support.storage.oracle import Row
 
 
 def make_eligibility(
