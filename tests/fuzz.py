@@ -24,7 +24,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.kind:
         fuzz(options.kind, options.seconds)
-    from tests.storage.test_fuzz import READERS
+    from tests.support.faults.readers import READERS
 
     failed: list[str] = []
     for kind in sorted(READERS):
@@ -44,7 +44,7 @@ def fuzz(kind: str, seconds: int) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["storage", "tba"]):
-        from tests.storage.test_fuzz import READERS, make_whole_run
+        from tests.support.faults.readers import READERS, make_whole_run
     from tba.errors import TBAError
 
     logging.disable()

@@ -23,8 +23,8 @@ from storage.log.trajectories import Trajectories
 from tests.support.builders import make_trajectory
 from tests.support.flows.roles import TINY
 from tests.support.models.tiny import tiny_folder
+from tests.support.pages import IDS, PAGES, ROOT
 from tests.support.storage.synthetic import make_live_run
-from tests.test_pages import IDS, PAGES, ROOT
 
 STEPS, CHECKPOINT, VERSION = 12, 8, 6
 WORDS = (

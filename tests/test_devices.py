@@ -17,13 +17,13 @@ from tba.train.learner import Learner
 from tba.train.optimizers import make_optimizer
 from tba.train.training_state import optimizer_tensors, restore_optimizer
 from tba.types import Version
-from tests.flows.test_end_to_end import opened, tba
-from tests.flows.test_vllm import distance
 from tests.support.builders import fetched_of
 from tests.support.devices import DEVICES
+from tests.support.flows.closeness import distance
+from tests.support.flows.command_line import opened, tba
 from tests.support.flows.roles import TINY
 from tests.support.models.tiny import EOS_ID, tiny_folder, trajectory
-from tests.tba.test_vllm_generation import prompts_of
+from tests.support.models.vllm_examples import prompts_of
 
 V0 = Version(0, 1)
 PROMPTS = prompts_of(["1+2=", "what is it that you want?", "z", "7" * 100])

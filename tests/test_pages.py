@@ -12,10 +12,8 @@ from flows.cli import build_parser
 from flows.commands.arguments import read_changes
 from tba.config import Config
 from tba.tasks.registry import OURS, preset_of
+from tests.support.pages import IDS, PAGES, ROOT, anchors
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks/README.md"]
-IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 SETTINGS = Config().to_dict()
 SECTIONS = [name for name, section in SETTINGS.items() if isinstance(section, dict)]
 A_SETTING = re.compile(rf"(?<![\w./-])({'|'.join(SECTIONS)})\.([a-z][a-z0-9_]*)")
@@ -77,12 +75,6 @@ def test_every_link_of_a_page_leads_somewhere(page: Path):
         target = page.parent / path if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
-
-
-def anchors(page: Path) -> set[str]:
-    """Of its headings, as they are made on the web."""
-    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize(("page", "made"), [(build.SETTINGS, reference.settings), (build.COMMANDS, reference.commands)])

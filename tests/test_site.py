@@ -16,7 +16,7 @@ from playwright.sync_api import Browser
 
 from docs import site
 from tests.support.browser import open_page
-from tests.test_pages import ROOT, anchors
+from tests.support.pages import ROOT, anchors
 
 LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "link": "href", "use": "href"}
 FETCHED = ("stylesheet", "icon", "preload", "prefetch", "preconnect", "dns-prefetch", "modulepreload")

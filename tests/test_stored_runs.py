@@ -29,10 +29,10 @@ from storage.weights.versions import Versions
 from tba.config import parse
 from tba.errors import ConfigError
 from tba.models.policy import Policy
-from tests.flows.test_roles import live
 from tests.make_stored_run import answer, drawn, search
 from tests.support.faults.later import add_to_everything
 from tests.support.faults.rewriting import with_digest
+from tests.support.flows.live_roles import live
 
 FOLDERS = sorted(path.parent for path in (Path(__file__).parent / "data").glob("*/expected.json"))
 OTHER_MACHINES = 0.01

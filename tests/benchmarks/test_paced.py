@@ -8,7 +8,7 @@ from benchmarks.science.paced import PacedQuickstart
 from tba.config import TaskConfig
 from tba.errors import ConfigError
 from tba.tasks.registry import preset_of
-from tests.tba.test_tasks_quickstart import prompts, response
+from tests.support.tba.quickstart_examples import prompts, response
 
 NAME = "benchmarks.science.paced:PacedQuickstart"
 

@@ -21,8 +21,8 @@ from storage.runs.leases import Lease
 from storage.runs.run import Run
 from tba.config import AlarmsConfig
 from tba.errors import ConfigError
-from tests.flows.test_supervise import Supervised, make_run
 from tests.support.flows.roles import at_work, behave, end_roles, finish, until
+from tests.support.flows.supervised import Supervised, make_run
 
 SOON = 0.05  # seconds
 

@@ -20,7 +20,7 @@ from flows.supervision.life import CLOSED
 from storage.runs.events import read_events
 from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run
-from tests.flows.test_flow import ROLES, Flow
+from tests.support.flows.prefect_flow import ROLES, Flow
 from tests.support.flows.roles import HELD_ROLE, LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
 from tests.support.models.tiny import tiny_folder
 

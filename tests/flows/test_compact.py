@@ -23,8 +23,8 @@ from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.errors import ConfigError
 from tba.types import Version
-from tests.flows.test_forks import kill, role, rows, stored
-from tests.flows.test_roles import live, settings
+from tests.support.flows.killed_runs import kill, role, rows, stored
+from tests.support.flows.live_roles import live, settings
 from tests.support.flows.roles import DRAWS, LEDGER, until
 from tests.support.models.tiny import tiny_folder
 from tests.support.storage.indexes import drawable

@@ -22,8 +22,8 @@ from storage.weights.checkpoints import Checkpoints
 from tba.config import parse
 from tba.errors import Damaged
 from tba.types import Version
-from tests.flows.test_roles import EVERY, STEPS, broken_off, learned, live, rows, run_all, settings
 from tests.support.faults.damage import DAMAGES, damage
+from tests.support.flows.live_roles import EVERY, STEPS, broken_off, learned, live, rows, run_all, settings
 from tests.support.models.tiny import tiny_folder
 
 

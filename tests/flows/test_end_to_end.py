@@ -2,51 +2,26 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 import storage
-from storage.runs.leases import Lease, read_lease, read_leases
+from storage.runs.leases import read_leases
 from storage.runs.run import Run
+from tests.support.flows.command_line import DEADLINE, lease_at, opened, tba, until
 from tests.support.flows.roles import TINY
 from tests.support.models.tiny import tiny_folder
 
 STEPS = 120
-T = TypeVar("T")
 ROLES = ("searcher-000", "evaluator", "trainer")
-DEADLINE = 120.0
 PLANTED = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "PREFECT_API_KEY", "TBA_PLANTED")
-
-
-def tba(*arguments: str, log: Path) -> "subprocess.Popen[bytes]":
-    with log.open("ab") as output:
-        return subprocess.Popen([sys.executable, "-m", "flows.cli", *arguments], stdout=output, stderr=output)
 
 
 def settings(policy: Path) -> list[str]:
     changes = {"model.path": policy, **TINY, "search.open_rounds": 3}
     return [part for key, value in changes.items() for part in ("--set", f"{key}={value}")]
-
-
-def until(found: Callable[[], T | None], what: str, log: Path, *, within: float = DEADLINE) -> T:
-    ends = time.monotonic() + within
-    while time.monotonic() < ends:
-        if result := found():
-            return result
-        time.sleep(0.1)
-    pytest.fail(f"{what} after {within:.0f} s:\n{log.read_text()[-3000:]}")
-
-
-def lease_at(run: Run, role: str, *, step: int = 0, life: int = 1) -> Lease | None:
-    """The lease of a role that has come so far, in at least this life."""
-    lease = read_lease(run, role)
-    return lease if lease and lease.life >= life and lease.progress.get("step", 0) >= step else None
 
 
 @pytest.mark.slow
@@ -89,10 +64,3 @@ def texts(run: Run, log: Path) -> Iterator[tuple[str, bytes]]:
     with storage.connect(run) as con:
         for (view,) in con.execute("show tables").fetchall():
             yield view, str(con.execute(f"from {view}").fetchall()).encode()
-
-
-def opened(url: str) -> Run | None:
-    try:
-        return Run.open(url)
-    except FileNotFoundError:
-        return None

@@ -14,7 +14,7 @@ from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state
 from storage.runs.run import Run
 from tests.conftest import s3_root
-from tests.storage.test_disk_full import small_disk
+from tests.support.faults.small_disk import small_disk
 from tests.support.flows.roles import TINY
 from tests.support.models.tiny import tiny_folder
 from tests.support.proxy import Fault, Operation, faulty

@@ -7,10 +7,8 @@ import sys
 import threading
 import time
 import urllib.error
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
@@ -28,70 +26,13 @@ from storage.runs.run import Run
 from tba.errors import ConfigError
 from tba.presets import preset
 from tests.conftest import s3_root
-from tests.storage.test_metric_log import history
-from tests.support.flows.roles import LIMITS, SCRIPT_ROLE, TINY, at_work, behave, end_roles, finish, is_running, until
+from tests.support.flows.prefect_flow import OVERRIDES, ROLES, Flow
+from tests.support.flows.roles import LIMITS, SCRIPT_ROLE, TINY, at_work, behave, finish, is_running, until
 from tests.support.models.tiny import tiny_folder
 from tests.support.servers import Server
+from tests.support.storage.wandb_files import history
 
 pytestmark = pytest.mark.slow
-OVERRIDES = {**LIMITS, "search.searchers": 1}
-ROLES = ("trainer", "evaluator", "searcher-000")
-
-
-class Flow:
-    """One run of a deployment."""
-
-    def __init__(self, stack: Stack, root: Path | str, name: str, **parameters: Any):
-        self.stack = stack
-        self.url = layout.run_url(str(root), name)
-        settings = {} if parameters.get("resume") else {"overrides": OVERRIDES}
-        deployment = stack.api.call("GET", "/deployments/name/tba/quickstart")["id"]
-        asked = {"parameters": {"run": name, "root": str(root), **settings, **parameters}}
-        self.id = stack.api.call("POST", f"/deployments/{deployment}/create_flow_run", asked)["id"]
-
-    def run(self) -> Run:
-        until(lambda: self.state() in FINAL or open_store(self.url).exists(layout.RUN), "there is a run")
-        return Run.open(self.url)
-
-    def state(self) -> str:
-        return self.stack.api.state_of(self.id)["type"]
-
-    def runs(self) -> int:
-        return self.stack.api.call("GET", f"/flow_runs/{self.id}")["run_count"]
-
-    def ended(self, within: float = 90.0) -> dict[str, Any]:
-        until(lambda: self.state() in FINAL, "the flow ends", within)
-        return self.stack.api.state_of(self.id)
-
-    def again(self) -> None:
-        """As somebody does who presses Retry, once the worker is done with the first go and its folder."""
-        self.gone()
-        self.go_on()
-
-    def gone(self) -> None:
-        name = self.stack.api.call("GET", f"/flow_runs/{self.id}")["name"]
-        log = self.stack.logs / "worker-tba.log"
-        until(lambda: f"Process for flow run '{name}' exited" in log.read_text(), "the process has ended")
-        time.sleep(3.0)  # the worker may then call the flow run crashed, whatever its state is by now
-
-    def go_on(self, child: str = "") -> None:
-        of = self.found_children()[child]["id"] if child else self.id
-        state = {"type": "SCHEDULED", "name": "AwaitingRetry"}
-        self.stack.api.call("POST", f"/flow_runs/{of}/set_state", {"state": state, "force": True})
-
-    def log(self) -> str:
-        wanted = {"logs": {"flow_run_id": {"any_": [self.id]}}}
-        return "\n".join(it["message"] for it in self.stack.api.call("POST", "/logs/filter", wanted))
-
-    def cancel(self) -> None:
-        self.stack.api.set_state(self.id, "CANCELLING")
-
-    def children(self) -> dict[str, str]:
-        return {name: it["state_name"] for name, it in self.found_children().items()}
-
-    def found_children(self) -> dict[str, dict[str, Any]]:
-        wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [self.id]}}}
-        return {it["name"]: it for it in self.stack.api.call("POST", "/flow_runs/filter", wanted)}
 
 
 def once_at_work(url: str) -> Run:
@@ -105,13 +46,6 @@ def once_at_work(url: str) -> Run:
 def run(tmp_path: Path) -> Run:
     config = preset("quickstart").to_dict()
     return Run.create(str(tmp_path), "r", config=config, sampler_sql="select 1", code_version="test")
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    for folder in tmp_path.glob("runs/*"):
-        end_roles(Run.open(str(folder)))
 
 
 def test_a_deployment_that_was_asked_for_on_the_command_line_runs_to_its_end_and_reports(

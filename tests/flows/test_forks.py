@@ -1,11 +1,8 @@
 """Exact resume, audit and forks: a run whose roles are killed at work, against runs that retake its steps unbroken."""
 
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +13,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-import storage
 from flows import cli
 from flows.commands import audit, fork
 from flows.planning import create
@@ -37,33 +33,15 @@ from tba.errors import ConfigError, Damaged, Missing
 from tba.train import learner
 from tba.train.schedules import learning_rate_at
 from tba.types import Version
-from tests.flows.test_roles import live, settings
 from tests.support.faults.rewriting import describe_again
+from tests.support.flows.killed_runs import kill, role, rows, stored
+from tests.support.flows.live_roles import live, settings
 from tests.support.flows.roles import DRAWS, LEDGER, until
 from tests.support.models.tiny import tiny_folder
 from tests.support.storage.indexes import make_eligibility
 from tests.support.storage.synthetic import SyntheticRun, copy_run, make_run
 
 STEPS, EVERY = 24, 2
-
-
-def rows(run: Run, query: str) -> list[tuple]:
-    with storage.connect(run) as con:
-        return con.execute(query).fetchall()
-
-
-def role(run: Run, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "flows.roles.role", *arguments, "--run", run.url]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def stored(run: Run, prefix: str) -> int:
-    return len(run.store.list(prefix))
 
 
 @pytest.fixture(scope="module")

@@ -30,10 +30,10 @@ from tba.errors import DeadlinePassed
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Version
 from tests.conftest import s3_root
-from tests.flows.test_end_to_end import lease_at, opened, tba, until
-from tests.flows.test_forks import rows
-from tests.flows.test_roles import live, settings
-from tests.flows.test_vllm import response
+from tests.support.flows.closeness import response
+from tests.support.flows.command_line import lease_at, opened, tba, until
+from tests.support.flows.killed_runs import rows
+from tests.support.flows.live_roles import live, settings
 from tests.support.flows.roles import DRAWS, LEDGER, TINY
 from tests.support.models.tiny import EOS_ID, tiny_folder, tiny_tokenizer
 from tests.support.servers import Server

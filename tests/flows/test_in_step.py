@@ -12,8 +12,8 @@ from storage import layout
 from storage.maintenance.check import check
 from storage.runs.control import change_state
 from storage.runs.run import Run
-from tests.flows.test_forks import kill, role, rows, stored
-from tests.flows.test_roles import settings
+from tests.support.flows.killed_runs import kill, role, rows, stored
+from tests.support.flows.live_roles import settings
 from tests.support.flows.roles import DRAWS, LEDGER, until
 from tests.support.models.tiny import tiny_folder
 

@@ -21,7 +21,7 @@ from storage.weights.versions import Versions
 from tba.config import parse
 from tba.errors import ConfigError
 from tba.types import Version
-from tests.flows.test_roles import EVERY, STEPS, broken_off, learned, live, run_all, settings
+from tests.support.flows.live_roles import EVERY, STEPS, broken_off, learned, live, run_all, settings
 from tests.support.models.tiny import tiny_folder
 
 LORA = {"model.lora_rank": 2, "training.learning_rate": 1e-2}

@@ -12,7 +12,7 @@ from storage.log.prompts import read_prompts
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from tba.models.policy import Policy
-from tests.flows.test_roles import rows, run_all
+from tests.support.flows.live_roles import rows, run_all
 from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 
 CHARACTERS = "0123 "

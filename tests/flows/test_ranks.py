@@ -15,7 +15,7 @@ from flows.roles import rank
 from storage.runs.run import Run
 from tba.presets import preset
 from tba.runtime.messages import send
-from tests.flows.test_end_to_end import lease_at, opened, tba, until
+from tests.support.flows.command_line import lease_at, opened, tba, until
 from tests.support.flows.roles import TINY, is_running
 from tests.support.models.tiny import tiny_folder
 

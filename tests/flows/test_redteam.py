@@ -18,7 +18,7 @@ from tba.models.policy import Policy
 from tba.models.supervised import cross_entropy
 from tba.models.toxicity import Labelled
 from tba.tasks.redteam import RedTeam, victim_seed
-from tests.flows.test_roles import rows, run_all
+from tests.support.flows.live_roles import rows, run_all
 from tests.support.models.tiny import tiny_folder
 from tests.support.tba.redteam import redteam_options
 

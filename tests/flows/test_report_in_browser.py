@@ -16,9 +16,9 @@ from flows.pages.report.page import write
 from flows.pages.tables import Table
 from storage.runs.run import Run
 from tba.errors import ConfigError
-from tests.storage.test_forks import fork, go_on
 from tests.support.browser import open_page
 from tests.support.storage.synthetic import SyntheticRun, make_run
+from tests.support.storage.synthetic_forks import fork, go_on
 
 HOSTILE = (
     "</pre></script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">\u202e"

@@ -13,7 +13,7 @@ from storage.runs.events import read_events
 from storage.runs.leases import read_lease
 from storage.runs.run import Run
 from tba.presets import preset
-from tests.storage.test_store import begin_upload
+from tests.support.faults.uploads import begin_upload
 
 LEFT = ["a/object", "trajectories/searcher=003/a"]
 

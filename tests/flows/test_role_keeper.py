@@ -18,8 +18,8 @@ from storage.runs.leases import Lease
 from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import RunFailed
-from tests.flows.test_stopping import Clock
-from tests.flows.test_supervise import make_run
+from tests.support.flows.leases_seen import Clock
+from tests.support.flows.supervised import make_run
 
 SEARCHER = Role("searcher", 1)
 

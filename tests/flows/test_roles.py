@@ -2,24 +2,20 @@
 
 import json
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import storage
 from flows.planning import create, resolve
 from flows.roles import prompt_intake, wiring
 from flows.roles.buffer_process import make_buffer
 from storage import layout
 from storage.local_files.shared_cache import cache_folder
 from storage.log.prompts import read_prompts
-from storage.log.trajectories import Trajectories
 from storage.maintenance.check import check
-from storage.objects.open_store import open_store
 from storage.objects.s3.store import S3Store
 from storage.runs.attempts import newest_attempt
 from storage.runs.control import change_state
@@ -37,104 +33,21 @@ from tba.tasks.registry import get_task
 from tba.train.schedules import beta_at, learning_rate_at
 from tba.types import Prompt, Version
 from tests.support import fakes
+from tests.support.flows.live_roles import (
+    EVERY,
+    SMALL,
+    STEPS,
+    broken_off,
+    learned,
+    live,
+    rows,
+    run_all,
+    settings,
+    upload,
+)
 from tests.support.models.families import FAMILIES, family_folder
-from tests.support.models.tiny import tiny_folder, tiny_policy
+from tests.support.models.tiny import tiny_policy
 from tests.tba.test_tasks_gsm8k import data_folder
-
-STEPS, EVERY = 12, 2
-
-
-SMALL = {
-    "training.steps": STEPS,
-    "training.prompts_per_step": 4,
-    "training.groups_per_micro_batch": 2,
-    "training.learning_rate": 1e-3,
-    "search.prompts_per_round": 8,
-    "search.initial_fill": 64,
-    "sync.every": EVERY,
-    "sync.checkpoint_every": 2,
-    "sync.keep_checkpoints": 99,
-    "evaluation.every": 3,
-    "evaluation.prompts": 8,
-    "evaluation.samples": 2,
-    "evaluation.temperature": 0.35,
-    "evaluation.top_p": 0.9,
-    "evaluation.pass_at": [1, 2],
-    "evaluation.solved_at": 0.0,
-    # Nothing at a value where leaving it out would change nothing.
-    "search.temperature": 0.7,
-    "search.top_p": 0.95,
-    "objective.include_eos": False,
-    "objective.beta_start": 0.2,
-    "objective.beta_end": 0.1,
-    "objective.beta_target": STEPS,
-    "objective.beta_stop": STEPS,
-    "training.clip_norm": 5.0,
-}
-
-
-def settings(policy: Path, **changes: object) -> Config:
-    return resolve.resolve("quickstart", {"model.path": str(policy), **SMALL, **changes})
-
-
-def live(run: Run, name: str, role: Callable[..., None], *arguments: int) -> list[BaseException]:
-    """One life of a role in this thread; what ended it."""
-    with HeldLease(run, name, every=0.2) as lease:
-        try:
-            role(run, *arguments, lease, Events(run, name, lease.life))
-        except BaseException as error:
-            return [error]
-    return []
-
-
-def until(thread: threading.Thread, done: Callable[[], bool]) -> None:
-    while thread.is_alive() and not done():
-        time.sleep(0.05)
-
-
-def run_all(run: Run) -> None:
-    """Every role until the evaluator has scored the last version."""
-    ended: dict[str, list[BaseException]] = {}
-    roles = {
-        "trainer": (wiring.run_trainer,),
-        "evaluator": (wiring.run_evaluator,),
-        "searcher-000": (wiring.run_searcher, 0),
-    }
-    threads = {
-        name: threading.Thread(target=lambda name=name: ended.update({name: live(run, name, *roles[name])}))
-        for name in roles
-    }
-    # One after the other: transformers loads models through a state that all threads of a process share.
-    threads["trainer"].start()
-    until(threads["trainer"], lambda: Versions(run).reference() is not None)
-    threads["searcher-000"].start()
-    until(threads["searcher-000"], lambda: Trajectories(run).next_seq(0) > 0)
-    threads["evaluator"].start()
-    threads["trainer"].join()
-    if ended["trainer"]:
-        change_state(run, desired="stop", why="the trainer failed")
-    threads["evaluator"].join()
-    change_state(run, desired="stop", why="finished")
-    threads["searcher-000"].join()
-    assert (ended["trainer"], ended["evaluator"]) == ([], [])
-    assert [type(error) for error in ended["searcher-000"]] == [Stopped]
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Run]:
-    run = create.start(settings(policy), str(tmp_path_factory.mktemp("root")), "whole")
-    run_all(run)
-    yield run
-
-
-def rows(run: Run, query: str) -> list[tuple]:
-    with storage.connect(run) as con:
-        return con.execute(query).fetchall()
 
 
 def test_a_run_ends_with_every_step_in_the_ledger_and_nothing_missing_or_doubled(finished):
@@ -270,35 +183,6 @@ def test_on_the_trainers_machine_no_version_of_a_remote_run_is_fetched(root, pol
 
 def test_a_later_searcher_generates_with_a_later_version(finished):
     assert rows(finished, "select max(version_start) > 0 from trajectories") == [(True,)]
-
-
-def broken_off(finished: Run, root: Path, *, after_checkpoint: int, keep_records: int) -> Run:
-    """A copy of the run as a trainer would have left it that died after writing record `keep_records`, when its
-    newest checkpoint was `after_checkpoint`."""
-    shutil.copytree(Path(finished.url), root / "runs" / "whole")
-    run = Run.open(str(root / "runs" / "whole"))
-    for entry in run.store.list():
-        name = entry.key.partition("/")[2]
-        number = int(name[:6]) if name[:6].isdecimal() else -1
-        late = {
-            layout.SYNCS: number > keep_records,
-            layout.DRAWS: number > after_checkpoint,
-            layout.STEPS: number > after_checkpoint,
-            layout.LEDGER: number > after_checkpoint,
-            layout.CHECKPOINTS: number > after_checkpoint,
-        }
-        if late.get(f"{entry.key.partition('/')[0]}/"):
-            run.store.delete(entry.key)
-    change_state(run, desired="run", why="resumed")
-    return run
-
-
-def learned(run: Run) -> list[tuple]:
-    return rows(
-        run,
-        "select s.step, loss, grad_norm, weights_sha256, md5(string_agg(trajectory_id || branch || age || residual, "
-        "',' order by slot, position)) from steps s join draws d using (step) group by all order by 1",
-    )
 
 
 @pytest.mark.parametrize(("checkpoint", "records"), [(2, 4), (4, 6), (0, 3)])
@@ -508,13 +392,6 @@ def test_prompts_that_the_earlier_run_asked_in_other_words_are_not_taken_for_the
 
 
 # --- Where the policy comes from ---
-
-
-def upload(folder: Path, url: str, *names: str) -> None:
-    store = open_store(url)
-    for path in folder.iterdir():
-        if not names or path.name in names:
-            store.upload(path, path.name)
 
 
 @pytest.mark.parametrize("root", ["moto"], indirect=True)

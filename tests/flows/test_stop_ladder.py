@@ -7,7 +7,7 @@ import pytest
 from flows.supervision.stopping import INSIST_EVERY, SAFETY, Draining, RepeatedKill, Rung, StopLadder
 from storage.runs.lease_watch import Seen
 from tba.config import LimitsConfig
-from tests.flows.test_stopping import Clock, seen
+from tests.support.flows.leases_seen import Clock, seen
 
 LIMITS = LimitsConfig(stop_grace=60.0)
 NEEDS_100 = seen(seconds_to_stop=100)

@@ -17,23 +17,17 @@ from flows.supervision.life import Event, StopRequest
 from flows.supervision.one_life import watch_one
 from flows.supervision.processes import STOPPED, LocalLauncher, Role
 from flows.supervision.stopping import MOST, SAFETY, Patience, Stopping, forecast, seconds_to_stop
-from storage.objects.records import now
 from storage.runs.control import change_state
 from storage.runs.lease_watch import Seen
-from storage.runs.leases import Lease, readable_lease
+from storage.runs.leases import readable_lease
 from storage.runs.run import Run
 from tba.config import LimitsConfig, parse
 from tba.errors import Stopped
-from tests.flows.test_supervise import ROLES, Supervised, make_run
+from tests.support.flows.leases_seen import Clock, seen
 from tests.support.flows.roles import LIMITS, at_work, behave, end_roles, is_running, script, until
+from tests.support.flows.supervised import ROLES, Supervised, make_run
 
 LONG = 300.0  # seconds that a role says it needs, more than any test takes
-
-
-class Clock:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
-        self.now = 1000.0
-        monkeypatch.setattr("flows.supervision.stopping.time.monotonic", lambda: self.now)
 
 
 @pytest.fixture
@@ -51,24 +45,6 @@ def run(tmp_path: Path) -> Iterator[Run]:
 def until_it_is_known(supervised: Supervised) -> None:
     """Tell the supervisor that this role needs LONG to stop."""
     until(lambda: any(seconds_to_stop(it.lease) == LONG for it in dict(supervised.seen).values()))
-
-
-def seen(status: str = "step 3 of 9", *, silent_for: float = 0.0, hears_every: float = 0.0, **progress: float) -> Seen:
-    return Seen(
-        Lease(
-            role="trainer",
-            life=1,
-            host="here",
-            pid=1,
-            counter=1,
-            status=status,
-            progress=progress,
-            renewed_at=now(),
-            supervised=True,
-            hears_every=hears_every,
-        ),
-        silent_for,
-    )
 
 
 def patience_over(patience: Patience, clock: Clock, role: Seen | None) -> float:

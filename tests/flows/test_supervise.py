@@ -1,8 +1,6 @@
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -15,23 +13,18 @@ from flows.planning.create import resume
 from flows.planning.run_summary import summarise
 from flows.supervision.alarms import how_far
 from flows.supervision.gpus import Devices
-from flows.supervision.life import Event, StopRequest
+from flows.supervision.life import StopRequest
 from flows.supervision.processes import FINISHED, STOPPED, LocalLauncher, NotNow, Role, RoleProcess, process_of
-from flows.supervision.supervisor import supervise
 from storage import layout
 from storage.objects.records import encode, now
 from storage.objects.store import Store
 from storage.runs.control import change_state, read_state
 from storage.runs.events import read_events
-from storage.runs.lease_watch import Seen
 from storage.runs.leases import Lease, read_leases
 from storage.runs.run import Run
-from tba.config import parse
 from tba.errors import Damaged, RunFailed, Stopped, StorageError, Superseded
-from tba.presets import preset
-from tests.support.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
-
-ROLES = ("trainer", "evaluator", "searcher-000", "searcher-001")
+from tests.support.flows.roles import LIMITS, at_work, behave, finish, is_running, script, until, works
+from tests.support.flows.supervised import ROLES, Supervised, make_run
 
 
 class Away:
@@ -47,56 +40,6 @@ class Away:
         if self.is_away:
             raise StorageError(f"{key}: the store does not answer")
         return self.store.read_tagged(key)
-
-
-class Supervised(threading.Thread):
-    """A supervisor in a thread, with what it said and how it ended."""
-
-    def __init__(self, run: Run, **options: Any):
-        super().__init__(daemon=True)
-        self.run_ = run
-        self.events: list[Event] = []
-        self.error: BaseException | None = None
-        self.request: StopRequest | None = None
-        self.seen: dict[str, Seen] = {}
-        self.options = {"launcher": LocalLauncher(run, command=script, devices=Devices(run.url, uuids=[])), **options}
-        self.start()
-
-    def run(self) -> None:
-        try:
-            supervise(
-                self.run_,
-                self.options["launcher"],
-                parse(self.run_.config),
-                should_stop=lambda: self.request,
-                on_event=self.events.append,
-                on_look=self.seen.update,
-                first_delay=0.1,
-            )
-        except BaseException as error:
-            self.error = error
-
-    def ended(self) -> BaseException | None:
-        self.join(40)
-        assert not self.is_alive(), self.events
-        return self.error
-
-    def said(self, kind: str, of: str = "") -> list[Event]:
-        return [e for e in self.events if e.kind == kind and (not of or e.data.get("of") == of)]
-
-
-def make_run(root: Path, changes: dict[str, Any] | None = None) -> Run:
-    config = preset("quickstart").replace({**LIMITS, "search.searchers": 2, **(changes or {})})
-    run = Run.create(str(root), "r", config=config.to_dict(), sampler_sql="select 1", code_version="test")
-    change_state(run, desired="run", searchers=2)
-    return run
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = make_run(tmp_path)
-    yield run
-    end_roles(run)
 
 
 @pytest.mark.parametrize("name", ["supervisor", "searcher-abc", "searcher--1", "searcher-²", "somebody-001"])

@@ -11,10 +11,10 @@ from storage.maintenance.check import check
 from storage.runs.run import Run
 from tba.models.judge import Judge
 from tests.conftest import s3_root
-from tests.flows.test_roles import SMALL, rows, run_all, upload
+from tests.support.flows.live_roles import SMALL, rows, run_all, upload
+from tests.support.models.judges import classifier
 from tests.support.models.tiny import EOS, tiny_folder
 from tests.support.servers import Server
-from tests.tba.test_judge import classifier
 
 MEASURES = ("diluted_perplexity", "kl", "perplexity", "win_rate")
 

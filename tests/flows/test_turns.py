@@ -9,11 +9,10 @@ from storage.maintenance.check import check
 from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
 from tba.models.policy import Policy
-from tests.flows.test_roles import rows, run_all, settings
+from tests.support.flows.live_roles import rows, run_all, settings
+from tests.support.flows.own_turns import OWN
 from tests.support.models.tiny import tiny_llama, tiny_tokenizer
-from tests.tba.test_turns import CHARACTERS
-
-OWN = "list_sum([x::int for x in loss_mask])"
+from tests.support.tba.turn_examples import CHARACTERS
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,10 @@ from storage.weights.evaluations import Evaluations
 from tba.config import parse
 from tba.models.policy import Policy
 from tba.tasks.registry import get_task
-from tests.flows.test_roles import rows, run_all, settings
-from tests.flows.test_turns import OWN
+from tests.support.flows.live_roles import rows, run_all, settings
+from tests.support.flows.own_turns import OWN
 from tests.support.models.tiny import tiny_llama
-from tests.tba.test_tasks_verifiers import CALLS, CHARACTERS, calling_tokenizer, response_of
+from tests.support.tba.verifiers_examples import CALLS, CHARACTERS, calling_tokenizer, response_of
 
 ENVIRONMENT_TURNS = "len(list_filter(list_zip(loss_mask, loss_mask[2:]), lambda pair: pair[1] and not pair[2]))"
 

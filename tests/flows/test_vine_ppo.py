@@ -15,9 +15,9 @@ from tba.models.policy import Policy
 from tba.objectives.ppo import whiten
 from tba.seeds import continuation_seed
 from tba.types import Prompt, Version
-from tests.flows.test_roles import rows, run_all, settings
+from tests.support.flows.live_roles import rows, run_all, settings
 from tests.support.models.tiny import tiny_llama
-from tests.tba.test_values import CHARACTERS, TOKENIZER, text_of
+from tests.support.tba.value_examples import CHARACTERS, TOKENIZER, text_of
 
 SAMPLES, MOST, CAP = 3, 8, 3
 CHANGES = {

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +18,9 @@ from flows.commands.export_version import export
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from storage.weights.versions import Versions
-from tba.models.policy import Policy, PolicyScorer
-from tba.types import Prompt, Response, Version
-from tests.flows.test_end_to_end import lease_at, opened, tba, until
+from tba.types import Version
+from tests.support.flows.closeness import distance
+from tests.support.flows.command_line import lease_at, opened, tba, until
 from tests.support.flows.roles import TINY
 from tests.support.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
 
@@ -128,23 +127,6 @@ def by_plain_vllm(folder: str, tmp_path: Path) -> list[list[list[int]]]:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def distance(folder: Path, rows: list[tuple[Any, ...]]) -> float:
-    """The greatest one of any token between what is stored and the log-probabilities by transformers."""
-    prompts = [Prompt(prompt_id="", text="", tokens=tuple(row[3])) for row in rows]
-    responses = [[response(tuple(row[4]))] for row in rows]
-    scored = PolicyScorer(Policy.load(folder), Version(0, 1)).token_logps(prompts, responses, temperature=1.0)
-    pairs = zip(rows, scored, strict=True)
-    return max(abs(told - by) for row, [logps] in pairs for told, by in zip(row[5], logps, strict=True))
-
-
-def response(tokens: tuple[int, ...]) -> Response:
-    none = Version(0, 1)
-    return Response(
-        tokens=tokens, logps=(0.0,) * len(tokens), text="", finished=True, temperature=1.0, top_p=1.0, seed=0,
-        version_start=none, version_end=none, generate_seconds=0.0,
-    )  # fmt: skip
 
 
 def name_of(pid: int) -> str:

@@ -16,8 +16,8 @@ from storage.runs.held_lease import HeldLease
 from storage.runs.leases import read_leases
 from storage.runs.run import Run
 from tba.errors import Stopped
-from tests.flows.test_supervise import ROLES, Supervised, make_run
 from tests.support.flows.roles import at_work, behave, end_roles, is_running, until
+from tests.support.flows.supervised import ROLES, Supervised, make_run
 from tests.support.storage.synthetic import make_live_run
 from tests.support.storage.synthetic import make_run as make_finished_run
 

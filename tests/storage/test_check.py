@@ -21,10 +21,9 @@ from storage.objects import manifest_folders
 from storage.runs.retention import give_up
 from storage.runs.run import Run
 from tba.types import Eligibility, Version
-from tests.storage.test_compaction import replayed, save_checkpoint
-from tests.storage.test_forks import fork
 from tests.support.builders import make_shard
 from tests.support.faults.rewriting import describe_again, replace_text, rewrite, with_digest
+from tests.support.storage.compacted import replayed, save_checkpoint
 from tests.support.storage.indexes import make_eligibility
 from tests.support.storage.synthetic import (
     LAST_SYNC,
@@ -40,6 +39,7 @@ from tests.support.storage.synthetic import (
     prune_version,
     put,
 )
+from tests.support.storage.synthetic_forks import fork
 
 
 @pytest.fixture(scope="module")

@@ -13,23 +13,9 @@ from storage.weights.checkpoints import Checkpoints
 from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
 from tests.support.faults.damage import DAMAGES, OPTIMIZER, damage
+from tests.support.storage.saved_checkpoints import save, state
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
-
-
-def state(tmp_path: Path) -> Path:
-    folder = tmp_path / "state"
-    folder.mkdir(exist_ok=True)
-    (folder / "state.json").write_text("{}")
-    for name in ("optimizer.safetensors", "model.safetensors", "tokenizer.json"):
-        (folder / name).write_text(f"what {name} holds")
-    return folder
-
-
-def save(run: Run, tmp_path: Path, sync: int, attempt: int) -> None:
-    for key in (layout.draws(sync, attempt), layout.steps(sync, attempt)):
-        run.store.create(key, b"")
-    Checkpoints(run).save(sync, attempt, 2 * sync, state(tmp_path))
 
 
 def test_a_checkpoint_comes_back_as_it_was(run: Run, tmp_path: Path):

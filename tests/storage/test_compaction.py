@@ -2,7 +2,6 @@
 given up on the way is known and refused by name."""
 
 import contextlib
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,12 +34,12 @@ from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.errors import Damaged, Missing, Superseded
 from tba.types import Version
-from tests.storage.test_crashes import Killed, Watched
-from tests.storage.test_forks import fork, go_on
 from tests.support.builders import make_shard, rows_of
-from tests.support.faults.rewriting import with_digest
+from tests.support.faults.crashes import Killed, Watched
+from tests.support.storage.compacted import replayed, save_checkpoint
 from tests.support.storage.indexes import make_eligibility
-from tests.support.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_config, make_run
+from tests.support.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_run
+from tests.support.storage.synthetic_forks import fork, go_on
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 on_disk_and_s3 = pytest.mark.parametrize("root", ["local", "moto"], indirect=True)
@@ -77,17 +76,6 @@ def objects(run: Run) -> list[str]:
 def findings(run: Run) -> tuple[list, dict[str, int]]:
     found = check(run)
     return found.problems, {kind: number for kind, number in found.checked.items() if kind != "compactions"}
-
-
-def replayed(run: Run, upto: int = LAST_SYNC, *, capacity: int | None = None, **rule: str) -> DuckReplayBuffer:
-    """A buffer as a trainer has it that comes to know the run only now."""
-    config = make_config().replace({f"sampling.{name}": value for name, value in rule.items()})
-    config = config if capacity is None else config.replace({"sampling.capacity": capacity})
-    made = SyntheticRun.of(run)
-    made.config = config
-    buffer = made.buffer(9)
-    buffer.replay(upto)
-    return buffer
 
 
 def drawn(buffer: DuckReplayBuffer, steps: range) -> list[tuple]:
@@ -162,19 +150,6 @@ def test_what_an_append_asks_for_does_not_grow_with_what_is_compacted(root: str,
     with pytest.raises(Superseded, match="another incarnation"):
         log.append(0, first + 3, make_shard({"train/0": [0.0]}, round=first + 3))
     assert layout.shard(0, first + 3) not in loose(run)
-
-
-def save_checkpoint(run: Run, sync: int, *, step: int) -> None:
-    """What a trainer stores after a record, as far as a compaction looks at it."""
-    made = SyntheticRun.of(run)
-    made.publish(Version(sync, 2))
-    prefix = layout.checkpoint(Version(sync, 2))
-    source = layout.checkpoint(Version(LAST_SYNC, 2))
-    for entry in run.store.list(source):
-        data, name = run.store.read(entry.key), entry.key.removeprefix(source)
-        manifest = name == layout.MANIFEST
-        changed = with_digest({**json.loads(data), "sync": sync, "step": step}) if manifest else data
-        run.store.create(prefix + name, changed)
 
 
 @local

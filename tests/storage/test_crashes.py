@@ -5,12 +5,9 @@ import json
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -29,43 +26,14 @@ from storage.weights.checkpoints import Checkpoints
 from storage.weights.versions import Versions
 from tba.errors import Superseded
 from tba.types import Version
-from tests.storage.test_store import begin_upload
 from tests.support.builders import make_prompt, make_shard
+from tests.support.faults.crashes import Killed, Watched
+from tests.support.faults.uploads import begin_upload
 from tests.support.storage.synthetic import EVERY, PROMPTS, SyntheticRun, fill
 
 pytestmark = pytest.mark.slow
 
 SYNCS = 2
-WRITES = {"create": 0, "upload": 1, "replace": 0, "delete": 0, "discard": 0}
-"""With the place of the key among the arguments."""
-
-
-class Killed(BaseException): ...
-
-
-class Watched:
-    """A store at the n-th write of which something happens to the process that writes."""
-
-    def __init__(self, store: Store, at: int, happen: Callable[[str, str], None]):
-        self.store, self.at, self.happen = store, at, happen
-        self.writes: list[tuple[str, str]] = []
-        self.dead = False
-        self.lock = threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self.store, name)
-        return partial(self.write, name, method) if name in WRITES else method
-
-    def write(self, name: str, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        key = arguments[WRITES[name]]
-        if not key.startswith("control/"):  # the proof that the store is safe
-            with self.lock:
-                self.writes.append((name, key))
-                if len(self.writes) == self.at:
-                    self.happen(name, key)
-            if self.dead:
-                raise Killed
-        return method(*arguments, **named)
 
 
 def live(run: Run) -> None:

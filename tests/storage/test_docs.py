@@ -9,8 +9,8 @@ import pytest
 import storage
 from docs import build
 from storage import layout
-from tests.storage.test_views import MACROS, VIEWS
 from tests.support.storage.synthetic import make_run
+from tests.support.storage.view_names import MACROS, VIEWS
 
 
 @pytest.fixture(scope="module")

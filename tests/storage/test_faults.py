@@ -35,8 +35,8 @@ from storage.weights.versions import Versions
 from tba.errors import AlreadyExists, Conflict, Missing, StorageError, Superseded
 from tba.types import Version
 from tests.conftest import s3_root
-from tests.storage.test_store import begin_upload
 from tests.support.builders import make_prompt, make_shard
+from tests.support.faults.uploads import begin_upload
 from tests.support.proxy import Fault, Operation, Proxy, faulty
 from tests.support.servers import Server
 from tests.support.storage.synthetic import EVERY, PROMPTS, SyntheticRun, fill

@@ -16,9 +16,8 @@ from storage.maintenance.check import check
 from storage.objects import manifest_folders, records
 from storage.objects.local_store import LocalStore
 from storage.runs import retention
-from storage.runs.attempts import newest_attempt
-from storage.runs.control import change_state, read_state
-from storage.runs.forks import pinned_checkpoints, register
+from storage.runs.control import read_state
+from storage.runs.forks import pinned_checkpoints
 from storage.runs.inheritance import ForkedStore, Parent
 from storage.runs.retention import given_up
 from storage.runs.run import Run
@@ -30,34 +29,9 @@ from tba.types import Version
 from tests.support.builders import make_shard
 from tests.support.faults.rewriting import replace_text
 from tests.support.storage.synthetic import EVERY, LAST_SYNC, PROMPTS, SyntheticRun, make_run, prune_version
+from tests.support.storage.synthetic_forks import fork, go_on
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
-
-
-def fork(parent: Run, sync: int, name: str = "fork", *, replays: int | None = None) -> Run:
-    """The synthetic run's first attempt ends, for what comes after, with sync 2."""
-    origin = Parent(
-        run=parent.name, step=sync * EVERY, sync=sync, attempt=1 if sync <= 2 else 2, attempts=newest_attempt(parent),
-        replays=replays, rebuilt=sync % 2 == 1,
-    )  # fmt: skip
-    register(parent, name, origin)
-    run = Run.create(
-        parent.root, name, config=parent.config, sampler_sql=parent.sampler_sql, code_version="test", parent=origin
-    )
-    change_state(run, desired="run", searchers=2, why="forked")
-    return run
-
-
-def go_on(run: Run, sync: int) -> None:
-    """The fork's own life, from the checkpoint that it shares with its parent."""
-    made = SyntheticRun.of(run)
-    attempt = claim_attempt(run)
-    assert attempt.continues == (Version(sync, run.parent.attempt) if sync and run.parent else None)
-    made.publish(Version(sync, attempt.number))
-    buffer = made.buffer(attempt.number)
-    buffer.replay(sync)
-    version = Version(sync, attempt.number)
-    made.take_syncs(attempt.number, range(sync + 1, LAST_SYNC + 1), buffer, version=version)
 
 
 def test_what_the_parent_refused_later_does_not_wait_in_a_replay(tmp_path: Path):

@@ -1,7 +1,7 @@
 """Whatever lies in a store, its readers answer or name what is damaged: nothing else is raised, and nothing hangs."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flows.planning.run_summary import summarise
-from storage.log.compactions import Compactions
-from storage.log.ledger import read_entries
-from storage.log.prompts import read_prompts
-from storage.log.syncs import read_chain
 from storage.maintenance.check import check
-from storage.maintenance.compactor import compact
 from storage.queries.views import connect
-from storage.runs.attempts import chain
-from storage.runs.control import read_state
-from storage.runs.events import read_events
-from storage.runs.held_lease import HeldLease
-from storage.runs.leases import read_leases
 from storage.runs.run import Run
-from storage.weights.checkpoints import Checkpoints
-from storage.weights.evaluations import Evaluations
-from storage.weights.versions import Versions
 from tba.errors import TBAError
-from tests.support.storage.synthetic import SyntheticRun, make_run
+from tests.support.faults.readers import READERS
 
 DAMAGED: list[Any] = [
     None,
@@ -48,68 +35,13 @@ DAMAGED: list[Any] = [
 NO_RECORDS = [b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"PAR1" * 3, b"1e999"]
 
 
-def load_versions(run: Run) -> None:
-    versions = Versions(run)
-    for version in versions.complete():
-        for ask in (versions.step, versions.weights_sha256, versions.base, versions.load):
-            ask(version)
-
-
-def load_checkpoints(run: Run) -> None:
-    for sync, attempt in (checkpoints := Checkpoints(run)).complete():
-        checkpoints.load(sync, attempt)
-
-
 def read_views(run: Run) -> None:
     con = connect(run)
     for (view,) in con.execute("show tables").fetchall():
         con.execute(f"from {view}").fetchall()
 
 
-def replay(run: Run) -> None:
-    buffer = SyntheticRun.of(run).buffer(2)
-    for sync in range(5):
-        buffer.sync(sync, step=2 * sync)
-    buffer.fetch(buffer.draw(9))
-
-
-def read_ledger(run: Run) -> None:
-    for sync, attempt in ((1, 1), (2, 1), (3, 2), (4, 2)):
-        read_entries(run, sync, attempt)
-
-
-READERS: Mapping[str, Callable[[Run], Any]] = {
-    "run.json": lambda run: Run.open(run.url),
-    "control": read_state,
-    "roles": read_leases,
-    "events": read_events,
-    "versions": load_versions,
-    "checkpoints": load_checkpoints,
-    "syncs": read_chain,
-    "attempts": chain,
-    "prompts": lambda run: [read_prompts(run, split) for split in ("train", "test")],
-    "steps": read_ledger,
-    "draws": read_ledger,
-    "compactions": lambda run: Compactions(run).look(),
-    "evaluations": lambda run: Evaluations(run).scores(),
-    "trajectories": replay,
-}
-"""Who reads a kind of object; of the others `check`, the views and the list of runs do."""
 ALL = (check, read_views, summarise)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return make_whole_run(tmp_path_factory.mktemp("root"))
-
-
-def make_whole_run(folder: Path) -> Run:
-    """With an object of every kind."""
-    made = make_run(str(folder))
-    with HeldLease(made, "trainer", every=60) as lease:
-        lease.tell("step 8 of 8", step=8.0)
-    compact(made, keep_checkpoints=1)
-    return made
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,15 +3,11 @@
 A trainer is a process here, so that what it leaves behind when it ends is part of the test.
 """
 
-import json
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,6 +18,7 @@ from storage.runs.run import Run
 from storage.weights.evaluations import Evaluations
 from tba.types import Score, Version
 from tests.support.storage.synthetic import make_run
+from tests.support.storage.wandb_files import history, stored
 
 SCRIPT = """
 import sys
@@ -59,33 +56,6 @@ def train(run: Run, mode: str, *steps: int, patience: float = 30.0, **environmen
 
 def sessions(run: Run) -> list[Path]:
     return sorted(Path(run.url).glob("logs/wandb/offline-run-*/*.wandb"))
-
-
-def stored(path: Path) -> Iterator[Any]:
-    """The records of an offline session: framed like LevelDB's log, in blocks of 32 KiB after seven bytes."""
-    from wandb.proto import wandb_internal_pb2
-
-    data, place, parts = path.read_bytes(), 7, b""
-    while place + 7 <= len(data):
-        if 32768 - place % 32768 < 7:
-            place += 32768 - place % 32768
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, place)
-        parts += data[place + 7 : place + 7 + length]
-        place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(parts)
-            yield record
-            parts = b""
-
-
-def history(path: Path) -> list[dict[str, Any]]:
-    rows = [record.history for record in stored(path) if record.WhichOneof("record_type") == "history"]
-    named = [
-        {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in row.item} for row in rows
-    ]
-    return [{name: value for name, value in row.items() if not name.startswith("_")} for row in named]
 
 
 def test_without_wandb_nothing_is_written(run: Run):

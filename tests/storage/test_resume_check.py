@@ -15,9 +15,9 @@ from storage.runs.retention import GivenUpShards
 from storage.runs.retention import give_up as write_record
 from storage.runs.run import Run
 from tba.errors import Damaged, Missing
-from tests.storage.test_forks import fork
 from tests.support.builders import make_shard
 from tests.support.storage.synthetic import LAST_SYNC, PROMPTS, SyntheticRun, copy_run, make_run
+from tests.support.storage.synthetic_forks import fork
 
 LOST = layout.shard(0, 3)
 

@@ -19,9 +19,9 @@ from storage.objects import parquet
 from storage.queries.tables import decode_steps
 from storage.runs.run import Run
 from tba.types import Draw, Outcome, Prompt, StepRecord, Trajectory, Version
-from tests.storage.test_schema import steps
 from tests.support.builders import as_stored, fetched_of, from_table, make_trajectory, rows_in, rows_of
 from tests.support.storage.indexes import Sections, make_buffer
+from tests.support.storage.step_values import steps
 
 INT32 = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)

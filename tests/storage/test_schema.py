@@ -13,22 +13,13 @@ from storage.log.schema import TRAJECTORY_SCHEMA, content_hash, decode, encode, 
 from tba.errors import DataError
 from tba.types import Trajectory, Version
 from tests.support.builders import from_table, make_shard, make_trajectory
+from tests.support.storage.step_values import LOGPS, steps
 
 INT32 = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
-LOGPS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 VERSION = st.builds(Version, INT32, INT32)
 TIMES = st.datetimes(datetime(1970, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
-
-
-@st.composite
-def steps(draw: st.DrawFn, length: int) -> dict[str, Any]:
-    """Of a response: none, or where it is divided and a value before each part."""
-    if not length or draw(st.booleans()):
-        return {}
-    ends = (*sorted(draw(st.sets(st.integers(1, length), max_size=length - 1)) - {length}), length)
-    return {"step_ends": ends, "step_values": tuple(draw(st.lists(LOGPS, min_size=len(ends), max_size=len(ends))))}
 
 
 @st.composite

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from hypothesis import strategies as st
 
 from storage.objects.local_store import LocalStore
 from storage.objects.open_store import open_store, probe
-from storage.objects.s3.store import S3Store
 from storage.objects.store import Entry, Store, check_key, check_prefix
 from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageError
+from tests.support.faults.uploads import begin_upload, only_s3
 
 only_local = pytest.mark.parametrize("root", ["local"], indirect=True)
-only_s3 = pytest.mark.parametrize("root", ["moto", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)
 # A store outlives one example of hypothesis; the examples use keys of their own.
 examples = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -394,18 +392,6 @@ def test_the_folders_of_a_first_write_are_durable_too(store: Store, monkeypatch:
     monkeypatch.setattr(os, "fsync", record)
     store.create("new/folder/name", b"")
     assert {"root", "new", "folder"} <= set(flushed)
-
-
-def begin_upload(store: Store, key: str) -> None:
-    """What a writer that is killed leaves behind."""
-    if path := store.local_path(key):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_name(f".{path.name}.0123456789ab").write_bytes(b"half")
-        return
-    assert isinstance(store, S3Store)
-    requests = store.requests
-    begun = requests.run(requests.send, "create_multipart_upload", key)
-    requests.run(partial(requests.send, "upload_part", key, PartNumber=1, UploadId=begun["UploadId"], Body=b"half"))
 
 
 def test_what_killed_writers_left_is_found_and_freed(store: Store):

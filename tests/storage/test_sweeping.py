@@ -20,7 +20,7 @@ from storage.objects.s3.store import S3Store
 from storage.objects.store import Store
 from storage.runs.events import Events, read_events
 from storage.runs.run import Run
-from tests.storage.test_store import begin_upload
+from tests.support.faults.uploads import begin_upload
 from tests.support.storage.synthetic import SyntheticRun
 
 only_local = pytest.mark.parametrize("root", ["local"], indirect=True)

@@ -19,8 +19,8 @@ from storage.weights.checkpoints import Checkpoints
 from storage.weights.versions import Versions
 from tba.errors import Damaged, Missing, StorageError, Superseded
 from tba.types import Base, Version
-from tests.storage.test_store import begin_upload, only_s3
 from tests.support.faults.rewriting import rewrite
+from tests.support.faults.uploads import begin_upload, only_s3
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 remote = pytest.mark.parametrize("root", ["moto"], indirect=True)

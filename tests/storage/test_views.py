@@ -50,18 +50,7 @@ from tests.support.storage.synthetic import (
     prune_version,
     put,
 )
-
-VIEWS = (
-    "alarms", "attempts", "checkpoints", "damage", "difficulty", "draws", "draws_all", "evaluations", "events",
-    "groups", "prompts", "selection", "settings", "shards", "steps", "steps_all", "syncs", "trajectories", "versions",
-)  # fmt: skip
-
-MACROS = (
-    "compare_selection()", "compare_versions()", "cost_per_solved()", "demonstrations()", "drift()", "duplicates()",
-    "eligible_at(2)", "from_reference()", "group_of('0/0/0')", "help()", "learned_from(1)", "outdated()", "pass_at(2)",
-    "preferences()", "prompts_by_set()", "reward_by_age()", "selection_by('length')", "stale(2)",
-    "trajectory('0/0/0')", "unsolved()",
-)  # fmt: skip
+from tests.support.storage.view_names import MACROS, VIEWS
 
 
 @pytest.fixture(scope="module")

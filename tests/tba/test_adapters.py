@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,45 +20,19 @@ from tba.config import Config
 from tba.errors import ConfigError, Damaged, Missing
 from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
-from tba.models.adapters import Adapter, adapted, files_sha256, merge, weights_of
+from tba.models.adapters import adapted, files_sha256, merge, weights_of
 from tba.models.policy import Policy, PolicyScorer
 from tba.presets import preset
 from tba.train.learner import Learner
 from tba.train.moving_reference import MovingReference
 from tba.types import Prompt, Version
+from tests.support.models.adapter_examples import ALPHA, RANK, adapter_of, fresh, moved
 from tests.support.models.families import FAMILIES, family_folder
 from tests.support.models.tiny import tiny_folder, tiny_tokenizer
 
-RANK, ALPHA = 3, 12.0
 TOKENS_BT = torch.tensor([[5, 9, 13, 7, 20, 4], [6, 9, 30, 7, 22, 1]])
 MASK_BT = torch.tensor([[False, False, True, True, True, True]] * 2)
 V0, V1 = Version(0, 1), Version(1, 1)
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tiny_folder(tmp_path / "base")
-
-
-def adapter_of(base: Path, *, rank: int = RANK, targets: str = "all-linear") -> Adapter:
-    return Adapter(
-        rank=rank, alpha=ALPHA, targets=targets, base=base, base_name="some/model", base_sha256=files_sha256(base)
-    )
-
-
-def fresh(base: Path, **changes: object) -> Policy:
-    return Policy.load_adapted(adapter_of(base, **changes), None, seed=1, device="cpu")  # pyright: ignore
-
-
-def moved(base: Path, *, seed: int = 2) -> Policy:
-    """With another B than zeros."""
-    policy = fresh(base)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for name, weights in weights_of(policy.model).items():
-            if ".lora_B." in name:
-                weights.normal_(std=0.1)
-    return policy
 
 
 def effective(policy: Policy) -> nn.Module:

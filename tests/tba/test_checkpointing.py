@@ -16,7 +16,7 @@ from tba.train.learner import Learner
 from tba.train.micro_batches import micro_batches
 from tests.support.builders import fetched_of
 from tests.support.models.tiny import tiny_llama
-from tests.tba.test_pieces import ROWS, make
+from tests.support.tba.micro_batch_examples import ROWS, make
 
 
 def learner(little: bool, **changes: Any) -> Learner:

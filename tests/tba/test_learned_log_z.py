@@ -13,8 +13,8 @@ from tba.train.learner import Learned, Learner
 from tests.support.builders import fetched_of
 from tests.support.models.tiny import EOS_ID, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 from tests.support.tba import toy
-from tests.tba.test_objectives import BETA, REF_NL, assert_close, gradient, groups_of, named, parameters
-from tests.tba.test_trainer import RESPONSES, Buffer, Journal, settings
+from tests.support.tba.objective_examples import BETA, REF_NL, assert_close, gradient, groups_of, named, parameters
+from tests.support.tba.trainers import RESPONSES, Buffer, Journal, settings
 
 REF_N = REF_NL.sum(1)
 STILL = {

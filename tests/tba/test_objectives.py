@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tba.config import ObjectiveConfig, ObjectiveName
-from tba.objectives import Groups, Loss, make_estimator, make_objective, trajectory_balance
+from tba.objectives import Groups, Loss, trajectory_balance
 from tba.objectives.corrections import Correction
 from tba.objectives.grpo import OWN_DR, dr_grpo, grpo
 from tba.objectives.online_dpo import online_dpo
@@ -29,71 +29,25 @@ from tba.objectives.tba_prime import tba_prime
 from tba.objectives.vine_ppo import vine_ppo
 from tba.types import CorrectionKind
 from tests.support.tba import toy
+from tests.support.tba.objective_examples import (
+    BETA,
+    OLD_NL,
+    REF_NL,
+    VALUE_NL,
+    after,
+    assert_close,
+    estimated,
+    given_tokens,
+    gradient,
+    groups_of,
+    named,
+    parameters,
+)
 
-BETA = 0.5
-REF_NL, OLD_NL = (toy.token_logps(toy.random_logits(seed)) for seed in (1, 2))
-VALUE_NL = toy.random_rewards(4, toy.N, toy.L)
 UNCORRECTED = Surrogate()
 NAMES = get_args(ObjectiveName)
 GRADIENTS = ("tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo")
 KINDS = get_args(CorrectionKind)  # the first corrects nothing
-
-
-def parameters(seed: int = 3) -> Tensor:
-    return toy.random_logits(seed).requires_grad_()
-
-
-def groups_of(logits: Tensor, chosen_PK: Tensor, reward_PK: Tensor, *, old_NL: Tensor | None = None) -> Groups:
-    """Sequences of the toy; sampled by the policy itself if by no other."""
-    logp_NL = toy.token_logps(logits)
-    behaviour_NL = logp_NL.detach() if old_NL is None else old_NL
-    return Groups(
-        logp_PKT=logp_NL[chosen_PK],
-        mask_PKT=torch.ones(*chosen_PK.shape, toy.L, dtype=torch.bool),
-        reward_PK=reward_PK,
-        ref_logp_PK=REF_NL[chosen_PK].sum(dim=2),
-        ref_logp_PKT=REF_NL[chosen_PK],
-        behaviour_logp_PKT=behaviour_NL[chosen_PK],
-        length_PK=torch.full(chosen_PK.shape, toy.L + 2),
-        batch_reward=float(reward_PK.mean()),
-        batch_tokens=float(toy.L),
-        value_PKT=VALUE_NL[chosen_PK],
-        step_value_PKT=VALUE_NL[chosen_PK],
-        step_next_PKT=after(VALUE_NL[chosen_PK], reward_PK),
-    )
-
-
-def after(value_PKT: Tensor, reward_PK: Tensor) -> Tensor:
-    """Where each token is a step: the value of the next, and the reward after the last."""
-    return torch.cat([value_PKT[:, :, 1:], reward_PK[:, :, None]], dim=2)
-
-
-def given_tokens(logp_PKT: Tensor, old_PKT: Tensor, reward_PK: Tensor, mask_PKT: Tensor | None = None) -> Groups:
-    """Responses by their log-probabilities, under a reference that gives each token e^-1."""
-    mask_PKT = torch.ones_like(logp_PKT, dtype=torch.bool) if mask_PKT is None else mask_PKT
-    ref_PKT = -mask_PKT.double()
-    return Groups(
-        logp_PKT=logp_PKT * mask_PKT,
-        mask_PKT=mask_PKT,
-        reward_PK=reward_PK,
-        ref_logp_PK=ref_PKT.sum(dim=2),
-        ref_logp_PKT=ref_PKT,
-        behaviour_logp_PKT=old_PKT * mask_PKT,
-        length_PK=mask_PKT.sum(dim=2) + 2,
-        batch_reward=float(reward_PK.mean()),
-        batch_tokens=float(mask_PKT.sum()) / reward_PK.numel(),
-        value_PKT=0.3 * mask_PKT.double(),
-        step_value_PKT=0.3 * mask_PKT.double(),
-        step_next_PKT=reward_PK[:, :, None] * mask_PKT,
-    )
-
-
-def gradient(loss: Loss, to: Tensor) -> Tensor:
-    return torch.autograd.grad(loss.value, to, retain_graph=True)[0]
-
-
-def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def scores_of(logits: Tensor, chosen_PK: Tensor) -> Tensor:
@@ -102,20 +56,6 @@ def scores_of(logits: Tensor, chosen_PK: Tensor) -> Tensor:
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
-
-
-def named(name: str, **chosen: Any) -> Any:
-    """With what it makes of a whole batch, where that is not given."""
-    config = ObjectiveConfig(name=name, **chosen)  # pyright: ignore[reportArgumentType]
-    objective = make_objective(config, max_tokens=toy.L)
-    return lambda groups, beta: objective(estimated(config, groups), beta=beta)
-
-
-def estimated(config: ObjectiveConfig, groups: Groups) -> Groups:
-    estimator = make_estimator(config)
-    if estimator is None or groups.advantage_PKT is not None:
-        return groups
-    return estimator(groups, beta=BETA).of(0, groups)
 
 
 BY_ITSELF: dict[str, Callable[..., Loss]] = {

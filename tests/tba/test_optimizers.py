@@ -18,7 +18,7 @@ from tba.train.learner import Learner
 from tba.train.optimizers import BLOCK, close, make_optimizer, opened
 from tba.train.training_state import TrainingState, optimizer_tensors
 from tests.support.models.tiny import tiny_llama, tiny_tokenizer
-from tests.tba.test_trainer import EVERY, STEPS, Buffer, Journal, LeaseAt, make, settings
+from tests.support.tba.trainers import EVERY, STEPS, Buffer, Journal, LeaseAt, make, settings
 
 NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 CPU = torch.device("cpu")

@@ -1,5 +1,5 @@
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -9,21 +9,19 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from tba.batches.batching import Batch
 from tba.batches.packing import CannotPack, Group
 from tba.config import ObjectiveName
-from tba.models.policy import Policy
 from tba.train.auxiliary_models import LogZ, ValueModel
 from tba.train.learner import Learner, as_groups
 from tba.train.micro_batches import Packed
 from tba.types import Trajectory
 from tests.support.builders import fetched_of
-from tests.support.models.tiny import EOS_ID, tiny_llama, tiny_tokenizer, trajectory
-from tests.tba.test_trainer import settings
+from tests.support.models.tiny import tiny_llama
+from tests.support.tba.micro_batch_examples import BETA, GPT2, ROWS, K, group, make
 
-K, BETA = 3, 0.5
 OBJECTIVES: dict[str, dict[str, Any]] = {
     **{name: {"objective__name": name} for name in get_args(ObjectiveName)},
     "leave-one-out": {"objective__log_z": "leave-one-out"},
@@ -34,63 +32,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "grpo by tokens of the batch": {"objective__name": "grpo", "objective__normaliser": "tokens"},
     "rloo for whole responses": {"objective__name": "proximal-rloo", "objective__include_eos": False},
 }
-GPT2 = GPT2LMHeadModel(
-    GPT2Config(
-        n_embd=16, n_layer=2, n_head=2, initializer_range=0.3, vocab_size=78, bos_token_id=None, eos_token_id=EOS_ID,
-        n_positions=64, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0,
-    )
-).double().eval()  # fmt: skip
-"""All of it computes in double precision."""
-
-
-def group(slot: int, prompt: int, lengths: Sequence[int], *, holes: bool = False) -> list[Trajectory]:
-    """Of as many prompt tokens, and responses of as many, EOS included; with holes where others have written."""
-    return [
-        trajectory(
-            prompt_id=str(slot),
-            prompt_tokens=tuple(4 + slot + i for i in range(prompt)),
-            response_tokens=(tokens := (*(10 + (7 * slot + 5 * j + i * i) % 60 for i in range(length - 1)), EOS_ID)),
-            behaviour_logps=tuple(-3.0 - 0.5 * ((i + j) % 5) for i in range(length)),
-            ref_logps=tuple(-4.0 + 0.7 * ((i * j + slot) % 4) for i in range(length)),
-            reward=float((slot + j) % 2) + 0.1 * j,
-            step_ends=(1, length) if length > 1 else (length,),
-            step_values=(0.5, 0.3 * j) if length > 1 else (0.4,),
-            **({"loss_mask": tuple(i % 3 != 1 for i in range(len(tokens)))} if holes else {}),
-        )
-        for j, length in enumerate(lengths)
-    ]
-
-
-ROWS = [*group(0, 3, [2, 4, 1]), *group(1, 2, [9, 14, 6]), *group(2, 4, [3, 1, 5], holes=True), *group(3, 1, [1, 1, 2])]
-"""Of which a model reads 7 tokens, 28, 10 and 2: 47 with the prompts of each read once."""
-
-
-def make(
-    *, model: PreTrainedModel = GPT2, packs: bool = True, rows: list[Trajectory] = ROWS, **changes: Any
-) -> Learner:
-    """A learner about to take a step after some others: its companion is no longer as it begins."""
-    usual = {
-        "training__prompts_per_step": len(rows) // K,
-        "training__responses_per_prompt": K,
-        "training__groups_per_micro_batch": None,
-        "search__responses_per_prompt": K,
-        "search__initial_fill": 100,
-        "search__temperature": 0.7,
-    }
-    config = settings(**{**usual, **changes})
-    policy = Policy(copy.deepcopy(model), tiny_tokenizer(), torch.device("cpu"))
-    learner = Learner(config, policy)
-    learner.packs = packs
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        if learner.companion:
-            weight_D = learner.companion.model.head.weight_D
-            weight_D.copy_(torch.randn(weight_D.shape, generator=generator))
-        learner._reset_reference(2)
-        if learner.reference:
-            for it in learner.reference.model.parameters():
-                it.add_(0.1 * torch.randn(it.shape, generator=generator))
-    return learner
 
 
 def found_by(learner: Learner, rows: list[Trajectory] = ROWS) -> tuple[dict[str, Tensor], dict[str, float]]:

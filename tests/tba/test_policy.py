@@ -14,8 +14,9 @@ from tba.batches.batching import collate
 from tba.errors import ConfigError, Damaged, RunFailed
 from tba.models.policy import Policy, PolicyScorer
 from tba.models.pretrained import resolve_device
-from tba.types import Prompt, Response, Version
+from tba.types import Version
 from tests.support.builders import fetched_of
+from tests.support.models.policy_examples import prompt, response
 from tests.support.models.tiny import EOS_ID, PAD_ID, response_logps, tiny_folder, tiny_policy, trajectory
 
 
@@ -218,25 +219,6 @@ def test_padding_falls_back_to_eos_where_a_tokenizer_has_no_padding():
 
 
 # --- The scorer ---
-
-
-def prompt(*tokens: int) -> Prompt:
-    return Prompt(prompt_id=str(tokens), text="", tokens=tokens)
-
-
-def response(*tokens: int) -> Response:
-    return Response(
-        tokens=tokens,
-        logps=(0.0,) * len(tokens),
-        text="",
-        finished=tokens[-1:] == (EOS_ID,),
-        temperature=0.7,
-        top_p=1.0,
-        seed=0,
-        version_start=Version(0, 1),
-        version_end=Version(0, 1),
-        generate_seconds=0.0,
-    )
 
 
 PROMPTS = [prompt(4, 5, 6), prompt(7), prompt(8, 9)]

@@ -23,8 +23,8 @@ from tba.train.learner import Learned, Learner
 from tba.types import Trajectory
 from tests.support.models.tiny import tiny_llama, tiny_policy, tiny_tokenizer
 from tests.support.tba import toy
-from tests.tba.test_objectives import BETA, REF_NL, assert_close, given_tokens, gradient, parameters
-from tests.tba.test_trainer import PROMPTS, RESPONSES, Buffer, Journal, settings
+from tests.support.tba.objective_examples import BETA, REF_NL, assert_close, given_tokens, gradient, parameters
+from tests.support.tba.trainers import PROMPTS, RESPONSES, Buffer, Journal, settings
 
 HOLES_PKT = torch.tensor(
     [[[1, 1, 1, 1, 1], [0, 1, 0, 1, 0]], [[0, 0, 1, 1, 0], [1, 0, 0, 0, 0]], [[1, 0, 1, 1, 1], [0, 0, 0, 0, 0]]]

@@ -13,9 +13,9 @@ from tba.presets import PRESETS, preset
 from tba.train.learner import Learner
 from tba.types import Version
 from tests.support.builders import fetched_of
+from tests.support.models.policy_examples import prompt, response
 from tests.support.models.tiny import tiny_llama
-from tests.tba.test_pieces import ROWS, make
-from tests.tba.test_policy import prompt, response
+from tests.support.tba.micro_batch_examples import ROWS, make
 
 BITS = 2**-8
 """Greatest relative error of a number in bfloat16."""

@@ -33,7 +33,7 @@ from tests.support.builders import fetched_of
 from tests.support.models.families import FAMILIES, family_folder
 from tests.support.models.tiny import EOS_ID, PAD_ID, tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 from tests.support.tba.a_rank import precise_policy, sharded
-from tests.tba.test_trainer import settings
+from tests.support.tba.trainers import settings
 
 SIZES = [2, 4]
 P, K = 5, 3

@@ -6,7 +6,7 @@ import torch
 from tba.train.learner import Learner
 from tba.types import Outcome
 from tests.support.models.tiny import tiny_policy
-from tests.tba.test_trainer import Buffer, Journal, settings
+from tests.support.tba.trainers import Buffer, Journal, settings
 
 
 def steps_of(learner: Learner, n: int) -> list[dict[str, list[float]]]:

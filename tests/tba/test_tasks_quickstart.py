@@ -10,24 +10,11 @@ from tba.models.supervised import Demonstration, probabilities
 from tba.tasks import quickstart
 from tba.tasks.quickstart_problems import demonstrations, problems
 from tba.tasks.registry import get_task, grade
-from tba.types import Response, Version
-from tests.support.models.tiny import tiny_tokenizer
-
-
-def response(text: str, *, finished: bool = True) -> Response:
-    v = Version(0, 1)
-    return Response(
-        tokens=(1,), logps=(0.0,), text=text, finished=finished, temperature=1.0, top_p=1.0, seed=0,
-        version_start=v, version_end=v, generate_seconds=0.0,
-    )  # fmt: skip
+from tests.support.tba.quickstart_examples import prompts, response
 
 
 def read(written: str) -> int:
     return int(written[::-1])
-
-
-def prompts(split: str):
-    return get_task("quickstart").prompts(split, [], tiny_tokenizer(), max_tokens=16)
 
 
 def test_prompts_ask_for_sums_and_answers_are_the_sums_all_written_units_first():

@@ -16,8 +16,8 @@ from tba.presets import preset
 from tba.tasks.registry import get_task
 from tba.tasks.tldr import TLDR
 from tba.types import Prompt, Response, Version
+from tests.support.models.judges import classifier
 from tests.support.models.tiny import EOS, tiny_tokenizer
-from tests.tba.test_judge import classifier
 
 POST = "SUBREDDIT: r/pens\n\nPOST: I lost a pen.\n\nTL;DR:"
 ROWS = [

@@ -1,4 +1,4 @@
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from tba.config import TaskConfig
 from tba.errors import DataError
 from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
@@ -15,41 +14,13 @@ from tba.interfaces import TakesTurns
 from tba.models.policy import Policy, PolicyScorer
 from tba.search import turns
 from tba.seeds import turn_seed
-from tba.types import Prompt, Request, Response, Reward, Version
+from tba.types import Prompt, Request, Response, Version
 from tests.support import fakes
 from tests.support.models.tiny import EOS_ID, tiny_llama, tiny_tokenizer
+from tests.support.tba.turn_examples import CHARACTERS, Echo
 
-CHARACTERS = "01?="
 V0 = Version(0, 1)
 MOST = 14
-
-
-class Echo:
-    """Answers a turn with the turn itself, until a turn is empty or it is the third; likes ones in the last turn."""
-
-    name = "echo"
-
-    def __init__(self, config: TaskConfig | None = None):
-        pass
-
-    def source(self, split: str) -> str:
-        return ""
-
-    def prompts(
-        self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
-    ) -> list[Prompt]:
-        return [
-            Prompt(prompt_id=f"{split}-{text}", text=text, tokens=tuple(tokenizer(text).input_ids))
-            for text in ("0?", "1?", "00?", "01?", "10?", "11?", "000?", "001?")
-        ]
-
-    def reply(self, prompt: Prompt, turns: Sequence[str], tokenizer: Any) -> Sequence[int] | None:
-        if not turns[-1] or len(turns) == 5:
-            return None
-        return tokenizer(f"?{turns[-1]}=", add_special_tokens=False).input_ids
-
-    def reward(self, prompt: Prompt, response: Response) -> Reward:
-        return Reward(value=float(response.turns[-1].count("1") > 0))
 
 
 PROMPTS = Echo().prompts("train", [], tiny_tokenizer(CHARACTERS), max_tokens=9)

@@ -24,11 +24,10 @@ from tba.tasks.steps import line_ends, step_ends
 from tba.types import Prompt, Request, Response, Reward, Trajectory, Version
 from tests.support import fakes
 from tests.support.models.tiny import EOS, tiny_llama, tiny_tokenizer
-from tests.tba.test_turns import Echo
+from tests.support.tba.turn_examples import Echo
+from tests.support.tba.value_examples import CHARACTERS, text_of
 
-CHARACTERS = "01?="
 V0 = Version(0, 1)
-TOKENIZER = tiny_tokenizer(CHARACTERS)
 MOST, SAMPLES = 8, 3
 
 
@@ -193,10 +192,6 @@ class Scorer(fakes.Scorer):
 @pytest.fixture(scope="module")
 def rounds(folder: Path) -> dict[int, list[Trajectory]]:
     return search(folder).shards
-
-
-def text_of(tokens: Sequence[int]) -> str:
-    return str(TOKENIZER.decode(tokens, skip_special_tokens=True))
 
 
 def states(row: Trajectory) -> list[tuple[int, ...]]:

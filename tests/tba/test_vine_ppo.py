@@ -23,8 +23,8 @@ from tba.types import Trajectory
 from tests.support.builders import fetched_of
 from tests.support.models.tiny import EOS_ID, PAD_ID, tiny_policy, trajectory
 from tests.support.tba import toy
-from tests.tba.test_objectives import BETA, assert_close, given_tokens, gradient, parameters
-from tests.tba.test_trainer import Buffer, Journal, settings
+from tests.support.tba.objective_examples import BETA, assert_close, given_tokens, gradient, parameters
+from tests.support.tba.trainers import Buffer, Journal, settings
 
 OPTIONS: dict[str, Any] = {"responses_per_prompt": 2, "pad_id": PAD_ID, "include_eos": True, "by_step": True}
 

@@ -13,9 +13,9 @@ from tba.generation.requests import generate
 from tba.models.adapters import Adapter
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
+from tests.support.models.adapter_examples import adapter_of, moved
 from tests.support.models.tiny import tiny_tokenizer
 from tests.support.vllm import ON_CPU, SIMILAR, needs_vllm, served_folder
-from tests.tba.test_adapters import adapter_of, moved
 
 pytestmark = needs_vllm
 

@@ -25,6 +25,7 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
 from tests.support.models.families import FAMILIES, family_folder
 from tests.support.models.tiny import EOS_ID, tiny_tokenizer
+from tests.support.models.vllm_examples import prompts_of
 from tests.support.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
 
 pytestmark = needs_vllm
@@ -73,11 +74,6 @@ def test_what_vllm_would_serve_as_another_model_is_refused_before_an_engine_star
     family_folder(tmp_path, FAMILIES[family])
     with pytest.raises(ConfigError, match=rf"^engine\.name: vLLM cannot serve this model so: .* {fault}.*; "):
         make_generator().adopt(tmp_path, V0)
-
-
-def prompts_of(texts: list[str]) -> list[Prompt]:
-    tokenizer = tiny_tokenizer()
-    return [Prompt(prompt_id=text, text=text, tokens=tuple(tokenizer(text).input_ids)) for text in texts]
 
 
 PROMPTS = prompts_of(TEXTS)

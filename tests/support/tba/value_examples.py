@@ -1,0 +1,12 @@
+"""Responses whose states have values."""
+
+from collections.abc import Sequence
+
+from tests.support.models.tiny import tiny_tokenizer
+
+CHARACTERS = "01?="
+TOKENIZER = tiny_tokenizer(CHARACTERS)
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return str(TOKENIZER.decode(tokens, skip_special_tokens=True))
