@@ -25,7 +25,7 @@ from benchmarks.generation import hardware, named
 
 ROOT = Path(__file__).parents[1]
 TESTS = ["tests/test_devices.py"]
-TESTS_OF_VLLM = ["tests/tba/test_vllm_generation.py", "tests/flows/test_vllm.py"]
+TESTS_OF_VLLM = ["tests/tba/generation/test_vllm_generator.py", "tests/flows/runs/test_vllm.py"]
 MEASUREMENTS = ["benchmarks.generation", "benchmarks.scoring", "benchmarks.weights"]
 MEASUREMENTS_OF_VLLM = ["benchmarks.searching"]
 

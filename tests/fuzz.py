@@ -1,8 +1,8 @@
 """Coverage-guided fuzzing of the readers of stored bytes, for as long as somebody wants: `make fuzz`.
 
-`tests/storage/test_fuzz.py` damages what is stored at random; here atheris looks for bytes that reach new code. Each
-kind of object has a process, whose first input is a real object of its kind. What a reader raises beside an error of
-ours that names the object ends it, and the bytes that did it are left behind.
+`tests/storage/maintenance/test_fuzz.py` damages what is stored at random; here atheris looks for bytes that reach new
+code. Each kind of object has a process, whose first input is a real object of its kind. What a reader raises beside an
+error of ours that names the object ends it, and the bytes that did it are left behind.
 """
 
 import argparse

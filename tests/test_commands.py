@@ -147,7 +147,7 @@ EXCUSES = [
     Excuse("python -m benchmarks", "it measures for minutes to days, and writes into the repository", has_its_options),
     Excuse(
         "python -m flows.stack",
-        "tests/flows/test_stack.py starts one",
+        "tests/flows/orchestration/test_stack.py starts one",
         lambda words: has_its_options([*words[:2], "flows.orchestration.stack", *words[3:]]),
     ),
     Excuse("prefect deployment run", "tests/flows run deployments on a server of their own", is_a_deployment),
@@ -155,26 +155,29 @@ EXCUSES = [
     Excuse(r"(\S*python3? -m |\S*)pip (install|download)", "it reaches a registry", has_its_files),
     Excuse(r"python\S* -m venv", "it takes seconds, and is not ours"),
     Excuse("(HF_HUB_OFFLINE=1 )?lm-eval/bin/lm_eval", "lm-eval has an environment of its own, and needs the hub"),
-    Excuse(r"tba sql \S+$", "it asks, and waits for answers: tests/flows/test_sql.py"),
+    Excuse(r"tba sql \S+$", "it asks, and waits for answers: tests/flows/commands/test_sql.py"),
     Excuse("export ", "it names places that are not here"),
-    Excuse("tba export .* --adapter", "this run has no adapters: tests/flows/test_lora.py"),
-    Excuse("tba give-up \\S+ traj", "this run has lost no shard: tests/flows/test_give_up.py"),
-    Excuse("tba browse ", "it serves pages until it is ended: tests/flows/test_browse.py"),
-    Excuse("tba import ", "this run has finished, and other prompts: tests/flows/test_imports.py"),
-    Excuse("tba wandb ", "W&B has processes of its own: tests/storage/test_metric_log.py"),
-    Excuse("tba run verifiers", "the library is an extra: tests/flows/test_verifiers.py"),
-    Excuse("tba run .* search.prompts_from", "the run has prompts of another task: tests/storage/test_difficulty.py"),
+    Excuse("tba export .* --adapter", "this run has no adapters: tests/flows/runs/test_lora.py"),
+    Excuse("tba give-up \\S+ traj", "this run has lost no shard: tests/flows/commands/test_give_up.py"),
+    Excuse("tba browse ", "it serves pages until it is ended: tests/flows/pages/test_browse.py"),
+    Excuse("tba import ", "this run has finished, and other prompts: tests/flows/commands/test_import.py"),
+    Excuse("tba wandb ", "W&B has processes of its own: tests/storage/metrics/test_metric_log.py"),
+    Excuse("tba run verifiers", "the library is an extra: tests/flows/runs/test_verifiers.py"),
+    Excuse(
+        "tba run .* search.prompts_from",
+        "the run has prompts of another task: tests/storage/queries/test_difficulty.py",
+    ),
 ]
 if (ROOT / "docs/kubernetes.md").exists():
     EXCUSES.append(Excuse("(kubectl|helm|docker|kind|minikube) ", "it changes a machine or a cluster"))
 """A command of ours is still read by its own parser; tests/test_pages.py has its settings checked."""
 CODE = [
-    Excuse('"""Add two numbers', "tests/flows/test_task_from_outside.py trains on it"),
+    Excuse('"""Add two numbers', "tests/flows/runs/test_task_from_outside.py trains on it"),
     Excuse('"""Questions of a file', "as above"),
     Excuse("from tba.config import parse_options", "a part of it; tests/tba/test_config.py parses options of tasks"),
-    Excuse(r"\s*def (reply|step_ends)", "methods of a task: tests/flows/test_turns.py, tests/tba/test_steps.py"),
-    Excuse("import re\n\nimport verifiers", "the library is an extra: tests/flows/test_verifiers.py"),
-    Excuse("import random\n", "tests/flows/test_redteam.py runs it"),
+    Excuse(r"\s*def (reply|step_ends)", "methods of a task: tests/flows/runs/test_turns.py, tests/tba/tasks"),
+    Excuse("import re\n\nimport verifiers", "the library is an extra: tests/flows/runs/test_verifiers.py"),
+    Excuse("import random\n", "tests/flows/runs/test_redteam.py runs it"),
 ]
 """Likewise, of code in Python."""
 

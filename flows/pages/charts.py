@@ -2,7 +2,8 @@
 
 This module computes the places of everything in a picture; the templates in templates/charts/ write them as SVG. A
 figure also carries its data as JSON, for the script of the report (report/charts.js), which draws it again when a
-reader zooms, smooths, or chooses another axis. Both must agree: tests/flows/test_report_in_browser.py compares them.
+reader zooms, smooths, or chooses another axis. Both must agree, and a test in a browser
+compares them.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A rank of tests/tba/test_ranks.py other than the first: `python -m tests.support.tba.a_rank SIZE RANK`."""
+"""A rank other than the first, for tests of ranks: `python -m tests.support.tba.a_rank SIZE RANK`."""
 
 import sys
 from typing import Any

@@ -117,7 +117,7 @@ def test_moments_take_what_is_said(name: OptimizerName, dtype: Literal["float32"
 
 
 def test_the_page_and_the_plan_say_what_each_optimizer_holds():
-    text = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
     said = set[str]()
     for name in get_args(OptimizerName):
         config = preset("quickstart").replace({"training.optimizer": name})
@@ -138,7 +138,7 @@ def test_what_lies_in_main_memory_is_said_apart(tmp_path: Path, objective: str, 
 
 
 def test_what_the_page_says_of_seven_billion_parameters():
-    text = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "scaling.md").read_text()
     plain = preset("math").replace(
         {
             "training.ranks": 4,

@@ -23,7 +23,7 @@ from tests.support.models.tiny import tiny_folder
 from tests.support.tba.redteam import redteam_options
 
 STEPS = 12
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 @pytest.fixture(scope="module")

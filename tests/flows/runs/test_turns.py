@@ -19,7 +19,7 @@ from tests.support.tba.turn_examples import CHARACTERS
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("policy") / "tiny"
     Policy(tiny_llama(characters=CHARACTERS), tiny_tokenizer(CHARACTERS), torch.device("cpu")).snapshot().save(folder)
-    task = "tests.tba.test_turns:Echo"
+    task = "tests.support.tba.turn_examples:Echo"
     changes = {"task.name": task, "training.steps": 4, "search.top_p": 1.0, "search.temperature": 1.0}
     run = create.start(settings(folder, **changes), str(tmp_path_factory.mktemp("root")), "turns")
     run_all(run)
@@ -82,6 +82,7 @@ def test_the_stored_text_is_what_was_said_in_turn(finished: Run):
 
 def test_a_dry_run_says_that_what_the_environment_wrote_is_stored_too():
     said = [
-        describe.describe(resolve.resolve(task, {"model.path": "m"})) for task in ("tests.tba.test_turns:Echo", "gsm8k")
+        describe.describe(resolve.resolve(task, {"model.path": "m"}))
+        for task in ("tests.support.tba.turn_examples:Echo", "gsm8k")
     ]
     assert ["more as what the task answers is stored too" in it for it in said] == [True, False]

@@ -36,7 +36,7 @@ CHANGES = {
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("policy") / "tiny"
     Policy(tiny_llama(characters=CHARACTERS), TOKENIZER, torch.device("cpu")).snapshot().save(folder)
-    config = settings(folder, **{"task.name": "tests.tba.test_values:Ones", **CHANGES})
+    config = settings(folder, **{"task.name": "tests.tba.search.test_values:Ones", **CHANGES})
     run = create.start(config, str(tmp_path_factory.mktemp("root")), "vine")
     run_all(run)
     return run
@@ -111,7 +111,7 @@ def test_a_step_can_be_taken_again(finished: Run):
 
 def test_a_run_that_cannot_have_values_is_refused_before_it_begins():
     with pytest.raises(ConfigError, match=r"search\.value_samples must be 0 for task 'echo', which answers back"):
-        resolve.resolve("tests.tba.test_turns:Echo", {"search.value_samples": 9})
+        resolve.resolve("tests.support.tba.turn_examples:Echo", {"search.value_samples": 9})
     values = describe.describe(resolve.resolve("gsm8k", {"search.value_samples": 9, "objective.name": "vine-ppo"}))
     assert "9 continuations of at most 25 of the states of each response" in values
     assert "8 more for each of its steps" in values and "less as continuations are not stored" in values

@@ -19,7 +19,7 @@ V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 
 @pytest.fixture(autouse=True)
 def looks_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they find beside everything else is in tests/tba/test_lookout.py."""
+    """What they find beside everything else is in tests/tba/search/test_version_watcher.py."""
     monkeypatch.setattr("tba.search.version_watcher.Background", fakes.AtOnce)
 
 

@@ -70,7 +70,7 @@ def cluster(postgres: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "TBA_HOME": str(home),
         "TBA_CACHE": str(home / "cache"),
         "HELD_AT": str(home / "held-at"),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(Path(__file__).parents[3]),
     }
     with Cluster(home, pools=POOLS, ui=False, variables=variables) as cluster:
         yield cluster

@@ -87,7 +87,7 @@ def test_what_a_killed_process_left_is_swept_up_by_the_next_that_asks(own_cache:
 def test_what_another_process_uses_is_kept_until_it_ends(own_cache: Path):
     user = (
         "import sys\n"
-        "from tests.storage.test_cache import ask\n"
+        "from tests.storage.local_files.test_shared_cache import ask\n"
         "ask('aa1'); print('has it', flush=True); sys.stdin.read()\n"
     )
     with subprocess.Popen([sys.executable, "-c", user], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

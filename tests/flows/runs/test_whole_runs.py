@@ -47,7 +47,7 @@ from tests.support.flows.live_roles import (
 )
 from tests.support.models.families import FAMILIES, family_folder
 from tests.support.models.tiny import tiny_policy
-from tests.tba.test_tasks_gsm8k import data_folder
+from tests.tba.tasks.test_gsm8k import data_folder
 
 
 def test_a_run_ends_with_every_step_in_the_ledger_and_nothing_missing_or_doubled(finished):

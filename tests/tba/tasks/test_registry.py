@@ -181,7 +181,7 @@ def test_an_option_at_fault_is_named(options: dict[str, Any], says: str):
     assert says in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["quickstart", "gsm8k", "tests.tba.test_turns:Echo"])
+@pytest.mark.parametrize("name", ["quickstart", "gsm8k", "tests.support.tba.turn_examples:Echo"])
 def test_options_are_refused_for_a_task_without_them(name: str):
     with pytest.raises(ConfigError, match=rf"'task.options.colour': task '{name}' takes no options"):
         get_task(TaskConfig(name=name, options={"colour": "red"}))
