@@ -264,22 +264,22 @@ def run_code(text: str, root: Path) -> None:
 def fit(options: Namespace, root: Path) -> None:
     """A command of some page to the run that is here: names, numbers, and what would take long."""
     here = vars(options)
-    match options.command.__name__:
-        case "run_command":
+    match options.command.__module__.rpartition(".")[2]:
+        case "run":
             here.update(dry_run=True, root="runs")
-        case "fork_command":
+        case "fork":
             here.update(no_start=True, name=f"fork-{secrets.token_hex(4)}", step=min(options.step, CHECKPOINT))
-        case "watch_command":
+        case "watch":
             here.update(once=True)
-        case "scale_command":
+        case "scale":
             here.update(run="live")
-        case "audit_command":
+        case "audit":
             here.update(step=STEPS)
-        case "export_command" if options.query:
+        case "export" if options.query:
             here.update(run="live")  # where something is right
-        case "export_command" if options.version:
+        case "export" if options.version:
             here.update(version=VERSION)
-        case "runs_command":
+        case "runs":
             here.update(root=str(root))
         case _:
             pass

@@ -113,11 +113,11 @@ def test_a_run_outlives_a_worker_a_role_and_the_server_and_is_scaled_meanwhile(c
     assert searchers == 4
     assert "role-lost" not in {event["kind"] for event in read_events(run)}
     kept = cluster.run_deployment("retention/nightly", {"root": str(root), "drop_payloads": True})
-    until(lambda: cluster.state_of(kept)["type"] in FINAL, "the shards are compacted", PATIENCE)
-    assert cluster.state_of(kept)["type"] == "COMPLETED", cluster.state_of(kept)
+    until(lambda: cluster.api.state_of(kept)["type"] in FINAL, "the shards are compacted", PATIENCE)
+    assert cluster.api.state_of(kept)["type"] == "COMPLETED", cluster.api.state_of(kept)
     assert list((root / "runs/r/compactions").glob("*.parquet"))
     assert main(["check", run.url]) == 0
-    for left in cluster.flow_runs("RUNNING"):  # whose processes were killed; an automation notices in two minutes
+    for left in cluster.api.flow_runs("RUNNING"):  # whose processes were killed; an automation notices in two minutes
         cluster.set_state(left["id"], "CRASHED")
 
 
@@ -147,7 +147,9 @@ def test_a_supervisor_that_was_killed_has_another_go_and_alarms_are_told_by_auto
         )
         changed = cluster.python("-m", "flows.orchestration.automations", "--tell", "custom-webhook/team")
         assert made == changed and len(made.splitlines()) == 3
-        assert sorted(it["name"] for it in cluster.call("POST", "/automations/filter", {})) == sorted(made.splitlines())
+        assert sorted(it["name"] for it in cluster.api.call("POST", "/automations/filter", {})) == sorted(
+            made.splitlines()
+        )
 
         overrides = {**LIMITS, "limits.orphan_after": 900.0, "search.searchers": 1, "alarms.late_after": 1.0}
         flow = Flow(cluster, root, "r", overrides=overrides)
