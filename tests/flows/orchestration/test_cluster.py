@@ -118,7 +118,7 @@ def test_a_run_outlives_a_worker_a_role_and_the_server_and_is_scaled_meanwhile(c
     assert list((root / "runs/r/compactions").glob("*.parquet"))
     assert main(["check", run.url]) == 0
     for left in cluster.api.flow_runs("RUNNING"):  # whose processes were killed; an automation notices in two minutes
-        cluster.set_state(left["id"], "CRASHED")
+        cluster.api.set_state(left["id"], "CRASHED")
 
 
 def hold(cluster: Cluster, *, at: int) -> None:
