@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import urllib.error
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -27,12 +28,19 @@ from tba.errors import ConfigError
 from tba.presets import preset
 from tests.conftest import s3_root
 from tests.support.flows.prefect_flow import OVERRIDES, ROLES, Flow
-from tests.support.flows.roles import LIMITS, SCRIPT_ROLE, TINY, at_work, behave, finish, is_running, until
+from tests.support.flows.roles import LIMITS, SCRIPT_ROLE, TINY, at_work, behave, end_roles, finish, is_running, until
 from tests.support.models.tiny import tiny_folder
 from tests.support.servers import Server
 from tests.support.storage.wandb_files import history
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    for folder in tmp_path.glob("runs/*"):
+        end_roles(Run.open(str(folder)))
 
 
 def once_at_work(url: str) -> Run:

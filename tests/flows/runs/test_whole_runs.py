@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +46,20 @@ from tests.support.flows.live_roles import (
     upload,
 )
 from tests.support.models.families import FAMILIES, family_folder
-from tests.support.models.tiny import tiny_policy
+from tests.support.models.tiny import tiny_folder, tiny_policy
 from tests.tba.tasks.test_gsm8k import data_folder
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Run]:
+    run = create.start(settings(policy), str(tmp_path_factory.mktemp("root")), "whole")
+    run_all(run)
+    yield run
 
 
 def test_a_run_ends_with_every_step_in_the_ledger_and_nothing_missing_or_doubled(finished):

@@ -1,6 +1,7 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -23,8 +24,15 @@ from storage.runs.events import read_events
 from storage.runs.leases import Lease, read_leases
 from storage.runs.run import Run
 from tba.errors import Damaged, RunFailed, Stopped, StorageError, Superseded
-from tests.support.flows.roles import LIMITS, at_work, behave, finish, is_running, script, until, works
+from tests.support.flows.roles import LIMITS, at_work, behave, end_roles, finish, is_running, script, until, works
 from tests.support.flows.supervised import ROLES, Supervised, make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    run = make_run(tmp_path)
+    yield run
+    end_roles(run)
 
 
 class Away:

@@ -14,7 +14,7 @@ from storage.maintenance.check import check
 from storage.queries.views import connect
 from storage.runs.run import Run
 from tba.errors import TBAError
-from tests.support.faults.readers import READERS
+from tests.support.faults.readers import READERS, make_whole_run
 
 DAMAGED: list[Any] = [
     None,
@@ -33,6 +33,11 @@ DAMAGED: list[Any] = [
     [[]],
 ]
 NO_RECORDS = [b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"PAR1" * 3, b"1e999"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_whole_run(tmp_path_factory.mktemp("root"))
 
 
 def read_views(run: Run) -> None:

@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from storage.log.compactions import Compactions
 from storage.log.ledger import read_entries
 from storage.log.prompts import read_prompts
@@ -64,11 +62,6 @@ READERS: Mapping[str, Callable[[Run], Any]] = {
     "trajectories": replay,
 }
 """Who reads a kind of object; of the others `check`, the views and the list of runs do."""
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return make_whole_run(tmp_path_factory.mktemp("root"))
 
 
 def make_whole_run(folder: Path) -> Run:

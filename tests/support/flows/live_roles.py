@@ -3,13 +3,11 @@
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 import storage
-from flows.planning import create, resolve
+from flows.planning import resolve
 from flows.roles import wiring
 from storage import layout
 from storage.log.trajectories import Trajectories
@@ -21,7 +19,6 @@ from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.config import Config
 from tba.errors import Stopped
-from tests.support.models.tiny import tiny_folder
 
 STEPS, EVERY = 12, 2
 SMALL = {
@@ -98,18 +95,6 @@ def run_all(run: Run) -> None:
     threads["searcher-000"].join()
     assert (ended["trainer"], ended["evaluator"]) == ([], [])
     assert [type(error) for error in ended["searcher-000"]] == [Stopped]
-
-
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_folder(tmp_path_factory.mktemp("policy") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> Iterator[Run]:
-    run = create.start(settings(policy), str(tmp_path_factory.mktemp("root")), "whole")
-    run_all(run)
-    yield run
 
 
 def rows(run: Run, query: str) -> list[tuple]:

@@ -1,17 +1,14 @@
 """The flow `tba` as a run of a Prefect server."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from flows.orchestration.stack import FINAL, Stack
 from storage import layout
 from storage.objects.open_store import open_store
 from storage.runs.run import Run
-from tests.support.flows.roles import LIMITS, end_roles, until
+from tests.support.flows.roles import LIMITS, until
 
 OVERRIDES = {**LIMITS, "search.searchers": 1}
 ROLES = ("trainer", "evaluator", "searcher-000")
@@ -71,10 +68,3 @@ class Flow:
     def found_children(self) -> dict[str, dict[str, Any]]:
         wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [self.id]}}}
         return {it["name"]: it for it in self.stack.api.call("POST", "/flow_runs/filter", wanted)}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    for folder in tmp_path.glob("runs/*"):
-        end_roles(Run.open(str(folder)))

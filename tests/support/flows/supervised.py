@@ -1,11 +1,8 @@
 """A supervisor in a thread, over roles that follow a script."""
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from flows.supervision.gpus import Devices
 from flows.supervision.life import Event, StopRequest
@@ -16,7 +13,7 @@ from storage.runs.lease_watch import Seen
 from storage.runs.run import Run
 from tba.config import parse
 from tba.presets import preset
-from tests.support.flows.roles import LIMITS, end_roles, script
+from tests.support.flows.roles import LIMITS, script
 
 ROLES = ("trainer", "evaluator", "searcher-000", "searcher-001")
 
@@ -62,10 +59,3 @@ def make_run(root: Path, changes: dict[str, Any] | None = None) -> Run:
     run = Run.create(str(root), "r", config=config.to_dict(), sampler_sql="select 1", code_version="test")
     change_state(run, desired="run", searchers=2)
     return run
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    run = make_run(tmp_path)
-    yield run
-    end_roles(run)

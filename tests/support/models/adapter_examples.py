@@ -2,19 +2,12 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from tba.models.adapters import Adapter, files_sha256, weights_of
 from tba.models.policy import Policy
-from tests.support.models.tiny import tiny_folder
 
 RANK, ALPHA = 3, 12.0
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tiny_folder(tmp_path / "base")
 
 
 def adapter_of(base: Path, *, rank: int = RANK, targets: str = "all-linear") -> Adapter:

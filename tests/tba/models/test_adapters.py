@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +34,11 @@ from tests.support.models.tiny import tiny_folder, tiny_tokenizer
 TOKENS_BT = torch.tensor([[5, 9, 13, 7, 20, 4], [6, 9, 30, 7, 22, 1]])
 MASK_BT = torch.tensor([[False, False, True, True, True, True]] * 2)
 V0, V1 = Version(0, 1), Version(1, 1)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tiny_folder(tmp_path / "base")
 
 
 def effective(policy: Policy) -> nn.Module:
