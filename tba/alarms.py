@@ -1,29 +1,29 @@
-"""Alarms: what goes wrong quietly. Each is told once when it begins, and once when it is over."""
+"""Alarms: problems that raise no error. Each alarm is reported once when it begins, and once when it is over."""
 
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-BEGAN, OVER = "began", "over"  # what the data of an alarm's event says under `alarm`
+BEGAN, OVER = "began", "over"  # values of `alarm` in the data of an alarm's event
 
 
 class Alarm(NamedTuple):
     kind: str
     message: str
-    of: str = ""  # whose, or where, if there can be several of a kind
+    of: str = ""  # what the alarm is about, if there can be several alarms of one kind
     severity: str = "warning"
 
 
 class Alarms:
-    """Those that one role tells, by `tell(kind, message, severity, **data)`. One is over once so many looks in a row
-    have not found it."""
+    """The alarms of one role. The role reports them with `tell(kind, message, severity, **data)`. An alarm is over once
+    `patience` looks in a row have not found it."""
 
     def __init__(self, tell: Callable[..., None], *, patience: int = 1):
         self.tell, self.patience = tell, patience
         self.held: dict[tuple[str, str], _Held] = {}
 
     def look(self, found: Iterable[Alarm]) -> None:
-        """With all that hold now."""
+        """Report what has changed since the last look. `found` has all alarms that hold at this moment."""
         present = {(alarm.kind, alarm.of): alarm for alarm in found}
         for key, alarm in present.items():
             if key not in self.held:

@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""The errors of the system, as one tree of classes.
 
 TBAError
 ├── ConfigError          a setting is unknown, out of range or contradicts another (also a ValueError)
@@ -11,19 +11,19 @@ TBAError
 │   └── UnsafeStore      the object store ignores conditional writes
 ├── Superseded           another incarnation of this role has taken over: stop, touch nothing
 ├── Stopped              the run was asked to stop; everything committed is safe
-├── Busy                 what is in flight cannot go on with a version of another model: adopt it once that has ended
+├── Busy                 requests in flight cannot continue with the new version: adopt it once they have finished
 ├── DeadlinePassed       a wait took too long (says for what, and since when; also a TimeoutError)
 ├── QueryError           a query has no answer
-│   ├── QueryFailed      the database refused it, in its own words
-│   ├── Refused          it asks for what is not answered, or for what is not there
-│   │   └── TooLong      it took longer than a query may
-│   └── QueryEnded       it ended the process that answers queries
+│   ├── QueryFailed      the database refused the query; the message is the database's own
+│   ├── Refused          the query asks for something that is not allowed or does not exist
+│   │   └── TooLong      the query took longer than its time limit
+│   └── QueryEnded       the query ended the process that answers queries
 └── RunFailed            a role kept failing, or the run cannot go on
 """
 
 
 class TBAError(Exception):
-    """Base of every error that a user can act on; shown without a traceback."""
+    """Base class of every error that a user can act on. Such errors are shown without a traceback."""
 
 
 class ConfigError(TBAError, ValueError): ...

@@ -1,6 +1,6 @@
-"""Drawn trajectories column by column: what storage hands over and a batch is made of, without an object per row or
-number. NumPy only."""
-# Shapes: B rows, N elements in all.
+"""Drawn trajectories as columns of NumPy arrays. Storage returns them, and a batch is made of them. Columns avoid one
+Python object per row or number."""
+# Shapes: B rows, N elements of all rows together.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Lists(NamedTuple):
-    """A list of numbers per row, one after the other."""
+    """One list of numbers per row, stored as one array in which the lists follow each other."""
 
     elements_N: np.ndarray
     lengths_B: np.ndarray
@@ -22,24 +22,24 @@ class Lists(NamedTuple):
         return cls(np.fromiter(chain.from_iterable(rows), dtype, count=lengths_B.sum()), lengths_B)
 
     def first(self, counted_B: np.ndarray) -> "Lists":
-        """Of each list the first so many elements."""
+        """Return the first `counted_B` elements of each list."""
         ends_B = np.cumsum(self.lengths_B)
         left_N = np.repeat(ends_B - self.lengths_B + counted_B, self.lengths_B)
         return Lists(self.elements_N[np.arange(len(self.elements_N)) < left_N], counted_B)
 
     def where(self, mask: "Lists | None") -> "Lists":
-        """0 where a mask of the same lengths is false."""
+        """Return the lists with 0 where the mask, whose lists have the same lengths, is false."""
         return self if mask is None else Lists(np.where(mask.elements_N, self.elements_N, 0), self.lengths_B)
 
     def sums(self) -> np.ndarray:
-        """Of each list, in double precision."""
+        """Return the sum of each list, in double precision."""
         row_N = np.repeat(np.arange(len(self.lengths_B)), self.lengths_B)
         return np.bincount(row_N, weights=self.elements_N, minlength=len(self.lengths_B))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """Each field has one entry per row, in the order of the draws."""
+    """The drawn trajectories. Each field has one entry per row, in the order of the draws."""
 
     trajectory_ids: Sequence[str]
     prompt_ids: Sequence[str]
@@ -48,10 +48,10 @@ class Fetched:
     ref_logps: Lists  # one per token of the response
     reward_B: np.ndarray  # float64
     finished_B: np.ndarray  # bool
-    behaviour_logps: Lists | None = None  # one per token of the response, where they are asked for
-    loss_mask: Lists | None = None  # bools, one per token: whether the policy wrote it; None where it wrote all
-    step_ends: Lists | None = None  # tokens after which each step ends, where they are asked for; none if not stored
-    step_values: Lists | None = None  # the value of the state before each step, likewise
+    behaviour_logps: Lists | None = None  # one per token of the response; None if not asked for
+    loss_mask: Lists | None = None  # one bool per token: True if the policy wrote it; None if it wrote all tokens
+    step_ends: Lists | None = None  # token count at the end of each step; None if not asked for, empty if not stored
+    step_values: Lists | None = None  # value of the state before each step; None or empty as for `step_ends`
 
     def __len__(self) -> int:
         return len(self.trajectory_ids)

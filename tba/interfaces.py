@@ -1,4 +1,5 @@
-"""What the roles ask of the rest of the system. `storage` and `flows` satisfy these by shape, without inheriting."""
+"""The interfaces (protocols) that the roles need from the rest of the system: tasks, generators and storage. Classes in
+`storage` and `flows` satisfy them by their methods, without inheriting."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,22 +21,24 @@ from tba.types import (
 )
 
 if TYPE_CHECKING:
-    from tba.fetched import Fetched  # NumPy, which nobody needs who only asks what roles ask
+    from tba.fetched import Fetched  # imports NumPy, which the other interfaces do not need
 
 
 class Task(Protocol):
-    """What is asked, and how an answer is rewarded. Ours are in `tba.tasks`, one file each."""
+    """The prompts of a run, and the reward of each response. The built-in tasks are in `tba.tasks`, one file each."""
 
     name: str
 
     def source(self, split: str) -> str:
-        """Where the rows of `train` or `test` come from when the config does not say; empty if the task makes them."""
+        """Return where the rows of the split (`train` or `test`) come from if the config names no source. Return an
+        empty string if the task makes its rows itself."""
         ...
 
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        """The rows as prompts; too long ones are left out. Raises DataError naming the row and field at fault."""
+        """Make prompts of the rows, and leave out prompts that are too long. Raise DataError, which names the row and
+        the field, if a row is malformed."""
         ...
 
     def reward(self, prompt: Prompt, response: Response) -> Reward: ...
@@ -43,26 +46,27 @@ class Task(Protocol):
 
 @runtime_checkable
 class ReadsFields(Protocol):
-    """A task whose data have more fields than it reads, such as tokens beside texts."""
+    """A task that reads only some fields of its data, for example the texts and not the tokens."""
 
     fields: Collection[str]
-    """Those that its rows come with; others are not even decoded."""
+    """The fields that the task reads. Rows contain no others: other fields are not even decoded."""
 
 
 @runtime_checkable
 class TakesOptions(Protocol):
-    """A task that can be told more than others: `task.options` of another is refused."""
+    """A task with options of its own. For any other task, a config that sets `task.options` is refused."""
 
     options: Any
-    """What it read of them, with `tba.config.parse_options`."""
+    """The options as the task has parsed them with `tba.config.parse_options`."""
 
 
 @runtime_checkable
 class ScoresTogether(Protocol):
-    """A task that rewards many responses at once, as a model does."""
+    """A task that computes the rewards of many responses in one call, for example with a reward model."""
 
     def rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> Sequence[Reward]:
-        """One for each, in order; of a round, or of a piece of an evaluation."""
+        """Return one reward for each response, in order. One call gets the responses of a round, or of a part of an
+        evaluation."""
         ...
 
 
@@ -71,23 +75,24 @@ class UsesModels(Protocol):
     """A task that scores with models of its own."""
 
     def load(self, locate: "Locate") -> None:
-        """Load them; called once, in searchers and evaluators, before anything is scored."""
+        """Load the models. Searchers and evaluators call this once, before they score anything."""
         ...
 
 
 class Locate(Protocol):
     def __call__(self, setting: str, place: str) -> str | Path:
-        """A folder with the model at a URL, or the folder or name of the hub that `place` is; `setting` is what named
-        it, for errors."""
+        """Return where a model can be loaded from. For a URL this is a local folder with the model; a folder or a name
+        on the Hugging Face hub is returned as it is. `setting` is the setting that named the place; errors mention
+        it."""
         ...
 
 
 @runtime_checkable
 class Measures(Protocol):
-    """A task with measures of its own beside the mean reward."""
+    """A task whose evaluations have measures of their own beside the mean reward."""
 
     needs_reference: bool
-    """Whether they are made from log-probabilities under the reference, too."""
+    """True if the measures also need log-probabilities under the reference."""
 
     def measures(
         self,
@@ -95,8 +100,9 @@ class Measures(Protocol):
         rewards: Sequence[Reward],
         ref_logps: Sequence[Sequence[float]] | None,
     ) -> Mapping[str, float]:
-        """Of all responses of an evaluation, by name: `kl` becomes `greedy_kl` or `sampled_kl`. Log-probabilities are
-        of each response's tokens, at the temperature of its own `logps`; 0, as there, of what another wrote."""
+        """Return the measures over all responses of an evaluation, by name. A measure `kl` is stored as `greedy_kl` or
+        `sampled_kl`. `ref_logps` has one log-probability for each token of each response, at the temperature of the
+        response's `logps`. As in `logps`, tokens that the policy did not write have 0."""
         ...
 
 
@@ -105,81 +111,85 @@ class PolicyMaker(Protocol):
     """A task that makes its own small policy to start from."""
 
     def recipe(self) -> str:
-        """Changes whenever the policy it makes would; the result is cached by its digest."""
+        """Return a text that changes whenever the resulting policy would change. The policy is cached under the digest
+        of this text."""
         ...
 
     def base_policy(self, folder: Path, *, seed: int, report: Callable[[str, float], None]) -> None:
-        """Write a Hugging Face folder; `report` is told what is being done and the share that is done."""
+        """Write the policy as a Hugging Face folder. Call `report` with a description of the current work and the share
+        that is done."""
         ...
 
 
 @runtime_checkable
 class TakesTurns(Protocol):
-    """A task whose environment answers: a response is then turns of the policy with the environment's in between, and
-    `reward` finds their texts in `response.turns`."""
+    """A task whose environment answers the policy. A response then alternates between turns of the policy and turns of
+    the environment, and `reward` finds their texts in `response.turns`."""
 
     def reply(self, prompt: Prompt, turns: Sequence[str], tokenizer: Any) -> Sequence[int] | None:
-        """The tokens that the environment says next; None ends the response. They are made as `prompts` makes those
-        of a prompt, but nothing is put around them: what the policy's template wants there is the task's to say.
-        `turns` are the texts of all that was said so far, the policy's first, then in turn the environment's and the
-        policy's. The answer must follow from prompt and turns alone."""
+        """Return the tokens of the environment's next turn, or None to end the response. The task tokenises them as
+        `prompts` tokenises a prompt. Nothing is added around them: if the policy's chat template needs tokens there,
+        the task must return these too. `turns` has the texts of all turns so far: first the policy's, then alternately
+        the environment's and the policy's. The result may depend on the prompt and the turns alone."""
         ...
 
 
 @runtime_checkable
 class SplitsIntoSteps(Protocol):
-    """A task that says where the steps of a response end. Of others, lines are steps."""
+    """A task that says where the steps of a response end. For other tasks, each line is a step."""
 
     def step_ends(self, text: str) -> Sequence[int]:
-        """Places in a response's text, each as the number of characters before it; its two ends need not be named.
-        A step is whole tokens: it ends with the first token that reaches the place."""
+        """Return the positions in the text at which steps end, each as the number of characters before it. The start
+        and the end of the text need not be included. A step consists of whole tokens: it ends with the first token
+        that reaches the position."""
         ...
 
 
 class InFlight(Protocol):
-    """Takes requests at any time and answers each as it ends."""
+    """Accepts requests at any time, and returns each response when it is finished."""
 
     max_response_tokens: int
-    """Of every response, whatever its request allows."""
+    """Largest number of tokens of any response, even if its request allows more."""
 
     def submit(self, requests: Sequence[Request]) -> None: ...
 
     def step(self) -> Collection[tuple[Request, Response]]:
-        """Go on for a moment, such as a token; what has ended meanwhile. Nothing, at once, if nothing is in flight."""
+        """Generate for a moment, such as one token, and return the responses that finished meanwhile. Return nothing,
+        without delay, if no request is in flight."""
         ...
 
 
 class Generator(InFlight, Protocol):
-    """Samples responses. Owns the weights it generates with. What a seed yields does not depend on what it is batched
-    with."""
+    """Samples responses, and owns the weights that it samples with. The response to a seed does not depend on the other
+    requests in its batch."""
 
     @property
     def tokenizer(self) -> Any:
-        """The policy's. Not before a version has been adopted."""
+        """The policy's tokenizer, available once a version has been adopted."""
         ...
 
     def adopt(self, folder: Path, version: Version) -> None:
-        """Load the weights of a version from a Hugging Face folder; what is in flight goes on with them. Busy if it
-        cannot: the version may be adopted once that has ended."""
+        """Load the weights of a version from a Hugging Face folder. Requests in flight continue with the new weights.
+        Raise Busy if they cannot; the version can then be adopted once they have finished."""
         ...
 
     def close(self) -> None:
-        """Let go of what it holds beyond this process. It may adopt a version again."""
+        """Release resources outside this process. The generator may adopt a version again afterwards."""
         ...
 
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """A generator that takes a version sooner when it has been told of it."""
+    """A generator that adopts a version faster if it is told of the version beforehand."""
 
     def read_ahead(self, folder: Path) -> None:
-        """Of a version that may be adopted next. In any thread, whatever the generator does meanwhile; it may go on
-        with files that are removed. Never raises for a folder that cannot be read: `adopt` says so."""
+        """Read the files of a version that may be adopted next. May be called in any thread, whatever the generator is
+        doing. Reading may continue while the files are removed. Never raises for an unreadable folder: `adopt` does."""
         ...
 
 
 class ReferenceScorer(Protocol):
-    """Log-probabilities under the reference policy."""
+    """Computes log-probabilities of responses under the reference policy."""
 
     version: Version
 
@@ -189,51 +199,55 @@ class ReferenceScorer(Protocol):
 
 
 class TrajectoryLog(Protocol):
-    """A searcher's side of the replay log."""
+    """The part of the replay log that a searcher uses."""
 
     def next_seq(self, searcher: int) -> int:
-        """The first seq of this searcher under which no shard is stored."""
+        """Return the first sequence number of this searcher under which no shard is stored."""
         ...
 
     def asked(self, searcher: int, seqs: Iterable[int]) -> Sequence[Asked]:
-        """What the trajectories in these shards of this searcher answer, as far as they are stored and can be read."""
+        """Return which requests the trajectories in these shards of this searcher answer. Shards that are not stored or
+        cannot be read are skipped."""
         ...
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
-        """Store one shard under its derived name and return the name. The same content again is done already;
-        other content under the name means another incarnation owns it: Superseded."""
+        """Store one shard under the name derived from `searcher` and `seq`, and return the name. If the same content is
+        stored already, do nothing more. Raise Superseded if other content has the name: another incarnation of the
+        searcher owns it."""
         ...
 
 
 class ReplayBuffer(Protocol):
-    """The trainer's side of the replay log. Deterministic: draws follow from seed, sampler and records."""
+    """The part of the replay log that the trainer uses. Draws are deterministic: they follow from the seed, the sampler
+    and the sync records."""
 
     def sync(self, sync: int, *, step: int) -> int:
-        """Apply record `sync`: the stored one where it exists, else a new one of all that has arrived.
-        Returns the number of trajectories it admits."""
+        """Apply record `sync` and return the number of trajectories that it admits. If no such record is stored, write
+        one that admits all that has arrived."""
         ...
 
     def replay(self, sync: int) -> None:
-        """Apply the stored records up to and including `sync`. Missing if one is not there."""
+        """Apply the stored records up to and including `sync`. Raise Missing if one of them is not stored."""
         ...
 
     def recorded(self, sync: int) -> bool:
-        """Whether record `sync` is stored."""
+        """True if record `sync` is stored."""
         ...
 
     def ready(self, sync: int, *, step: int, until: int) -> bool:
-        """Whether record `sync` is stored or all that it has to admit has arrived: where searchers and trainer go in
-        step, that round of every searcher; otherwise, where ages are bounded, so much that with what was admitted
-        before there are the trajectories of a batch that are not too old at any step `until` the next sync."""
+        """True if record `sync` is stored, or if all that it must admit has arrived. If searchers and trainer go in
+        step, this is round `sync` of every searcher. Otherwise, if ages are bounded, enough trajectories must be there
+        for a batch: together with those admitted before, a whole batch must be young enough at every step up to
+        `until`, the step of the next sync."""
         ...
 
     def waiting(self) -> int:
-        """Trajectories that have arrived and that no record admits yet."""
+        """Return the number of trajectories that have arrived and that no record admits yet."""
         ...
 
     def queues(self) -> dict[str, Any]:
-        """Which prompts have been drawn since each queue was last refilled, as of the newest applied record,
-        before any later draw; JSON-able."""
+        """Return, as JSON values, which prompts have been drawn since each queue was last refilled. The state is that
+        of the newest applied record, before any later draw."""
         ...
 
     def restore(self, queues: Mapping[str, Any]) -> None:
@@ -243,26 +257,27 @@ class ReplayBuffer(Protocol):
     def draw(self, step: int) -> list[Draw]: ...
 
     def fetch(self, draws: Sequence[Draw]) -> "Fetched":
-        """The drawn trajectories, in the order of `draws`."""
+        """Return the drawn trajectories, in the order of `draws`."""
         ...
 
 
 class Ledger(Protocol):
-    """What each gradient step used and found, written once per sync."""
+    """The record of what each gradient step drew and measured, written once per sync."""
 
     def write(self, sync: int, steps: Sequence[StepRecord], *, weights_sha256: str) -> None:
-        """Store the steps that sync `sync` closes under this attempt's name; `weights_sha256` is of the weights
-        after the last of them."""
+        """Store the steps that sync `sync` closes, under the name of this attempt. `weights_sha256` is the digest of
+        the weights after the last of these steps."""
         ...
 
 
 class CheckpointStore(Protocol):
-    """Everything a trainer needs to go on, as folders; only at syncs whose ledger is stored."""
+    """Checkpoints: folders with everything that a trainer needs to continue. A checkpoint is saved only at a sync whose
+    ledger is stored."""
 
     def save(self, sync: int, attempt: int, *, step: int, folder: Path) -> None: ...
 
     def prune(self, keep: int) -> object:
-        """Give up all but the newest `keep`."""
+        """Remove all checkpoints except the newest `keep`."""
         ...
 
 
@@ -279,42 +294,45 @@ class VersionStore(Protocol):
         changed_share: float | None = None,
         base: Base | None = None,
     ) -> bool:
-        """Store a Hugging Face folder as this version; `weights_sha256` is of the weights in full precision, as in the
-        ledger, and `changed_share` of those in the folder that differ from what this attempt published before. Done if
-        it is stored already. With a base the difference is stored where that is less than half. Returns whether all is
+        """Store a Hugging Face folder as this version. Do nothing if the version is stored already.
+
+        `weights_sha256` is the digest of the weights in full precision, as in the ledger. `changed_share` is the share
+        of the weights in the folder that differ from the previous version of this attempt. If a base is passed and the
+        difference from the base takes less than half the space, only the difference is stored. Return True if all is
         stored whole."""
         ...
 
     def complete(self) -> Sequence[Version]:
-        """Those that exist, oldest first."""
+        """Return the complete versions, oldest first."""
         ...
 
     def newest(self) -> Version | None:
-        """Of the highest attempt, the highest number that is complete."""
+        """Return the complete version with the highest number of the highest attempt."""
         ...
 
     def reference(self) -> Version | None:
-        """Version 0 of the earliest attempt that has one: the policy before training."""
+        """Return version 0 of the earliest attempt that has one: the policy before training."""
         ...
 
     def step(self, version: Version) -> int: ...
 
     def load(self, version: Version) -> Path:
-        """A local folder with the verified files of a version."""
+        """Return a local folder with the verified files of a version."""
         ...
 
     def prune(self, *, keep: int, every: int) -> object:
-        """Give up what nothing needs any more: not the newest `keep`, not each `every`-th."""
+        """Remove versions that nothing needs. The newest `keep` versions and every `every`-th version stay."""
         ...
 
 
 class Lease(Protocol):
-    """How a role says that it lives and hears what is wanted of it. Renewed in the background."""
+    """A role's lease: with it the role says that it is alive, and learns what is wanted of it. The lease is renewed in
+    the background."""
 
     def tell(self, status: str, **progress: float) -> None: ...
 
     def check(self) -> None:
-        """Raises Stopped when the run is to stop, Superseded when another incarnation has taken over."""
+        """Raise Stopped if the run is to stop, or Superseded if another incarnation has taken over."""
         ...
 
 
@@ -329,7 +347,7 @@ class EvaluationLog(Protocol):
 
 
 class MetricLog(Protocol):
-    """Where metrics go besides the ledger. Never raises."""
+    """A destination for metrics beside the ledger. Its methods never raise."""
 
     def write(self, metrics: Metrics, *, step: int) -> None: ...
 

@@ -1,25 +1,25 @@
-"""Seeds of responses, turns and continuations. Each follows from settings and place alone, so a restart repeats it."""
+"""Random seeds of responses, turns and continuations. Each seed follows from the run's seed and the position of what it
+is for, so a restart uses the same seeds again."""
 
 import hashlib
 
 
 def request_seed(seed: int, searcher: int, round: int, slot: int) -> int:
-    """The seed of one response."""
     return seed_of(f"{seed}:response:{searcher}:{round}:{slot}")
 
 
 def turn_seed(seed: int, turn: int) -> int:
-    """The seed of a later turn of a response, counted from 0; the first turn has the response's own."""
+    """Return the seed of a turn of a response. Turns count from 0, and turn 0 has the seed of the response."""
     if turn == 0:
         return seed
     return seed_of(f"{seed}:turn:{turn}")
 
 
 def continuation_seed(seed: int, tokens: int, number: int) -> int:
-    """The seed of a continuation, one of several, of what a response is after so many tokens."""
+    """Return the seed of continuation `number` of a response that is cut after `tokens` tokens."""
     return seed_of(f"{seed}:continuation:{tokens}:{number}")
 
 
 def seed_of(name: str) -> int:
-    """By the name of what it is for: 63 bits, so that it fits a signed column."""
+    """Return a seed derived from the name of its purpose. The seed has 63 bits, so that it fits a signed column."""
     return int.from_bytes(hashlib.md5(name.encode()).digest()[:8], "big") >> 1

@@ -1,4 +1,5 @@
-"""The vocabulary: what searchers find, storage remembers and a trainer learns from. Standard library only."""
+"""The data types that all packages share: what searchers generate, storage keeps and a trainer learns from. This module
+imports only the standard library."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,15 +9,15 @@ from typing import Any, Literal, NamedTuple
 
 Branch = Literal["recent", "prioritised"]
 Evict = Literal["oldest", "worst"]
-"""Which responses of a prompt go first where there are more than the capacity."""
+"""Which responses of a prompt are evicted first if the prompt has more than the capacity."""
 Copies = Literal["newest", "all"]
-"""Which responses of a prompt that say the same can be drawn."""
+"""Which of several identical responses to a prompt can be drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Eligibility:
-    """Which of the responses that have entered the replay buffer can be drawn; `SamplingConfig` says what each means.
-    Nothing has a default: whoever reads, draws, compacts or gives up goes by the same rule."""
+    """The rule that decides which responses in the replay buffer can be drawn. `SamplingConfig` explains each field.
+    No field has a default, so that reading, drawing, compaction and removal all apply the same rule."""
 
     capacity: int
     evict: Evict
@@ -25,19 +26,22 @@ class Eligibility:
 
 
 CorrectionKind = Literal["none", "clip", "cap", "truncate", "cispo", "mask", "decoupled"]
-"""How an objective makes up for data that another policy sampled; `tba.objectives.corrections` has the formulas."""
+"""How an objective corrects for data that another policy sampled. `tba.objectives.corrections` has the formulas."""
 Level = Literal["token", "response", "mean"]
-"""Of what an importance ratio is: each token, a whole response, or the geometric mean of a response's tokens."""
+"""The level at which importance ratios are taken: per token, per response, or the geometric mean over a response's
+tokens."""
 Normaliser = Literal["sum", "response", "row", "tokens", "constant"]
-"""What the sum over a response's tokens is divided by: nothing, their number, that of prompt and response, the batch's
-mean number, or the greatest possible one."""
+"""What the sum over a response's tokens is divided by: `sum` by nothing, `response` by the response's tokens, `row` by
+the tokens of prompt and response, `tokens` by the batch's mean tokens per response, `constant` by the maximum length of
+a response."""
 Penalty = Literal["none", "reward", "loss"]
-"""Where leaving the reference is penalised."""
+"""Where the KL penalty is applied: nowhere, in the reward, or in the loss."""
 
 
 class Version(NamedTuple):
-    """A published policy: `number` is the sync it follows (0 = the start), `attempt` the life of the trainer
-    that published it. A higher attempt is newer whatever its number, so versions compare by `Version.order`."""
+    """A published policy. `number` is the sync that published the policy (0 is the policy at the start), and `attempt`
+    is the life of the trainer that published it. A version of a higher attempt is newer whatever its number, so compare
+    versions by `Version.order`."""
 
     number: int
     attempt: int
@@ -56,7 +60,7 @@ class Version(NamedTuple):
 
 
 class Base(NamedTuple):
-    """A version that is stored whole, from which others may be stored as a difference."""
+    """A version that is stored whole. Other versions may be stored as their difference from this one."""
 
     version: Version
     folder: Path  # its files on this machine
@@ -64,7 +68,7 @@ class Base(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """What is asked, tokenised once for the whole run."""
+    """A prompt, tokenised once for the whole run."""
 
     prompt_id: str
     text: str
@@ -75,11 +79,11 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Request:
-    """One response that a generator is asked for. Two of them are never the same."""
+    """A request for one response from a generator. Requests compare by identity: two of them are never equal."""
 
     prompt: Prompt
     seed: int
-    limit: int  # most tokens of the response; a generator has a limit of its own, too
+    limit: int  # maximum tokens of the response; the generator has a limit of its own, too
     temperature: float  # 0 is greedy
     top_p: float = 1.0
 
@@ -89,7 +93,7 @@ class Response:
     """What a generator sampled for one prompt."""
 
     tokens: tuple[int, ...]  # [T] with the EOS token last when `finished`
-    logps: tuple[float, ...]  # [T] of the policy that generated each token, at `temperature`
+    logps: tuple[float, ...]  # [T] log-probabilities under the policy that generated each token, at `temperature`
     text: str
     finished: bool  # ended by EOS, not by the length limit
     temperature: float
@@ -98,8 +102,8 @@ class Response:
     version_start: Version
     version_end: Version
     generate_seconds: float  # this response's share of the batch it was generated in
-    loss_mask: tuple[bool, ...] | None = None  # [T] which tokens the policy wrote; None: all. `logps` of others are 0
-    turns: tuple[str, ...] = ()  # of a task that takes turns: the texts that make up `text`, every other by the policy
+    loss_mask: tuple[bool, ...] | None = None  # [T] which tokens the policy wrote; None: all. Others have logps of 0
+    turns: tuple[str, ...] = ()  # the turns that make up `text`, if the task takes turns; the policy's come first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +114,8 @@ class Reward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """One scored response: a row of a shard. `trajectory_id` is `searcher/seq/row`, known once it is stored."""
+    """One scored response: a row of a shard. `trajectory_id` is `searcher/seq/row`, and is known once the row is
+    stored."""
 
     trajectory_id: str = ""
     searcher: int
@@ -127,8 +132,8 @@ class Trajectory:
     behaviour_logps: tuple[float, ...]
     ref_logps: tuple[float, ...]
     loss_mask: tuple[bool, ...] | None = None  # which tokens the policy wrote; None: all. Others have logps of 0
-    step_ends: tuple[int, ...] | None = None  # after how many tokens each of its steps ends; None: not divided
-    step_values: tuple[float, ...] | None = None  # what the policy earned on average from the state before each step
+    step_ends: tuple[int, ...] | None = None  # number of tokens up to the end of each step; None: not divided
+    step_values: tuple[float, ...] | None = None  # the policy's mean reward from the state before each step
     reference_version: Version
     reward: float
     reward_parts: Mapping[str, float] = field(default_factory=dict)
@@ -145,7 +150,7 @@ class Trajectory:
 
 
 class Asked(NamedTuple):
-    """Which of the requests of its searcher a stored trajectory answers."""
+    """The request of a searcher that a stored trajectory answers."""
 
     round: int
     slot: int
@@ -154,7 +159,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """One row of a batch: which trajectory a gradient step uses, and how it was chosen."""
+    """One row of a batch: which trajectory a gradient step uses, and how the trajectory was chosen."""
 
     step: int
     slot: int  # 0 … prompts per step - 1; the rows of one slot are one group
@@ -162,29 +167,30 @@ class Draw:
     trajectory_id: str
     prompt_id: str
     branch: Branch
-    weight: float  # probability with which the first response of the slot would have been this one
-    age: int  # steps since the version that generated it
+    weight: float  # probability that the first response drawn for the slot is this trajectory
+    age: int  # steps since the version that generated the trajectory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a gradient step found for one drawn row; joins to `Draw` by step, slot and position."""
+    """What a gradient step computed for one drawn row. Outcomes join to draws by step, slot and position."""
 
     slot: int
     position: int
-    advantage: float | None  # what is not finite is not known, in a step that is skipped; so are the next
-    residual: float | None  # of objectives that balance something; so is log_z
-    log_z: float | None
+    # A skipped step stores None for each of these that is not finite.
+    advantage: float | None
+    residual: float | None  # None if the objective has no residual
+    log_z: float | None  # None if the objective has no log Z
     logp: float | None
     ref_logp: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """One gradient step as the ledger keeps it: what it drew, what it found, what it measured."""
+    """One gradient step as the ledger stores it: the draws, the outcomes of the drawn rows, and the metrics."""
 
     step: int
-    sync: int  # the sync that closes it
+    sync: int  # the sync that closes the step
     version: Version  # the newest version that the step's starting weights descend from
     draws: Sequence[Draw]
     outcomes: Sequence[Outcome]
@@ -200,11 +206,11 @@ class Score:
     metric: str  # `greedy`, `sampled`, `pass@4`, …
     value: float
     n: int
-    """How many numbers it is the mean of: responses, or with pass@k prompts."""
+    """How many numbers `value` is the mean of: responses, or prompts for pass@k."""
     seconds: float
-    """0 for what is counted from responses that were generated for another score."""
+    """Seconds that the evaluation took; 0 if the score uses responses that were generated for another score."""
     temperature: float | None = None
-    """Of the responses, like `top_p`; None in records from before it was stored."""
+    """Sampling temperature of the responses. Like `top_p`, None in old records that do not have it."""
     top_p: float | None = None
 
 

@@ -1,4 +1,5 @@
-"""What a step minimises: one file per objective, pure functions of tensors."""
+"""The training objectives: the losses that a gradient step minimises. Each has a file of its own, and all are pure
+functions of tensors."""
 
 from tba.objectives.groups import Estimates, Groups, Loss, joined
 from tba.objectives.registry import Estimator, Objective, make_estimator, make_objective

@@ -1,6 +1,7 @@
-"""Corrections for data that another policy sampled: what is maximised for a token, or a response, of an advantage A.
+"""Corrections for data that another policy sampled. Each is a term that is maximised for a token or a response with
+advantage A.
 
-With the ratio rho = pi / mu of the policy to what sampled it:
+pi is the policy, mu the policy that sampled, and rho = pi / mu the importance ratio:
 
     none        A log pi                                         no correction
     clip        min(rho A, clip(rho, 1 - low, 1 + high) A)       PPO; RLOO for whole responses, GSPO for their means
@@ -10,10 +11,10 @@ With the ratio rho = pi / mu of the policy to what sampled it:
     mask        rho A where 1 / cap <= rho <= cap, else 0        IcePop
     decoupled   SG[prox / mu] min(r A, clip(r) A)                AReaL, with r = pi / prox
 
-At pi = mu the gradient of each is A grad log pi. A step is one update on its batch, so the policy at the start of the
-update, to which others take the ratio in PPO and TIS, is the policy itself: there that ratio is 1. For `decoupled`,
-log prox lies `prox_share` of the way from log mu to log pi: 0 gives `clip`; at 1 nothing is clipped, and the weight
-pi / mu has no bound.
+At pi = mu the gradient of each term is A grad log pi. A gradient step is one update on its batch. Other implementations
+of PPO and TIS take the ratio to the policy at the start of the update; here that policy is pi itself, and the ratio
+would be 1. For `decoupled`, log prox lies `prox_share` of the way from log mu to log pi. With `prox_share` 0 the term
+is that of `clip`; with 1 nothing is clipped, and the weight pi / mu has no bound. SG stops the gradient.
 """
 
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Correction:
     prox_share: float = 0.5
 
     def maximised(self, logp: Tensor, behaviour_logp: Tensor | None, advantage: Tensor) -> Tensor:
-        """In the shape of `logp`; only without a correction `behaviour_logp` can be missing."""
+        """Return the term to maximise, in the shape of `logp`. `behaviour_logp` may be None if `kind` is `none`."""
         if self.kind == "none":
             return advantage * logp
         if behaviour_logp is None:
@@ -57,12 +58,12 @@ class Correction:
                 return weight * self._clipped_gain(ratio, advantage)
 
     def ratio(self, logp: Tensor, behaviour_logp: Tensor) -> Tensor:
-        """What is cut off: pi / mu, or pi / prox."""
+        """Return the ratio that is bounded: pi / mu, or pi / prox for `decoupled`."""
         other_logp = self._prox_logp(logp, behaviour_logp) if self.kind == "decoupled" else behaviour_logp
         return _ratio(logp, other_logp)
 
     def cut(self, ratio: Tensor) -> Tensor:
-        """Where it is beyond its bounds."""
+        """Return True where the ratio is outside its bounds."""
         match self.kind:
             case "cap" | "truncate":
                 return ratio > self.cap
@@ -82,5 +83,5 @@ class Correction:
 
 
 def _ratio(logp: Tensor, other_logp: Tensor) -> Tensor:
-    """Finite however far apart the two are."""
+    """Return the ratio of two probabilities. The log-ratio is clamped, so the result is always finite."""
     return torch.exp((logp - other_logp).clamp(-LARGEST, LARGEST))

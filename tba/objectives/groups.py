@@ -1,4 +1,4 @@
-"""What objectives are computed from, and what each of them gives back."""
+"""The inputs and outputs of objectives: groups of responses, estimates for a whole batch, and the loss."""
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
 
 from collections.abc import Mapping, Sequence
@@ -9,34 +9,34 @@ import torch
 from torch import Tensor
 
 Anchor = Literal["reference", "behaviour"]
-"""To which policy a log-ratio is taken: the reference, or what sampled the response."""
+"""The policy to which a log-ratio is taken: the reference, or the policy that sampled the response."""
 LARGEST = 20.0
-"""Of a log-ratio before it is an exponent, so that whatever comes of it is finite."""
+"""Largest magnitude of a log-ratio before it is exponentiated, so that the result is finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Drawn responses, K to each of P prompts, and what is known of them: a batch, or a part of one.
+    """A batch, or a part of one, as an objective sees it: K drawn responses to each of P prompts.
 
-    Log-probabilities of tokens are 0 where the mask is false, and at the temperature at which their policy is meant.
+    Log-probabilities of tokens are 0 where the mask is false. They are taken at the temperature of the run.
     """
 
     logp_PKT: Tensor  # under the policy, differentiable
     mask_PKT: Tensor  # bool: the tokens of the response that count
     reward_PK: Tensor
-    ref_logp_PK: Tensor  # of whole responses under the reference
-    ref_logp_PKT: Tensor | None = None  # token by token, for objectives that need it; the same of the next
-    behaviour_logp_PKT: Tensor | None = None  # under what sampled the response, when it did
+    ref_logp_PK: Tensor  # log-probabilities of whole responses under the reference
+    ref_logp_PKT: Tensor | None = None  # log-probabilities of tokens under the reference, if the objective needs them
+    behaviour_logp_PKT: Tensor | None = None  # of tokens under the policy that sampled them, if needed
     length_PK: Tensor | None = None  # tokens of prompt and response
-    batch_reward: float | None = None  # mean of the whole batch
-    batch_tokens: float | None = None  # tokens that count per response, mean of the whole batch
-    reference_power: float = 1.0  # of the reference in the target of trajectory balance
-    step_value_PKT: Tensor | None = None  # estimated before the step that a token is of, by what sampled it
-    step_next_PKT: Tensor | None = None  # after that step: after the last, the reward
-    value_PKT: Tensor | None = None  # expected before each token by a value model, differentiable
-    advantage_PKT: Tensor | None = None  # of each token, estimated from the whole batch; so is the next
-    return_PKT: Tensor | None = None
-    log_z_P: Tensor | None = None  # learned, differentiable
+    batch_reward: float | None = None  # mean reward of the whole batch
+    batch_tokens: float | None = None  # mean number of tokens that count per response, over the whole batch
+    reference_power: float = 1.0  # exponent of pi_ref in the target of trajectory balance
+    step_value_PKT: Tensor | None = None  # value before the step that contains the token, under the sampling policy
+    step_next_PKT: Tensor | None = None  # value after that step; after the last step it is the reward
+    value_PKT: Tensor | None = None  # prediction of a value model before each token, differentiable
+    advantage_PKT: Tensor | None = None  # advantage of each token, estimated from the whole batch
+    return_PKT: Tensor | None = None  # return of each token, estimated from the whole batch
+    log_z_P: Tensor | None = None  # learned log Z, differentiable
 
     def __post_init__(self) -> None:
         wanted = {
@@ -65,22 +65,22 @@ class Groups:
 
     @property
     def tokens_PK(self) -> Tensor:
-        """How many of each response count."""
+        """The number of tokens of each response that count."""
         return self.mask_PKT.sum(dim=2)
 
     @property
     def mean_tokens(self) -> float:
-        """Of the batch's responses: how many of each count."""
+        """The mean number of tokens that count per response, over the whole batch."""
         if not self.batch_tokens:
             raise ValueError(f"a mean over the batch's tokens needs their number, got {self.batch_tokens}")
         return self.batch_tokens
 
     def anchor_logp_PK(self, anchor: Anchor) -> Tensor:
-        """Of whole responses, under the policy to which a log-ratio is taken."""
+        """Return log-probabilities of whole responses under the anchor."""
         return self.ref_logp_PK if anchor == "reference" else self.needed("behaviour_logp_PKT").sum(dim=2)
 
     def needed(self, name: str) -> Tensor:
-        """A field that not every batch has."""
+        """Return an optional field, and raise ValueError if this batch does not have it."""
         found = getattr(self, name)
         if found is None:
             raise ValueError(f"this objective needs {name}, which the batch does not have")
@@ -88,7 +88,7 @@ class Groups:
 
 
 def joined(parts: Sequence[Groups]) -> Groups:
-    """Parts of a batch as the whole, padded to the widest."""
+    """Join parts of a batch into the whole batch. Tokens are padded to the width of the widest part."""
     width = max(part.logp_PKT.shape[2] for part in parts)
 
     def whole(name: str) -> Any:
@@ -110,14 +110,14 @@ def check_groups(reward_PK: Tensor) -> None:
 
 
 class Estimates(NamedTuple):
-    """What an objective makes of a whole batch before any gradient is taken."""
+    """What an objective estimates from a whole batch before any gradient is taken."""
 
     advantage_PKT: Tensor
-    return_PKT: Tensor | None  # of objectives that learn values
-    metrics: Mapping[str, Tensor]  # [] each, of the whole batch
+    return_PKT: Tensor | None  # None if the objective learns no values
+    metrics: Mapping[str, Tensor]  # [] each, over the whole batch
 
     def of(self, first: int, part: Groups) -> Groups:
-        """A part of the batch, from this group on, with what was estimated for it."""
+        """Return the part of the batch that begins at group `first`, with the estimates for its tokens."""
         prompts, _, width = part.logp_PKT.shape
         rows = slice(first, first + prompts)
         returns = None if self.return_PKT is None else self.return_PKT[rows, :, :width]
@@ -127,11 +127,11 @@ class Estimates(NamedTuple):
 class Loss(NamedTuple):
     value: Tensor  # [] differentiate this
     metrics: Mapping[str, Tensor]  # [] each, detached, a mean over groups
-    advantage_PK: Tensor  # detached; what raises a response's log-probability, before any ratio
-    residual_PK: Tensor | None = None  # detached; for objectives that balance something
-    log_z_P: Tensor | None = None  # detached; of each group, also where each response has a log Z of its own
+    advantage_PK: Tensor  # detached; how strongly each response's log-probability is raised, before any ratio
+    residual_PK: Tensor | None = None  # detached; None if the objective has no residual
+    log_z_P: Tensor | None = None  # detached; one per group, even if each response has a log Z of its own
 
 
 def equal_rewards(reward_PK: Tensor) -> Tensor:
-    """The share of groups whose rewards do not tell one response from another."""
+    """Return the share of groups in which all rewards are equal."""
     return (reward_PK == reward_PK[:, :1]).all(dim=1).to(torch.get_default_dtype()).mean()

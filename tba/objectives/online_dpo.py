@@ -1,9 +1,10 @@
-"""Online DPO: of each group the response of the highest reward is preferred to that of the lowest.
+"""Online DPO: in each group, the response with the highest reward is preferred to the one with the lowest reward.
 
     L = - log sigmoid(beta [ log(pi / ref)(best) - log(pi / ref)(worst) ]),  the mean over groups
 
-A group whose rewards are all equal has nothing to prefer: it adds log 2 to the loss and nothing to the gradient. Of
-equal ones the first stands for all. The preference does not depend on who sampled the two.
+A group whose rewards are all equal has no preference: it adds log 2 to the loss and nothing to the gradient. If several
+responses share the highest or the lowest reward, the first of them is taken. The preference does not depend on the
+policy that sampled the two responses.
 """
 # Shapes: P prompts in the batch, K responses per prompt.
 
@@ -15,7 +16,7 @@ from tba.objectives.groups import Groups, Loss, equal_rewards
 
 
 def online_dpo(groups: Groups, *, beta: float) -> Loss:
-    """The log-ratio to the reference of the best response against that of the worst."""
+    """Compute the loss from the difference between the log-ratios of the best and the worst response."""
     log_ratio_PK = groups.logp_PK - groups.ref_logp_PK
     best_P1, worst_P1 = (pick(groups.reward_PK, 1, True) for pick in (torch.argmax, torch.argmin))
     margin_P = beta * (log_ratio_PK.gather(1, best_P1) - log_ratio_PK.gather(1, worst_P1)).squeeze(1)

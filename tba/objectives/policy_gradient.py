@@ -1,10 +1,10 @@
-"""What the policy-gradient objectives share: an advantage for each response, a correction for old data, a penalty for
-leaving the reference, and what the sum over tokens is divided by.
+"""The loss that the policy-gradient objectives share. It has an advantage for each response, a correction for old data,
+a KL penalty, and a divisor n of the sum over tokens.
 
     L = - mean over responses of 1 / n sum over tokens [ correction(A) - beta k3 ],    k3 = ref / pi - 1 - log(ref / pi)
 
-The penalty is there if it is `loss`; if it is `reward`, rewards are r - beta log(pi / ref) instead. A correction at the
-level of responses has one term for each, and n divides the penalty alone.
+The term beta k3 is there if `penalty` is `loss`. If `penalty` is `reward`, rewards are r - beta log(pi / ref) instead.
+A correction at the level of responses has one term per response; n then divides only the penalty.
 """
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
 
@@ -25,13 +25,13 @@ class Surrogate:
     correction: Correction = field(default_factory=Correction)
     normaliser: Normaliser = "sum"
     max_tokens: int = 0
-    """What `constant` divides by: the greatest length of a response."""
+    """The divisor of the normaliser `constant`: the maximum length of a response in tokens."""
     penalty: Penalty = "none"
 
 
 def policy_gradient(groups: Groups, advantage: Tensor, surrogate: Surrogate, *, beta: float) -> Loss:
-    """Advantages, [P, K] of responses or [P, K, T] of their tokens, are constants to the gradient. Of tokens, a
-    response's own is the mean of theirs."""
+    """Compute the loss from advantages of responses, [P, K], or of tokens, [P, K, T]. No gradient goes through the
+    advantages. If they are per token, the reported advantage of a response is their mean over its tokens."""
     advantage = advantage.detach()
     advantage_PK = advantage if advantage.ndim == 2 else _mean_of_tokens(groups, advantage)
     correction, n = surrogate.correction, _divisor(groups, surrogate)
@@ -46,7 +46,7 @@ def policy_gradient(groups: Groups, advantage: Tensor, surrogate: Surrogate, *, 
     if behaviour_logp is not None:
         ratio = correction.ratio(logp.detach(), behaviour_logp)
         for name, value in (("ratio_mean", ratio), ("ratio_cut", correction.cut(ratio))):
-            if correction.level == "token":  # the mean of a response's, so that parts of a batch make up the whole
+            if correction.level == "token":  # per response first, so that the means of a batch's parts add up
                 value = _mean_of_tokens(groups, value)
             metrics[name] = value.to(groups.reward_PK.dtype).mean()
     if surrogate.penalty == "loss":
@@ -57,15 +57,16 @@ def policy_gradient(groups: Groups, advantage: Tensor, surrogate: Surrogate, *, 
 
 
 def rewards(groups: Groups, surrogate: Surrogate, *, beta: float) -> Tensor:
-    """[P, K] of the task, less the penalty if that is where it goes. The log-ratio has no gradient, and needs none: its
-    expectation under the policy is 0."""
+    """Return the task's rewards, [P, K], less the penalty if `penalty` is `reward`. The log-ratio has no gradient. It
+    needs none, because the expectation of its gradient under the policy is 0."""
     if surrogate.penalty != "reward":
         return groups.reward_PK
     return groups.reward_PK - beta * (groups.logp_PK.detach() - groups.ref_logp_PK)
 
 
 def k3(groups: Groups) -> Tensor:
-    """[P, K, T] an estimate of KL(pi || ref) that is never negative; unbiased where pi sampled the token."""
+    """Return the estimate k3 of KL(pi || ref) for each token, [P, K, T]. k3 is never negative, and is unbiased if pi
+    sampled the token."""
     away_PKT = (groups.needed("ref_logp_PKT") - groups.logp_PKT).clamp(-LARGEST, LARGEST)
     return away_PKT.exp() - 1 - away_PKT
 
@@ -79,7 +80,8 @@ def _mean_of_tokens(groups: Groups, value_PKT: Tensor) -> Tensor:
 
 
 def _terms(groups: Groups, advantage: Tensor, correction: Correction) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Log-probabilities and advantage of each token, or of each response."""
+    """Return log-probabilities under the policy and under the sampling policy, and advantages. They are per token or
+    per response, by the level of the correction."""
     behaviour_PKT = None if correction.kind == "none" else groups.needed("behaviour_logp_PKT")
     if correction.level == "token":
         return groups.logp_PKT, behaviour_PKT, advantage if advantage.ndim == 3 else advantage[:, :, None]

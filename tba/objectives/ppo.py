@@ -1,6 +1,6 @@
-"""PPO (arXiv:1707.06347) with a value model: what each token adds to the reward that is expected after it.
+"""PPO (arXiv:1707.06347) with a value model, which predicts the return before each token.
 
-    r_t = - beta log(pi / ref)(token t) + [t is the last] r            log-ratio of the policy as it is
+    r_t = - beta log(pi / ref)(token t) + [t is the last] r            log-ratio under the current policy
     d_t = r_t + discount V_{t+1} - V_t                                 V is 0 after the last token
     A_t = sum over l of (discount decay)^l d_{t+l}                     generalised advantages, arXiv:1506.02438
     R_t = A_t + V_t
@@ -8,14 +8,14 @@
     L = - mean over tokens of min(rho A, clip(rho, 1 - low, 1 + high) A),    A whitened over all tokens of the batch
         + value_share / 2 x mean over tokens of max((V - R)^2, (clip(V, V_old - 0.2, V_old + 0.2) - R)^2)
 
-rho = pi / mu is the ratio of each token to what sampled it, so that old data is corrected for, token by token. Where pi
-is the target, pi_ref exp(r / beta) / Z, and V beta log of the mean of exp(r / beta) over what pi_ref makes of the rest,
-all advantages are 0, whoever sampled; a clip can end the way there. A step is one update on its batch: V_old, the value
-before it, is V itself, so in a run the value loss is not clipped. Left out: further updates on the same batch, which
-the two clips were made for.
+rho = pi / mu is the ratio of each token to the policy that sampled it, so old data is corrected token by token. All
+advantages are 0, whichever policy sampled, if two things hold: pi is the target pi_ref exp(r / beta) / Z, and V is
+beta log E[exp(r / beta)], where pi_ref samples the rest of the response. A clip can stop the policy on the way there.
+A gradient step is one update on its batch. V_old, the value before the update, is therefore V itself, and the value
+loss is never clipped in a run. Left out: further updates on the same batch, for which the two clips were made.
 
-Advantages need the whole batch, gradients only parts of it: `estimates` comes first, without gradients, and its results
-go into the parts that `ppo` is given.
+Advantages need the whole batch, and gradients are taken in parts of it. So `estimates` runs first, without gradients,
+and its results go into the parts that `ppo` gets.
 """
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
 
@@ -34,7 +34,7 @@ EPSILON = 1e-8
 def estimates(
     groups: Groups, *, beta: float, surrogate: Surrogate = OWN, discount: float = 1.0, decay: float = 0.95
 ) -> Estimates:
-    """Whitened advantages and returns of each token of a whole batch."""
+    """Compute whitened advantages and returns of each token of a whole batch."""
     value_PKT, mask_PKT = groups.needed("value_PKT").detach(), groups.mask_PKT
     reward_PKT = token_rewards(groups, surrogate, beta=beta)
     advantage_PKT = gae(reward_PKT, value_PKT, mask_PKT, discount=discount, decay=decay)
@@ -53,8 +53,8 @@ def ppo(groups: Groups, *, beta: float, surrogate: Surrogate = OWN, value_share:
 
 
 def token_rewards(groups: Groups, surrogate: Surrogate, *, beta: float) -> Tensor:
-    """[P, K, T] a response's reward at the last token that counts, less the penalty at each if that is where it goes;
-    no gradient."""
+    """Return the reward of each token, [P, K, T], without gradient. The last token that counts has the reward of the
+    response. If `penalty` is `reward`, each token's KL penalty is subtracted."""
     mask_PKT = groups.mask_PKT
     last_PKT = mask_PKT & (mask_PKT.flip(2).cumsum(2).flip(2) == 1)
     reward_PKT = groups.reward_PK[:, :, None] * last_PKT
@@ -64,8 +64,8 @@ def token_rewards(groups: Groups, surrogate: Surrogate, *, beta: float) -> Tenso
 
 
 def gae(reward_PKT: Tensor, value_PKT: Tensor, mask_PKT: Tensor, *, discount: float, decay: float) -> Tensor:
-    """[P, K, T] generalised advantage of each token. One whose mask is false does not exist: after the token before it
-    comes the one after it. 0 there, and 0 is the value after the last."""
+    """Return the generalised advantage of each token, [P, K, T]. Tokens whose mask is false are skipped as if they did
+    not exist, and get 0. The value after the last token is 0."""
     advantage_PKT = torch.zeros_like(value_PKT)
     next_value_PK = next_advantage_PK = torch.zeros_like(value_PKT[:, :, 0])
     for t in reversed(range(value_PKT.shape[2])):
@@ -79,21 +79,22 @@ def gae(reward_PKT: Tensor, value_PKT: Tensor, mask_PKT: Tensor, *, discount: fl
 
 
 def whiten(advantage: Tensor, mask: Tensor) -> Tensor:
-    """Mean 0 and unbiased variance 1 over all that the mask counts; 0 elsewhere."""
+    """Shift and scale to mean 0 and unbiased variance 1 over the entries where the mask is true. Other entries are
+    0."""
     n = int(mask.sum())
     centred = (advantage - (advantage * mask).sum() / max(n, 1)) * mask
     return centred / (centred.square().sum() / max(n - 1, 1) + EPSILON).sqrt()
 
 
 def value_loss(value: Tensor, old_value: Tensor, wanted: Tensor, *, clip: float = VALUE_CLIP) -> Tensor:
-    """Of each token: half the squared distance to its return, of the value or of the value clipped to near the old one,
-    whichever is farther."""
+    """Return the value loss of each token: half the squared distance to `wanted`, the token's return. The distance is
+    the larger of two: that of the value, and that of the value clipped to within `clip` of the old value."""
     clipped = old_value + (value - old_value).clamp(-clip, clip)
     return 0.5 * torch.maximum((value - wanted).square(), (clipped - wanted).square())
 
 
 def explained(return_N: Tensor, value_N: Tensor) -> Tensor:
-    """The share of the variance of returns that values foretell: 1 is all, 0 what a constant would; 0 where returns do
-    not vary."""
+    """Return the share of the variance of the returns that the values explain. 1 means all of it, and a constant value
+    explains 0. The result is 0 if the returns do not vary."""
     spread, left = (it.var(correction=0) if len(it) else it.sum() for it in (return_N, return_N - value_N))
     return torch.where(spread > 0, 1 - left / spread, torch.zeros_like(spread))

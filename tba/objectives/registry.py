@@ -1,4 +1,4 @@
-"""Objectives by the names that settings give them."""
+"""The registry of objectives: builds an objective from its name and settings."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +33,7 @@ class Objective(Protocol):
 
 
 class Estimator(Protocol):
-    """What an objective needs of a whole batch before the gradients of its parts."""
+    """Estimates what an objective needs from the whole batch, before the gradients of its parts are taken."""
 
     def __call__(self, groups: Groups, *, beta: float) -> Estimates: ...
 
@@ -50,7 +50,7 @@ _GRADIENTS: dict[str, tuple[Callable[..., Loss], Surrogate]] = {
 
 
 def make_objective(config: ObjectiveConfig, *, max_tokens: int) -> Objective:
-    """`max_tokens` is the greatest length of a response."""
+    """Build the objective. `max_tokens` is the maximum length of a response in tokens."""
     match config.name:
         case "trajectory-balance":
             return partial(
@@ -72,7 +72,7 @@ def make_objective(config: ObjectiveConfig, *, max_tokens: int) -> Objective:
 
 
 def make_estimator(config: ObjectiveConfig) -> Estimator | None:
-    """None for an objective that takes each group by itself."""
+    """Build the estimator of an objective. Return None if the objective needs nothing from the whole batch."""
     match config.name:
         case "ppo":
             surrogate = _chosen(config, PPO, max_tokens=0)
@@ -84,7 +84,7 @@ def make_estimator(config: ObjectiveConfig) -> Estimator | None:
 
 
 def _chosen(config: ObjectiveConfig, own: Surrogate, max_tokens: int) -> Surrogate:
-    """An objective's own surrogate, with what the settings put in its place."""
+    """Return the objective's own surrogate, with the parts replaced that the settings choose."""
     correction = Correction(
         kind=config.correction_kind,
         level=own.correction.level if config.correction_level == "own" else config.correction_level,
@@ -111,5 +111,5 @@ def _of_groups(groups: Groups, *, beta: float, log_z: LogZ | Literal["learned"],
         log_z=groups.needed("log_z_P") if log_z == "learned" else log_z,
         reference_power=groups.reference_power,
     )
-    log_ratio = (groups.logp_PK - groups.ref_logp_PK).detach().mean()  # to the reference, wherever the anchor is
+    log_ratio = (groups.logp_PK - groups.ref_logp_PK).detach().mean()  # to the reference, whatever the anchor is
     return loss._replace(metrics={**loss.metrics, "log_ratio_mean": log_ratio})

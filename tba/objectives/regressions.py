@@ -1,13 +1,13 @@
-"""Regressions of the log-ratio on the reward, one response at a time: Kimi k1.5's and OAPL's.
+"""The objectives of Kimi k1.5 and OAPL, which fit the log-ratio of each response to its reward by least squares.
 
     delta = log Z + log(pi / anchor) - r / beta,      L = mean of (beta delta)^2
 
     Kimi k1.5   log Z = mean of r / beta over the group, anchor = reference                       arXiv:2501.12599
-    OAPL        log Z = log mean of exp(r / value_beta) x value_beta / beta, anchor = what sampled the response
+    OAPL        log Z = log mean of exp(r / value_beta) x value_beta / beta, anchor = policy that sampled the response
 
-Trajectory balance has the same residual with log Z = mean of (r / beta - log(pi / ref)). Kimi's leaves out the mean
-log-ratio, and so is not balanced at the target unless that mean is 0 there: the reference has to be reset often. OAPL's
-estimates log Z from responses that the anchor sampled, for which it is consistent.
+Trajectory balance has the same residual with log Z = mean of (r / beta - log(pi / ref)). Kimi's log Z leaves out the
+mean log-ratio. Its residuals are therefore not 0 at the target, unless the mean log-ratio is 0 there, and the reference
+must be reset often. OAPL estimates log Z from responses that the anchor sampled, for which the estimate is consistent.
 """
 # Shapes: P prompts in the batch, K responses per prompt.
 
@@ -24,7 +24,8 @@ def kimi(groups: Groups, *, beta: float, anchor: Anchor = "reference") -> Loss:
 
 
 def oapl(groups: Groups, *, beta: float, value_beta: float | None = None, anchor: Anchor = "behaviour") -> Loss:
-    """`value_beta` is the temperature at which the group's rewards are averaged; beta if not given."""
+    """Compute the loss of OAPL. `value_beta` is the temperature at which the rewards of a group are averaged; its
+    default is beta."""
     value_beta = value_beta or beta
     log_mean_P = torch.logsumexp(groups.reward_PK / value_beta, dim=1) - math.log(groups.reward_PK.shape[1])
     return _regression(groups, value_beta / beta * log_mean_P, beta, anchor)

@@ -1,9 +1,9 @@
-"""REINFORCE: a response is raised by how much better it is than the batch's mean reward.
+"""REINFORCE: the advantage of a response is its reward minus the mean reward of the batch.
 
     L = - mean of A log pi(y|x),      A = r - beta log(pi / ref) - mean of r over the batch
 
-The baseline is of rewards alone, which are known before the step. Left out: a moving average of past batches as
-baseline. The estimate is unbiased on policy only.
+The baseline averages rewards without the penalty, because those are known before the step. Left out: a moving average
+of past batches as baseline. The gradient estimate is unbiased only on policy.
 """
 
 from tba.objectives.groups import Groups, Loss

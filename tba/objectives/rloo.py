@@ -1,14 +1,14 @@
-"""RLOO: a response is compared with the mean of the others of its group (leave-one-out).
+"""RLOO: the reward of a response is compared with the mean reward of the other responses of its group (leave-one-out).
 
     L = - mean of A log pi(y|x),      A_i = R_i - mean of R_j over j != i = K / (K - 1) (R_i - mean of R)
 
-with R = r - beta log(pi / ref), whose log-ratio is that of the policy as it is. So the gradient is that of trajectory
-balance with leave-one-out log Z, times beta / 2, whoever sampled the responses; without the penalty nothing of that is
-left, and the estimate is right on policy only.
+with R = r - beta log(pi / ref), where pi is the current policy. The gradient is therefore that of trajectory balance
+with leave-one-out log Z, times beta / 2, whichever policy sampled the responses. Without the penalty this does not
+hold, and the gradient estimate is right only on policy.
 
-Proximal RLOO, for data of another policy, maximises min(rho A, clip(rho) A) instead, with the reward alone and rho =
-pi(y|x) / mu(y|x) of the whole response against what sampled it. Where the ratio is taken to the policy at the start of
-the update, as in released code, it is 1.
+Proximal RLOO is for data of another policy. It maximises min(rho A, clip(rho) A), where A uses the reward without
+penalty, and rho = pi(y|x) / mu(y|x) is the ratio of the whole response to the policy mu that sampled it. Released code
+takes the ratio to the policy at the start of the update; here that ratio would be 1.
 """
 
 from tba.objectives.corrections import Correction

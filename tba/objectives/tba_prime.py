@@ -1,14 +1,14 @@
-"""TBA': trajectory balance in its gradient form, with the importance ratio of each token capped (TBA, arXiv:2503.18929,
+"""TBA': trajectory balance as a policy gradient, with the importance ratio of each token capped (TBA, arXiv:2503.18929,
 section 6).
 
     A_j = (r_j - mean of r) - beta (D_j - mean of D),      D_j = sum over tokens of clip(log(pi / ref), -10, 10)
 
     L = - mean of 1 / n_j sum over tokens min(rho, 8) A_j,      rho = pi / mu
 
-D has no gradient. n_j counts the tokens of prompt and response, as in the paper's runs, so that long responses weigh
-less; with n constant, no ratio and no clipped log-ratio, the gradient is that of trajectory balance times beta / 2. The
-paper's runs took the mean of D at the policy that sampled (`centre="behaviour"`), by which all responses of a group are
-pulled up, the more the older they are.
+D has no gradient. n_j counts the tokens of prompt and response, as in the paper's runs, so long responses weigh less.
+With constant n, no ratio and no clipped log-ratio, the gradient is that of trajectory balance times beta / 2. The
+paper's runs computed the mean of D with the policy that sampled (`centre="behaviour"`). This raises all responses of a
+group, and raises older ones more.
 """
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
 
@@ -38,6 +38,7 @@ def tba_prime(
 
 
 def _away(groups: Groups, logp_PKT: Tensor) -> Tensor:
-    """[P, K] log-ratio of a policy to the reference, that of each token within bounds."""
+    """Return the log-ratio of a policy to the reference for each response, [P, K]. The log-ratio of each token is
+    clipped."""
     away_PKT = (logp_PKT - groups.needed("ref_logp_PKT")).clamp(-LARGEST, LARGEST)
     return (away_PKT * groups.mask_PKT).sum(dim=2)

@@ -4,13 +4,14 @@ Per prompt x and response y the residual is
 
     delta = log Z(x) + log pi(y|x) - log pi_ref(y|x) - r(x, y) / beta,
 
-and the loss is the mean of its square. With log Z taken as the group's mean of r / beta - log pi / pi_ref, that is
-the variance of log pi / pi_ref - r / beta within each group. It is zero exactly where pi is proportional to
-pi_ref exp(r / beta) on the responses at hand, whoever sampled them: no importance ratio is needed. The reference may
-count more or less than once: then the target is pi_ref^power exp(r / beta).
+and the loss is the mean of its square. If log Z is the group's mean of r / beta - log(pi / pi_ref), the loss is the
+variance of log(pi / pi_ref) - r / beta within each group. This loss is zero exactly if pi is proportional to
+pi_ref exp(r / beta) on the drawn responses. That holds whichever policy sampled them, so no importance ratio is needed.
+With a reference power other than 1, the target is pi_ref^power exp(r / beta).
 
-A learned log Z, as in synchronous GFlowNets, is the output of a model of the prompt: the loss is the same, and its
-gradient draws log Z towards the mean of r / beta - log pi / pi_ref over whatever is drawn. Both have one minimum.
+A learned log Z, as in synchronous GFlowNets, is the output of a model that reads the prompt. The loss is the same, and
+its gradient moves log Z towards the mean of r / beta - log(pi / pi_ref) over the drawn responses. Both variants have
+the same minimum.
 
 Left out, as in the paper: clipping, and any normalisation by length or by the spread of rewards.
 """
@@ -35,12 +36,12 @@ def trajectory_balance(
     log_z: LogZ | Tensor = "group",
     reference_power: float = 1.0,
 ) -> Loss:
-    """Mean squared residual of `log Z + log pi - reference_power x log pi_ref - reward / beta`.
+    """Return the mean square of the residual `log Z + log pi - reference_power x log pi_ref - reward / beta`.
 
-    Log-probabilities are sums over the tokens of a response, at the temperature at which both policies are meant.
-    `leave-one-out` estimates a response's log Z from the other K - 1, which multiplies residuals and gradient by
-    K / (K - 1): the mean over all K contains the response itself and is that much too close to it. One that is learned
-    is given, [P], and differentiated; then residuals no longer have the mean 0 in a group.
+    Log-probabilities are sums over the tokens of a response, both at the temperature of the run. `leave-one-out`
+    estimates the log Z of a response from the other K - 1 responses. This multiplies residuals and gradient by
+    K / (K - 1), because the mean over all K responses contains the response itself and is too close to it. A learned
+    log Z is passed as a tensor, [P], and is differentiated. The residuals of a group then need not have mean 0.
     """
     _check(logp_PK, ref_logp_PK, reward_PK, beta)
     log_ratio_PK = logp_PK - reference_power * ref_logp_PK
@@ -59,7 +60,7 @@ def trajectory_balance(
         "log_z": log_z_P.mean(),
         "log_ratio_mean": (logp_PK - ref_logp_PK).detach().mean(),
         "residual_abs": found_PK.abs().mean(),
-        "equal_rewards": equal_rewards(reward_PK),  # groups in which only the reference pulls
+        "equal_rewards": equal_rewards(reward_PK),  # in these groups only the reference has an effect
     }
     if learned:
         metrics["residual_mean"] = found_PK.mean()

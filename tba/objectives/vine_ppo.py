@@ -1,16 +1,18 @@
-"""VinePPO (arXiv:2410.01679): PPO's policy loss with Monte-Carlo values from the states between steps, and no critic.
+"""VinePPO (arXiv:2410.01679): PPO's policy loss with Monte-Carlo values of the states between steps, and without a
+critic.
 
     A_t = V(after the step of token t) - V(before it),    V after the last step is the reward
 
     L = - mean over tokens of min(rho A, clip(rho, 1 - low, 1 + high) A) + beta k3,    A whitened over the batch
 
-Values were estimated when the response was sampled: each is the mean reward of continuations by the policy that sampled
-it. A response's advantages, step by step, add up to r - V of the prompt. On policy they expect the policy gradient: an
-estimate is right in the mean and does not know how the response went on. From a state on that was not estimated, and
-has the reward itself for its value, advantages are 0: those steps teach nothing but what whitening makes of a 0.
+Values were estimated when the response was sampled. Each is the mean reward of continuations by the policy that sampled
+the response. The advantages of a response, one per step, add up to r - V(prompt). On policy, the gradient is the policy
+gradient in expectation, because each value is an unbiased estimate that does not depend on the rest of the response. A
+state whose value was not estimated has the reward as its value. From such a state on, advantages are 0 before
+whitening, so the steps teach only what whitening adds.
 
-Left out: of k3 the paper sums over a response's tokens what it clips to [0, 10] at each; here it is a mean like the
-rest, of log-ratios that are clipped.
+Left out: the paper clips k3 to [0, 10] at each token and sums over a response's tokens. Here the penalty is a mean like
+the rest of the loss, and the log-ratios are clipped.
 """
 
 from tba.objectives.corrections import Correction
@@ -22,7 +24,7 @@ OWN = Surrogate(correction=Correction(kind="clip"), normaliser="tokens", penalty
 
 
 def estimates(groups: Groups, *, beta: float) -> Estimates:
-    """Whitened advantages of each token of a whole batch."""
+    """Compute whitened advantages of each token of a whole batch."""
     mask_PKT = groups.mask_PKT
     value_PKT, next_PKT = groups.needed("step_value_PKT"), groups.needed("step_next_PKT")
     reward_PKT = groups.reward_PK[:, :, None].expand_as(value_PKT)
