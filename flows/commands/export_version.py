@@ -56,14 +56,15 @@ def appearing(folder: str) -> Iterator[tuple[Path, Path]]:
         unfinished.rename(target)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
-        with suppress(OSError):  # somebody else has put something there meanwhile
+        with suppress(OSError):  # fails if somebody else has put something there meanwhile
             for parent in made:
                 parent.rmdir()
         raise
 
 
 def _find(run: Run, number: int, attempt: int | None) -> Version:
-    """Of the attempt that is asked for, else the one that the run goes on from."""
+    """Return the kept version with this number, of the given attempt. Without an attempt, only versions that the run
+    goes on from count. Raise ConfigError if there is none."""
     spans = chain(run)
     kept = [it for it in Versions(run).complete() if attempt is not None or stands(spans, it)]
     fitting = [it for it in kept if it.number == number and attempt in (None, it.attempt)]

@@ -197,7 +197,7 @@ def _new(run: Run, files: Iterable[File]) -> list[File]:
 def _store(run: Run, file: File, trajectories: Sequence[Trajectory]) -> None:
     try:
         key = Trajectories(run).append(file.searcher, 0, trajectories)
-    except Superseded:  # somebody else has imported the same meanwhile; times differ
+    except Superseded:  # somebody else imported the same rows at the same time; only the timestamps differ
         log.info("%s: imported already", file.name)
         return
     rewards = [it.reward for it in trajectories]
@@ -217,7 +217,7 @@ def _tell(file: File, new: Sequence[File]) -> str:
 
 
 def _tell_of_groups(config: Config, files: Sequence[File]) -> list[str]:
-    """What steps make of prompts with few responses, or more than there is room for."""
+    """Return notes on prompts that have fewer responses than a step draws, or more than can be drawn."""
     distinct = {(it.prompt.prompt_id, it.response.tokens) for file in files for it in file.rows}
     sizes = Counter(prompt_id for prompt_id, _ in distinct).values()
     wanted, room = config.training.responses_per_prompt, config.sampling.capacity
@@ -241,7 +241,7 @@ def _open(run: Run, config: Config, task: Task) -> "Importer":
     from tba.models.pretrained import end_tokens
 
     logging.disable_progress_bar()
-    logging.set_verbosity_error()  # a text that is too long is refused by its row
+    logging.set_verbosity_error()  # no warning about texts that are too long: their rows are refused
     scorer = wiring.open_scorer(run, config, task)
     policy = scorer.policy
     ends = end_tokens(policy.model.generation_config, policy.tokenizer)
