@@ -23,7 +23,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # overloaded there
         self, args: Any = None, namespace: Any = None
     ) -> Any:
-        if self._is_inside:  # the call below calls this method twice: for the options, then for the positional arguments
+        if self._is_inside:  # the call below calls this method twice: for options, then for the rest
             return super().parse_known_args(args, namespace)
         self._is_inside = True
         try:

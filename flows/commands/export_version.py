@@ -18,8 +18,8 @@ from tba.types import Version
 
 
 def export(run: Run, number: int, attempt: int | None, folder: str, *, adapter: bool = False) -> Path:
-    """Copy a version, verify the copy, and return its folder, which appears only once it is complete. If the versions of
-    the run are adapters, merge the adapter into its base first, unless `adapter` asks for the adapter alone."""
+    """Copy a version, verify the copy, and return its folder, which appears only once it is complete. If the versions
+    of the run are adapters, merge the adapter into its base first, unless `adapter` asks for the adapter alone."""
     config = parse(run.config)
     if adapter and not config.model.lora_rank:
         raise ConfigError(f"--adapter: {run.name} has no adapters, its model.lora_rank is 0")

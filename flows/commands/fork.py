@@ -99,7 +99,8 @@ def _make(parent: Run, origin: Parent, config: Config, sampler: str, given: str 
         name = given or default_name(parent, origin.step)
         registration = register(parent, name, origin)
         try:
-            _check_payloads(parent, origin, config)  # again: the fork is registered, so nothing that it draws can be given up any more
+            # Check again: after the registration, nothing that the fork draws can be given up.
+            _check_payloads(parent, origin, config)
             run = Run.create(
                 parent.root,
                 name,
@@ -155,8 +156,8 @@ def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
 
 
 def _can_start(parent: Run, checkpoint: Version) -> bool:
-    """True if a fork can start from this checkpoint of its parent. A damaged checkpoint is made again, just as a missing
-    one. Files in an object store are checked by name and size only, so that this machine need not have room for
+    """True if a fork can start from this checkpoint of its parent. A damaged checkpoint is made again, just as a
+    missing one. Files in an object store are checked by name and size only, so that this machine need not have room for
     them."""
     try:
         if not is_kept(parent, checkpoint):
@@ -169,8 +170,8 @@ def _can_start(parent: Run, checkpoint: Version) -> bool:
 
 
 def _check_parent(parent: Run, step: int) -> None:
-    """Raise ConfigError if the parent cannot be forked at this step. A parent that is a fork itself can be forked at its
-    own start or later; earlier steps belong to its own parent. A replay cannot be forked at all."""
+    """Raise ConfigError if the parent cannot be forked at this step. A parent that is a fork itself can be forked at
+    its own start or later; earlier steps belong to its own parent. A replay cannot be forked at all."""
     older = parent.parent
     if older and older.replays is not None:
         raise ConfigError(
@@ -184,7 +185,8 @@ def _check_parent(parent: Run, step: int) -> None:
 
 
 def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str, Any]) -> tuple[Config, str]:
-    """Return the parent's settings and sampler with the changes applied. Raise ConfigError if a fork cannot have them."""
+    """Return the parent's settings and sampler with the changes applied. Raise ConfigError if a fork cannot have
+    them."""
     for key in changes:
         if key.startswith(FIXED):
             raise _shared(key)

@@ -45,8 +45,8 @@ class Outcome:
 
 
 def give_up(run: Run, keys: Sequence[str], *, why: str) -> Outcome:
-    """Give up these shards, or all lost shards if no key is given. Raise ConfigError before anything is written if one of
-    the shards is not lost or damaged, or if a supervisor looks after the run."""
+    """Give up these shards, or all lost shards if no key is given. Raise ConfigError before anything is written if one
+    of the shards is not lost or damaged, or if a supervisor looks after the run."""
     refuse_supervised(run, parse(run.config))
     with bar("comparing what is stored with its records") as tell:
         lost = find_lost(run, whole=True, progress=tell)

@@ -49,8 +49,8 @@ def grade_file(task: str, file: str, *, rule: str = "") -> int:
 
 @contextmanager
 def _lines(file: str) -> Iterator[Iterable[str]]:
-    """Yield the lines of a file. Only an OSError from opening the file becomes a DataError; errors of the code that reads
-    the lines pass unchanged."""
+    """Yield the lines of a file. Only an OSError from opening the file becomes a DataError; errors of the code that
+    reads the lines pass unchanged."""
     if file == "-":
         yield sys.stdin
         return

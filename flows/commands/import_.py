@@ -1,8 +1,8 @@
 """`tba import`: import responses from elsewhere as trajectories of a run.
 
-Each file becomes one shard. The searcher number of the shard follows from the content of the file. So a file is imported
-as a whole or not at all, and importing it twice, from any machine, stores it once. The run treats these shards like all
-others.
+Each file becomes one shard. The searcher number of the shard follows from the content of the file. So a file is
+imported as a whole or not at all, and importing it twice, from any machine, stores it once. The run treats these shards
+like all others.
 """
 
 import argparse
@@ -180,8 +180,8 @@ def _counted_from(run: Run, config: Config, number: int | None) -> Version:
 
 
 def _new(run: Run, files: Iterable[File]) -> list[File]:
-    """Return the files that have not been imported yet, each only once. Raise DataError if a different file was imported
-    under the same searcher number."""
+    """Return the files that have not been imported yet, each only once. Raise DataError if a different file was
+    imported under the same searcher number."""
     compactions = Compactions(run)
     compactions.look()
     taken_in = compactions.shards()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tba.models.policy import Policy
 
 MOST_TOKENS = 16_000_000
-"""Largest number of tokens in the prompts and responses of one file. A file becomes one object, which is read as a whole
-when it is admitted."""
+"""Largest number of tokens in the prompts and responses of one file. A file becomes one object, which is read as a
+whole when it is admitted."""
 _LEAST_LOGP = -1e30  # log-probabilities are stored as 32-bit floats
 _AT_A_TIME = 64  # responses scored between two updates of the progress bar
 

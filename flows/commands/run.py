@@ -52,8 +52,8 @@ def command(options: argparse.Namespace) -> int:
 
 
 def supervise(run: "Run") -> int:
-    """Keep a run's roles alive on this machine until the run has finished. Then print the last scores, and where to look
-    next."""
+    """Keep a run's roles alive on this machine until the run has finished. Then print the last scores, and where to
+    look next."""
     from flows.pages.markdown import last_scores, where_next
     from flows.supervision.terminal import run_here
 

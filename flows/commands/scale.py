@@ -34,8 +34,8 @@ def command(options: argparse.Namespace) -> int:
 
 
 def scale(run: Run, searchers: int) -> str:
-    """Change the wanted number of searchers, and return a message about the result. The supervisor and the searchers read
-    the new number from storage by themselves."""
+    """Change the wanted number of searchers, and return a message about the result. The supervisor and the searchers
+    read the new number from storage by themselves."""
     config = parse_known(run.config)
     await_state(run, config)
     summary = summarise(run)
@@ -61,8 +61,8 @@ def _refuse(run: Run, config: Config, summary: Summary, searchers: int) -> None:
 
 
 def await_state(run: Run, config: Config) -> None:
-    """Wait for a moment if the wanted state is damaged, since a living supervisor restores it. If the state stays damaged,
-    raise Damaged, which says what to do."""
+    """Wait for a moment if the wanted state is damaged, since a living supervisor restores it. If the state stays
+    damaged, raise Damaged, which says what to do."""
     for _ in looks(3 * config.limits.lease_every):
         with suppress(Damaged):
             return check_state(run)

@@ -41,8 +41,8 @@ union select keyword_name from duckdb_keywords()
 
 
 def prompt(run: Run) -> int:
-    """Read and answer queries until the person leaves. All queries see the run as it was when the prompt began or was last
-    refreshed, so their answers fit each other. What one query creates, such as a temporary table, is there for the
+    """Read and answer queries until the person leaves. All queries see the run as it was when the prompt began or was
+    last refreshed, so their answers fit each other. What one query creates, such as a temporary table, is there for the
     next."""
     with closing(QueryProcess(run.url)) as queries:
         asking = _Asking(run, queries)
@@ -111,8 +111,8 @@ class _Asking:
 
 
 def _ask(history: "_History") -> str | None:
-    """Return the next query, which may have several lines, or None if the person leaves. Ctrl-C discards the lines typed so
-    far."""
+    """Return the next query, which may have several lines, or None if the person leaves. Ctrl-C discards the lines
+    typed so far."""
     lines: list[str] = []
     while True:
         try:

@@ -75,8 +75,8 @@ def _await_ends(run: Run, config: Config, watch: LeaseWatch) -> str:
 
 
 def _at_work(run: Run, config: Config, watch: LeaseWatch) -> dict[str, Seen]:
-    """Return the roles that are not known to have ended. A role whose lease cannot be read counts until its lease has not
-    changed for `limits.silent_after` seconds."""
+    """Return the roles that are not known to have ended. A role whose lease cannot be read counts until its lease has
+    not changed for `limits.silent_after` seconds."""
     seen, silent_after = watch.observe(run), config.limits.silent_after
     alive = {lease.role for lease in living([it.lease for it in seen.values()], silent_after)}
     return {

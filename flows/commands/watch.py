@@ -303,8 +303,8 @@ def _trainer(view: View) -> str:
 
 
 def _searchers(leases: Sequence[Lease]) -> list[tuple[str, str]]:
-    """Return a line for each searcher. For many searchers, return one line for all and one for the searcher that spends the
-    smallest share of its time generating."""
+    """Return a line for each searcher. For many searchers, return one line for all and one for the searcher that spends
+    the smallest share of its time generating."""
     spent = {lease.role: _spent(lease) for lease in leases}
     busy = [(share, lease) for lease in leases if (share := spent[lease.role][0]) is not None]
     if len(leases) <= _LINES or not busy:
@@ -316,8 +316,8 @@ def _searchers(leases: Sequence[Lease]) -> list[tuple[str, str]]:
 
 
 def _spent(lease: Lease) -> tuple[float | None, float | None]:
-    """Return the share of its time that a searcher generates, and its tokens per second, over its whole life, as its lease
-    reports them. Both are None before it has reported any time."""
+    """Return the share of its time that a searcher generates, and its tokens per second, over its whole life, as its
+    lease reports them. Both are None before it has reported any time."""
     progress = lease.progress
     total = sum(seconds for name, seconds in progress.items() if name.startswith("seconds_"))
     if not total:
@@ -332,8 +332,8 @@ def _searcher(lease: Lease, share: float | None, tokens: float | None) -> str:
 
 
 def _evaluator(view: View) -> str:
-    """Return the evaluator's idle share and status. Its busy time is the time spent on the versions that it has scored in
-    this life."""
+    """Return the evaluator's idle share and status. Its busy time is the time spent on the versions that it has scored
+    in this life."""
     told = _told(view, "evaluator")
     [busy] = view.values(EVALUATING)
     return f"idle {max(0.0, 1 - busy):.0%}  {told}" if told and busy is not None else told
