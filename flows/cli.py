@@ -1,6 +1,6 @@
-"""The command `tba`: one subcommand per thing a person asks for, each in a file of flows/commands.
+"""The command line `tba`. Each subcommand has a file of its own in flows/commands.
 
-The file of a command is imported when the command is called, so that looking at a run needs neither torch nor Prefect.
+The file of a command is imported only when the command is called, so looking at a run needs neither torch nor Prefect.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from flows.commands.arguments import BAD_USAGE, DONE, FOUND_WRONG, INTERRUPTED, 
 from flows.progress import was_interrupted
 from tba.errors import ConfigError, DataError, TBAError
 
-# In the order in which help lists them. The file of a command has its name.
+# The help lists the commands in this order. The file of a command has the name of the command.
 COMMANDS = {
     "run": "Train on a task, until the run has finished.",
     "resume": "Continue an interrupted run.",
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = build_parser(wanted=arguments).parse_args(arguments)
     logging.getLogger("flows").setLevel(logging.INFO)
-    logging.basicConfig(format="%(message)s")  # on standard error: what takes long says so before
+    logging.basicConfig(format="%(message)s")  # to standard error: long work announces itself there
     try:
         return options.command(options)
     except TBAError as error:

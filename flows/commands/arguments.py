@@ -1,4 +1,4 @@
-"""What the commands have in common: exit codes, their help, and arguments that several of them take."""
+"""Code that the commands share: exit codes, help texts, and arguments that several commands take."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -16,14 +16,14 @@ RUN_HELP = (
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Takes what has no name of its own before, between and after options."""
+    """A parser that accepts positional arguments before, between and after options."""
 
     _is_inside = False
 
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # overloaded there
         self, args: Any = None, namespace: Any = None
     ) -> Any:
-        if self._is_inside:  # of the call below, which comes back twice: for options, then for the rest
+        if self._is_inside:  # the call below calls this method twice: for options, then for the rest
             return super().parse_known_args(args, namespace)
         self._is_inside = True
         try:
@@ -33,14 +33,14 @@ class CommandParser(argparse.ArgumentParser):
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Texts as they are written, with room for the names of options."""
+    """A help formatter that keeps texts as they are written and leaves room for the names of options."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=32)
 
 
 def explain(parser: argparse.ArgumentParser, *about: str) -> None:
-    """Add to the help of a command, which begins with its summary: paragraphs, and examples at its end."""
+    """Add paragraphs to the help of a command, after its summary. The last text holds examples and ends the help."""
     parser.description = "\n\n".join([parser.description or "", *about[:-1]])
     parser.epilog = about[-1]
 
@@ -62,7 +62,8 @@ def read_changes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _change(text: str) -> tuple[str, Any]:
-    """A list, an object or null is JSON; whatever else is text, which the settings read as what they expect."""
+    """Split KEY=VALUE. Read a list, an object or null as JSON. Leave any other value as text, which the settings then
+    convert to the type that they expect."""
     key, separator, value = text.partition("=")
     if not (key and separator):
         raise ConfigError(f"--set: KEY=VALUE, such as training.steps=100, got {text!r}")
@@ -89,7 +90,8 @@ def parse_seconds(text: str) -> float:
 
 
 def open_run(name: str) -> "Run":
-    """The run a person named; one that does not exist is bad usage, not a fault of storage."""
+    """Open the run that a person named. A run that does not exist is bad usage, not a fault of storage: raise
+    ConfigError."""
     from storage.runs.run import Run, resolve
 
     try:

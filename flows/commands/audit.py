@@ -1,7 +1,8 @@
-"""`tba audit`: a past step taken again from what is stored, and compared with what the ledger says of it.
+"""`tba audit`: take a past step again from what is stored, and compare the result with the ledger.
 
-The state before the step is that of the nearest checkpoint, from where the steps in between are taken again too; so is
-what follows up to the sync that closes the step, whose ledger keeps a checksum of the resulting weights.
+The audit starts from the nearest checkpoint before the step and takes the steps in between again. It also takes the
+steps after the audited one again, up to the sync that closes it: the ledger of that sync holds a checksum of the
+resulting weights.
 """
 
 import argparse
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OFF_CPU = 0.01
-"""Relative difference that is accepted, unless said otherwise, where arithmetic is not repeatable bit by bit."""
+"""Default of the accepted relative difference where arithmetic is not repeatable bit by bit."""
 
 _OF_A_ROW = (
     "slot", "position", "trajectory_id", "prompt_id", "branch", "weight", "age", "advantage", "residual", "log_z",
@@ -63,7 +64,7 @@ def command(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Compared:
-    """One thing that the ledger says, and what came out now."""
+    """One value from the ledger, and the same value from the repeated step."""
 
     what: str
     ledger: Any
@@ -77,11 +78,11 @@ class Audit:
     step: int
     attempt: int
     sync: int
-    began_after: int  # the step whose state was kept
+    began_after: int  # the step whose stored state the audit started from
     device: str
     tolerance: float
-    compared: list[Compared] = field(default_factory=list)  # in all
-    rows: list[Compared] = field(default_factory=list)  # of the batch, those that differ
+    compared: list[Compared] = field(default_factory=list)  # values of the step as a whole
+    rows: list[Compared] = field(default_factory=list)  # values of the rows of the batch that differ
     batch: int = 0
 
     @property
@@ -99,7 +100,7 @@ def show(run: Run, step: int, *, tolerance: float | None, as_json: bool) -> int:
 
 
 def audit(run: Run, step: int, *, tolerance: float | None = None) -> Audit:
-    """Take a step again. ConfigError if it is not one of this run's own."""
+    """Take a step again and compare it with the ledger. Raise ConfigError if the step is not one of this run's own."""
     config = parse(run.config)
     attempt = _attempt_of(run, config, step)
     sync = config.sync_of_step(step)
@@ -121,13 +122,13 @@ def audit(run: Run, step: int, *, tolerance: float | None = None) -> Audit:
                 found.compared.append(Compared("version", str(written), str(began_with), written == began_with))
                 _compare_step(found, entry, taken)
     written, now = entries[-1].step["weights_sha256"], past.weights_sha256()
-    agrees = written == now or accepted > 0  # bits that are not repeatable say nothing
+    agrees = written == now or accepted > 0  # a checksum says nothing where bits are not repeatable
     found.compared.append(Compared(f"sha256 of the weights after step {last}", written, now, agrees))
     return found
 
 
 def _attempt_of(run: Run, config: Config, step: int) -> int:
-    """Whose ledger counts for a step."""
+    """Return the attempt whose ledger counts for a step."""
     if run.parent and step <= run.parent.step:
         raise ConfigError(
             f"--step: {run.name} is a fork that goes on after step {run.parent.step}; step {step} is one of "
@@ -166,13 +167,13 @@ def _compare_step(found: Audit, entry: Entry, taken: "Retaken") -> None:
     stored, retaken = (float(of.get("skipped") or 0) for of in (entry.step, taken.metrics))
     found.compared.append(Compared("skipped", stored, retaken, stored == retaken))
     for name, value in sorted(taken.metrics.items()):
-        if name in entry.step and name != "skipped":  # one that was not measured then says nothing
+        if name in entry.step and name != "skipped":  # the ledger lacks metrics that were not measured then
             said = entry.step[name]
             found.compared.append(_compare(found, name, said, value, _scale([said])))
 
 
 def _scale(values: Iterable[Any]) -> float:
-    """What a difference is measured by: the largest of the numbers."""
+    """Return the largest absolute value of the numbers; differences are measured relative to it."""
     return max((abs(value) for value in values if isinstance(value, float)), default=0.0)
 
 
@@ -184,7 +185,7 @@ def _compare(found: Audit, what: str, ledger: Any, now: Any, scale: float) -> Co
 
 # --- on the screen --------------------------------------------------------------------------------------------------
 
-_SHOWN = 20  # rows that differ; the rest is counted
+_SHOWN = 20  # differing values that are shown; the rest is only counted
 
 
 def _print(found: Audit) -> None:

@@ -1,4 +1,4 @@
-"""`tba browse`: the pages of a run, served to a browser."""
+"""`tba browse`: serve the pages of a run to a web browser."""
 
 import argparse
 

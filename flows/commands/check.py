@@ -1,4 +1,4 @@
-"""`tba check`: what `storage.maintenance.check` finds, as a table or as JSON."""
+"""`tba check`: print what `storage.maintenance.check` finds, as a table or as JSON."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`tba compact`: the shards of a run into few objects, told as a table or as JSON."""
+"""`tba compact`: merge the shards of a run into a few objects, and report the result as text or as JSON."""
 
 import argparse
 import json
@@ -33,7 +33,9 @@ def command(options: argparse.Namespace) -> int:
 
 
 def compact_run(run: Run, *, drop_payloads: bool = False, progress: Progress | None = None) -> Compacted:
-    """As the run's settings have it: what is kept follows from how many checkpoints are, and from what can be drawn."""
+    """Compact a run according to its settings. The number of checkpoints that the run keeps decides which shards are
+    merged. With `drop_payloads`, the settings of sampling decide which trajectories can still be drawn and so keep
+    their tokens."""
     config = parse(run.config)
     return compact(
         run,
@@ -46,8 +48,8 @@ def compact_run(run: Run, *, drop_payloads: bool = False, progress: Progress | N
 def compact_all(
     root: str, *, drop_payloads: bool, tell: Callable[[str], None], warn: Callable[[str], None]
 ) -> list[str]:
-    """Every run under a root, as it stands; payloads are dropped of those that have finished. Returns the URLs of those
-    that were refused, once the reason is told."""
+    """Compact every run under a root. With `drop_payloads`, drop the payloads of finished runs only. Return the URLs of
+    the runs that could not be compacted; `warn` has been called with the reason for each."""
     failed: list[str] = []
     for url in run_urls(root):
         try:

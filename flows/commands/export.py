@@ -1,4 +1,4 @@
-"""`tba export`: a version as a Hugging Face folder, or rows as a dataset."""
+"""`tba export`: export a version as a Hugging Face folder, or rows as a dataset."""
 
 import argparse
 

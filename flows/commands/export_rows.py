@@ -1,4 +1,4 @@
-"""`tba export --query`: rows of a run as a dataset that others load: Parquet, and a card that says where it is from."""
+"""`tba export --query`: export rows of a run as a dataset: a Parquet file, and a card that says where it is from."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from tba.errors import ConfigError
 
 FILE = "data/train-00000-of-00001.parquet"
 
-_UNFIT = ("bignum", "bit", "interval", "map", "union")  # types that `datasets` cannot load as what they are
+_UNFIT = ("bignum", "bit", "interval", "map", "union")  # types that `datasets` cannot load
 _CARD = """\
 ---
 configs:
@@ -49,7 +49,8 @@ those are as their files had them. Terms of use follow from those of the prompts
 
 
 def export(run: Run, query: str, folder: str) -> Path:
-    """The folder appears only when all of it is there. ConfigError, in one line, for a query that has no rows."""
+    """Export the rows of a query into a folder and return its path. The folder appears only once it is complete. Raise
+    ConfigError, with a message of one line, if the query has no rows."""
     with bar("copying what is new") as tell:
         con = connect(run, progress=tell)
     warn(run, con)
@@ -68,7 +69,8 @@ def export(run: Run, query: str, folder: str) -> Path:
 
 
 def _fit(rows: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
-    """With maps, which `datasets` cannot load, as lists of their keys and values."""
+    """Return the rows with each map turned into a list of its keys and values, since `datasets` cannot load maps. Raise
+    ConfigError if a column has another type that no dataset can have."""
     chosen: list[str] = []
     for name, kind in zip(rows.columns, rows.types, strict=True):
         column = '"' + name.replace('"', '""') + '"'
@@ -83,7 +85,7 @@ def _is_unfit(kind: DuckDBPyType) -> bool:
 
 
 def _inner(kind: DuckDBPyType) -> list[DuckDBPyType]:
-    """The types inside of a type."""
+    """Return the types that a nested type is made of."""
     if kind.id not in ("array", "list", "map", "struct"):
         return []
     return [inner for _, inner in kind.children if isinstance(inner, DuckDBPyType)]
@@ -107,7 +109,7 @@ def _card(run: Run, query: str, rows: duckdb.DuckDBPyRelation, count: int, name:
 
 
 def _fence(text: str) -> str:
-    """Longer than any in the text."""
+    """Return a Markdown fence that is longer than any run of backticks in the text."""
     return max(["``", *re.findall("`+", text)], key=len) + "`"
 
 

@@ -1,4 +1,4 @@
-"""`tba export`: a version of a run as a Hugging Face folder anywhere on this machine."""
+"""`tba export --version`: export a version of a run as a Hugging Face folder on this machine."""
 
 import secrets
 import shutil
@@ -18,8 +18,8 @@ from tba.types import Version
 
 
 def export(run: Run, number: int, attempt: int | None, folder: str, *, adapter: bool = False) -> Path:
-    """Copy a version and verify it; the folder appears only when all of it is there. Where versions are adapters, merge
-    it into its base first, unless `adapter` is wanted by itself."""
+    """Copy a version, verify the copy, and return its folder, which appears only once it is complete. If the versions
+    of the run are adapters, merge the adapter into its base first, unless `adapter` asks for the adapter alone."""
     config = parse(run.config)
     if adapter and not config.model.lora_rank:
         raise ConfigError(f"--adapter: {run.name} has no adapters, its model.lora_rank is 0")
@@ -34,8 +34,8 @@ def export(run: Run, number: int, attempt: int | None, folder: str, *, adapter: 
 
 @contextmanager
 def appearing(folder: str) -> Iterator[tuple[Path, Path]]:
-    """Where a folder is to be, and one to fill that becomes it once all has been written. ConfigError if something is
-    there already, or nothing can be."""
+    """Yield the path of the final folder, and an unfinished folder to fill, which becomes the final one once everything
+    has been written. Raise ConfigError if something is at the path already or no folder can be made there."""
     if "://" in folder:
         raise ConfigError(f"DIR: a folder of this machine, to be copied from there, got {folder}")
     target = Path(folder).absolute()
@@ -56,14 +56,15 @@ def appearing(folder: str) -> Iterator[tuple[Path, Path]]:
         unfinished.rename(target)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
-        with suppress(OSError):  # somebody else has put something there meanwhile
+        with suppress(OSError):  # fails if somebody else has put something there meanwhile
             for parent in made:
                 parent.rmdir()
         raise
 
 
 def _find(run: Run, number: int, attempt: int | None) -> Version:
-    """Of the attempt that is asked for, else the one that the run goes on from."""
+    """Return the kept version with this number, of the given attempt. Without an attempt, only versions that the run
+    goes on from count. Raise ConfigError if there is none."""
     spans = chain(run)
     kept = [it for it in Versions(run).complete() if attempt is not None or stands(spans, it)]
     fitting = [it for it in kept if it.number == number and attempt in (None, it.attempt)]

@@ -1,4 +1,5 @@
-"""`tba fork`: a new run that goes on from a past step of another, and shares what that had stored by then."""
+"""`tba fork`: create a run that goes on from a past step of another run, its parent, and shares what the parent had
+stored by then."""
 
 import argparse
 import logging
@@ -38,8 +39,8 @@ FIXED = (
     "task", "model.path", "model.revision", "model.lora_rank", "model.lora_alpha", "model.lora_targets",
     "search.temperature", "search.prompts_from", "search.prompts_where",
 )  # fmt: skip
-"""Settings that a fork shares with its parent: by them the trajectories it inherits were asked for, generated and
-scored, and its checkpoint written."""
+"""Settings that a fork shares with its parent and cannot change. The inherited trajectories were asked for, generated
+and scored with these settings, and the inherited checkpoint was written with them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +75,8 @@ def command(options: argparse.Namespace) -> int:
 
 
 def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str | None = None, replay: bool = False) -> Run:
-    """Make the run, by default under the first name that is free; nothing has been started. ConfigError says why it
-    cannot be."""
+    """Create the fork without starting it, by default under the first free name. Raise ConfigError, with the reason, if
+    the fork is not possible."""
     if name and open_store(layout.run_url(parent.root, name)).exists(layout.RUN):
         raise _taken(parent, name)
     before = parse(parent.config)
@@ -92,12 +93,14 @@ def fork(parent: Run, step: int, changes: Mapping[str, Any], *, name: str | None
 
 
 def _make(parent: Run, origin: Parent, config: Config, sampler: str, given: str | None) -> Run:
-    """Under the given name, or the next that is free if somebody else is faster."""
+    """Create the fork under the given name. Without a name, take the first free default name, and try the next one if
+    somebody else takes that name first."""
     while True:
         name = given or default_name(parent, origin.step)
         registration = register(parent, name, origin)
         try:
-            _check_payloads(parent, origin, config)  # again: from here on, what is given up leaves out what it draws
+            # Check again: after the registration, nothing that the fork draws can be given up.
+            _check_payloads(parent, origin, config)
             run = Run.create(
                 parent.root,
                 name,
@@ -112,7 +115,7 @@ def _make(parent: Run, origin: Parent, config: Config, sampler: str, given: str 
             if given:
                 raise _taken(parent, name) from None
             continue
-        except ConfigError:  # before there was anything of the run
+        except ConfigError:  # raised before anything of the run was stored
             unregister(parent, registration)
             raise
         settle(parent, name, registration)
@@ -124,7 +127,8 @@ def _taken(parent: Run, name: str) -> ConfigError:
 
 
 def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
-    """Where the fork leaves its parent: at a sync, since only there everything is stored."""
+    """Return the point at which the fork leaves its parent. This point must be a sync, since only at a sync everything
+    is stored."""
     _check_parent(parent, step)
     synced = read_chain(parent)
     steps = {record.step: record.sync for record in synced}
@@ -152,8 +156,9 @@ def _origin(parent: Run, step: int, *, replay: bool) -> Parent:
 
 
 def _can_start(parent: Run, checkpoint: Version) -> bool:
-    """Whether a fork can start from a checkpoint of its parent. One that is damaged is made again, as one that is
-    gone. Files in an object store are only looked for, by name and size: whoever forks need not have room for them."""
+    """True if a fork can start from this checkpoint of its parent. A damaged checkpoint is made again, just as a
+    missing one. Files in an object store are checked by name and size only, so that this machine need not have room for
+    them."""
     try:
         if not is_kept(parent, checkpoint):
             return False
@@ -165,7 +170,8 @@ def _can_start(parent: Run, checkpoint: Version) -> bool:
 
 
 def _check_parent(parent: Run, step: int) -> None:
-    """What is a fork itself can be forked after it has left its own parent, which keeps what it needs before."""
+    """Raise ConfigError if the parent cannot be forked at this step. A parent that is a fork itself can be forked at
+    its own start or later; earlier steps belong to its own parent. A replay cannot be forked at all."""
     older = parent.parent
     if older and older.replays is not None:
         raise ConfigError(
@@ -179,7 +185,8 @@ def _check_parent(parent: Run, step: int) -> None:
 
 
 def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str, Any]) -> tuple[Config, str]:
-    """The parent's settings and sampler, with changes."""
+    """Return the parent's settings and sampler with the changes applied. Raise ConfigError if a fork cannot have
+    them."""
     for key in changes:
         if key.startswith(FIXED):
             raise _shared(key)
@@ -194,7 +201,7 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
         )
     config = resolve.checked(before.replace({**changes, **start}))
     for name in FIXED:
-        if attrgetter(name)(config) != attrgetter(name)(before):  # a whole section may have been given
+        if attrgetter(name)(config) != attrgetter(name)(before):  # a change may have replaced a whole section
             raise _shared(name)
     if origin.step and not same_moments(before.training.optimizer, config.training.optimizer):
         raise ConfigError(
@@ -212,7 +219,8 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
 
 
 def _check_in_step(before: Config, config: Config) -> None:
-    """Where searchers and trainer go in step, rounds have the numbers of syncs, also those that a fork begins with."""
+    """Raise ConfigError if a fork with `sync.lag` cannot go on from its parent. Where searchers and trainer go in step,
+    rounds are numbered like syncs, and this must hold for the inherited rounds too."""
     if before.sync.lag is None:
         raise ConfigError("--set: sync.lag needs a parent that goes in step too, --step 0 or --replay")
     if before.search.searchers != config.search.searchers:
@@ -237,7 +245,7 @@ def _check_steps(parent: Run, origin: Parent, config: Config) -> None:
 
 
 def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
-    """What the fork will draw has not been given up."""
+    """Raise ConfigError if tokens that the fork may draw have been given up."""
     if gone := in_the_way(parent, origin.sync, origin.newest_record):
         raise ConfigError(
             f"--step: tokens that a fork of {parent.name} from step {origin.step} draws have been given up, says "
@@ -264,13 +272,13 @@ def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
 
 
 def _take_again(parent: Run, origin: Parent) -> "Past":
-    """The state at which the fork begins, where the parent keeps no checkpoint of it: from an older one, or from the
-    start."""
+    """Return the state at which the fork begins, for a parent that keeps no usable checkpoint of this state. Take the
+    steps again from an older checkpoint, or from the start."""
     use_threads(parse(parent.config).model.threads)
     from flows.roles.past_state import load_past
 
     past = load_past(parent, origin.step + 1)
-    if past.step < origin.step:  # else one that was given up is still there
+    if past.step < origin.step:  # otherwise a checkpoint of this very step is still there
         log.info(
             "no intact checkpoint of step %d is kept: taking steps %d to %d again",
             origin.step,
@@ -291,7 +299,7 @@ def _take_again(parent: Run, origin: Parent) -> "Past":
 
 
 def default_name(parent: Run, step: int) -> str:
-    """The parent's name, the step, and a number where that is taken."""
+    """Return the parent's name with the step, and with a number if that name is taken."""
     base = f"{parent.name}-{step}"
     names = (base if n == 1 else f"{base}-{n}" for n in count(1))
     return next(name for name in names if not open_store(layout.run_url(parent.root, name)).exists(layout.RUN))

@@ -1,4 +1,4 @@
-"""`tba give-up`: let a run go on without admitted shards that are lost, by a record that says which and why."""
+"""`tba give-up`: let a run go on without admitted shards that are lost. A record says which shards, and why."""
 
 import argparse
 import json
@@ -41,12 +41,12 @@ def command(options: argparse.Namespace) -> int:
 class Outcome:
     run: str
     retention: int | None  # the record that gives up the shards; None if nothing is lost
-    shards: dict[str, str]  # what is wrong with each, by key
+    shards: dict[str, str]  # what is wrong with each shard, by key
 
 
 def give_up(run: Run, keys: Sequence[str], *, why: str) -> Outcome:
-    """Give up these shards, or all that are lost. ConfigError, before anything is written, if one of them is whole or
-    if somebody looks after the run."""
+    """Give up these shards, or all lost shards if no key is given. Raise ConfigError before anything is written if one
+    of the shards is not lost or damaged, or if a supervisor looks after the run."""
     refuse_supervised(run, parse(run.config))
     with bar("comparing what is stored with its records") as tell:
         lost = find_lost(run, whole=True, progress=tell)

@@ -1,4 +1,4 @@
-"""`tba grade`: the reward of a task, for responses from anywhere."""
+"""`tba grade`: score responses from any source with the reward of a task."""
 
 import argparse
 import json
@@ -32,7 +32,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def grade_file(task: str, file: str, *, rule: str = "") -> int:
-    """Print each object of a file of JSON lines with its reward; say the mean at the end, on standard error."""
+    """Print each object of a file of JSON lines with its reward. Print the mean at the end, on standard error."""
     known = rules(task)
     if rule and rule not in known:
         raise ConfigError(f"--rule: task {task!r} has {', '.join(known)}; got {rule!r}")
@@ -49,7 +49,8 @@ def grade_file(task: str, file: str, *, rule: str = "") -> int:
 
 @contextmanager
 def _lines(file: str) -> Iterator[Iterable[str]]:
-    """Errors are of this file alone; whoever reads the lines may have others."""
+    """Yield the lines of a file. Only an OSError from opening the file becomes a DataError; errors of the code that
+    reads the lines pass unchanged."""
     if file == "-":
         yield sys.stdin
         return

@@ -1,4 +1,4 @@
-"""Reads rows that others generated as responses of a run: matches them to prompts, tokenises and scores them."""
+"""Reads rows with responses from elsewhere: matches them to the prompts of a run, tokenises and scores them."""
 
 import json
 import math
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
     from tba.models.policy import Policy
 
 MOST_TOKENS = 16_000_000
-"""Of the prompts and responses of one file, which is one object and is read whole when it is admitted."""
-_LEAST_LOGP = -1e30  # columns of them are of 32 bits
-_AT_A_TIME = 64  # responses, of which the bar tells
+"""Largest number of tokens in the prompts and responses of one file. A file becomes one object, which is read as a
+whole when it is admitted."""
+_LEAST_LOGP = -1e30  # log-probabilities are stored as 32-bit floats
+_AT_A_TIME = 64  # responses scored between two updates of the progress bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +36,15 @@ class Read:
     """A row that can be trained on."""
 
     prompt: Prompt
-    response: Response  # `logps` are empty where nobody knows them
-    reward: float | None  # None: the task is asked
+    response: Response  # `logps` is empty if the log-probabilities are unknown
+    reward: float | None  # None: the task computes it
 
 
 @dataclass(frozen=True, kw_only=True)
 class File:
     name: str
     rows: Sequence[Read]
-    sha256: str  # of what the rows say, whatever form the file has
+    sha256: str  # checksum of the content of the rows; the format of the file does not matter
 
     @property
     def searcher(self) -> int:
@@ -58,7 +59,7 @@ class _Fault(Exception): ...
 
 
 class Importer:
-    """Reads rows as what the run's own policy could have said, and scores them as its searchers do."""
+    """Reads rows as responses that the run's own policy could have generated, and scores them as its searchers do."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Importer:
         return same[0]
 
     def _tokens(self, row: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
-        """Those of the response, with an end token last if it is finished."""
+        """Return the tokens of the response, and whether it is finished. A finished response ends with an end token."""
         text, given, finished = _text(row, "response"), row["response_tokens"], row["finished"]
         if finished is not None and not isinstance(finished, bool):
             raise _Fault(f"finished must be true or false, got {finished!r:.80}")
@@ -199,7 +200,8 @@ class Importer:
         return tuple(cast(list[float], logps))
 
     def trajectories(self, file: File, version: Version) -> list[Trajectory]:
-        """As a searcher would store them that generated them all in one round."""
+        """Return the rows as trajectories, in the form in which a searcher stores responses that it generated in one
+        round."""
         rows = sorted(file.rows, key=lambda it: it.prompt.prompt_id)
         ref_logps, rewards = self._scored(file.name, rows)
         now = datetime.now(UTC)
@@ -259,7 +261,7 @@ def _by_prompt(rows: Iterable[Read]) -> list[list[Read]]:
 
 
 def _apart(one: str, other: str) -> tuple[str, str]:
-    """Two texts as far as they can be shown, from shortly before where they begin to differ."""
+    """Return excerpts of two texts for an error message. Both start shortly before the first difference."""
     same = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     start = max(0, same - 20) if same > 40 else 0
     shown = [f"{'…' if start else ''}{text[start:]!r:.80}" for text in (one, other)]
@@ -287,7 +289,7 @@ def _reward(value: Any) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """None if it is none, or one that no float can be."""
+    """Return a value as a float. Return None if the value is not a number, or if no finite float can hold it."""
     if isinstance(value, bool) or not isinstance(value, Real | Decimal):
         return None
     try:
@@ -298,4 +300,4 @@ def _number(value: Any) -> float | None:
 
 
 FIELDS = ("prompt_id", "prompt", "response", "response_tokens", "finished", "reward", "behaviour_logps")
-"""What is read of a row, by the names that the view `trajectories` has for it."""
+"""The fields that are read from a row, named as in the view `trajectories`."""

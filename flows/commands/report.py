@@ -1,4 +1,4 @@
-"""`tba report`: one HTML file with the curves and tables of a run, or of several runs compared."""
+"""`tba report`: write one HTML file with the curves and tables of a run, or with a comparison of several runs."""
 
 import argparse
 

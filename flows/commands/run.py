@@ -1,4 +1,4 @@
-"""`tba run`: train on a task, from its settings to a finished run."""
+"""`tba run`: train on a task until the run has finished."""
 
 import argparse
 import sys
@@ -52,7 +52,8 @@ def command(options: argparse.Namespace) -> int:
 
 
 def supervise(run: "Run") -> int:
-    """Keep a run's roles alive on this machine until it has finished, then say what came of it and where to look."""
+    """Keep a run's roles alive on this machine until the run has finished. Then print the last scores, and where to
+    look next."""
     from flows.pages.markdown import last_scores, where_next
     from flows.supervision.terminal import run_here
 

@@ -1,4 +1,4 @@
-"""`tba runs`: what runs there are and how they stand, read from their storage alone."""
+"""`tba runs`: list the runs under a root and their states, read from their storage alone."""
 
 import argparse
 import json
@@ -46,9 +46,9 @@ def _print_table(summaries: list[Summary]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))  # a terminal of 80 columns holds it
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))  # fits into 80 columns
     longest = max(len(it.run) for it in summaries)
-    table.add_column("run", no_wrap=True, min_width=longest)  # what every other command asks for: never shortened
+    table.add_column("run", no_wrap=True, min_width=longest)  # never shortened: the other commands need the name
     columns = {
         "task": [it.task for it in summaries],
         "fork of": [it.parent for it in summaries],
@@ -67,7 +67,7 @@ def _print_table(summaries: list[Summary]) -> None:
         table.add_row(it.run, *cells)
     console = Console()
     if not console.is_terminal:
-        console.width = 240  # whoever reads it there can take it
+        console.width = 240  # a file or a pipe can hold long lines
     console.print(table)
 
 

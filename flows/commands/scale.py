@@ -1,4 +1,4 @@
-"""`tba scale`: change how many searchers a run has, from any machine that reaches its storage."""
+"""`tba scale`: change the number of searchers of a run, from any machine that reaches its storage."""
 
 import argparse
 from contextlib import suppress
@@ -11,8 +11,8 @@ from tba.config import Config, parse_known
 from tba.errors import ConfigError, Damaged
 from tba.runtime.waiting import looks
 
-MOST_SEARCHERS = 1000  # their leases have numbers of three digits
-SHELVED = ("stopped", "failed", "interrupted", "new")  # states of a run that nobody is at work on and `resume` goes on
+MOST_SEARCHERS = 1000  # the names of their leases have three digits
+SHELVED = ("stopped", "failed", "interrupted", "new")  # nobody works on the run, `resume` continues it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +34,8 @@ def command(options: argparse.Namespace) -> int:
 
 
 def scale(run: Run, searchers: int) -> str:
-    """Change how many searchers there should be; returns what comes of it. They hear of it by themselves."""
+    """Change the wanted number of searchers, and return a message about the result. The supervisor and the searchers
+    read the new number from storage by themselves."""
     config = parse_known(run.config)
     await_state(run, config)
     summary = summarise(run)
@@ -60,8 +61,8 @@ def _refuse(run: Run, config: Config, summary: Summary, searchers: int) -> None:
 
 
 def await_state(run: Run, config: Config) -> None:
-    """Wait for a moment if the wanted state is damaged: a supervisor that lives restores it. Damaged, saying what to
-    do, if none does."""
+    """Wait for a moment if the wanted state is damaged, since a living supervisor restores it. If the state stays
+    damaged, raise Damaged, which says what to do."""
     for _ in looks(3 * config.limits.lease_every):
         with suppress(Damaged):
             return check_state(run)

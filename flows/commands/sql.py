@@ -1,4 +1,4 @@
-"""`tba sql`: one query, or a prompt when none is given."""
+"""`tba sql`: answer one query, or open a prompt if no query is given."""
 
 import argparse
 import os
@@ -54,7 +54,7 @@ def answer(
     json: bool = False,
     parquet: str | None = None,
 ) -> int:
-    """Answer a query in the form asked for; a prompt if there is none and somebody to ask."""
+    """Answer a query in the requested form. Without a query, open a prompt if standard input is a terminal."""
     target = Path(parquet) if parquet else None
     if target and target.exists():
         raise ConfigError(f"--parquet: {parquet} exists already")
@@ -91,7 +91,7 @@ def _read(file: str | None) -> str | None:
 
 
 def _write_parquet(queries: QueryProcess, query: str, target: Path) -> int:
-    """Write a file that appears when all of it is there, and return how many rows it has."""
+    """Write the answer to a Parquet file and return its number of rows. The file appears only once it is complete."""
     part = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}")
     try:
         count = queries.ask("write", query=query, form="parquet", width=0, path=str(part), must_have_rows=True)

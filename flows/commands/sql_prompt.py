@@ -21,7 +21,7 @@ from tba.errors import ConfigError, TBAError
 
 try:
     import readline
-except ImportError:  # where Python was built without it, lines are typed as they are
+except ImportError:  # Python was built without it: no completion and no history
     readline = None
 
 _GREETING = """\
@@ -29,7 +29,7 @@ _GREETING = """\
 A query may take several lines and ends with ';'. Tab completes, Ctrl-C forgets a line or stops a query, Ctrl-D leaves.
 .help lists views and macros, .help NAME explains one, .refresh looks at the run again."""
 _COMMANDS = ("exit", "help", "quit", "refresh")
-_LINES_KEPT = 1000  # of the history
+_LINES_KEPT = 1000  # lines of the history
 
 _NAMES = r"""
 select regexp_replace(name, '\(.*', '(') from help()
@@ -41,8 +41,9 @@ union select keyword_name from duckdb_keywords()
 
 
 def prompt(run: Run) -> int:
-    """Questions until there are no more. All see the run as it was when the prompt began or last looked: answers fit
-    each other, and what a query makes, such as a temporary table, is there for the next."""
+    """Read and answer queries until the person leaves. All queries see the run as it was when the prompt began or was
+    last refreshed, so their answers fit each other. What one query creates, such as a temporary table, is there for the
+    next."""
     with closing(QueryProcess(run.url)) as queries:
         asking = _Asking(run, queries)
         print(_GREETING.format(url=run.url))
@@ -110,7 +111,8 @@ class _Asking:
 
 
 def _ask(history: "_History") -> str | None:
-    """The next query, of as many lines as it takes; None when there is no more. Ctrl-C forgets what was typed."""
+    """Return the next query, which may have several lines, or None if the person leaves. Ctrl-C discards the lines
+    typed so far."""
     lines: list[str] = []
     while True:
         try:
@@ -132,7 +134,7 @@ def _ask(history: "_History") -> str | None:
 
 
 def _explain(rows: Sequence[tuple[str, str, str]]) -> None:
-    """What `help` says, with room for its sentences."""
+    """Print the rows of `help` as a table with room for whole sentences."""
     from rich.console import Console
     from rich.table import Table
 
@@ -143,7 +145,7 @@ def _explain(rows: Sequence[tuple[str, str, str]]) -> None:
 
 
 class Completer:
-    """What a word may become: names of the run and words of SQL; after a dot at the start of a line, commands."""
+    """Completes a word to a name of the run or a word of SQL, or to a command after a dot at the start of a line."""
 
     def __init__(self, names: Sequence[str]):
         self.names = sorted(names)
@@ -171,7 +173,7 @@ def _complete_with(completer: Completer) -> None:
 
 
 class _History:
-    """What was asked, also by earlier prompts, where the terminal can."""
+    """The history of queries, also from earlier prompts. It stays empty if Python has no `readline`."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -181,7 +183,8 @@ class _History:
                 readline.read_history_file(path)
 
     def add(self, lines: Sequence[str]) -> None:
-        """A query is one entry, as one line unless a comment ends one of its lines, and is kept from now on."""
+        """Save a query to the history file. Join its lines into one entry, unless one of them has a comment: a comment
+        would swallow what follows."""
         if not readline:
             return
         length = readline.get_current_history_length()

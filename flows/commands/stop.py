@@ -1,4 +1,4 @@
-"""`tba stop`: ask the roles of a run to stop in order, from any machine that reaches its storage."""
+"""`tba stop`: ask the roles of a run to stop in an orderly way, from any machine that reaches its storage."""
 
 import argparse
 import math
@@ -38,13 +38,14 @@ def command(options: argparse.Namespace) -> int:
 
 
 def stop(run: Run, why: str, *, wait: bool = True, tell: Callable[[str], None] = lambda text: None) -> str:
-    """Ask every role to stop in order, and wait until they have; returns what came of it, and tells before how long it
-    may take. DeadlinePassed, naming those that live, if they do not."""
+    """Ask every role to stop in an orderly way, and wait until all have stopped. Return a message about the result.
+    Before the wait, call `tell` with how long it may take. Raise DeadlinePassed, with the names of the roles still at
+    work, if they do not stop in time."""
     config = parse_known(run.config)
     await_state(run, config)
     summary, roles = summarise(run), read_roles(run)
     is_idle = summary.state in ("finished", "stopped", "failed") or (summary.state in SHELVED and not roles.damaged)
-    if is_idle:  # whoever holds a lease that cannot be read may be at work
+    if is_idle:  # a role whose lease cannot be read may still be at work
         return f"{run.name} is {summary.state}: there is nothing to stop"
     change_state(run, desired="stop", why=why)
     watch = LeaseWatch()
@@ -57,9 +58,9 @@ def stop(run: Run, why: str, *, wait: bool = True, tell: Callable[[str], None] =
 
 
 def _await_ends(run: Run, config: Config, watch: LeaseWatch) -> str:
-    """Wait until no role is at work, as long as their supervisor waits for each of them and a little longer."""
+    """Wait until no role is at work. Wait as long as the supervisor waits for each role, and a little longer."""
     limits, stopping = config.limits, Stopping(config.limits)
-    late: float | None = None  # after how many seconds the patience with all of them was over
+    late: float | None = None  # seconds after which the time of every role was over
     for waited in looks(math.inf):
         left = _at_work(run, config, watch)
         if not left:
@@ -74,8 +75,8 @@ def _await_ends(run: Run, config: Config, watch: LeaseWatch) -> str:
 
 
 def _at_work(run: Run, config: Config, watch: LeaseWatch) -> dict[str, Seen]:
-    """The roles that are not known to have ended; one whose lease cannot be read, until it has not moved for too
-    long."""
+    """Return the roles that are not known to have ended. A role whose lease cannot be read counts until its lease has
+    not changed for `limits.silent_after` seconds."""
     seen, silent_after = watch.observe(run), config.limits.silent_after
     alive = {lease.role for lease in living([it.lease for it in seen.values()], silent_after)}
     return {

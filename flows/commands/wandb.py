@@ -1,4 +1,4 @@
-"""`tba wandb`: a run's metrics and scores written to Weights & Biases, from its log."""
+"""`tba wandb`: write the metrics and scores of a run from its log to Weights & Biases."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`tba watch`: a run as it stands, at 80 columns, from its storage alone."""
+"""`tba watch`: show the state of a run in 80 columns, read from its storage alone."""
 
 import argparse
 import time
@@ -31,7 +31,7 @@ from tba.config import Config, parse_known
 
 WIDTH = 80
 ENDED = ("finished", "stopped", "failed")
-_LINES = 4  # of searchers, before they are told of together
+_LINES = 4  # most searchers with a line each; more than these share one line
 _COLOURS = {"warning": "yellow", "error": "red"}
 
 LAST_STEP = "select * from steps order by step desc limit 1"
@@ -118,18 +118,18 @@ def command(options: argparse.Namespace) -> int:
 
 @dataclass
 class View:
-    """What one picture is made of."""
+    """The data that one picture of a run is made from."""
 
     run: Run
     config: Config
     summary: Summary
-    state: State  # what people want of it
+    state: State  # the state that people want the run to have
     leases: list[Lease]
-    damaged: list[str]  # what is wrong with leases, and with the wanted state, that cannot be read
+    damaged: list[str]  # what is wrong with each lease or wanted state that cannot be read
     con: duckdb.DuckDBPyConnection = field(repr=False)
 
     def row(self, query: str) -> dict[str, Any]:
-        """The first row of an answer by column; empty if there is none."""
+        """Return the first row of an answer by column; empty if the answer has no rows."""
         found = self.con.execute(query)
         names = [column[0] for column in found.description or ()]
         rows = found.fetchall()
@@ -139,9 +139,9 @@ class View:
         return self.con.execute(query).fetchall()[0]
 
     def newest_rewards(self) -> tuple[Any, ...]:
-        """Of the newest shard of each searcher, the only ones that are opened: reward, how many, the newest version,
-        length, and the share that ended."""
-        # What waits in a replay is its parent's future.
+        """Return the mean reward, number of rows, newest version, mean length and share of finished responses in the
+        newest shard of each searcher. No other shards are opened."""
+        # In a replay, waiting shards are those that the parent admitted later; they are left out.
         waiting = "admitted" if self.replays else "waiting"
         newest = self.con.execute(NEWEST_SHARDS, {"waiting": waiting}).fetchall()
         if not newest:
@@ -156,7 +156,7 @@ class View:
 
 
 def watch(run: Run, *, once: bool = False, every: float) -> None:
-    """Show the run until it has ended or nobody wants to see more."""
+    """Show the run until it has ended or the person leaves; show it only once if `once` is set."""
     console = Console(highlight=False)
     console = Console(width=min(console.width, WIDTH), highlight=False)
     with bar("copying what is new") as tell:
@@ -179,7 +179,7 @@ def _draw(run: Run, view: View, console: Console, every: float) -> None:
 
 
 def _print_lines(run: Run, view: View, every: float) -> None:
-    """For a file or a pipe: a line whenever there is something new."""
+    """Print a line whenever something has changed, for a file or a pipe."""
     told = ""
     while True:
         if (text := line(view)) != told:
@@ -221,7 +221,7 @@ def picture(view: View) -> RenderableType:
 
 
 def line(view: View) -> str:
-    """The picture in one line, without what changes though nothing happens."""
+    """Return the picture in one line, without values that change even if nothing happens."""
     summary, reward, age = view.summary, view.row(LAST_STEP).get("reward_mean"), view.values(NEWEST_AGES)[0]
     parts = [
         summary.state,
@@ -263,7 +263,7 @@ def _progress(view: View) -> RenderableType:
 
 
 def _to_go(view: View) -> str:
-    """If steps go on to take as long as the last ones did."""
+    """Return the remaining time, estimated from the mean duration of the last steps; empty if it is unknown."""
     *_, seconds = view.values(RECENT_TIME)
     left = view.config.training.steps - (view.summary.step or 0)
     if view.summary.state != "running" or seconds is None or left <= 0:
@@ -303,7 +303,8 @@ def _trainer(view: View) -> str:
 
 
 def _searchers(leases: Sequence[Lease]) -> list[tuple[str, str]]:
-    """A line of each; of many one of all, and one of whoever generates least."""
+    """Return a line for each searcher. For many searchers, return one line for all and one for the searcher that spends
+    the smallest share of its time generating."""
     spent = {lease.role: _spent(lease) for lease in leases}
     busy = [(share, lease) for lease in leases if (share := spent[lease.role][0]) is not None]
     if len(leases) <= _LINES or not busy:
@@ -315,7 +316,8 @@ def _searchers(leases: Sequence[Lease]) -> list[tuple[str, str]]:
 
 
 def _spent(lease: Lease) -> tuple[float | None, float | None]:
-    """Its share of time in which it generates, and tokens a second, in its whole life, as it says itself."""
+    """Return the share of its time that a searcher generates, and its tokens per second, over its whole life, as its
+    lease reports them. Both are None before it has reported any time."""
     progress = lease.progress
     total = sum(seconds for name, seconds in progress.items() if name.startswith("seconds_"))
     if not total:
@@ -330,7 +332,8 @@ def _searcher(lease: Lease, share: float | None, tokens: float | None) -> str:
 
 
 def _evaluator(view: View) -> str:
-    """Busy is what it took over the versions it has scored in this life."""
+    """Return the evaluator's idle share and status. Its busy time is the time spent on the versions that it has scored
+    in this life."""
     told = _told(view, "evaluator")
     [busy] = view.values(EVALUATING)
     return f"idle {max(0.0, 1 - busy):.0%}  {told}" if told and busy is not None else told
@@ -352,12 +355,12 @@ def _buffer(view: View) -> str:
 
 
 def _scores(view: View) -> list[tuple[str, str]]:
-    """The first scores of each metric and the newest ones."""
+    """Return the first score and the newest scores of each metric."""
     return [(metric, "  ".join(_ends(values))) for metric, values in _values_by_metric(view).items()]
 
 
 def _values_by_metric(view: View) -> dict[str, list[str]]:
-    """As version:value."""
+    """Return the scores of each metric as texts of the form `version: value`."""
     found: dict[str, list[str]] = {}
     for metric, version, value in view.con.execute(SCORES).fetchall():
         found.setdefault(metric, []).append(f"{version}: {value:.3f}")
@@ -373,7 +376,7 @@ def _damaged(view: View) -> list[Text]:
 
 
 def _alarms(view: View) -> list[Text]:
-    """Those that last; nothing lasts in a run that has ended."""
+    """Return a line for each alarm that is not over. A run that has ended shows no alarms."""
     rows = [] if view.summary.state in ENDED else view.con.execute(ALARMS).fetchall()
     return [Text(f"! {kind}: {plain(message)}", f"bold {_COLOURS[severity]}") for kind, message, severity in rows]
 
