@@ -65,7 +65,7 @@ _OTHERS = re.compile(
 
 
 def is_run_name(name: object) -> bool:
-    """True if this can be the name of a run. A name from a record that fails this test must not become part of a path."""
+    """True if this can be the name of a run. Any other name in a record must not become part of a path."""
     return isinstance(name, str) and _RUN_NAME.fullmatch(name) is not None
 
 
@@ -76,7 +76,7 @@ def run_url(root: str, run: str) -> str:
 
 
 def root_of(run_url: str) -> str:
-    """Return the root of a run that lies where `run_url` puts it. For a run that was moved, return the folder it is in."""
+    """Return the root of a run that lies where `run_url` puts it; for a moved run, the folder it is in."""
     folder = run_url.rpartition("/")[0]
     return folder.removesuffix(f"/{RUNS[:-1]}")
 
@@ -102,7 +102,7 @@ def searcher_folder(searcher: int) -> str:
 
 
 def parse_searcher(folder: str) -> int | None:
-    """Return the searcher whose folder under `TRAJECTORIES` has this name; None if no searcher's folder is called that."""
+    """Return the searcher whose folder under `TRAJECTORIES` has this name; None if it is no searcher's."""
     match = _SEARCHER.fullmatch(folder)
     searcher = int(match[1]) if match else -1
     named = 0 <= searcher <= _LARGEST and searcher_folder(searcher) == f"{TRAJECTORIES}{folder}/"

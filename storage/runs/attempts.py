@@ -25,12 +25,12 @@ class Attempt:
     number: int
     continues: Version | None  # sync and attempt of the checkpoint; None if the attempt starts from the beginning
     created_at: str
-    previous_sha256: str | None = None  # of the previous attempt's record; None for the first attempt, and in older runs
+    previous_sha256: str | None = None  # of the previous attempt's record; None for the first, and in older runs
 
 
 class Span(NamedTuple):
-    """The syncs, first and last included, for which the ledger of an attempt counts. If `last_sync` is None, the span has
-    no end."""
+    """The syncs, first and last included, for which the ledger of an attempt counts. Without a
+    `last_sync`, the span has no end."""
 
     attempt: int
     first_sync: int
@@ -146,8 +146,8 @@ def accepts(spans: Sequence[Span], checkpoint: Version) -> bool:
 
 
 def stands(spans: Sequence[Span], version: Version) -> bool:
-    """True if a version or checkpoint belongs to the run as it stands. Version 0 always does, because every attempt that
-    starts from the beginning starts with the same weights. An attempt also publishes the version it starts from."""
+    """True if a version or checkpoint belongs to the run as it stands. Version 0 always does, because all attempts that
+    start from the beginning start with the same weights. An attempt also publishes the version it starts from."""
     return not version.number or any(
         span.attempt == version.attempt and (span.covers(version.number) or span.first_sync == version.number + 1)
         for span in spans

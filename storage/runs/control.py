@@ -1,4 +1,4 @@
-"""The wanted state of a run: whether it should go on, and with how many searchers. It is changed by compare-and-swap."""
+"""The wanted state of a run: whether it should go on, and with how many searchers. Changes use compare-and-swap."""
 
 import json
 from contextlib import suppress
@@ -34,7 +34,7 @@ class State:
 
 
 def find_state(run: Run) -> State | None:
-    """Return the wanted state; None while nobody has set it. Raise Damaged, which names the object, if it is unreadable."""
+    """Return the wanted state; None while nobody has set it. Damaged names the object if it is unreadable."""
     found = run.store.read_tagged(layout.STATE)
     return _decode(run, found[0]) if found else None
 
@@ -45,8 +45,8 @@ def read_state(run: Run) -> State:
 
 
 def keep_state(run: Run, last: State | None) -> State | None:
-    """Return the wanted state, as `find_state` does. `last` is the state that was read before: raise Damaged also if there
-    was one and its record is gone."""
+    """Return the wanted state, as `find_state` does. `last` is the state that was read before. Raise Damaged
+    also if there was one and its record is gone."""
     found = find_state(run)
     if found is None and last is not None:
         raise Damaged(f"{run.url}/{layout.STATE} is missing, though it was there before")
@@ -67,7 +67,7 @@ def change_state(run: Run, **changes: Any) -> State:
         found = run.store.read_tagged(layout.STATE)
         before = _known(run, found[0]) if found else State()
         state = replace(before, **changes, changed_at=records.now())
-        record = {**(json.loads(found[0]) if found else {}), **asdict(state)}  # keeps fields that a later version of the code added
+        record = {**(json.loads(found[0]) if found else {}), **asdict(state)}  # also what a later version has added
         try:
             run.store.replace(layout.STATE, records.encode(record), tag=found[1] if found else None)
         except Conflict:
@@ -76,7 +76,7 @@ def change_state(run: Run, **changes: Any) -> State:
 
 
 def _known(run: Run, data: bytes) -> State:
-    """Return the state before a change. Raise Damaged, which says what to do, if the state is unreadable: a change keeps
+    """Return the state before a change. Raise Damaged, which says what to do, if it is unreadable: a change keeps
     the other fields, and their values must not be guessed."""
     try:
         return _decode(run, data)

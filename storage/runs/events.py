@@ -68,7 +68,7 @@ class Events:
             log.warning("event %s was not stored: %s", event["kind"], error)
 
     def _create(self, event: dict[str, Any]) -> None:
-        """Store an event under the next free number. Another `Events` of the same role and life may write events too."""
+        """Store an event under the next free number. Another `Events` of the same role and life may write too."""
         with self._storing:
             while True:
                 data = records.encode({**event, "previous": self._newest})
