@@ -1,4 +1,4 @@
-"""How trajectories, versions and records are kept: one folder or bucket, immutable objects, SQL over all of them.
+"""Storage of trajectories, versions and records: immutable objects in one folder or bucket, and SQL over all of them.
 
 From a notebook or another program:
 
@@ -31,7 +31,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names load their module when they are first used, so that importing one part does not import all."""
+    """Load the module of a public name at its first use, so that importing one part does not import all of them."""
     if name not in _HOMES:
         raise AttributeError(f"module 'storage' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""Every name inside a run's folder. Names are derived, never random; nothing else in the project builds a path."""
+"""Every name inside a run's folder. Names are derived, never random. No other module of the project builds a path."""
 
 import re
 from typing import NamedTuple
@@ -28,20 +28,21 @@ FORKS = "forks/"
 SHARED = (
     PROMPTS, TRAJECTORIES, COMPACTIONS, SYNCS, DRAWS, STEPS, LEDGER, VERSIONS, CHECKPOINTS, ATTEMPTS, EVALUATIONS,
 )  # fmt: skip
-"""Folders in which a fork sees objects of its parent under their own names."""
+"""Folders in which a fork sees objects of its parent, under the names that they have in the parent."""
 MANIFEST = "MANIFEST.json"
 REPORT = "report.html"
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _SEARCHER = re.compile(r"searcher=(\d{3,})")
 _SHARD = re.compile(r"trajectories/searcher=(\d{3,})/seq=(\d{8,})\.parquet")
-_LARGEST = 2**31 - 1  # of a searcher and of a seq: they are columns of 32 bits
+_LARGEST = 2**31 - 1  # largest number of a searcher and of a seq: both are columns of 32 bits
 IMPORTS = 1_000_000_000
-"""Numbers from here on are no searchers of the run: each is of a file that was imported, by what it holds."""
+"""Numbers from here on do not name searchers of the run. Each stands for an imported file and follows from its rows."""
 
 
 def _number(digits: int) -> str:
-    """A number as the functions below write it, of nine digits at most: it too fits its column."""
+    """Return a pattern for numbers as the functions below write them: padded to `digits`, and at most nine digits, so
+    that each fits its column."""
     return rf"([0-9]{{{digits}}}|[1-9][0-9]{{{digits},8}})"
 
 
@@ -64,7 +65,7 @@ _OTHERS = re.compile(
 
 
 def is_run_name(name: object) -> bool:
-    """Whatever else a record calls a run must become no part of a path."""
+    """True if this can be the name of a run. Any other name in a record must not become part of a path."""
     return isinstance(name, str) and _RUN_NAME.fullmatch(name) is not None
 
 
@@ -75,7 +76,7 @@ def run_url(root: str, run: str) -> str:
 
 
 def root_of(run_url: str) -> str:
-    """The root of a run that lies where `run_url` puts it; the folder it is in, of one that was moved."""
+    """Return the root of a run that lies where `run_url` puts it; for a moved run, the folder it is in."""
     folder = run_url.rpartition("/")[0]
     return folder.removesuffix(f"/{RUNS[:-1]}")
 
@@ -101,7 +102,7 @@ def searcher_folder(searcher: int) -> str:
 
 
 def parse_searcher(folder: str) -> int | None:
-    """The searcher whose folder under `TRAJECTORIES` has this name; None if it is nobody's."""
+    """Return the searcher whose folder under `TRAJECTORIES` has this name; None if it is no searcher's."""
     match = _SEARCHER.fullmatch(folder)
     searcher = int(match[1]) if match else -1
     named = 0 <= searcher <= _LARGEST and searcher_folder(searcher) == f"{TRAJECTORIES}{folder}/"
@@ -115,12 +116,12 @@ def shard(searcher: int, seq: int) -> str:
 
 
 def imported(sha256: str) -> int:
-    """As which searcher a file is imported that holds rows of this digest."""
+    """Return the number that stands for a searcher in the name of an imported file whose rows have this digest."""
     return IMPORTS + int(sha256[:16], 16) % 1_000_000_000
 
 
 def parse_shard(key: str) -> tuple[int, int] | None:
-    """(searcher, seq) of a shard's name; None if it is not exactly what `shard` would call it."""
+    """Return (searcher, seq) of a shard's name; None if the name is not exactly what `shard` would write."""
     match = _SHARD.fullmatch(key)
     if not match or max(int(match[1]), int(match[2])) > _LARGEST:
         return None
@@ -129,10 +130,10 @@ def parse_shard(key: str) -> tuple[int, int] | None:
 
 
 class CompactionName(NamedTuple):
-    """Of the object of a compaction and, but for its end, of the record of it."""
+    """Name of a compaction's object. Its record has the same name with another suffix."""
 
-    first_sync: int  # that admitted any of its rows
-    last_sync: int
+    first_sync: int  # the first sync that admitted any of its rows
+    last_sync: int  # the last sync that did
     digest: str  # the start of the object's sha256
 
     @property
@@ -149,7 +150,7 @@ def compaction(first_sync: int, last_sync: int, sha256: str) -> CompactionName:
 
 
 def parse_compaction(key: str) -> CompactionName | None:
-    """Of an object or a record."""
+    """Parse the name of a compaction's object or of its record."""
     match = _COMPACTION.fullmatch(key)
     return CompactionName(int(match[1]), int(match[2]), match[3]) if match else None
 
@@ -192,7 +193,7 @@ def checkpoint(version: Version) -> str:
 
 
 def parse_folder(key: str) -> tuple[Version, str] | None:
-    """Which version or checkpoint an object belongs to, and its name in there."""
+    """Return the version or checkpoint that an object belongs to, and the object's name inside its folder."""
     match = _FOLDER.fullmatch(key)
     return (Version(int(match[1]), int(match[2])), match[3]) if match else None
 
@@ -224,7 +225,7 @@ def retention(number: int) -> str:
 
 
 def fork(run: str) -> str:
-    """What a run keeps about a fork of it."""
+    """The record by which a run registers a fork of itself."""
     return f"{FORKS}{run}.json"
 
 
@@ -233,7 +234,7 @@ def lease(role: str) -> str:
 
 
 def parse_lease(key: str) -> str | None:
-    """The role whose lease has this name; None if it is nobody's."""
+    """Return the role whose lease has this name; None if this is not the name of a lease."""
     match = _LEASE.fullmatch(key)
     return match[1] if match else None
 
@@ -243,7 +244,7 @@ def log(role: str, life: int) -> str:
 
 
 def parse_life(key: str) -> tuple[str, int] | None:
-    """The role and the life that an event or a log is of; None if this is not the name of one."""
+    """Return the role and the life that wrote an event or a log; None if this is not the name of an event or a log."""
     match = _EVENT.fullmatch(key) or _LOG.fullmatch(key)
     return (match[1], int(match[2])) if match else None
 
@@ -253,7 +254,7 @@ def role_name(role: str, index: int = 0) -> str:
 
 
 def is_part(key: str) -> bool:
-    """Whether a run has objects of such names. What else lies in its folder is left alone and never read."""
+    """True if a run stores objects under such names. Anything else in its folder is left alone and never read."""
     parsers = (
         parse_shard, parse_compaction, parse_prompts, parse_sync, parse_ledger, parse_folder, parse_attempt,
         parse_evaluation,

@@ -1,5 +1,8 @@
-"""Attempts: the lives of a run's trainer. The number of the newest one is the fencing epoch; each says which
-checkpoint it continues, so which attempt's ledger counts for which syncs follows from the records alone."""
+"""Attempts: the lives of a run's trainer.
+
+The number of the newest attempt is the fencing epoch. The record of each attempt says which checkpoint it continues.
+The records alone therefore say for which syncs the ledger of which attempt counts.
+"""
 
 import os
 import socket
@@ -20,13 +23,14 @@ _GUESSED = "; what the attempt continues is taken from where its ledger begins"
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
     number: int
-    continues: Version | None  # the checkpoint, by its sync and attempt; None starts from the beginning
+    continues: Version | None  # sync and attempt of the checkpoint; None if the attempt starts from the beginning
     created_at: str
-    previous_sha256: str | None = None  # of the record of the attempt before; None for the first, and in older runs
+    previous_sha256: str | None = None  # of the previous attempt's record; None for the first, and in older runs
 
 
 class Span(NamedTuple):
-    """The syncs, first and last included, for which the ledger of an attempt counts; `last_sync` None: all later."""
+    """The syncs, first and last included, for which the ledger of an attempt counts. Without a
+    `last_sync`, the span has no end."""
 
     attempt: int
     first_sync: int
@@ -42,7 +46,7 @@ def read_attempt(run: Run, number: int) -> Attempt:
 
 
 def decode(data: bytes, name: str, number: int) -> Attempt:
-    """Decode the record of this attempt. Damaged, naming the object, if the bytes are no such record."""
+    """Decode the record of this attempt. Raise Damaged, which names the object, if the bytes are not its record."""
     record = records.decode(data, name, "continues", "created_at")
     with records.reading(name):
         origin = record["continues"]
@@ -60,7 +64,7 @@ def decode(data: bytes, name: str, number: int) -> Attempt:
 
 
 def newest_attempt(run: Run) -> int:
-    """0 if there is none."""
+    """Return the number of the newest attempt; 0 if there is none."""
     numbers = (layout.parse_attempt(entry.key) for entry in run.store.list(layout.ATTEMPTS))
     newest = max((number for number in numbers if number), default=0)
     while run.store.exists(layout.attempt(newest + 1)):  # the listing may be behind
@@ -69,8 +73,8 @@ def newest_attempt(run: Run) -> int:
 
 
 def chain(run: Run, attempt: int | None = None) -> list[Span]:
-    """The attempts that led to `attempt` (the newest if not given), oldest first, with the syncs of each. An attempt
-    that nobody continued is not in it."""
+    """Return the attempts that led to `attempt` (the newest if not given), oldest first, with the syncs of each. An
+    attempt that no later attempt of the chain continued is left out."""
     number = newest_attempt(run) if attempt is None else attempt
     spans: list[Span] = []
     last_sync: int | None = None
@@ -92,9 +96,10 @@ def chain_as_readable(run: Run, ledger: Collection[Version], damage: DamageLog) 
 
 
 def readable_chain(stored: Mapping[str, bytes], ledger: Collection[Version], damage: DamageLog) -> list[Span]:
-    """Return the chain of the newest attempt, as far as the records of attempts can be read. `stored` has their bytes
-    by key, `ledger` the sync and attempt of each object of the ledger. An attempt whose record is damaged or missing is
-    noted, and taken to continue from where its ledger begins."""
+    """Return the chain of the newest attempt, as far as the records of attempts can be read. `stored` holds the bytes
+    of these records by key. `ledger` holds the sync and attempt of each object of the ledger. If the record of an
+    attempt is damaged or missing, `damage` notes this, and the attempt counts as continuing from the sync before its
+    ledger begins."""
     attempts = _readable(stored, damage)
     cited = {layout.parse_attempt(key) or 0 for key in stored} | {name.attempt for name in ledger}
     newest = max(cited, default=0)
@@ -109,7 +114,7 @@ def readable_chain(stored: Mapping[str, bytes], ledger: Collection[Version], dam
         else:
             begun = min((name.number for name in ledger if name.attempt == number), default=None)
             origin = Version(begun - 1, number - 1) if begun is not None and number > 1 else None
-            if begun is None and number > 1:  # it has nothing of its own
+            if begun is None and number > 1:  # the attempt wrote no ledger
                 number -= 1
                 continue
         spans.append(Span(number, origin.number + 1 if origin else 0, last_sync))
@@ -130,19 +135,19 @@ def _readable(stored: Mapping[str, bytes], damage: DamageLog) -> dict[int, Attem
 
 
 def newest_checkpoint(run: Run, spans: Sequence[Span]) -> Version | None:
-    """The newest complete checkpoint that the chain accepts; those of abandoned attempts do not count."""
+    """Return the newest complete checkpoint that lies on the chain. Checkpoints of abandoned attempts do not count."""
     found = manifest_folders.complete(run.store, layout.CHECKPOINTS)
     return max((it for it in found if accepts(spans, it)), key=lambda it: it.order, default=None)
 
 
 def accepts(spans: Sequence[Span], checkpoint: Version) -> bool:
-    """Whether a checkpoint lies on the chain."""
+    """True if a checkpoint lies on the chain."""
     return any(span.attempt == checkpoint.attempt and span.covers(checkpoint.number) for span in spans)
 
 
 def stands(spans: Sequence[Span], version: Version) -> bool:
-    """Whether a version or checkpoint belongs to the run as it stands. Whoever begins begins with the same weights, and
-    an attempt also publishes the version it starts from."""
+    """True if a version or checkpoint belongs to the run as it stands. Version 0 always does, because all attempts that
+    start from the beginning start with the same weights. An attempt also publishes the version it starts from."""
     return not version.number or any(
         span.attempt == version.attempt and (span.covers(version.number) or span.first_sync == version.number + 1)
         for span in spans
@@ -150,8 +155,8 @@ def stands(spans: Sequence[Span], version: Version) -> bool:
 
 
 def encode(attempt: Attempt) -> bytes:
-    """Return the record of an attempt. It says who claims the attempt, so two trainers never write the same bytes, and
-    each knows whether it won."""
+    """Return the record of an attempt. The record names the host and process that claim the attempt. So two trainers
+    never write the same bytes, and each knows whether its claim won."""
     origin = attempt.continues
     record = {
         "attempt": attempt.number,

@@ -1,4 +1,4 @@
-"""What is wanted of a run: whether it should go on, and with how many searchers. Changed by compare-and-swap."""
+"""The wanted state of a run: whether it should go on, and with how many searchers. Changes use compare-and-swap."""
 
 import json
 from contextlib import suppress
@@ -34,18 +34,19 @@ class State:
 
 
 def find_state(run: Run) -> State | None:
-    """Return the wanted state, None while nobody has said anything. Damaged names the object if it cannot be read."""
+    """Return the wanted state; None while nobody has set it. Damaged names the object if it is unreadable."""
     found = run.store.read_tagged(layout.STATE)
     return _decode(run, found[0]) if found else None
 
 
 def read_state(run: Run) -> State:
-    """Return the wanted state; the default one while nobody has said anything."""
+    """Return the wanted state; the default state while nobody has set it."""
     return find_state(run) or State()
 
 
 def keep_state(run: Run, last: State | None) -> State | None:
-    """Return the wanted state, as `find_state` does. Damaged also if the record is gone that once said `last`."""
+    """Return the wanted state, as `find_state` does. `last` is the state that was read before. Raise Damaged
+    also if there was one and its record is gone."""
     found = find_state(run)
     if found is None and last is not None:
         raise Damaged(f"{run.url}/{layout.STATE} is missing, though it was there before")
@@ -53,12 +54,12 @@ def keep_state(run: Run, last: State | None) -> State | None:
 
 
 def is_state_known(run: Run) -> bool:
-    """Whether anybody has said what is wanted."""
+    """True if anybody has set the wanted state."""
     return run.store.exists(layout.STATE)
 
 
 def change_state(run: Run, **changes: Any) -> State:
-    """Change `desired`, `searchers` or `why`, keeping what others changed in between."""
+    """Change `desired`, `searchers` or `why`, and keep what other processes change at the same time."""
     unknown = changes.keys() - {"desired", "searchers", "why"}
     if unknown:
         raise ConfigError(f"a run's state has no {', '.join(sorted(unknown))}")
@@ -75,8 +76,8 @@ def change_state(run: Run, **changes: Any) -> State:
 
 
 def _known(run: Run, data: bytes) -> State:
-    """Return the state before a change. Damaged if it cannot be read: a change keeps the other fields, and nobody may
-    guess those."""
+    """Return the state before a change. Raise Damaged, which says what to do, if it is unreadable: a change keeps
+    the other fields, and their values must not be guessed."""
     try:
         return _decode(run, data)
     except Damaged as error:
@@ -84,13 +85,13 @@ def _known(run: Run, data: bytes) -> State:
 
 
 def check_state(run: Run) -> None:
-    """Damaged, saying what to do, where the wanted state cannot be read."""
+    """Raise Damaged, which says what to do, if the wanted state cannot be read."""
     if found := run.store.read_tagged(layout.STATE):
         _known(run, found[0])
 
 
 def restore_state(run: Run, last: State) -> State:
-    """Write the state again as somebody read it last, if it is damaged or gone; return what it says then."""
+    """Write `last` as the wanted state if the stored state is damaged or gone. Return the state that is stored then."""
     while True:
         found = run.store.read_tagged(layout.STATE)
         with suppress(Damaged):

@@ -1,6 +1,6 @@
-"""Starts, stops, adoptions, refusals and failures of every role: one small record each.
+"""Events: one small record of each start, stop, adoption, refusal and failure of a role.
 
-Each event names the event that its writer stored before it, so an event that was lost or replaced is found.
+Each event names the event that its writer stored before it. So a check finds an event that was lost or replaced.
 """
 
 import json
@@ -19,16 +19,16 @@ from tba.errors import AlreadyExists, Damaged, Missing, StorageError
 
 log = logging.getLogger(__name__)
 
-ROUTINE = {"version-adopted"}  # kinds of which there are many and none is news
+ROUTINE = {"version-adopted"}  # kinds of events that are frequent and never news
 
 _FIELDS = ("at", "role", "kind", "severity", "message")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
 class Events:
-    """The `EventLog` of one life of a role. Trouble with the store is logged, never raised: an event is not worth
-    a run. Who tells of routine does not wait for the store. The events themselves are logged, too, unless whoever
-    writes them tells them in another way."""
+    """The `EventLog` of one life of a role. Errors of the store are logged and never raised, because an event is not
+    worth a run. A routine event is stored in the background: its writer does not wait. Each event also goes to the
+    process's log unless `logs` is False, for a writer that reports its events in another way."""
 
     def __init__(self, run: Run, role: str, life: int, *, logs: bool = True):
         self.run = run
@@ -37,9 +37,9 @@ class Events:
         self.logs = logs
         self._seq = 0
         self._lock = threading.Lock()
-        self._storing = threading.Lock()  # of the chain: events are stored one after the other
-        self._newest: dict[str, Any] | None = None  # names the event that was stored last
-        self._routine = ThreadPoolExecutor(1, "events")  # a process that ends waits for what was submitted
+        self._storing = threading.Lock()  # guards the chain: events are stored one after the other
+        self._newest: dict[str, Any] | None = None  # seq and digest of the event that was stored last
+        self._routine = ThreadPoolExecutor(1, "events")  # at its end the process waits for what was submitted
 
     def write(self, kind: str, message: str, *, severity: str = "info", **data: Any) -> None:
         if self.logs:
@@ -68,7 +68,7 @@ class Events:
             log.warning("event %s was not stored: %s", event["kind"], error)
 
     def _create(self, event: dict[str, Any]) -> None:
-        """Store an event under the next free number: another object of the same role and life may write events too."""
+        """Store an event under the next free number. Another `Events` of the same role and life may write too."""
         with self._storing:
             while True:
                 data = records.encode({**event, "previous": self._newest})
@@ -84,29 +84,29 @@ class Events:
 
 
 def _plain(data: dict[str, Any]) -> Any:
-    """As JSON knows it, whatever it is."""
+    """Return the data in a form that JSON can store. A value that JSON does not know becomes its text."""
     try:
         return json.loads(json.dumps(data, default=str))
-    except (TypeError, ValueError):  # keys that are no names, or a circle
+    except (TypeError, ValueError):  # keys that are not strings, or a cycle
         return {name: str(value) for name, value in data.items()}
 
 
 class EventReader:
-    """Reads each event once."""
+    """Reads the events of a run, each of them once."""
 
     def __init__(self, run: Run):
         self.run = run
         self._known: set[str] = set()
 
     def new(self) -> list[dict[str, Any]]:
-        """What has come since the last time, in the order in which it says it happened."""
+        """Return the events that have arrived since the last call, in the order of the times that they state."""
         keys = [entry.key for entry in self.run.store.list(layout.EVENTS) if layout.is_part(entry.key)]
         keys = [key for key in keys if key not in self._known]
         events = [event for key, data in self._read(keys) if (event := self._decoded(key, data))]
         return sorted(events, key=lambda event: (event["at"], event["role"]))
 
     def _read(self, keys: list[str]) -> Iterator[tuple[str, bytes]]:
-        """One that is listed and cannot be found keeps nobody from the others."""
+        """Yield the bytes of each event by key. An event that is listed but cannot be found is skipped."""
         try:
             found = self.run.store.read_many(keys)
         except Missing:
@@ -117,7 +117,7 @@ class EventReader:
             yield from zip(keys, found, strict=True)
 
     def _decoded(self, key: str, data: bytes) -> dict[str, Any] | None:
-        """None, and a word about it once, for one that is damaged."""
+        """Return the event; None if it is damaged. A damaged event is logged once."""
         self._known.add(key)
         name = f"{self.run.url}/{key}"
         try:
@@ -132,5 +132,5 @@ class EventReader:
 
 
 def read_events(run: Run) -> list[dict[str, Any]]:
-    """Every event of every role."""
+    """Return every event of every role."""
     return EventReader(run).new()

@@ -1,10 +1,13 @@
-"""Forks, as their parent knows them: each is registered before it exists, and pruning honours it.
+"""A parent's records of its forks. A fork is registered before it exists, and pruning keeps what registered forks need.
 
-Whoever makes a fork has a registration to itself, from before its `run.json` can exist: the first of `forks/<name>`,
-`forks/<name>@2` and so on that nobody has. It is removed by two only: by who made it, if its run was not made and never
-will be, and by who has made the run of that name, which the others have lost for good. So a run that exists is
-registered, whoever else wanted its name, and whenever any of them was killed. What one that was killed leaves behind
-keeps something that nobody needs, until there is a run of that name.
+Each process that makes a fork stores a registration of its own before the fork's `run.json` can exist. Its key is the
+first free one of `forks/<name>`, `forks/<name>@2` and so on. Only two processes remove a registration:
+
+- the process that stored it, if that process did not create the run and never will;
+- the process that created the run of that name, because no other process can create that run any more.
+
+So every run that exists is registered, whoever else wanted its name and whenever any of these processes was killed. The
+registration of a killed process keeps objects that nobody needs, until a run of that name is created.
 """
 
 from collections.abc import Iterator
@@ -28,11 +31,12 @@ class _Registration(NamedTuple):
 
 
 def register(parent: Run, name: str, origin: Parent) -> str:
-    """Make sure that what a fork will start from and draw from stays; returns the key of the record that says so.
-    Missing, and nothing is registered, if some of it has been given up."""
+    """Make sure that the parent keeps what a fork will start from and draw from. Return the key of the registration.
+    Raise Missing, and register nothing, if some of these objects have been given up."""
     key = _create(parent, name, origin)
     checkpoint = _start_of(origin)
-    # Whoever prunes says so before it looks for forks. Here it is the other way round: one of the two sees the other.
+    # Pruning writes its record first and then looks for forks. A fork registers first and then looks for such records.
+    # So at least one of the two sees the other.
     if checkpoint and not is_kept(parent, checkpoint):
         unregister(parent, key)
         raise Missing(f"{parent.url}: checkpoint {checkpoint} has just been given up")
@@ -43,39 +47,42 @@ def register(parent: Run, name: str, origin: Parent) -> str:
 
 
 def unregister(parent: Run, key: str) -> None:
-    """By who has registered a fork that was not made. Where it may have been, as after a write that was not answered,
-    the record stays."""
+    """Remove the registration of a fork that was not created. Only the process that registered the fork calls this. If
+    the fork may have been created, as after a write without an answer, the registration must stay."""
     parent.own.delete(key)
 
 
 def settle(parent: Run, name: str, key: str) -> None:
-    """By who has made the fork that `key` registers: remove what others have registered under its name."""
+    """Remove what other processes have registered under a fork's name. Only the process that created the fork, and
+    registered it as `key`, calls this."""
     for it in list(_registered(parent)):
         if it.fork == name and it.key != key:
             parent.own.delete(it.key)
 
 
 def is_kept(run: Run, checkpoint: Version) -> bool:
-    """Whether a fork that is registered by now can start from a checkpoint. One that a record gives up may be about to
-    be removed, by who has not seen this fork, unless a fork that was made starts from it. For that one was registered
-    before the record, or it would not have been made, and so who wrote the record has seen it and removed nothing."""
+    """True if a fork that is already registered can start from this checkpoint.
+
+    If a retention record gives up the checkpoint, a process that has not seen this fork may be about to remove it. A
+    checkpoint from which an existing fork starts is safe all the same. That fork was registered before the record, or
+    it could not have been created. So the process that wrote the record saw that fork and removed nothing."""
     if checkpoint in given_up(run).checkpoints and not _starts_a_fork(run, checkpoint):
         return False
     return manifest_folders.read_manifest(run.store, layout.checkpoint(checkpoint)) is not None
 
 
 def pinned_checkpoints(run: Run) -> set[Version]:
-    """Those that forks start from."""
+    """Return the checkpoints from which registered forks start."""
     return {checkpoint for it in _registered(run) if (checkpoint := _start_of(it.origin))}
 
 
 def newest_pinned_record(run: Run) -> int:
-    """The last of those that forks draw from; -1 if none does."""
+    """Return the number of the newest record of which registered forks draw rows; -1 if there is no such fork."""
     return max((it.origin.newest_record for it in _registered(run)), default=-1)
 
 
 def names(run: Run) -> list[str]:
-    """Of those that are registered."""
+    """Return the names of the registered forks."""
     return sorted({it.fork for it in _registered(run)})
 
 
@@ -95,18 +102,18 @@ def _create(parent: Run, name: str, origin: Parent) -> str:
 def _registered(run: Run) -> Iterator[_Registration]:
     for entry in run.own.list(layout.FORKS):
         if layout.is_part(entry.key):
-            with suppress(Missing):  # taken back meanwhile
+            with suppress(Missing):  # removed since it was listed
                 record = records.read(run.own, entry.key, "fork")
                 yield _Registration(entry.key, record["fork"], Parent.decode(record, f"{run.url}/{entry.key}"))
 
 
 def _start_of(origin: Parent) -> Version | None:
-    """The parent's checkpoint that a fork starts from, if it needs one."""
+    """Return the parent's checkpoint that a fork starts from; None if the fork needs none of the parent's."""
     return None if origin.rebuilt or not origin.sync else Version(origin.sync, origin.attempt)
 
 
 def _starts_a_fork(run: Run, checkpoint: Version) -> bool:
-    """One that has been made: the run itself, or one of those that it has registered."""
+    """True if a fork that exists starts from this checkpoint: the run itself, or a fork that it has registered."""
     if run.parent and _start_of(run.parent) == checkpoint:
         return True
     found = [it for it in _registered(run) if _start_of(it.origin) == checkpoint]
@@ -114,7 +121,7 @@ def _starts_a_fork(run: Run, checkpoint: Version) -> bool:
 
 
 def _parent_of(url: str) -> Parent | None:
-    """Of a run that may not exist."""
+    """Return the parent that the run at `url` names; None if there is no such run or it is not a fork."""
     store = open_store(url)
     try:
         record = records.read(store, layout.RUN, "parent")

@@ -1,4 +1,4 @@
-"""What is left on the disks that a role writes to."""
+"""Free space on the disks that a role writes to."""
 
 import logging
 import shutil
@@ -15,14 +15,15 @@ log = logging.getLogger(__name__)
 
 
 class Disk(TypedDict, total=False):
-    """As a lease tells it."""
+    """The fields of a lease that describe the fullest disk."""
 
     disk_gb: float
     disk: str
 
 
 def fullest_disk(run: Run) -> Disk:
-    """Of the run if that lies on a disk, of copies, and of temporary files. Never raises: who asks has other work."""
+    """Return the fullest of the disks that hold the run (if it lies on a disk), copies and temporary files. Errors are
+    logged and never raised, because the caller has other work."""
     try:
         record = run.store.local_path(layout.RUN)
         folders = [cache_folder(""), Path(tempfile.gettempdir()), *([record.parent] if record else [])]

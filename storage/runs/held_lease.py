@@ -39,11 +39,11 @@ class HeldLease:
     ):
         self.run = run
         self.every = every
-        self.repairs: deque[str] = deque()  # what was told of leases that were replaced because of damage
+        self.repairs: deque[str] = deque()  # messages about damaged leases that were replaced
         self._key = layout.lease(role)
         self._stop_reasons = StopReasons(run, role, index=index, orphan_after=orphan_after)
         self._superseded: Superseded | None = None
-        self._lock = threading.Lock()  # of the lease and its tag, and so of every renewal
+        self._lock = threading.Lock()  # guards the lease and its tag, and so every renewal
         self._said: tuple[str, dict[str, float]] = ("starting", {})
         self._signs = SignsOfLife()
         self._closing = threading.Event()
@@ -66,7 +66,7 @@ class HeldLease:
         self._signs.give()
 
     def check(self) -> None:
-        """Raise what the role has to hear. A call is also the role's sign that it is not stuck."""
+        """Raise the reason why the role has to end, if there is one. Each call also shows that the role is not stuck."""
         self._signs.give_by_look()
         if verdict := self._superseded or self._stop_reasons.reason:
             raise verdict
@@ -140,12 +140,12 @@ class HeldLease:
 
     def _tell_repair(self, lease: Lease, message: str) -> None:
         self.repairs.append(message)
-        events = Events(self.run, lease.role, lease.life, logs=lease.role != SUPERVISOR)  # which tells by itself
+        events = Events(self.run, lease.role, lease.life, logs=lease.role != SUPERVISOR)  # the supervisor reports repairs itself
         events.write(DAMAGED, message, severity="warning")
 
     def _look_first(self) -> None:
-        """Look for a reason to stop. Where that cannot be read, a role that has a supervisor begins all the same, for
-        the supervisor restores it; anybody else gives the lease back and says why."""
+        """Look for a reason to stop. If the wanted state is damaged, a role with a supervisor begins all the same, because
+        the supervisor restores the state. In every other case of an error the role gives the lease back and raises."""
         try:
             self._stop_reasons.look()
         except StorageError as error:

@@ -21,19 +21,19 @@ from tba.errors import AlreadyExists, Damaged, StorageError
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """Of a fork: which run it leaves, and where. A part of `run.json`."""
+    """The run from which a fork starts, and the place in that run. A part of the fork's `run.json`."""
 
-    run: str  # its name; it lies beside the fork
+    run: str  # the parent's name; the parent lies beside the fork
     step: int
-    sync: int  # that follows the step: the last one they share
-    attempt: int  # of the parent's trainer that wrote the ledger up to there
+    sync: int  # the sync that follows the step: the last sync that both share
+    attempt: int  # the parent's attempt that wrote the ledger up to this sync
     attempts: int  # the parent's newest by then: those of the fork come after
     replays: int | None  # the newest of the parent's records that the fork draws on, if it has no searchers of its own
     rebuilt: bool  # whether the fork keeps the checkpoint it starts from itself: the parent had given it up
 
     @property
     def newest_record(self) -> int:
-        """The last of the parent's records that the fork draws on."""
+        """The number of the parent's newest record that the fork draws on."""
         return self.sync if self.replays is None else self.replays
 
     def encode(self) -> dict[str, Any]:
@@ -69,11 +69,11 @@ class ForkedStore:
 
     @property
     def replays(self) -> bool:
-        """Whether the fork draws on what its parent recorded, and has no searchers of its own."""
+        """True if the fork draws on what its parent recorded, and has no searchers of its own."""
         return self.origin.replays is not None
 
     def inherits(self, key: str) -> bool:
-        """Whether an object of this name is the parent's."""
+        """True if an object of this name belongs to the parent."""
         origin = self.origin
         if key.startswith(layout.TRAJECTORIES):
             return key in self.inherited_shards
@@ -109,7 +109,7 @@ class ForkedStore:
 
     @cached_property
     def _newest_inherited(self) -> dict[str, str]:
-        """By folder of a searcher the last of the shards in it that are inherited."""
+        """The key of the last inherited shard in each searcher's folder."""
         newest: dict[str, str] = {}
         for key in self.inherited_shards:
             folder = key.split("/")[1]
@@ -140,7 +140,7 @@ class ForkedStore:
         return sorted(found)
 
     def _shares(self, prefix: str, after: str) -> bool:
-        """Whether the parent need be asked: it may have stored much since."""
+        """True if a listing must ask the parent, which may have stored many later objects."""
         if not prefix.startswith(layout.TRAJECTORIES):
             return True
         folders = {f"{layout.TRAJECTORIES}{name}/": newest for name, newest in self._newest_inherited.items()}

@@ -1,4 +1,4 @@
-"""What has been given up on purpose, and why: a record written before anything is removed."""
+"""Retention records: what has been given up on purpose, and why. A record is written before anything is removed."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -28,8 +28,8 @@ class GivenUpShards:
     attempt took with them in its buffer cannot be taken again."""
 
     keys: tuple[str, ...]
-    first_sync: int  # the first that admitted any of them
-    attempt: int  # the newest when they were given up
+    first_sync: int  # the first sync that admitted any of them
+    attempt: int  # the newest attempt when they were given up
 
     def were_there(self, sync: int, attempt: int) -> bool:
         """True if the buffer of this attempt held any of them once it had applied record `sync`."""
@@ -71,7 +71,7 @@ class GivenUpPayloads:
 
 @dataclass(frozen=True)
 class RetentionRecord:
-    """One that gives up payloads."""
+    """A retention record that gives up payloads."""
 
     number: int
     payloads: GivenUpPayloads
@@ -138,7 +138,7 @@ def _remove(
     else:
         give_up(run, checkpoints=names, why=why)
     removed = [name for name in names if name not in kept()]
-    for name in reversed(removed):  # the base of another after it
+    for name in reversed(removed):  # a version is removed before its base
         manifest_folders.remove(run.own, f"{prefix}{name}/")
     return removed
 
@@ -197,7 +197,7 @@ def in_the_way(run: Run, start: int, newest: int) -> RetentionRecord | None:
 
 
 def _told(run: Run) -> Iterator[Mapping[str, Any]]:
-    """Every record of the run itself."""
+    """Yield every retention record of the run itself, without those of its parent."""
     for key, data in _stored(run):
         yield records.decode(data, f"{run.url}/{key}", "retention", "removed")
 

@@ -1,4 +1,4 @@
-"""A run's folder: what everything else in storage is opened with."""
+"""A run: its name, settings and store. Everything else in storage is opened with a run."""
 
 import os
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ class Run:
 
     @classmethod
     def open(cls, url: str, *, forks: tuple[str, ...] = ()) -> Self:
-        """`forks`: of this run, one of the other, that are being opened."""
+        """Open a stored run. `forks` are the URLs of the forks that are being opened and that descend from this run."""
         store = open_store(url.rstrip("/"))
         if store.url in forks:
             raise Damaged(f"{forks[0]}/{layout.RUN}: parent.run leads back to {store.url}")
@@ -119,7 +119,7 @@ class Run:
 
     @property
     def own(self) -> Store:
-        """Without what a fork inherits."""
+        """The run's store without the objects that a fork inherits."""
         return self.inherits.own if self.inherits else self.store
 
     def for_reading(self, looking_at: LookingAt) -> "Run":
@@ -155,7 +155,7 @@ def _parent_beside(store: Store, parent: Parent, forks: tuple[str, ...]) -> Run:
 
 
 def _deadline(config: Any) -> float:
-    """What the run's settings allow one request to the store."""
+    """Return the seconds that the run's settings allow for one request to the store."""
     try:
         return float(config["limits"]["store_deadline"])
     except (KeyError, TypeError, ValueError):
@@ -163,7 +163,7 @@ def _deadline(config: Any) -> float:
 
 
 def run_urls(root: str) -> list[str]:
-    """Every folder under a root where a run may lie."""
+    """Return the URL of every folder under a root in which a run may lie."""
     store = open_store(root.rstrip("/"))
     return [f"{store.url}/{layout.RUNS}{name}" for name in store.folders(layout.RUNS)]
 
