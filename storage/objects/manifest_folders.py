@@ -150,8 +150,9 @@ def fetch(store: Store, prefix: str, into: Path) -> Path:
 
 
 def local_copy(store: Store, prefix: str, *, keep: int = _COPIES) -> Path:
-    """A verified folder on this machine's disk: where it lies, for a local store that has it whole, else one in the
-    cache, which keeps the `keep` of each kind used last, and what any process was given last."""
+    """Return the path of a verified folder on this machine's disk. If a local store has the folder whole, this is the
+    stored folder itself, otherwise a copy in the cache. The cache keeps the `keep` copies of each kind that were used
+    last, and those that processes still use."""
     return _local_copy(store, prefix, _existing(store, prefix), keep)
 
 

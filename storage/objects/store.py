@@ -53,8 +53,8 @@ class Store(Protocol):
         ...
 
     def upload(self, path: Path, key: str) -> None:
-        """Store a file as an object of a folder that is named after an attempt. The folder exists only once its manifest
-        does. The upload may be multipart. An object of the same key is overwritten."""
+        """Store a large file as an object of a folder that is named after an attempt. The folder exists only once its
+        manifest does. The upload may be multipart. An object of the same key is overwritten."""
         ...
 
     def download(self, key: str, path: Path) -> None:
