@@ -70,12 +70,13 @@ class DamageLog:
 
 
 def raising(url: str) -> LookingAt:
-    """For readers that cannot go on without an object: Damaged names the object below `url`."""
+    """Return the contexts of readers that cannot go on without an object. They raise Damaged, which names the object
+    below `url`."""
     return lambda key: records.reading(f"{url}/{key}")
 
 
 def _reason(error: Exception, key: str) -> str:
-    """Return the first line of an error's message without the name of the object."""
+    """Return the first line of an error's message, without the name of the object."""
     said = first_line(error)
     _, named, rest = said.partition(key)
     return (rest if named else said).strip(" :") or "is not understood"

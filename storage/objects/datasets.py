@@ -1,4 +1,4 @@
-"""Rows of a data set, from JSON lines or Parquet, wherever they lie."""
+"""Reads the rows of a data set from JSON lines or Parquet, on a disk or at a URL."""
 
 import os
 import re
@@ -17,9 +17,10 @@ _READABLE = (".jsonl", ".json", ".parquet")
 
 
 def read_rows(url: str, *, limit: int | None = None, fields: Collection[str] | None = None) -> list[dict[str, Any]]:
-    """The rows of a file at a path or a `file://`, `s3://` or `hf://` URL, in its order, `limit` at most; if its name
-    has a `*`, of all such files, in the order of their names. Of these fields, if any are given, where rows have them.
-    DataError names the URL, and the line, at fault."""
+    """Return the rows of a file in their order, at most `limit` of them. The file lies at a path or at a `file://`,
+    `s3://` or `hf://` URL. If the file's name has a `*`, return the rows of all matching files, in the order of the
+    names. If `fields` are given, each row keeps only those fields that it has. DataError names the URL, and the line,
+    at fault."""
     suffix = _suffix(url)
     rows: list[dict[str, Any]] = []
     for part in _parts(url):
@@ -29,15 +30,15 @@ def read_rows(url: str, *, limit: int | None = None, fields: Collection[str] | N
 
 
 class Placed(NamedTuple):
-    """A row and where it stands, for whoever has to name it: `FILE line 3`, or `FILE row 3` of Parquet."""
+    """A row and its place in a file, for messages that name the row: `FILE line 3`, or `FILE row 3` of Parquet."""
 
     place: str
     row: dict[str, Any]
-    names: Sequence[str]  # of all that it has
+    names: Sequence[str]  # of all fields that the file has for the row, also those that `row` leaves out
 
 
 def placed_rows(url: str, *, fields: Collection[str]) -> dict[str, list[Placed]]:
-    """The rows of each of the files that `read_rows` reads for a URL, by the name of the file."""
+    """Return the rows of each file that `read_rows` would read for a URL, by the name of the file."""
     found: dict[str, list[Placed]] = {}
     for part in _parts(url):
         data = _read(part)
@@ -59,7 +60,7 @@ def _suffix(url: str) -> str:
 
 
 def _parts(url: str) -> list[str]:
-    """The files that a URL stands for."""
+    """Return the files that a URL stands for."""
     folder, _, name = url.rpartition("/")
     if "*" not in name:
         return [url]
@@ -78,7 +79,7 @@ def _names(folder: str) -> list[str]:
         from storage.objects.s3.store import S3Store  # only rows on S3 pay for the import
 
         return list(S3Store.names_in(folder))
-    if "://" not in folder:  # a "::" in a path is no chain of file systems
+    if "://" not in folder:  # fsspec would take a "::" in a path for a chain of file systems
         return os.listdir(Path(folder or ".").expanduser())
     system, path = fsspec.url_to_fs(folder)
     return [PurePosixPath(found).name for found in system.ls(path, detail=False)]
@@ -94,7 +95,7 @@ def _read(url: str) -> bytes:
             return Path(url).expanduser().read_bytes()
         with fsspec.open(url, "rb") as file:
             return cast(BinaryIO, file).read()
-    except Exception as error:  # file systems, the hub's above all, let their transport's own errors through
+    except Exception as error:  # file systems, above all the hub's, raise the errors of their HTTP libraries
         raise DataError(f"{url} cannot be read: {error or type(error).__name__}") from error
 
 
@@ -118,7 +119,7 @@ def _rows(url: str, table: pa.Table, fields: Collection[str] | None) -> list[dic
             raise DataError(f"{url} has more than one column {name!r}")
         try:
             columns[name] = table[name].to_pylist()
-        except (pa.ArrowException, OverflowError, ValueError, LookupError) as error:  # as of times in nanoseconds
+        except (pa.ArrowException, OverflowError, ValueError, LookupError) as error:  # e.g. for times in nanoseconds
             raise DataError(f"{url}: column {name!r} cannot be read: {error}") from None
     return [{name: column[n] for name, column in columns.items()} for n in range(len(table))]
 

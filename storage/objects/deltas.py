@@ -1,6 +1,7 @@
-"""The difference of two files of one size: the XOR of their bytes, in zstd. Where few weights differ it is small.
+"""Writes and applies the difference between two files of one size: the XOR of their bytes, compressed with zstd.
 
-Neither way takes more memory than a piece or so.
+The difference is small if few weights differ. Files are processed in pieces of 1 MiB, so memory use is small for files
+of any size.
 """
 
 from pathlib import Path
@@ -11,21 +12,21 @@ import pyarrow as pa
 from tba.errors import Damaged
 
 SUFFIX = ".xor.zst"
-"""Of what is stored in place of a file."""
+"""The suffix of the name of a difference that is stored in place of a file."""
 
 _PIECE = 2**20  # bytes
 
 
 def write(base: Path, file: Path, into: Path) -> None:
-    """The difference of a file from a base of its size."""
+    """Write the difference between a file and a base of the same size."""
     with base.open("rb") as old, file.open("rb") as new, pa.CompressedOutputStream(str(into), "zstd") as out:
         while piece := new.read(_PIECE):
             out.write(_xor(piece, old.read(len(piece))))
 
 
 def apply(base: Path, difference: Path, into: Path) -> None:
-    """The file again. Damaged if that is no difference of a file of the base's size; whether the file is the right one
-    only its sha256 tells."""
+    """Rebuild a file from its base and its difference. Raise Damaged if the difference cannot be decompressed or is
+    shorter than the base. Only the sha256 of the result tells whether it is the right file."""
     with base.open("rb") as old, pa.CompressedInputStream(str(difference), "zstd") as differing, into.open("wb") as new:
         while piece := old.read(_PIECE):
             try:

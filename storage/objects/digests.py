@@ -20,14 +20,15 @@ class Digest:
 
     @classmethod
     def decode(cls, said: Mapping[str, Any]) -> Self:
-        """Read what `encode` once gave. TypeError or KeyError if it did not; `records.reading` names the record."""
+        """Read what `encode` has written. Raise TypeError or KeyError for anything else; `records.reading` names the
+        record."""
         return records.known(cls, {"size": said["bytes"], "sha256": said["sha256"]})
 
     def encode(self) -> dict[str, Any]:
         return {"bytes": self.size, "sha256": self.sha256}
 
     def verify(self, data: bytes, name: str) -> None:
-        """Damaged, naming the object, unless these are the bytes that the record describes."""
+        """Raise Damaged, naming the object, unless these are the bytes that the record describes."""
         if len(data) != self.size:
             raise Damaged(f"{name} has {len(data)} bytes, its record says {self.size}")
         if sha256(data).hexdigest() != self.sha256:

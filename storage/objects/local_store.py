@@ -1,4 +1,4 @@
-"""Objects as files of a folder on this machine's disk."""
+"""A store that keeps its objects as files of a folder on this machine's disk."""
 
 import contextlib
 import hashlib
@@ -17,9 +17,9 @@ from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageErr
 
 
 class LocalStore:
-    """A folder, whose regular files are the objects. A write is a hidden file beside the final name until it is
-    complete; `link` gives it the name, which fails if the name is taken. `replace` holds a lock on the object's folder
-    between looking and renaming."""
+    """A folder whose regular files are the objects. Until a write is complete, its data is in a hidden file in the
+    same folder. `create` then gives that file its final name with `link`, which fails if the name is taken. `replace`
+    holds a lock on the object's folder from its look at the old object until the new one has its name."""
 
     def __init__(self, path: str | Path):
         if not str(path):
@@ -86,13 +86,13 @@ class LocalStore:
     def download(self, key: str, path: Path) -> None:
         source = self._path(key)
         with self._naming(key):
-            open_regular(source).close()  # what is wrong from here on is wrong with the copy
+            open_regular(source).close()  # the source can be read, so any later error is about the copy
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, path)
         except OSError as error:
             with contextlib.suppress(OSError):
-                path.unlink()  # rather than a part of it
+                path.unlink()  # leave no partial file
             raise StorageError(f"{self.url}/{key} cannot be written to {path}: {error.strerror or error}") from error
 
     def delete(self, key: str) -> None:
@@ -158,7 +158,7 @@ class LocalStore:
                         yield key, Path(folder) / name
 
     def _remove_empty(self, folder: Path) -> None:
-        """Folders exist only for what is in them."""
+        """Remove a folder and its parents, as far as they are empty. The store's own folder stays."""
         with contextlib.suppress(OSError):
             while folder != self.folder:
                 folder.rmdir()
@@ -166,7 +166,8 @@ class LocalStore:
 
     @contextmanager
     def _naming(self, key: str) -> Iterator[None]:
-        """What the operating system refuses, as an error that names the key."""
+        """Raise an error of the operating system as a StorageError that names the key; Missing if there is no such
+        file."""
         try:
             yield
         except StorageError:
@@ -189,7 +190,7 @@ class LocalStore:
                 yield key, found
 
     def _holds(self, folder: Path) -> bool:
-        """Whether there is an object in it, without looking at all of them."""
+        """Return True if there is an object in a folder or below it. The search ends at the first object."""
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 found = about(entry) if not entry.name.startswith(".") else None

@@ -1,15 +1,16 @@
-"""Manifest folders: many large files that come into being at once.
+"""Stores and fetches manifest folders: folders of large files, all of which come into existence at the same moment.
 
-The files are stored first, then MANIFEST.json, create-only, with the size and sha256 of each. A folder without a
-manifest does not exist; a file that is not what the manifest promises is refused by name.
+The files are stored first. MANIFEST.json follows, create-only, with the size and sha256 of each file. A folder without
+a manifest does not exist. A file that is not what the manifest promises is refused, and the error names the file.
 
-A folder may be stored as the *difference* from another of its kind that is stored whole, its *base*: of files that both
-have, of the same size, what differs (storage/objects/deltas.py). The manifest promises the files themselves as ever,
-and says beside them what is stored instead.
+A folder may be stored as the *difference* from another folder of its kind, its *base*, which is stored whole. If both
+folders have a file of the same name and size, only the difference of the two files is stored
+(storage/objects/deltas.py). The manifest always gives the size and sha256 of the full files. For a folder that is
+stored as a difference it also lists the differences that are stored instead.
 
-What an interrupted write left behind cannot be told from what a superseded trainer is still writing. So whoever sweeps
-it up looks again for a manifest afterwards, and whoever has stored a manifest looks again for its files: whichever
-order the two come in, one of them sees the other's work and removes the rest.
+Files that an interrupted write left behind look like files that a superseded trainer is still writing. So a process
+that sweeps them up looks for a manifest again afterwards, and a process that has stored a manifest looks for its files
+again. Whichever of the two comes first, one of them sees what the other did and removes the rest.
 """
 
 import hashlib
@@ -33,7 +34,7 @@ from tba.types import Version
 
 log = logging.getLogger(__name__)
 
-_COPIES = 4  # of a kind that a cache keeps
+_COPIES = 4  # folders of each kind that the cache keeps
 
 
 def publish(
@@ -45,11 +46,14 @@ def publish(
     hand_over: bool = False,
     base: tuple[str, Path] | None = None,
 ) -> dict[str, Any]:
-    """Store the files of a local folder, then the manifest, which carries `extra` too; returns the manifest. Hidden
-    files and an old manifest are left out. Done if exactly this is stored already; AlreadyExists if other files are;
-    Superseded if the files, or the base, were removed meanwhile. With `hand_over` nobody on this machine has to fetch
-    it: no file of the folder may change afterwards. `base` is the name of another and its files, from which the
-    difference is stored where that is less than half."""
+    """Store the files of a local folder, then the manifest, which also carries `extra`. Return the manifest.
+
+    Hidden files and an old manifest are left out. If exactly these files are stored already, nothing is stored. Raise
+    AlreadyExists if other files are stored, and Superseded if the files, or the base, were removed meanwhile.
+
+    `hand_over` puts the files into this machine's cache, so that no process here has to fetch them. No file of the
+    local folder may change afterwards. `base` is the name of a stored folder and the path of its files. The difference
+    from the base is stored if that takes less than half of the bytes."""
     files = _describe(folder)
     if not files:
         raise StorageError(f"{store.url}/{prefix}: there is nothing to publish in {folder}")
@@ -82,8 +86,8 @@ def read_manifest(store: Store, prefix: str) -> dict[str, Any] | None:
             if type(file["bytes"]) is not int or not isinstance(file["sha256"], str):
                 raise TypeError(f"of {file['name']}")
         if "difference" in manifest:
-            Version.parse(manifest["difference"]["base"])  # likewise where it reads
-        if manifest["sha256"] != _digest(manifest["files"]):  # it decides which copy in the cache is this one
+            Version.parse(manifest["difference"]["base"])  # the name of the base decides where `fetch` reads
+        if manifest["sha256"] != _digest(manifest["files"]):  # this sha256 names the folder's copy in the cache
             raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST}: its sha256 is not that of the files it names")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST} does not say which files there are: {error!r}") from None
@@ -91,7 +95,7 @@ def read_manifest(store: Store, prefix: str) -> dict[str, Any] | None:
 
 
 def _check_name(store: Store, prefix: str, name: str) -> None:
-    """Damaged unless a manifest names a file inside its folder: the name decides where `fetch` writes."""
+    """Raise Damaged unless a manifest names a file inside its folder: the name decides where `fetch` writes."""
     try:
         check_key(prefix + name)
     except StorageError as error:
@@ -99,7 +103,7 @@ def _check_name(store: Store, prefix: str, name: str) -> None:
 
 
 def stored_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Name, size and sha256 of what is stored: of each file, or of its difference from the base's."""
+    """Return name, size and sha256 of each stored object: a file, or the difference that is stored instead of it."""
     instead = {it["of"]: it for it in manifest["difference"]["files"]} if "difference" in manifest else {}
     return [instead.get(file["name"], file) for file in manifest["files"]]
 
@@ -107,8 +111,8 @@ def stored_files(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 class Found(NamedTuple):
     """The versions, or checkpoints, under a prefix, oldest first."""
 
-    complete: list[Version]  # with a manifest: these exist
-    unfinished: list[Version]  # only files: still being written, or left behind
+    complete: list[Version]  # have a manifest, so they exist
+    unfinished: list[Version]  # have files but no manifest: they are still being written, or were left behind
 
 
 def survey(store: Store, prefix: str) -> Found:
@@ -124,7 +128,8 @@ def survey(store: Store, prefix: str) -> Found:
 
 
 def check_sizes(store: Store, prefix: str) -> None:
-    """Missing or Damaged unless each file is there that the manifest promises, in its size: no weights are read."""
+    """Raise Missing if the folder does not exist, and Damaged if a file is missing or has another size than its
+    manifest says. No weights are read."""
     sizes = {entry.key: entry.size for entry in store.list(prefix)}
     for file in stored_files(_existing(store, prefix)):
         key = prefix + file["name"]
@@ -133,20 +138,21 @@ def check_sizes(store: Store, prefix: str) -> None:
 
 
 def complete(store: Store, prefix: str) -> list[Version]:
-    """Those that exist, oldest first."""
+    """Return the versions, or checkpoints, that exist under a prefix, oldest first."""
     return survey(store, prefix).complete
 
 
 def fetch(store: Store, prefix: str, into: Path) -> Path:
-    """Bring a folder here and verify it. Missing if it does not exist, also when it is removed meanwhile; Damaged,
-    naming the file, if one is not what the manifest promises."""
+    """Copy a folder to this machine and verify the copy. Raise Missing if the folder does not exist, or is removed
+    meanwhile. Raise Damaged, naming the file, if a file is not what the manifest promises."""
     manifest = _existing(store, prefix)
     return _fetch(store, prefix, manifest, _base(store, prefix, manifest), into)
 
 
 def local_copy(store: Store, prefix: str, *, keep: int = _COPIES) -> Path:
-    """A verified folder on this machine's disk: where it lies, for a local store that has it whole, else one in the
-    cache, which keeps the `keep` of each kind used last, and what any process was given last."""
+    """Return the path of a verified folder on this machine's disk. If a local store has the folder whole, this is the
+    stored folder itself, otherwise a copy in the cache. The cache keeps the `keep` copies of each kind that were used
+    last, and those that processes still use."""
     return _local_copy(store, prefix, _existing(store, prefix), keep)
 
 
@@ -156,7 +162,7 @@ def _local_copy(store: Store, prefix: str, manifest: Mapping[str, Any], keep: in
         try:
             _verify(store, prefix, in_place, manifest)
         except Damaged:
-            _existing(store, prefix)  # Missing, if it was removed while it was read
+            _existing(store, prefix)  # raises Missing if the folder was removed while it was read
             raise
         return in_place
     base = cache(lambda: _base(store, prefix, manifest))
@@ -171,7 +177,8 @@ def _local_copy(store: Store, prefix: str, manifest: Mapping[str, Any], keep: in
 
 
 def remove(store: Store, prefix: str) -> None:
-    """The manifest first: without it the folder does not exist, however far the removal gets."""
+    """Remove a folder. The manifest goes first: without it the folder does not exist, even if the removal is
+    interrupted."""
     store.delete(prefix + layout.MANIFEST)
     for entry in store.list(prefix):
         store.delete(entry.key)
@@ -180,17 +187,19 @@ def remove(store: Store, prefix: str) -> None:
 
 
 def left_behind(store: Store, prefix: str, found: Found) -> list[Version]:
-    """What may be swept up: neither complete nor newer than all that is, be it no more than an unfinished upload."""
+    """Return the folders that may be swept up: those without a manifest that are older than the newest complete one.
+    Folders of which there are only unfinished uploads count too."""
     begun = {place[0] for key in store.unfinished(prefix) if (place := layout.parse_folder(key))}
     older = {it for it in {*begun, *found.unfinished} if found.complete and it.order < found.complete[-1].order}
     return sorted(older - {*found.complete}, key=lambda it: it.order)
 
 
 def sweep(store: Store, prefix: str) -> bool:
-    """Remove what has no manifest. False if one has appeared meanwhile: then it is still to be removed."""
+    """Remove a folder that has no manifest. A folder that has one by now stays. Return False if a manifest appeared
+    while files were removed: then the caller still has to remove the folder."""
     stored = [entry.key for entry in store.list(prefix)]
     if prefix + layout.MANIFEST in stored or store.exists(prefix + layout.MANIFEST):  # the listing may be older
-        return True  # it was being written, and is complete now
+        return True  # another process was still writing the folder, and has completed it
     for key in stored:
         store.delete(key)
     for key in store.unfinished(prefix):
@@ -210,7 +219,7 @@ def _look_again(store: Store, prefix: str, manifest: Mapping[str, Any]) -> None:
 
 
 def _describe(folder: Path) -> list[dict[str, Any]]:
-    """Name, size and sha256 of each file, by name."""
+    """Return name, size and sha256 of each file of a folder, sorted by name."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     return [
         {"name": name, "bytes": (folder / name).stat().st_size, "sha256": sha256_of_file(folder / name)}
@@ -220,14 +229,15 @@ def _describe(folder: Path) -> list[dict[str, Any]]:
 
 
 def _digest(files: Sequence[Mapping[str, Any]]) -> str:
-    """Of the whole folder: over the digests and names of its files."""
+    """Return the sha256 of a whole folder, which covers the digests and names of its files."""
     return hashlib.sha256("".join(f"{f['sha256']} {f['name']}\n" for f in files).encode()).hexdigest()
 
 
 def _difference(
     files: Sequence[Mapping[str, Any]], folder: Path, name: str, base: Path, scratch: Path
 ) -> dict[str, Any]:
-    """What a manifest says of a base; nothing where all is to be stored whole."""
+    """Write the differences from a base into `scratch`, and return what the manifest says about them. Return an empty
+    dict if the folder should be stored whole, because the differences would not halve its size."""
     for file in files:
         theirs, ours = base / file["name"], scratch / f"{file['name']}{deltas.SUFFIX}"
         if theirs.is_file() and theirs.stat().st_size == file["bytes"]:
@@ -244,7 +254,8 @@ def _upload(store: Store, prefix: str, file: Mapping[str, Any], scratch: Path, f
 
 
 def _stored(store: Store, prefix: str, files: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The manifest, if exactly these files are stored."""
+    """Return the manifest if exactly these files are stored; None if there is no manifest. Raise AlreadyExists if
+    other files are stored."""
     stored = read_manifest(store, prefix)
     if stored and stored["files"] != files:
         raise AlreadyExists(f"{store.url}/{prefix} exists already, with other content")
@@ -256,7 +267,7 @@ def _base_prefix(prefix: str, manifest: Mapping[str, Any]) -> str | None:
 
 
 def _base(store: Store, prefix: str, manifest: Mapping[str, Any]) -> Path | None:
-    """The verified files of the base, of what is stored as a difference."""
+    """Return the verified files of a folder's base; None if the folder is stored whole."""
     base = _base_prefix(prefix, manifest)
     if base is None:
         return None
@@ -266,7 +277,7 @@ def _base(store: Store, prefix: str, manifest: Mapping[str, Any]) -> Path | None
             raise Damaged(f"{store.url}/{base} is not stored whole")
         return _local_copy(store, base, theirs, _COPIES)
     except (Missing, Damaged) as error:
-        _existing(store, prefix)  # Missing, if both were removed while they were read
+        _existing(store, prefix)  # raises Missing if both folders were removed while they were read
         raise Damaged(f"{store.url}/{prefix} is stored as the difference from another: {error}") from error
 
 
@@ -301,8 +312,8 @@ def _fetch_file(store: Store, prefix: str, file: Mapping[str, Any], into: Path) 
 
 
 def _hand_over(prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Into the cache, before it can be asked for. Whoever finds it there verifies it as what was fetched. Where that
-    cannot be done at once, it will be fetched."""
+    """Put the files of a folder into the cache before anybody can ask for the folder. A process that finds them there
+    verifies them like fetched files. If the cache cannot take them at once, the folder will be fetched as usual."""
 
     def link(copy: Path) -> None:
         for file in manifest["files"]:

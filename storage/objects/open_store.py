@@ -9,8 +9,8 @@ from tba.errors import AlreadyExists, ConfigError, Conflict, UnsafeStore
 
 
 def open_store(url: str, *, deadline: float = 60.0) -> Store:
-    """The store of a path, a `file://` URL or an `s3://bucket/prefix` URL. `deadline` bounds one request, retries
-    included. Keys, region and endpoint of S3 come from the usual AWS_* environment."""
+    """Return the store at a path, a `file://` URL or an `s3://bucket/prefix` URL. `deadline` bounds the seconds of one
+    request, including retries. Keys, region and endpoint of S3 come from the usual AWS_* environment."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return LocalStore(url)
@@ -24,7 +24,8 @@ def open_store(url: str, *, deadline: float = 60.0) -> Store:
 
 
 def probe(store: Store, *, racers: int = 4) -> None:
-    """Prove that `create` and `replace` are conditional; UnsafeStore, naming the store, if they are not."""
+    """Check that `create` and `replace` of a store are conditional. Raise UnsafeStore, naming the store, if they are
+    not."""
     key = f"control/probe/{secrets.token_hex(8)}"
     try:
         _probe_create(store, key, racers)

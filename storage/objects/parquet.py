@@ -1,4 +1,4 @@
-"""Parquet objects as a run stores them: written with checksums, and read whole or not at all."""
+"""Encodes and decodes Parquet objects. They are written with checksums, and read whole or not at all."""
 
 from collections.abc import Collection
 
@@ -9,22 +9,22 @@ from tba.errors import Damaged, first_line
 
 
 def encode(table: pa.Table) -> bytes:
-    """The same table gives the same bytes."""
+    """Encode a table. The same table gives the same bytes."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
     return sink.getvalue().to_pybytes()
 
 
 def decode(data: bytes, name: str, schema: pa.Schema | None = None, *, later: Collection[str] = ()) -> pa.Table:
-    """The table in `data`; if a schema is given, its columns alone, whatever others there are, and null for those of
-    `later` that are not there. Damaged, naming the object, if there is no such."""
+    """Return the table in `data`. If a schema is given, return only the columns of the schema; a missing column is null
+    if its name is in `later`. Raise Damaged, naming the object, if `data` holds no such table."""
     try:
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         table = file.read(use_threads=False)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Damaged(f"{name} is not a readable Parquet object: {first_line(error)[:200]}") from None
-    if len(table) != file.metadata.num_rows:  # checksums cover pages, not what is said about them
+    if len(table) != file.metadata.num_rows:  # checksums cover pages, but not the metadata of the file
         raise Damaged(f"{name} has {len(table)} rows and says {file.metadata.num_rows}")
     if schema is None:
         return table
@@ -37,7 +37,7 @@ def decode(data: bytes, name: str, schema: pa.Schema | None = None, *, later: Co
 
 
 def _differing(found: pa.Schema, wanted: pa.Schema) -> str:
-    """The first column that is not as wanted; empty if all are."""
+    """Say what is wrong with the first column that is not as wanted; empty if all columns are."""
     for field in wanted:
         places = found.get_all_field_indices(field.name)
         if len(places) != 1:

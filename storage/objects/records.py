@@ -1,7 +1,7 @@
-"""How small facts are written: one JSON object each, readable by a person and by DuckDB.
+"""Writes and reads records: small facts, each stored as one JSON object that people and DuckDB can read.
 
-The last field of a record, `digest`, is the sha256 of all bytes before it, so whoever reads a record learns whether
-it is still what was written. Records of older runs have no digest and are read as they are.
+The last field of a record, `digest`, is the sha256 of all bytes before that field. So a reader can verify that the
+record is still what was written. Records of older runs have no digest and are read without verification.
 """
 
 import json
@@ -23,20 +23,21 @@ DIGEST = "digest"
 """The field of a record that holds the sha256 of the bytes before it."""
 
 _BEFORE_DIGEST = f',\n "{DIGEST}": '.encode()
-_ONLY_DIGEST = f'\n "{DIGEST}": '.encode()  # of a record without fields
+_ONLY_DIGEST = f'\n "{DIGEST}": '.encode()  # in a record without other fields
 
 _PLAIN: dict[Any, tuple[type, ...]] = {int: (int,), float: (float, int, type(None)), str: (str,), bool: (bool,)}
-"""What a field of a plain type may be in JSON: true and false are no numbers, and one that is not finite is null."""
+"""The types that JSON may give for a field of each plain type. True and false are no numbers. A float that is not
+finite is null in JSON."""
 
 
 def now() -> str:
-    """The time as every record writes it."""
+    """Return the current time in UTC, in the format of all records."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """Write a record with its digest. The same record gives the same bytes. Numbers that are not finite become null:
-    JSON has none."""
+    """Encode a record with its digest. The same record gives the same bytes. Numbers that are not finite become null,
+    because JSON cannot express them."""
     plain = {name: value for name, value in record.items() if name != DIGEST}
     try:
         text = json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False)
@@ -48,8 +49,8 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes, name: str, *fields: str) -> dict[str, Any]:
-    """Return the record in `data` without its digest. Damaged names the object if it is not a record with these
-    fields, or not what its digest promises."""
+    """Return the record in `data` without its digest. Raise Damaged, naming the object, if `data` is not a record with
+    these fields, or does not match its digest."""
     try:
         record = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -75,8 +76,9 @@ def _digest_of(data: bytes) -> str:
 
 
 def known(kind: type[T], record: Mapping[str, Any], **others: Any) -> T:
-    """A dataclass of what a record says, and `others`. What a later version has added to such records is left out.
-    TypeError if a number or a text is something else."""
+    """Return a dataclass that is filled from a record and from `others`. Fields that the dataclass does not have are
+    left out: a later version may have added them to records. Raise TypeError if a value of the record is not of the
+    plain type of its field."""
     types = {field.name: field.type for field in fields(kind)}  # pyright: ignore[reportArgumentType]
     said = {name: value for name, value in record.items() if name in types and name not in others}
     for name, value in said.items():
@@ -85,13 +87,14 @@ def known(kind: type[T], record: Mapping[str, Any], **others: Any) -> T:
 
 
 def check_kind(name: str, value: Any, kind: Any) -> None:
-    """TypeError, naming the field, unless a value is of a plain type; of others nothing is said."""
+    """Raise TypeError, naming the field, if `kind` is a plain type and the value is not of it. Other kinds are not
+    checked."""
     if kind in _PLAIN and type(value) not in _PLAIN[kind]:
         raise TypeError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
 
 
 def integers(record: Mapping[str, Any], *names: str) -> list[int]:
-    """Those fields; TypeError, naming the one, if any is something else."""
+    """Return the values of these fields. Raise TypeError, naming the field, if a value is no integer."""
     for name in names:
         check_kind(name, record[name], int)
     return [record[name] for name in names]
@@ -99,7 +102,8 @@ def integers(record: Mapping[str, Any], *names: str) -> list[int]:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """While its values are put to use: what a record lacks, or has of another kind, as Damaged that names it."""
+    """Raise Damaged, which names the record, if the block fails because the record lacks a field or has a value of
+    another kind. The block is the code that uses the record's values."""
     try:
         yield
     except KeyError as error:
@@ -113,7 +117,7 @@ def read(store: Store, key: str, *fields: str) -> dict[str, Any]:
 
 
 def sha256_of(store: Store, key: str) -> str | None:
-    """Return the sha256 of an object, for a record that follows it to hold; None if there is no such object."""
+    """Return the sha256 of an object, which the record after it will hold; None if there is no such object."""
     try:
         return sha256(store.read(key)).hexdigest()
     except Missing:
@@ -131,7 +135,8 @@ def read_each(store: Store, keys: Sequence[str]) -> list[tuple[str, Callable[[],
 
 
 def read_all(store: Store, prefix: str, *fields: str) -> Iterator[dict[str, Any]]:
-    """Every record under a folder, in the order of their names. What else lies there is passed over."""
+    """Yield every record under a folder, in the order of their keys. Objects with names that no run uses are passed
+    over."""
     keys = [entry.key for entry in store.list(prefix) if layout.is_part(entry.key)]
     for key, data in zip(keys, store.read_many(keys), strict=True):
         yield decode(data, f"{store.url}/{key}", *fields)

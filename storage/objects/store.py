@@ -1,7 +1,7 @@
-"""Objects under one URL: a local folder or an S3 prefix, behind one small interface.
+"""The interface of a store: objects under one URL, which is a local folder or an S3 prefix.
 
-Everything but leases and the control state is create-only: a thing exists when its name exists, and is then
-complete. That single promise, kept by `create` and `replace`, is what the rest of storage is built on.
+All objects but leases and the control state are create-only: an object exists when its name exists, and is then
+complete. `create` and `replace` keep this promise, and the rest of storage is built on it.
 """
 
 import re
@@ -23,77 +23,81 @@ class Store(Protocol):
     url: str
 
     def create(self, key: str, data: bytes) -> None:
-        """Store a new object, whole or not at all; AlreadyExists if the name is taken. Exactly one of many racing
-        creators wins. Durable when it returns."""
+        """Store a new object, whole or not at all. Raise AlreadyExists if the name is taken. If many processes create
+        the same name at once, exactly one succeeds. The object is durable when this method returns."""
         ...
 
     def read(self, key: str) -> bytes:
-        """Missing if there is no such object."""
+        """Return the bytes of an object. Raise Missing if there is no such object."""
         ...
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
-        """A part of an object, 1 byte or more: fewer than `length` where it ends before. Missing if it is not there."""
+        """Return `length` bytes of an object from the byte `start` on, fewer if the object ends before. `length` must
+        be at least 1. Raise Missing if there is no such object."""
         ...
 
     def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
-        """Several objects, side by side where that is faster."""
+        """Return the bytes of several objects, in the order of `keys`. They are read concurrently where that is
+        faster."""
         ...
 
     def exists(self, key: str) -> bool: ...
 
     def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
-        """Every object whose key starts with `prefix` (a folder ends with `/`), sorted by key, those after `after`.
-        Unfinished writes are never listed. An empty list if there is nothing."""
+        """Return every object whose key starts with `prefix` and sorts after `after`, sorted by key. The prefix of a
+        folder ends with `/`. Unfinished writes are never listed. The list is empty if there are no such objects."""
         ...
 
     def folders(self, prefix: str = "") -> Sequence[str]:
-        """The names of the folders directly under a folder, without looking at all that is in them."""
+        """Return the names of the folders directly under a folder, without listing their contents."""
         ...
 
     def upload(self, path: Path, key: str) -> None:
-        """A large part of an attempt-named folder, which exists only once its manifest does. May be multipart;
-        overwrites."""
+        """Store a large file as an object of a folder that is named after an attempt. The folder exists only once its
+        manifest does. The upload may be multipart. An object of the same key is overwritten."""
         ...
 
     def download(self, key: str, path: Path) -> None:
-        """To a file, whose folders are made. One that is not all there is removed."""
+        """Copy an object to a file, and make the folders of the file. A file that could not be completed is removed."""
         ...
 
     def delete(self, key: str) -> None:
-        """Done if there was nothing."""
+        """Delete an object. Do nothing if there is no such object."""
         ...
 
     def unfinished(self, prefix: str = "") -> Sequence[str]:
-        """Of which keys under a folder there are writes that hold space and were never finished, or are under way.
-        `list` never shows them."""
+        """Return the keys under a folder that have unfinished writes, whether abandoned or still under way. Unfinished
+        writes hold space, but `list` never shows them."""
         ...
 
     def discard(self, key: str) -> None:
-        """Free what unfinished writes of a key hold. One that is still under way fails."""
+        """Free the space that unfinished writes of a key hold. A write that is still under way then fails."""
         ...
 
     def discard_older(self, prefix: str, seconds: float) -> Sequence[str]:
-        """Free what unfinished writes under a folder hold that have made no progress for so many seconds; return their
-        keys. A write whose process is known to live is left."""
+        """Free the space of those unfinished writes under a folder that have made no progress for so many seconds.
+        Return their keys. A write whose process is known to be alive is left alone."""
         ...
 
     def irregular(self, prefix: str = "") -> Sequence[str]:
-        """The keys under a folder at which something lies that is no object: a named pipe, a device, a socket or a
-        link that leads nowhere. Only a disk has any."""
+        """Return the keys under a folder at which something lies that is no object: a named pipe, a device, a socket
+        or a broken link. Only a store on a disk can have such keys."""
         ...
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        """A replaceable object and the tag to replace it with; None if there is none."""
+        """Return the bytes of a replaceable object and the tag that `replace` needs; None if there is no such
+        object."""
         ...
 
     def replace(self, key: str, data: bytes, *, tag: str | None) -> str:
-        """Compare-and-swap: store if the object still has `tag` (None: if there is none). Returns the new tag;
-        Conflict if another writer was first. Where an answer was lost that can also be one who has replaced this very
-        write since: whoever hears of a conflict reads again."""
+        """Replace an object if it still has `tag` (compare-and-swap). If `tag` is None, create the object if there is
+        none. Return the new tag. Raise Conflict if another writer was first. A conflict can also mean that this write
+        succeeded, its answer was lost, and another writer has replaced the object since. So a caller that gets a
+        Conflict reads the object again."""
         ...
 
     def local_path(self, key: str) -> Path | None:
-        """Where the object lies on this machine's disk, for a local store; None for a remote one."""
+        """Return the path of an object on this machine's disk for a local store; None for a remote store."""
         ...
 
 
@@ -101,7 +105,8 @@ KEY_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,199}")
 
 
 def check_key(key: str) -> str:
-    """The key itself if it names an object inside a store, on a disk as in a bucket; StorageError if not."""
+    """Return the key if it names an object inside a store, on a disk as well as in a bucket. Raise StorageError if it
+    does not."""
     if len(key) > 800 or not all(KEY_PART.fullmatch(part) for part in key.split("/")):
         raise StorageError(
             f"not a key: {key!r} (parts of letters, digits and '_.=+@-' between single slashes, none starting with '.')"
@@ -110,7 +115,8 @@ def check_key(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Likewise for the start of a key: whole parts, then perhaps a part that is not finished."""
+    """Return the prefix if it can be the start of a key: whole parts, then perhaps the beginning of a part. Raise
+    StorageError if it cannot."""
     if prefix:
         check_key(prefix + "_" if prefix.endswith("/") else prefix)
     return prefix

@@ -1,4 +1,5 @@
-"""JSON that people write by hand: a key that is given twice is refused, where the standard reader keeps the last."""
+"""Reads JSON that people write by hand. A key that is given twice is refused; the standard reader would keep the last
+value without a word."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ class DoubledKey(ValueError):
 
 
 def loads(text: str | bytes) -> Any:
-    """Read JSON; DoubledKey names a key that any object has twice, another ValueError says what is no JSON."""
+    """Read JSON. Raise DoubledKey if any object has a key twice, and another ValueError if the text is not JSON."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except RecursionError:

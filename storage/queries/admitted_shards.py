@@ -1,7 +1,7 @@
 """Reads what sync records admit, and finds out whether each admitted shard is stored and unchanged.
 
-A shard is an object of its own or lies in a compaction. Both are compared with the record that describes them, so that
-no query joins draws to responses that were never drawn.
+A shard is an object of its own or lies in a compaction. Both kinds of objects are compared with the record that
+describes them. So no query can join draws to responses that were never drawn.
 """
 
 from collections import Counter
@@ -38,9 +38,9 @@ Name = tuple[str, str]
 @dataclass(frozen=True)
 class Admissions:
     records: list[SyncRecord]  # in order, without those that are damaged or missing
-    shards: list[Row]  # of the view; those in compactions have a `place` beside their columns
-    lacks_objects: bool  # whether records or admitted shards are nowhere to be found
-    has_moved: bool  # whether something was gone that had been listed, as after a compaction: look again
+    shards: list[Row]  # rows of the view `shards`; a shard in a compaction has a `place` besides its columns
+    lacks_objects: bool  # True if records or admitted shards were not found anywhere
+    has_moved: bool  # True if a listed object was gone when it was read, e.g. after a compaction: look again
 
 
 def read(snapshot: Snapshot, damage: DamageLog, verified: RememberedReads) -> Admissions:
@@ -105,8 +105,8 @@ def sync_records(snapshot: Snapshot, damage: DamageLog) -> list[SyncRecord]:
 
 
 def _newest_sync(snapshot: Snapshot) -> int:
-    """Return the number after the newest sync that must have a record: a sync's record is written before its ledger,
-    and its ledger before its checkpoint."""
+    """Return one more than the number of the newest sync that must have a record. A sync's record is written before
+    its ledger, and its ledger before its checkpoint."""
     numbers = [sync + 1 for key in snapshot.keys(layout.SYNCS) if (sync := layout.parse_sync(key)) is not None]
     for folder in (layout.STEPS, layout.DRAWS):
         numbers += [name.number + 1 for key in snapshot.keys(folder) if (name := layout.parse_ledger(key))]
@@ -115,8 +115,8 @@ def _newest_sync(snapshot: Snapshot) -> int:
 
 
 def _contradiction(number: int, found: Mapping[int, SyncRecord], digests: Mapping[int, str]) -> int | None:
-    """Return which of a record and the next one is wrong if the two do not fit; None if they fit. It is the first of
-    the two where the record after both confirms the second."""
+    """Return which of a record and the next record is wrong if the two do not fit; None if they fit. The first of the
+    two is wrong if the record after both confirms the second; otherwise the second is."""
     after, last = found.get(number + 1), found.get(number + 2)
     if after is None or after.previous_sha256 == digests[number]:
         return None
@@ -124,8 +124,8 @@ def _contradiction(number: int, found: Mapping[int, SyncRecord], digests: Mappin
 
 
 def read_compactions(snapshot: Snapshot, damage: DamageLog) -> tuple[list[Compaction], bool]:
-    """Return the compactions, and True if every listed record could be read. A record that was removed since belongs
-    to a compaction whose shards lie in another one by now."""
+    """Return the compactions, and True if every listed record was still there. If a record has been removed since, the
+    shards of its compaction lie in another compaction by now."""
     keys = [key for key in snapshot.keys(layout.COMPACTIONS) if is_record(key)]
     data = dict(snapshot.read_all(layout.COMPACTIONS, damage, only=is_record))
     found: list[Compaction] = []
@@ -156,7 +156,7 @@ class _ShardObjects:
     good: frozenset[str]
     problems: Mapping[str, str]
     placed: Mapping[Name, Place]
-    lost: Mapping[Name, Place]  # in compactions that are damaged or missing
+    lost: Mapping[Name, Place]  # places in compactions that are damaged or missing
     damage: DamageLog
 
     def described(self, record: SyncRecord, shard: Shard) -> Row:
@@ -231,7 +231,8 @@ def _inherited(snapshot: Snapshot, compactions: Iterable[Compaction]) -> set[Nam
 
 def _waiting(snapshot: Snapshot, keys: Sequence[str], damage: DamageLog, verified: RememberedReads) -> list[Row]:
     """Return the rows of shards that no record names: the next record will admit or refuse them. Queries leave out
-    those that cannot be read. A damaged sync record may have admitted some of them, so their `reason` names it."""
+    shards that cannot be read. If a sync record is damaged or missing, it may have admitted some of these shards, so
+    their `reason` names that record."""
     said = read_whole(snapshot, keys, "rows", _read_rows, verified)
     lost = next((it.key for it in damage.found() if it.key.startswith(layout.SYNCS)), None)
     unsure: Row = {"reason": f"{lost} is damaged or missing, and may have admitted it"} if lost else {}

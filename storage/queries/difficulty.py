@@ -1,7 +1,8 @@
-"""Which prompts a run asks, where an earlier run says so: those of which its log tells what a condition wants.
+"""Chooses the prompts of a run by a condition on the log of an earlier run.
 
-The condition is SQL over the view `difficulty` of the earlier run, in the sandbox in which `tba sql` answers. A prompt
-is the same if its id and its text are: an id alone may stand for another problem in other data, or in other words.
+The condition is SQL over the view `difficulty` of the earlier run. The query runs in the same sandbox as `tba sql`. Two
+prompts are the same if both id and text are equal: in other data the same id may stand for another problem, or for the
+same problem in other words.
 """
 
 import logging
@@ -25,7 +26,7 @@ Name = tuple[str, str]  # prompt_id and text
 
 @dataclass(frozen=True)
 class Known:
-    """What an earlier run tells of its prompts."""
+    """The prompts that an earlier run knows, and those for which the condition holds."""
 
     url: str
     where: str
@@ -33,7 +34,8 @@ class Known:
     chosen: frozenset[Name] = field(repr=False)
 
     def choose(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Those that the condition holds for, in their order: what that run does not know it cannot hold for."""
+        """Return the prompts for which the condition holds, in their order. It never holds for a prompt that the
+        earlier run does not know."""
         return [prompt for prompt in prompts if _name(prompt) in self.chosen]
 
     def unknown(self, prompts: Sequence[Prompt]) -> int:
@@ -49,8 +51,9 @@ class Known:
 
 
 def ask(name: str, where: str, *, needed: int, progress: Progress | None = None) -> Known:
-    """What the run of that name, path or URL says now. ConfigError names the setting at fault, also if the condition
-    holds for fewer prompts than are needed."""
+    """Ask the run at a name, path or URL for which prompts the condition `where` holds. Raise ConfigError, which names
+    the setting at fault, if the run or the condition cannot be used, or if the condition holds for fewer prompts than
+    `needed`."""
     with _naming("search.prompts_from"):
         run = Run.open(resolve(name))
         con = connect(run, progress=progress)
@@ -78,7 +81,8 @@ def _name(prompt: Prompt) -> Name:
 
 @contextmanager
 def _naming(setting: str) -> Iterator[None]:
-    """Whose fault it is. A store that cannot be reached for now is nobody's."""
+    """Raise errors of the block as a ConfigError that names the setting at fault. A store that cannot be reached for
+    the moment is not the fault of a setting and stays a StorageError."""
     try:
         yield
     except (ConfigError, Missing, Damaged) as error:

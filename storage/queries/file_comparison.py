@@ -1,4 +1,4 @@
-"""Compares local files with what records say of them: their bytes, and their sha256."""
+"""Compares local files with the size and the sha256 that records give for them."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +16,9 @@ from storage.queries.mirror import Snapshot
 def verify(
     snapshot: Snapshot, expectations: Mapping[str, Digest], verified: RememberedReads
 ) -> tuple[frozenset[str], list[Damage]]:
-    """Return the keys of the objects that match their records, and the damage of the others. Expectations come oldest
-    first. The sha256 of a copy of a remote object is part of its name. Other files are read once, newest first;
-    what lies beyond the bound of `verified` is compared by its size alone."""
+    """Return the keys of the objects that match their records, and the damage of the others. `expectations` are
+    ordered from oldest to newest. For a copy of a remote object, the sha256 is taken from the copy's name. Other files
+    are read once, newest first. Files beyond the bound of `verified` are compared by size alone."""
     problems: dict[str, str] = {}
     for key, expected in expectations.items():
         if problem := _by_size(snapshot, key, expected):
@@ -45,9 +45,9 @@ def read_whole(
     reader: Callable[[Path], dict[str, Any]],
     verified: RememberedReads,
 ) -> dict[str, dict[str, Any]]:
-    """Return what a reader says about objects that no record has a digest of, by key. Each answer has a `problem`,
-    which is empty if the object can be read. Keys come oldest first. Objects beyond the bound of `verified` have no
-    answer."""
+    """Return, by key, what a reader says about objects for which no record has a digest. Each answer has a `problem`,
+    which is empty if the object can be read. `keys` are ordered from oldest to newest. Objects beyond the bound of
+    `verified` have no answer."""
     told = verified.ask(kind, {key: snapshot.files[key] for key in keys}, reader)
     bad = [key for key in keys if key in told and told[key]["problem"]]
     if snapshot.copied and bad:

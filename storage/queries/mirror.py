@@ -1,4 +1,5 @@
-"""A run's records and shards as files on this machine. Those of a remote run are copied once: they never change."""
+"""Provides a run's records and shards as files on this machine. Each object of a remote run is copied only once,
+because objects never change."""
 
 import os
 import re
@@ -22,42 +23,43 @@ from storage.runs.run import Run
 from tba.errors import Missing, StorageError, TBAError
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many objects are here."""
+"""A callback that is told how many objects are done, and how many there are in all."""
 
 LISTED = (
     layout.EVALUATIONS,
     layout.CHECKPOINTS,
     layout.VERSIONS,
     layout.LEDGER,
-    layout.STEPS,  # where the steps of a sync are, its draws are
+    layout.STEPS,  # if the steps of a sync are stored, so are its draws
     layout.DRAWS,
     layout.SYNCS,
     layout.TRAJECTORIES,
-    layout.COMPACTIONS,  # a shard that has been removed is in one of these by now
+    layout.COMPACTIONS,  # a shard that was removed since lies in a compaction
     layout.PROMPTS,
     layout.ATTEMPTS,
     layout.RETENTION,
     layout.EVENTS,
 )
-"""What refers is listed before what it refers to, so that a snapshot of a live run names nothing it lacks."""
+"""The folders that are listed, in this order. Objects that refer to others are listed before those others, so that no
+object in a snapshot of a live run refers to one that the snapshot lacks."""
 
 PAUSES = (0.1, 0.3, 1.0, 2.0)
-"""Seconds before another look where rows are gone that were listed: the run was compacted meanwhile, most likely."""
+"""Seconds to wait before each further look at a run if listed rows are gone: most likely it was compacted meanwhile."""
 
-_OF_A_RUN = re.compile(r"-[0-9a-f]{16}$")  # the end of the name of a folder that is one of ours
+_OF_A_RUN = re.compile(r"-[0-9a-f]{16}$")  # the end of the name of every folder with copies of a run
 _SIDE_BY_SIDE = 16  # objects copied at once
 _KEPT = 30 * 24 * 3600.0  # seconds for which the copies of a run stay when nobody asks for it
 _ROWS = (layout.TRAJECTORIES, layout.COMPACTIONS)
-_KEPT_ROWS = 3600.0  # seconds for which copies of rows stay that have been compacted, or compacted again
+_KEPT_ROWS = 3600.0  # seconds for which a copy of rows stays after it was made, though the rows have been compacted
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a run held when it was looked at: local files by key, without the weights."""
+    """What a run had stored at one moment: local files by key, without the weights."""
 
     run: Run
     files: Mapping[str, Path]
-    copied: bool  # from a remote store: each file's name ends with the start of its sha256
+    copied: bool  # True for copies of a remote store: each file's name ends with the start of its sha256
 
     def keys(self, prefix: str) -> list[str]:
         return [key for key in self.files if key.startswith(prefix)]
@@ -74,8 +76,9 @@ class Snapshot:
     def read_all(
         self, prefix: str, damage: DamageLog, *, only: Callable[[str], bool] = lambda key: True
     ) -> Iterator[tuple[str, bytes]]:
-        """The objects under a prefix, in the order of their names. Objects that have been given up since they were
-        listed are left out, as are those that cannot be read, which are noted as damage."""
+        """Yield the key and the bytes of the objects under a prefix, in the order in which they were listed. Objects
+        that have been given up since the listing are left out. Objects that cannot be read are noted as damage and
+        left out too."""
         for key in filter(only, self.keys(prefix)):
             try:
                 data = self.read(key)
@@ -90,8 +93,8 @@ class Snapshot:
 
 
 def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
-    """Look at a run now. Of a remote run only what is new since the last time is copied. What its listings show and
-    nobody can read is left out."""
+    """Return a snapshot of a run as it is now. For a remote run, only objects that are new since the last snapshot are
+    copied. Listed objects that cannot be found, even after some waiting, are left out."""
     progress = progress or (lambda done, total: None)
     snapshot, whole = _take(run, progress)
     for pause in PAUSES:
@@ -103,7 +106,7 @@ def take(run: Run, *, progress: Progress | None = None) -> Snapshot:
 
 
 def _take(run: Run, progress: Progress) -> tuple[Snapshot, bool]:
-    """And whether it has all rows that were listed."""
+    """Return a snapshot, and True if it has all rows that were listed."""
     entries = [entry for prefix in LISTED for entry in run.store.list(prefix) if _wanted(entry.key)]
     if run.store.local_path(layout.RUN) is not None:
         here = {entry.key: run.store.local_path(entry.key) for entry in entries}
@@ -113,14 +116,14 @@ def _take(run: Run, progress: Progress) -> tuple[Snapshot, bool]:
 
 
 def _wanted(key: str) -> bool:
-    """What belongs to a run; of the folders that hold weights only the manifests."""
+    """True if an object belongs to a run. In folders that hold weights, only manifests are wanted."""
     folder = layout.parse_folder(key)
     return layout.is_part(key) and (folder is None or folder[1] == layout.MANIFEST)
 
 
 def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> tuple[dict[str, Path], bool]:
-    """The copies, and whether they are all. The content of `run.json` is part of the folder's name: a new run under an
-    old name starts afresh."""
+    """Return the copies by key, and True if no listed rows are missing. The name of the folder with the copies depends
+    on the content of `run.json`, so a new run under an old name gets a new folder."""
     identity = sha256(run.url.encode() + b"\0" + run.store.read(layout.RUN)).hexdigest()[:16]
     folder = cache_folder("runs") / f"{run.name}-{identity}"
     _use(folder)
@@ -148,7 +151,7 @@ def _copy(run: Run, entries: Sequence[Entry], progress: Progress) -> tuple[dict[
 
 
 def _use(folder: Path) -> None:
-    """And forget the copies of runs that nobody has asked for in a long time."""
+    """Make a folder for copies and note its use. Remove the copies of runs that nobody has asked for in 30 days."""
     folder.mkdir(exist_ok=True)
     os.utime(folder)
     for other in filter(lambda it: _OF_A_RUN.search(it.name), folder.parent.iterdir()):
@@ -183,10 +186,11 @@ def _copies(folder: Path, prefix: str = "") -> dict[str, _Found]:
 
 
 def _forget(compacted: Sequence[_Found]) -> None:
-    """Copies of rows that lie elsewhere by now, but for new ones: another process may be about to open those."""
+    """Remove copies of rows that have been compacted into other objects. Copies that were made in the last hour stay,
+    since another process may be about to open them."""
     for copy in compacted:
         if time.time() - copy.made > _KEPT_ROWS:
-            with suppress(OSError):  # it is in nobody's way
+            with suppress(OSError):  # a copy that stays does no harm
                 copy.path.unlink()
 
 

@@ -1,6 +1,6 @@
 """Finds out which objects of the ledger and of prompts can be read, and which are missing.
 
-Each object is compared with the record that holds its digest. Older runs have no such records: their objects are read
+Each object is compared with the record that holds its digest. Older runs have no such records. Their objects are read
 whole once, and the result is remembered.
 """
 
@@ -52,8 +52,8 @@ def draws(
     damage: DamageLog,
     verified: RememberedReads,
 ) -> list[str]:
-    """Return the keys of draws that can be read and are of the steps that their sync closes. Missing draws and steps
-    are noted, and so are steps that are not what their record says: whoever makes rows of steps leaves those out."""
+    """Return the keys of draws that can be read and belong to the steps that their sync closes. Note missing draws and
+    steps as damage. Also note steps that do not match their record: the table of steps leaves them out."""
     _note_missing(snapshot, spans, damage)
     keys = [key for key in (*snapshot.keys(layout.STEPS), *snapshot.keys(layout.DRAWS)) if layout.parse_ledger(key)]
     good, undescribed = _described(snapshot, keys, _ledger_digests(snapshot, damage), damage, verified)
@@ -72,7 +72,8 @@ def draws(
 def _described(
     snapshot: Snapshot, keys: Sequence[str], said: Mapping[str, Digest], damage: DamageLog, verified: RememberedReads
 ) -> tuple[list[str], list[str]]:
-    """Return the keys that are as their records say, and those that no record describes. The others are noted."""
+    """Return the keys of objects that match their records, and the keys that no record describes. Note the others as
+    damage."""
     good, damaged = verify(snapshot, said, verified)
     for it in damaged:
         damage.add(it.key, it.problem)
@@ -101,9 +102,9 @@ def _prompts_digests(snapshot: Snapshot, damage: DamageLog) -> dict[str, Digest]
 
 
 def _note_missing(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> None:
-    """Note gaps in the ledger up to the newest sync that its steps, or a checkpoint, have reached. Records are listed
-    before steps, so those of a live run may lack the syncs that were written meanwhile: only a later record or a
-    checkpoint tells that a record is missing."""
+    """Note gaps in the ledger up to the newest sync that its steps, its records or a checkpoint have reached. Records
+    are listed before steps, so the listing of a live run may lack records of syncs that were written in between.
+    Therefore a record counts as missing only if there is a later record or a checkpoint."""
     checkpoints = [folder[0] for key in snapshot.keys(layout.CHECKPOINTS) if (folder := layout.parse_folder(key))]
     reached, recorded = (
         _newest(spans, [*checkpoints, *filter(None, map(layout.parse_ledger, snapshot.keys(folder)))])

@@ -1,4 +1,4 @@
-"""The small records of a run as tables: one row per shard, sync, step, version, score, event and attempt."""
+"""Makes tables from the small records of a run: one row per shard, sync, step, version, score, event and attempt."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ METRICS = (
     "seconds_snapshot", "seconds_backlog", "seconds_draw", "seconds_fetch", "seconds_sync", "seconds_collate",
     "skipped", "clipped",
 )  # fmt: skip
-"""Metrics that `steps` always has; others show once a run has measured them."""
+"""The metrics that the table `steps` always has. Other metrics get a column once a run has measured them."""
 
 _TIME = pa.timestamp("us")
 SHARDS = pa.schema(
@@ -85,11 +85,12 @@ ATTEMPTS = pa.schema(
 VERSION_STEPS = pa.schema({"version": pa.int32(), "attempt": pa.int32(), "step": pa.int32()})
 
 _KEYS = {field.name: field.type for field in STEPS if field.name not in (*METRICS, "abandoned")}
-"""What every object of steps has, besides metrics."""
+"""The columns that every stored object of steps has, besides metrics."""
 
 
 # --- records as rows ------------------------------------------------------------------------------------------------
-# Each says what its view needs of a record: what is not there is an error, for `records.reading` to name.
+# Each function takes from a record what its view needs. A missing field raises KeyError; `records.reading` turns the
+# error into one that names the record.
 
 
 def sync_row(record: SyncRecord) -> Row:
@@ -157,7 +158,7 @@ def attempt_row(record: Record) -> Row:
 
 
 def fitting(rows: Iterable[Row], schema: pa.Schema) -> list[Row]:
-    """The rows themselves, if their values are of the kinds that the columns take; an error if not."""
+    """Return the rows as a list. Raise an error of pyarrow if a value does not fit the type of its column."""
     rows = list(rows)
     pa.Table.from_pylist(rows, schema)
     return rows
@@ -180,14 +181,14 @@ def rows_of(
 
 
 def _named(key: str, own: str, rows: Iterable[Row]) -> Iterable[Row]:
-    """Return the rows of a record; Damaged unless it lies under the name that its content says."""
+    """Return the rows of a record. Raise Damaged if its key is not `own`, the key that its content says."""
     if key != own:
         raise Damaged(f"{key} holds what belongs into {own}")
     return rows
 
 
 def _time(text: str) -> datetime:
-    """A record's time, in UTC and without a zone."""
+    """Return the time of a record in UTC, without a time zone."""
     return datetime.fromisoformat(text).astimezone(UTC).replace(tzinfo=None)
 
 
@@ -213,8 +214,8 @@ def steps(snapshot: Snapshot, spans: Sequence[Span], damage: DamageLog) -> pa.Ta
 
 
 def decode_steps(data: bytes, name: str) -> pa.Table:
-    """The steps in an object of the ledger, with whatever they measured; Damaged if it holds something else. Columns
-    that a later version has added and that are no numbers are left out."""
+    """Return the steps in an object of the ledger, with all metrics that they measured. Raise Damaged if the object
+    holds something else. Unknown columns that are not numeric are left out: a later version may have added them."""
     table = parquet.decode(data, name)
     names = table.column_names
     if not _KEYS.keys() <= set(names) or len({*map(str.lower, names), "abandoned"}) != len(names) + 1:
@@ -256,7 +257,7 @@ def versions(
     steps_of: Mapping[Version, int],
     damage: DamageLog,
 ) -> pa.Table:
-    """Those that are kept, and those that a retention record has given up."""
+    """Return a table of the versions that are kept and those that a retention record has given up."""
     removed = given_up(snapshot.run, damage.looking_at).versions
     rows = [
         {
@@ -282,8 +283,9 @@ def _folder(key: str) -> Version:
 def steps_of_versions(
     snapshot: Snapshot, synced: Sequence[SyncRecord], kept: Mapping[Version, Row], damage: DamageLog
 ) -> dict[Version, int]:
-    """The step that each version follows, also one that was never published: by sync records, and by manifests. In a
-    fork that replays, the parent's versions follow the parent's records."""
+    """Return the step after which each version was taken, also for versions that were never published. The steps come
+    from sync records and manifests. In a fork that replays, those of the parent's versions come from the parent's
+    records."""
     numbers = (layout.parse_attempt(key) or 0 for key in snapshot.keys(layout.ATTEMPTS))
     newest = max([1, *numbers, *(version.attempt for version in kept)])
     recorded = {0: 0, **{record.sync: record.step for record in synced}}
@@ -338,12 +340,12 @@ def _attempt(key: str, record: Record) -> Iterable[Row]:
 
 
 def settings(snapshot: Snapshot) -> pa.Table:
-    """The run's settings by their dotted names, each value as JSON."""
+    """Return a table of the run's settings, with their dotted names and their values as JSON."""
     return pa.Table.from_pylist([{"name": name, "value": value} for name, value in by_name(snapshot.run)], SETTINGS)
 
 
 def by_name(run: Run) -> Iterator[tuple[str, str]]:
-    """A run's settings by their dotted names, each value as JSON."""
+    """Yield the dotted name of each setting of a run, and its value as JSON."""
     return _flat(run.config)
 
 
@@ -356,6 +358,6 @@ def _flat(config: Record, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def naive(schema: pa.Schema) -> pa.Schema:
-    """Times without a zone: all are UTC, and so is every arithmetic on them."""
+    """Return a schema whose times have no time zone. All times are UTC, and so is all arithmetic on them."""
     fields = [field.with_type(_TIME) if pa.types.is_timestamp(field.type) else field for field in schema]
     return pa.schema(fields)

@@ -1,11 +1,11 @@
-"""A run as tables: `connect(run)` gives an in-memory DuckDB connection whose queries can read the run and nothing else.
+"""Shows a run as tables: `connect(run)` returns an in-memory DuckDB connection that can read this run and nothing else.
 
-No damaged or missing object but `run.json` keeps anybody from connecting. Objects that do not fit their record, or that
-cannot be read, are left out of every other view and are rows of the view `damage`.
+A connection can be made even if objects are damaged or missing, as long as `run.json` is intact. Objects that do not
+match their record, or that cannot be read, are rows of the view `damage` and are left out of all other views.
 
-The connection shows what was stored when it was made; connect again to see more. Small records become tables, Parquet
+A connection shows what was stored when it was made; connect again to see more. Small records become tables. Parquet
 objects are read when a query asks for them, through handles that the connection holds. So no query needs the file
-system, and DuckDB is told to refuse it altogether: files can be neither read nor written, whatever the SQL says.
+system, and DuckDB is told to refuse all access to it: SQL can neither read nor write files.
 """
 
 import sys
@@ -41,13 +41,13 @@ _SQL = [files("storage.queries").joinpath(f"sql/{name}.sql").read_text() for nam
 _PARQUET = ds.ParquetFileFormat(
     default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 )
-_COMPUTED = ("version_step", "age")  # by the view of trajectories
-_SHARE_OF_MEMORY = 0.5  # that a query may take; the roles of a run may need the rest
-_DUCKDBS_SHARE = 0.8  # that DuckDB would take of its own accord
+_COMPUTED = ("version_step", "age")  # columns that the view of trajectories computes
+_SHARE_OF_MEMORY = 0.5  # the share of memory that a query may take; the roles of a run may need the rest
+_DUCKDBS_SHARE = 0.8  # the share of memory that DuckDB takes by default
 _LOCKED = (
-    "create macro pandas_scan(pointer) as table select error('there is nothing to scan')",  # null ends the process
-    "set enable_external_access = false",  # neither files nor the variables of the program
-    "set disabled_filesystems = 'LocalFileSystem'",  # without it a log to a file is refused by an abort of the process
+    "create macro pandas_scan(pointer) as table select error('there is nothing to scan')",  # null kills the process
+    "set enable_external_access = false",  # SQL can read neither files nor Python variables
+    "set disabled_filesystems = 'LocalFileSystem'",  # otherwise SQL that logs to a file aborts the process
     "set autoload_known_extensions = false",
     "set autoinstall_known_extensions = false",
     "set allow_community_extensions = false",
@@ -57,7 +57,7 @@ _LOCKED = (
 
 @dataclass(frozen=True)
 class Stored:
-    """The tables that views are made of. They show what the run had stored when it was read."""
+    """The tables from which views are made. They show what the run had stored when it was read."""
 
     small: Mapping[str, pa.Table]
     large: Mapping[str, ds.Dataset]
@@ -84,9 +84,10 @@ class Stored:
 
 
 def connect(run: str | Run, *, progress: Progress | None = None, thorough: bool = False) -> duckdb.DuckDBPyConnection:
-    """The views of a run, given as a name under the default root, a path or a URL. Of a remote run what is new is
-    copied to this machine first, and `progress` told about it. Files that nobody has read whole before are read, the
-    newest 2 GiB of them or, if `thorough`, all: files that are not read are compared with their records by size."""
+    """Return a connection with the views of a run. The run is given as a name under the default root, a path or a URL.
+    New objects of a remote run are copied to this machine first, and `progress` is told about it. Local files that have
+    not been verified before are read: the newest 2 GiB of them, or all if `thorough`. Files that are not read are only
+    compared with their records by size."""
     run = run if isinstance(run, Run) else Run.open(resolve(run))
     return read_stored(run, progress=progress, thorough=thorough).connect()
 
@@ -106,8 +107,9 @@ def read_stored(run: Run, *, progress: Progress | None = None, thorough: bool = 
 def _look(
     run: Run, progress: Progress | None, damage: DamageLog, verified: RememberedReads
 ) -> tuple[Snapshot, Admissions]:
-    """Look until nothing is gone that was listed: a live run is compacted meanwhile. What lacks is looked for twice, as
-    a listing that is made while objects come and go may show neither."""
+    """Read a run again until no listed object is gone, since a live run may be compacted meanwhile, but give up after
+    a few pauses. Objects that are missing from the listing are looked for twice: while a compaction replaces objects, a
+    listing may show neither the old object nor the new one."""
     pauses = list(mirror.PAUSES)
     while True:
         noted = DamageLog()
@@ -121,14 +123,15 @@ def _look(
 
 
 def _memory_limit(con: duckdb.DuckDBPyConnection) -> str:
-    """DuckDB knows what a container allows."""
+    """Return the memory limit of a query, as a share of what DuckDB finds available. DuckDB respects the limit of a
+    container."""
     [(default,)] = con.execute("select current_setting('memory_limit')").fetchall()
     size, unit = default.split()
     return f"{float(size) * _SHARE_OF_MEMORY / _DUCKDBS_SHARE:.4f} {unit}"
 
 
 def _comment_as(view: str, wider: str, con: duckdb.DuckDBPyConnection) -> None:
-    """What is said of a view's columns is said of the same columns of a wider one."""
+    """Copy the comments on a view's columns to the same columns of a view with more rows."""
     said = "select column_name, comment from duckdb_columns() where table_name = ? and schema_name = 'main'"
     for column, comment in con.execute(said, [view]).fetchall():
         if comment is not None:
@@ -136,7 +139,7 @@ def _comment_as(view: str, wider: str, con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _small(snapshot: Snapshot, spans: Sequence[Span], admitted: Admissions, damage: DamageLog) -> dict[str, pa.Table]:
-    """Damage comes last: it is noted while the others are made."""
+    """Return the small tables by name. The table of damage comes last, because making the others adds to it."""
     kept = tables.published(snapshot, damage)
     steps_of = tables.steps_of_versions(snapshot, admitted.records, kept, damage)
     return {
@@ -166,8 +169,9 @@ def _large(
 
 
 def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row]) -> ds.Dataset:
-    """The rows of readable shards. What a record says of a shard is known to its rows without reading them, so a query
-    that asks for some syncs opens only their shards, and of compactions only their row groups."""
+    """Return the rows of readable shards. The sync and step of a shard's rows are known from its record without
+    reading the rows. So a query for some syncs opens only the shards of these syncs and, in compactions, only their
+    row groups."""
     readable = [shard for shard in shards if shard["state"] in ("admitted", "waiting")]
     places = {it["key"]: place for it in readable if (place := it.get("place"))}
     facts = {it["key"]: {name: it.get(name) for name in FACTS} for it in readable if it["key"] not in places}
@@ -182,8 +186,9 @@ def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row]) -> ds.Datase
 
 
 def _of_compactions(snapshot: Snapshot, shards: Sequence[tuple[tables.Row, Place]]) -> list[ds.Fragment]:
-    """The row groups that this run admits, as few fragments as there are objects. A fork that replays has admitted its
-    parent's shards by other records than the objects say: then a fragment for each of its records."""
+    """Return fragments with the row groups that this run admits, usually one fragment per compaction. A fork that
+    replays admits its parent's shards by other records than the compaction names. Such shards get one fragment for
+    each of the fork's records."""
     grouped: defaultdict[tuple[str, int | None, int | None, bool], list[Place]] = defaultdict(list)
     for row, place in shards:
         admitted = row.get("sync"), row.get("step")
@@ -208,8 +213,9 @@ def _ranges(places: Sequence[Place]) -> ds.Expression:
 
 
 def _with_extras(snapshot: Snapshot, shards: Sequence[tables.Row], places: Mapping[str, Place]) -> pa.Schema:
-    """The schema of trajectories, and the columns that a task has added, as the oldest and newest shard of each
-    searcher show them. Left out is one whose name the view has already, or which is not the same in all of them."""
+    """Return the schema of trajectories with the columns that a task has added. The added columns are found in the
+    oldest and the newest shard of each searcher. A column is left out if the view already has its name, or if its name
+    or type differs between these shards."""
     oldest = {shard["searcher"]: shard["key"] for shard in reversed(shards)}
     newest = {shard["searcher"]: shard["key"] for shard in shards}
     objects = {places[key].compaction.object if key in places else key for key in (*oldest.values(), *newest.values())}
@@ -247,7 +253,7 @@ def _draws(snapshot: Snapshot, spans: Sequence[Span], keys: Sequence[str]) -> ds
 def _dataset(
     snapshot: Snapshot, facts: Mapping[str, Mapping[str, Any]], schema: pa.Schema, columns: Mapping[str, pa.DataType]
 ) -> ds.Dataset:
-    """Parquet objects as one relation, with `facts` about each as additional columns."""
+    """Return Parquet objects as one relation, with `facts` about each object as additional columns."""
     schema = pa.schema([*tables.naive(schema), *(pa.field(name, kind) for name, kind in columns.items())])
     if not facts:
         return ds.dataset(schema.empty_table())

@@ -1,4 +1,4 @@
-"""Connections to S3: one per process, environment and patience, shared by all stores."""
+"""Makes connections to S3. All stores of a process share one connection per AWS_* environment and read timeout."""
 
 import os
 import threading
@@ -11,13 +11,14 @@ from storage.objects.s3.refusals import describe
 from tba.errors import ConfigError
 
 SILENCE = 30.0
-"""Seconds without a sign of the server after which a try ends. Half of the deadline counts where that is less."""
+"""Seconds after which a try ends if the server sends nothing. If half of the deadline is shorter, it is used
+instead."""
 
 _SETTINGS = {
     "connect_timeout": 5,
     "max_pool_connections": 64,
     "retries": {"total_max_attempts": 1, "mode": "standard"},
-    # Not every server knows the newer checksums; whatever is worth it carries a sha256 of ours.
+    # Not every server knows the newer checksums. Objects that need verification have a sha256 in our own records.
     "request_checksum_calculation": "when_required",
     "response_checksum_validation": "when_required",
 }

@@ -1,4 +1,4 @@
-"""Uploads and downloads of files. A large one moves in parts, several side by side."""
+"""Uploads and downloads files. A large file moves in parts, several at the same time."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from storage.objects.s3.unfinished_uploads import UnfinishedUploads
 from tba.errors import Missing, StorageError
 
 PART = 16 << 20
-"""Bytes of a file that one request moves."""
+"""The number of bytes of a file that one request moves."""
 
 _PARTS_AT_ONCE = 8  # of one file, so at most 128 MiB of it in memory
 _MOST_PARTS = 10_000  # of one upload
@@ -50,7 +50,7 @@ class FileTransfers:
         except BaseException as error:
             if isinstance(error, Refused) and error.code == "NoSuchUpload":
                 if await self._requests.tag_written_with(key, token) is not None:
-                    return  # completed by a try whose answer was lost
+                    return  # an earlier try has completed the upload, and only its answer was lost
                 raise StorageError(f"{self._requests.url}/{key}: its upload was ended by somebody else") from None
             await self._uploads.abort(key, begun["UploadId"], within=5.0)
             raise
@@ -68,7 +68,7 @@ class FileTransfers:
         try:
             await side_by_side(_PARTS_AT_ONCE, receive, range(0, found["ContentLength"], PART))
         except BaseException as error:
-            path.unlink(missing_ok=True)  # rather than a part of it
+            path.unlink(missing_ok=True)  # leave no partial file
             if isinstance(error, Refused):
                 self._requests.fail(key, error)
             raise
@@ -83,8 +83,8 @@ def _read_part(path: Path, start: int, length: int) -> bytes:
 
 
 def _write_part(file: int, start: int, data: bytes) -> None:
-    """Write all of the data: on a disk that is nearly full one call writes less than it was given, and only the next
-    one fails."""
+    """Write all of the data. On a disk that is nearly full, one call writes only a part of the data, and only the next
+    call fails."""
     left = memoryview(data)
     while left:
         written = os.pwrite(file, left, start)

@@ -8,7 +8,7 @@ from storage.objects.s3.requests import Requests
 from storage.objects.store import Entry
 
 OBJECTS_PER_PAGE = 1000
-"""Most objects in one answer to a listing."""
+"""The largest number of objects in one answer to a listing."""
 
 
 class Listings:
@@ -21,7 +21,7 @@ class Listings:
         pages = await self._pages(prefix, **start)
         objects = (found for page in pages for found in page.get("Contents", ()))
         entries = (Entry(found["Key"].removeprefix(self._requests.prefix), found["Size"]) for found in objects)
-        return [entry for entry in entries if not entry.key.endswith("/")]  # a console's mark of a folder
+        return [entry for entry in entries if not entry.key.endswith("/")]  # consoles mark folders so
 
     async def folders(self, prefix: str) -> Sequence[str]:
         """Return the names of the folders directly under a folder."""

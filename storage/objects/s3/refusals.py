@@ -1,4 +1,4 @@
-"""Answers of an S3 server: which are final, which another try may change, and which are not whole."""
+"""Judges the answers of an S3 server: which are final, which another try may change, and which are incomplete."""
 
 import re
 from typing import Any
@@ -15,7 +15,7 @@ UNANSWERED = (
     aiohttp.ClientError,
     OSError,  # with it TimeoutError
 )
-_TRY_AGAIN = {408, 409, 429}  # and what begins with a 5, but for 501
+_TRY_AGAIN = {408, 409, 429}  # and every status from 500 on but 501
 _TRY_AGAIN_CODES = {"RequestTimeout", "SlowDown", "XAmzContentSHA256Mismatch", "IncompleteBody", "BadDigest"}
 _ESSENTIAL = {
     "get_object": "ETag",
@@ -26,7 +26,8 @@ _ESSENTIAL = {
     "complete_multipart_upload": "ETag",
     "list_objects_v2": "IsTruncated",
 }
-"""What an answer has, unless something on its way has put another in its place: an empty listing is no empty answer."""
+"""The field that every answer to an operation has, even an empty listing. If an answer lacks the field, something
+between server and client has replaced the answer."""
 
 
 class Refused(Exception):
@@ -39,14 +40,14 @@ class Refused(Exception):
 
 
 class CutShort(OSError):
-    """An answer that is not all there, though the connection says so."""
+    """An answer that is incomplete, though the connection reports no error."""
 
 
 def final_refusal(error: Exception, operation: str) -> Refused | None:
     """Return the refusal that an error stands for; None if another try may do better."""
     if said := _said(error):
         busy = said.status in _TRY_AGAIN or (said.status >= 500 and said.status != 501)
-        # The body of a 404 says what there is not: object, bucket or upload. Only the answer to HEAD has no body.
+        # The body of a 404 says what is missing: object, bucket or upload. Only the answer to HEAD has no body.
         bare = said.status == 404 and said.code == "404" and operation != "head_object"
         return None if busy or bare or said.code in _TRY_AGAIN_CODES else said
     if isinstance(error, UNANSWERED) and not isinstance(error, botocore.exceptions.SSLError):

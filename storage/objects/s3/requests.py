@@ -1,8 +1,9 @@
-"""Requests to a bucket, which are repeated until a deadline, and writes that survive the repetition.
+"""Sends requests to a bucket, repeats them until a deadline, and makes conditional writes safe to repeat.
 
-Every request goes through `send`, which repeats it until the deadline, and the HTTP client below may repeat it too. A
-conditional write can so be refused because it has already happened and only its answer was lost. Therefore each write
-carries a token of its own in the object's metadata: one that is refused looks whether the token is there.
+Every request goes through `send`, which repeats it until the deadline. The HTTP client below may repeat it too. So a
+conditional write can be refused because an earlier try has already succeeded and only its answer was lost. Therefore
+each write puts a token of its own into the object's metadata. A write that is refused checks whether the stored object
+has this token: then the write has succeeded.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Seconds between two tries, at first and at most."""
+"""Seconds between two tries: the first pause, and the longest."""
 
 _OF_A_PREFIX = {"list_objects_v2", "list_multipart_uploads"}
 
@@ -48,12 +49,13 @@ class Requests:
         return f"{endpoint.hostname}{f':{endpoint.port}' if endpoint.port else ''}"
 
     def run(self, work: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> T:
-        """Run a coroutine on the connection's own thread, for whichever thread asks."""
+        """Run a coroutine on the connection's own thread and return its result. Any thread may call this method."""
         return cast(T, fsspec.asyn.sync(self._connection.loop, work, *arguments))
 
     async def send(self, operation: str, key: str, **parameters: Any) -> dict[str, Any]:
-        """One request, repeated while it goes unanswered or the server is busy, until the deadline. A body comes as
-        bytes. Raises Refused for any other answer than yes, StorageError for none in time."""
+        """Send a request, and repeat it until the deadline while there is no answer or the server is busy. Return the
+        answer, with its body as bytes. Raise Refused if the server refuses for good, StorageError if there is no
+        answer in time."""
         where = "Prefix" if operation in _OF_A_PREFIX else "Key"
         send = partial(self._send_once, operation, Bucket=self.bucket, **{where: self.prefix + key}, **parameters)
         ends = time.monotonic() + self.deadline
@@ -65,7 +67,7 @@ class Requests:
                 refused = final_refusal(error, operation)
                 if refused:
                     raise refused from None
-                if not (trouble and isinstance(error, TimeoutError)):  # the last try may have had no time at all
+                if not (trouble and isinstance(error, TimeoutError)):  # the last try may have had almost no time
                     trouble = describe(error)
             pause = min(FIRST_PAUSE * 2**tries, LONGEST_PAUSE) * random.uniform(0.5, 1.0)
             if time.monotonic() + pause >= ends:
@@ -84,7 +86,7 @@ class Requests:
         return answer
 
     async def head(self, key: str) -> dict[str, Any] | None:
-        """Return size, tag and metadata of an object; None if there is none."""
+        """Return size, tag and metadata of an object; None if there is no such object."""
         try:
             return await self.send("head_object", key)
         except Refused as refused:
@@ -103,7 +105,8 @@ class Requests:
             return await self.tag_written_with(key, token)
 
     async def tag_written_with(self, key: str, token: dict[str, str]) -> str | None:
-        """Return the tag of an object if the write with this token made it, though its answer was lost; else None."""
+        """Return the tag of an object if the write with this token stored it and only the answer was lost; else
+        None."""
         found = await self.head(key)
         return tag_of(found) if found and found["Metadata"] == token else None
 
@@ -121,7 +124,7 @@ class Requests:
 
 
 def make_token(length: int) -> dict[str, str]:
-    """Return metadata by which a write of so many bytes is known again."""
+    """Return metadata that identifies a write of so many bytes."""
     return {"write": secrets.token_hex(16), "length": str(length)}
 
 

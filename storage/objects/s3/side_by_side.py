@@ -1,4 +1,4 @@
-"""Runs a few coroutines at a time."""
+"""Runs many coroutines, of which only a few are under way at a time."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
@@ -9,7 +9,8 @@ T = TypeVar("T")
 
 
 async def side_by_side(limit: int, work: Callable[[A], Coroutine[Any, Any, T]], items: Iterable[A]) -> list[T]:
-    """Return all results in order. Never more than `limit` are under way; the first failure ends the rest."""
+    """Return the results of `work` for all items, in order. At most `limit` calls are under way at a time. The first
+    failure cancels the others."""
     turn = asyncio.Semaphore(limit)
 
     async def one(item: A) -> T:

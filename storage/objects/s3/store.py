@@ -1,4 +1,4 @@
-"""Objects under an S3 prefix."""
+"""A store that keeps its objects under an S3 prefix."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -94,7 +94,7 @@ class S3Store:
 
     @classmethod
     def read_any(cls, url: str) -> bytes:
-        """Return an object of any name: one that others have put into a bucket, to be read and no more."""
+        """Return the bytes of an object that others have put into a bucket. Its name need not be a key of a store."""
         bucket, _, key = url.removeprefix("s3://").partition("/")
         store = cls(f"s3://{bucket}")
         return store._run(store._read, key)
@@ -109,7 +109,7 @@ class S3Store:
 
     @contextmanager
     def _naming(self, key: str, trouble: str) -> Iterator[None]:
-        """Raise what this machine's disk refuses as an error that names the key."""
+        """Raise an error of this machine's disk as a StorageError that names the key."""
         try:
             yield
         except StorageError:
@@ -140,7 +140,7 @@ class S3Store:
             answer = await self.requests.send("get_object", key, Range=f"bytes={start}-{start + length - 1}")
             return answer["Body"]
         except Refused as refused:
-            if refused.status != 416:  # the object ends before
+            if refused.status != 416:  # 416: the object ends before `start`
                 self.requests.fail(key, refused)
             return b""
 

@@ -1,4 +1,5 @@
-"""Multipart uploads that are not completed: their parts hold space and no listing of objects shows them."""
+"""Finds and frees multipart uploads that are not completed. Their parts hold space, but no listing of objects shows
+them."""
 
 import asyncio
 import contextlib
@@ -14,7 +15,7 @@ from tba.errors import StorageError
 log = logging.getLogger(__name__)
 
 UPLOADS_PER_PAGE = 1000
-"""Most uploads in one answer to a listing."""
+"""The largest number of uploads in one answer to a listing."""
 
 
 class Upload(NamedTuple):
@@ -38,7 +39,7 @@ class UnfinishedUploads:
         while more is not None:
             try:
                 page = await self._requests.send("list_multipart_uploads", prefix, MaxUploads=UPLOADS_PER_PAGE, **more)
-            except Refused as refused:  # a server, or a policy, without it: then the bucket's own rule must free them
+            except Refused as refused:  # not supported or not allowed: a lifecycle rule of the bucket must free them
                 log.info("%s/%s: unfinished uploads cannot be listed: %s", self._requests.url, prefix, refused)
                 return found
             found += [self._understood(upload) for upload in page.get("Uploads", ())]
@@ -70,12 +71,12 @@ class UnfinishedUploads:
         return sorted(freed)
 
     async def _rests(self, upload: Upload, since: datetime) -> bool:
-        """Return True if an upload has received no part since a time; False also where the server does not tell."""
+        """Return True if an upload has received no part since a time; False also if the server does not say."""
         more: dict[str, int] | None = {}
         while more is not None:
             try:
                 page = await self._requests.send("list_parts", upload.key, UploadId=upload.identity, **more)
-            except Refused:  # it has ended, or such questions are not answered
+            except Refused:  # the upload has ended, or the server does not list parts
                 return False
             if any(part["LastModified"] >= since for part in page.get("Parts", ())):
                 return False
@@ -83,8 +84,8 @@ class UnfinishedUploads:
         return True
 
     async def abort(self, key: str, identity: str, *, within: float | None = None) -> bool:
-        """Free the parts of an upload. Return True if they are free; what cannot be freed in time is left to whoever
-        sweeps up."""
+        """Free the parts of an upload. Return True if they are free. Parts that cannot be freed `within` so many
+        seconds are left to a later sweep."""
         request = self._requests.send("abort_multipart_upload", key, UploadId=identity)
         with contextlib.suppress(Refused, StorageError, TimeoutError):
             await asyncio.wait_for(request, within)
