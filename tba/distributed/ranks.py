@@ -22,8 +22,8 @@ PATIENCE = timedelta(minutes=10)  # for another rank to come to the same place
 
 
 class Share(NamedTuple):
-    """What a rank learns from: groups of the batch, and which they are. A rank that would have none takes one that is
-    another's, and `counts` not."""
+    """The groups of a batch that one rank learns from, and their positions in the batch. A rank without groups of its
+    own gets one of another rank with `counts` false, so that it takes part but does not count."""
 
     slots: Sequence[int]
     batch: Batch
@@ -32,7 +32,7 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranks:
-    """One of them, and how many there are. Alone, there is nobody to agree with."""
+    """The number of this rank, and the number of all ranks. A single rank does not communicate."""
 
     rank: int = 0
     size: int = 1
@@ -44,7 +44,7 @@ class Ranks:
         return Share(slots, taken(batch, slots)) if slots else Share([0], taken(batch, [0]), counts=False)
 
     def total(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Over all ranks; each has the same names."""
+        """Return the sums of values over all ranks. All ranks must pass the same names."""
         if self.size == 1:
             return dict(values)
         names = sorted(values)
@@ -53,7 +53,7 @@ class Ranks:
         return dict(zip(names, sums.tolist(), strict=True))
 
     def most(self, counts: Sequence[int]) -> list[int]:
-        """Of each count the greatest that any rank has."""
+        """Return the maximum of each count over all ranks."""
         if self.size == 1:
             return list(counts)
         found = torch.tensor(counts)
@@ -77,24 +77,24 @@ def shares(costs: Sequence[int], size: int) -> list[list[int]]:
 
 
 def _tokens(batch: Batch) -> list[int]:
-    """Of each group."""
+    """Return the number of tokens of each group."""
     k = batch.responses_per_prompt
     return [sum(batch.lengths[first : first + k]) for first in range(0, len(batch.lengths), k)]
 
 
 def rows_of(rank: int, size: int, total: int) -> range:
-    """Of a weight with so many rows, those that a rank holds."""
+    """Return which rows a rank holds of a weight with `total` rows."""
     each = -(-total // size)
     return range(min(rank * each, total), min((rank + 1) * each, total))
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """What all ranks hold of it; all of them ask at once."""
+    """Return a whole tensor, gathered from all ranks. All ranks must call this together."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def held(tensor: Tensor) -> Tensor:
-    """What this rank holds of it."""
+    """Return the part of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -113,7 +113,7 @@ def held_as(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def at_rest(model: nn.Module) -> None:
-    """What is whole for a forward pass is given up, where no backward pass has."""
+    """Free the whole weights that a forward pass gathered. Needed if no backward pass has freed them."""
     if isinstance(model, FSDPModule):
         model.reshard()
 

@@ -1,4 +1,4 @@
-"""The keys and values of a batch that is being generated, in a cache whose rows come and go."""
+"""A cache of keys and values whose rows can be added and removed while a batch is being generated."""
 # Shapes: B rows, T columns (tokens of prompt and response with padding on the left).
 
 from typing import Any, cast
@@ -11,8 +11,8 @@ from tba.errors import ConfigError
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values of one layer, [B, heads, T, head size], with room to grow: a step writes one column in place
-    where the plain cache copies all that came before."""
+    """The keys and values of one layer, [B, heads, T, head size], with spare columns at the end. A generated token
+    writes its column in place, whereas transformers' own cache copies all earlier columns."""
 
     length = 0
 
@@ -29,14 +29,15 @@ class GrowingLayer(DynamicLayer):
         return self._show()
 
     def select(self, rows_B: Tensor, *, first: int = 0) -> None:
-        """Keep these rows (one may be named twice), from column `first` on."""
+        """Keep only these rows, from column `first` on. A row that is named twice is copied."""
         self._keys = self._keys[:, :, first : self.length].index_select(0, rows_B)
         self._values = self._values[:, :, first : self.length].index_select(0, rows_B)
         self.length -= first
         self._show()
 
     def join(self, other: "GrowingLayer") -> None:
-        """Add the rows of another layer, so that all end in the same column."""
+        """Append the rows of another layer. The shorter of the two is padded on the left, so that all rows end in the
+        same column."""
         self._keys = _stack(self._keys[:, :, : self.length], other._keys)
         self._values = _stack(self._values[:, :, : self.length], other._values)
         self.length = self._keys.shape[2]
@@ -70,8 +71,8 @@ def layers_of(cache: Cache) -> list[GrowingLayer]:
 
 
 def check_cache(model: PreTrainedModel, setting: str) -> None:
-    """Raise ConfigError, naming the setting, if a model does not keep one entry per token in every layer. Rows could
-    then not be moved about in the cache."""
+    """Raise ConfigError, naming the setting, if some layer of a model does not cache one entry per token. The rows of
+    such a cache cannot be added or removed one by one."""
     kept = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
     if foreign := kept - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
         raise ConfigError(f"{setting}: cannot generate with {model.config.model_type}: it keeps {', '.join(foreign)}")

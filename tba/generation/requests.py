@@ -1,4 +1,4 @@
-"""What is in flight: requests that a generator takes at any time and answers as they end."""
+"""Check requests, and generate all responses to some prompts through a generator that has requests in flight."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ def generate(
     top_p: float = 1.0,
     limits: Sequence[int] | None = None,
 ) -> list[list[Response]]:
-    """One list per prompt, one response per seed, once all have ended. `limits` are the most tokens that responses to
-    each prompt may have. Nothing else may be in flight."""
+    """Return one list per prompt with one response per seed, once all responses have ended. `limits` has, for each
+    prompt, the largest number of tokens of a response. The generator must have no other requests in flight."""
     if len(prompts) != len(seeds):
         raise ValueError(f"needs the seeds of each prompt, got {len(prompts)} prompts and {len(seeds)} lists of seeds")
     limits = [in_flight.max_response_tokens] * len(prompts) if limits is None else limits

@@ -1,4 +1,5 @@
-"""Rows in flight: the responses that a transformers model generates side by side, one token of each at a time."""
+"""The batch that a transformers model generates: each row is a response in flight, and each step adds one token to
+every row."""
 # Shapes: B rows, P prompts, T columns (tokens of prompt and response with padding on the left), V vocabulary.
 
 import inspect
@@ -21,7 +22,7 @@ from tba.types import Request, Version
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One response in the making."""
+    """One response that is being generated."""
 
     request: Request
     limit: int
@@ -42,8 +43,8 @@ class Row:
 
 
 class RowsInFlight:
-    """All rows end in the same column, whatever their lengths, and the cache has one column per token. `start` is the
-    column of each row's first token."""
+    """The batch of responses in flight and its cache. The cache has one column per token. Rows are padded on the left,
+    so that all of them end in the same column; `start_B` holds the column of each row's first token."""
 
     def __init__(self, policy: Policy):
         self.model = model = policy.model
@@ -57,7 +58,8 @@ class RowsInFlight:
         self._takes_positions = "position_ids" in accepted
 
     def admit(self, rows: Sequence[Row]) -> None:
-        """Read each prompt once, repeat what the cache holds of it, and put the new rows beside the old ones."""
+        """Add new rows to the batch. Each distinct prompt is read once, and its keys and values are copied to all rows
+        that begin with it."""
         prompts = list(dict.fromkeys(row.request.prompt.tokens for row in rows))
         place = {prompt: i for i, prompt in enumerate(prompts)}
         width = max(len(prompt) for prompt in prompts)
@@ -98,7 +100,8 @@ class RowsInFlight:
                 yield row
 
     def drop_ended(self, *, at_least: int) -> None:
-        """Rows that have ended leave once there are enough of them; until then they are carried along unread."""
+        """Remove the rows that have ended, if there are at least `at_least` of them or no other rows. Otherwise they
+        stay in the batch, and their further tokens are ignored."""
         going = [i for i, row in enumerate(self.rows) if not row.ended]
         if going and len(self.rows) - len(going) < max(1, at_least):
             return
@@ -111,12 +114,12 @@ class RowsInFlight:
             layer.select(going_B, first=spare)
 
     def advance(self) -> None:
-        """Read the newest token of each row."""
+        """Let the model read the newest token of each row."""
         if self.rows:
             self.logits_BV = self._forward(self.tokens_B[:, None], self.start_B, self.cache)
 
     def _forward(self, tokens_BT: Tensor, start_B: Tensor, cache: Cache) -> Tensor:
-        """Read some more tokens of each row, and return the [B, V] logits after the last of them."""
+        """Let the model read further tokens of each row, and return the [B, V] logits after the last token."""
         before = layers_of(cache)[0].length if cache.layers else 0
         columns_T = torch.arange(before + tokens_BT.shape[1], device=tokens_BT.device)
         mask_BT = columns_T >= start_B[:, None]

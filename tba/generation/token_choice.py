@@ -1,5 +1,5 @@
-"""How the next token of a response is chosen: a random number follows from seed and position alone, and the token
-follows from that number and the logits."""
+"""How the next token of a response is chosen. A random number is computed from the seed and the position alone; the
+token is determined by this number and the logits."""
 # Shapes: B rows, V vocabulary.
 
 import numpy as np
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return the number in (0, 1) that decides the token at each (seed, position): two rounds of splitmix64."""
+    """Return the number in (0, 1) that decides the token at each (seed, position), by two rounds of splitmix64."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     mixed = _mix(_mix(seeds.astype(np.uint64)) + (positions.astype(np.uint64) + np.uint64(1)) * golden)
     return ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
@@ -21,11 +21,12 @@ def _mix(bits: np.ndarray) -> np.ndarray:
 
 
 def choose(logits_BV: Tensor, uniforms_B: Tensor, *, temperature: float, top_p: float) -> Tensor:
-    """Return [B] tokens at which the cumulative probabilities, in the order of the vocabulary, pass each uniform; at
-    temperature 0 the most likely token. `top_p` keeps the fewest most likely tokens whose probabilities reach it."""
+    """Return [B] tokens. Each is the first token, in the order of the vocabulary, whose cumulative probability passes
+    the row's uniform. At temperature 0 it is the most likely token instead. `top_p` restricts the choice to the
+    smallest set of most likely tokens whose probabilities add up to at least `top_p`."""
     if temperature == 0:
         return logits_BV.argmax(dim=1)
-    rows = max(1, 2**20 // logits_BV.shape[1])  # a large vocabulary in double precision, a few rows at a time
+    rows = max(1, 2**20 // logits_BV.shape[1])  # limits the memory of a large vocabulary in float64
     return torch.cat(
         [
             _invert(torch.softmax(logits.double() / temperature, dim=1), uniform, top_p)

@@ -1,8 +1,9 @@
-"""Responses from a transformers model: batched, each prompt read once, places refilled as responses end.
+"""A generator that samples responses from a transformers model.
 
-A response is a row of the batch. What a seed yields is a function of weights, prompt, seed and temperature alone: the
-random number of each token comes from (seed, position), never from what the row stands beside. Only rounding depends
-on that, so a token can differ where two numbers agree to six digits.
+Each response is a row of the batch. A prompt is read once for all its responses, and a row that has ended is replaced
+by the next request. A response is determined by the weights, the prompt, the seed, the temperature and `top_p`: the
+random number of each token comes from (seed, position), never from the other rows. The other rows only change rounding,
+so a token can differ where two numbers agree to six digits.
 """
 
 import time
@@ -25,11 +26,12 @@ from tba.models.adapters import Adapter
 from tba.models.policy import Policy
 from tba.types import Request, Response, Version
 
-_REFILL = 8  # ended rows leave, and waiting ones come in, an eighth of the batch at a time: both copy the whole cache
+# Ended rows are removed, and waiting requests admitted, one eighth of the batch at a time: both copy the whole cache.
+_REFILL = 8
 
 
 class TransformersGenerator:
-    """Generates at most `batch_responses` responses side by side, each of at most `max_response_tokens` tokens."""
+    """Generates up to `batch_responses` responses in one batch, each of at most `max_response_tokens` tokens."""
 
     def __init__(
         self,
@@ -41,7 +43,7 @@ class TransformersGenerator:
         trust_remote_code: bool = False,
         adapter: Adapter | None = None,
     ):
-        self.adapter = adapter  # where versions are adapters
+        self.adapter = adapter  # set if versions are adapters
         self.device, self.dtype, self.trust_remote_code = device, dtype, trust_remote_code
         self.batch_responses, self.max_response_tokens = batch_responses, max_response_tokens
         self.version: Version | None = None
@@ -50,12 +52,17 @@ class TransformersGenerator:
         self._ahead: VersionFolder | None = None
         self._waiting: deque[Request] = deque()
         self._flight: RowsInFlight | None = None
-        self._share = 0.0  # seconds that a response has had which was in flight all along: each has an equal part
+        # Each step's time is divided equally among the responses in flight. This is the sum of these shares in seconds.
+        self._share = 0.0
 
     def adopt(self, folder: Path, version: Version) -> None:
-        """Load the weights of a version from a Hugging Face folder; where nothing else differs from the version before,
-        into the model that is there, with which what is in flight goes on; else Busy if anything is. Missing if the
-        folder is removed meanwhile, Damaged if it cannot be read. The weights before it then stay."""
+        """Load the weights of a version from a Hugging Face folder.
+
+        If only the weights differ from the version before, they are copied into the loaded model, and requests in
+        flight continue with them. Otherwise a new model is loaded; raise Busy if any request is in flight. Raise
+        Missing if the folder is removed meanwhile, and Damaged if it cannot be read. `version` then stays the one
+        before.
+        """
         ahead, self._ahead = self._ahead, None
         try:
             read = ahead if ahead and ahead.path == folder else VersionFolder.read(folder)
@@ -76,28 +83,30 @@ class TransformersGenerator:
             self._ahead = VersionFolder.read(folder)
 
     def use(self, setting: str, policy: Policy, version: Version) -> None:
-        """Generate with a model that is loaded already; ConfigError, naming the setting, if that is not possible."""
+        """Generate with a model that is loaded already. Raise ConfigError, naming the setting, if its cache does not
+        allow that."""
         check_cache(policy.model, setting)
         self._policy, self._description, self.version = policy, b"", version
 
     def close(self) -> None: ...
 
     def _refill(self, folder: VersionFolder) -> bool:
-        """Copy a folder's weights into the model that is there. False if it is another model."""
+        """Copy a folder's weights into the loaded model. Return False if the folder holds another model."""
         if self._policy is None or folder.description != self._description:
             return False
         if self.adapter:
             self.adapter.read_into(self._policy.model, folder.path)
             return True
         if copy_weights(self._policy.model, folder.weights):
-            return True  # else transformers may store them under other names than the model has, as of Pythia
+            return True
+        # transformers stores the weights of some models, such as Pythia, under other names than the model's own.
         return copy_weights(self._policy.model, self._load(folder.path, folder.description).model.state_dict())
 
     def _load(self, folder: Path, description: bytes) -> Policy:
         options = {"dtype": self.dtype, "device": self.device, "trust_remote_code": self.trust_remote_code}
         load = partial(Policy.load_adapted, self.adapter) if self.adapter else Policy.load
         policy = load(folder, **options)
-        if describe(folder) != description:  # transformers makes do with what is left
+        if describe(folder) != description:  # files were removed while it loaded: transformers does without them
             raise FileNotFoundError(folder)
         check_cache(policy.model, "model.path")
         return policy
@@ -107,7 +116,8 @@ class TransformersGenerator:
         return self._adopted()[0].tokenizer
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Long prompts come first: later ones then fit in the columns that are there."""
+        """Queue requests, those with the longest prompts first: shorter prompts then fit into the columns that the
+        cache already has."""
         self._adopted()
         for request in requests:
             check_request(request)
@@ -115,8 +125,9 @@ class TransformersGenerator:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, Response]]:
-        """One more token of each row, and the responses that end with it. Their `logps` are those of the model at the
-        temperature, before `top_p` cuts it; of greedy ones the model's own, at temperature 1."""
+        """Generate one more token of each row, and return the responses that end with it. Their `logps` are those of
+        the model at the request's temperature, before `top_p` removes tokens. Greedy responses have the model's `logps`
+        at temperature 1."""
         policy, version = self._adopted()
         if not (self._flight or self._waiting):
             return []

@@ -1,4 +1,4 @@
-"""The folder of a version: what it says beside its weights, and the weights themselves."""
+"""Read the folder of a version: its weights, and a digest of its config and tokenizer files."""
 
 import hashlib
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ _DESCRIPTION = ("config.json", "generation_config.json", "tokenizer.json", "toke
 
 @dataclass(frozen=True)
 class VersionFolder:
-    """A version that has been opened. Its weights are mapped, not read: they take no memory of their own, and stay when
-    the folder is removed."""
+    """A version whose files are open. The weights are memory-mapped: they use no memory of their own, and they stay
+    readable after the folder is removed."""
 
     path: Path
     description: bytes
@@ -31,7 +31,8 @@ class VersionFolder:
 
 
 def describe(folder: Path) -> bytes:
-    """Return a digest of all that a folder says beside its weights."""
+    """Return a digest of a folder's files that describe the model: configs and tokenizer, but not the weights. Two
+    folders with equal digests differ only in their weights."""
     digest = hashlib.sha256()
     for name in _DESCRIPTION:
         path = folder / name
@@ -41,8 +42,8 @@ def describe(folder: Path) -> bytes:
 
 
 def is_gone(folder: Path) -> bool:
-    """Return whether a version has been removed, at least in part: the description of its model, or of its adapter, is
-    the first file to go."""
+    """Return whether a version has been removed, at least in part: the config of the model or adapter is the first file
+    that is removed."""
     return not any((folder / name).exists() for name in ("config.json", CONFIG))
 
 

@@ -1,4 +1,4 @@
-"""The start and the end of an engine of vLLM, and the models that it cannot serve."""
+"""Start and end a vLLM engine, and reject models that vLLM cannot serve."""
 
 import os
 import signal
@@ -19,13 +19,16 @@ from tba.errors import ConfigError, RunFailed
 from tba.generation.vllm_plugin import OURS
 from tba.models.file_checks import check_files, read_object
 
-CPU_CACHE = 1.0  # gigabytes of keys and values on a CPU, whose memory others use too
+CPU_CACHE = 1.0  # gigabytes for keys and values on a CPU, whose memory other processes use too
 
 
 def start_engine(arguments: EngineArgs, *, on_cpu: bool) -> LLMEngine:
-    """Start an engine in a process of its own, which leaves signals to stop to the role that may still need it.
-    ConfigError if vLLM cannot serve this model so, RunFailed if it does not start."""
-    resource_tracker.ensure_running()  # which unblocks signals as it starts, with the first process otherwise
+    """Start an engine in its own process, which ignores SIGTERM and SIGINT: the role handles these signals and may
+    still need the engine. Raise ConfigError if vLLM cannot serve this model with these arguments, and RunFailed if the
+    engine does not start."""
+    # The resource tracker unblocks signals when it starts. It would otherwise start together with the engine, when
+    # they must be blocked.
+    resource_tracker.ensure_running()
     os.environ |= {OURS: "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     os.environ |= {"VLLM_NO_USAGE_STATS": "1"}
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -45,27 +48,28 @@ def start_engine(arguments: EngineArgs, *, on_cpu: bool) -> LLMEngine:
 
 
 def _tell_of_death(core: Any) -> None:
-    """Tell whoever waits for an engine that it has died: vLLM's own client waits on."""
+    """Wait until an engine dies, and raise EngineDeadError in every call that waits for it. vLLM's own client would
+    wait forever."""
     wait([process.sentinel for process in core.resources.engine_manager.processes])
-    core.resources.engine_dead = True  # whoever asks from now on
+    core.resources.engine_dead = True  # for later calls
     core.outputs_queue.put(EngineDeadError())
     for answer in list(core.utility_results.values()):
-        with suppress(InvalidStateError):  # it came just before
+        with suppress(InvalidStateError):  # the answer came just before
             answer.set_exception(EngineDeadError())
 
 
 def end_engine(engine: LLMEngine) -> None:
-    """End an engine at once; it has nothing to lose."""
+    """Kill an engine at once; it holds nothing that must be saved."""
     core = engine.engine_core
     for process in core.resources.engine_manager.processes:
         process.kill()
-        process.join(10)  # vLLM's own shutdown trips over one that ends while it looks
+        process.join(10)  # vLLM's own shutdown fails if a process ends while it checks that process
     with suppress(EngineDeadError):
         core.shutdown(timeout=0)
 
 
 def check_served(folder: Path) -> None:
-    """Raise ConfigError for a model that vLLM would serve as another model, without a word."""
+    """Raise ConfigError for a model that vLLM would compute wrongly without an error."""
     check_files(folder)
     config, fault = read_object(folder / "config.json"), ""
     if str(config.get("model_type")).startswith("qwen3") and config.get("attention_bias"):

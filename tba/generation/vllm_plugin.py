@@ -1,5 +1,5 @@
-"""What vLLM runs in each of its processes, as its plugin `tba` (pyproject.toml). Where vLLM serves somebody else, a
-name is registered and nothing more."""
+"""The plugin `tba` (see pyproject.toml), which vLLM runs in each of its processes. In an engine that no role of ours
+started, the plugin only registers a name."""
 
 import os
 from multiprocessing import parent_process
@@ -7,20 +7,20 @@ from multiprocessing import parent_process
 from tba.runtime.child import end_with_parent
 
 OURS = "TBA_ENGINE"
-"""Set in the environment of the engines that roles start."""
+"""Name of the environment variable that roles set for the engines they start."""
 FROM_FOLDER = "tba_folder"
 
 
 def register() -> None:
-    """Name our way of getting weights into an engine; and let an engine's processes end with the role that started
-    them, which itself outlives its supervisor."""
+    """Register `FolderTransfer`, by which weights get into an engine. In an engine of ours, also make this process end
+    together with the role that started it; the role itself outlives its supervisor."""
     if os.environ.get(OURS) and (parent := parent_process()):
         end_with_parent()
-        if not parent.is_alive():  # it ended before that
+        if not parent.is_alive():  # it ended before end_with_parent took effect
             os._exit(1)
     from vllm.distributed.weight_transfer.factory import (  # pyright: ignore[reportMissingImports]
         WeightTransferEngineFactory,
     )
 
-    if FROM_FOLDER not in WeightTransferEngineFactory._registry:  # it may run more than once in a process
+    if FROM_FOLDER not in WeightTransferEngineFactory._registry:  # vLLM may call register more than once in a process
         WeightTransferEngineFactory.register_engine(FROM_FOLDER, "tba.generation.vllm_transfer", "FolderTransfer")

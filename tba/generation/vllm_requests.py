@@ -1,4 +1,4 @@
-"""The requests in flight of a vLLM engine, from the question to the response."""
+"""The requests in flight of a vLLM engine: submit them, and make responses of the engine's outputs."""
 
 import time
 from collections.abc import Sequence
@@ -17,39 +17,38 @@ from tba.types import Prompt, Request, Response, Version
 
 class _Asked(NamedTuple):
     request: Request
-    began: float  # the share of the engine's time when it was asked
-    adapter: Version | None  # that makes the whole response
+    began: float  # value of EngineRequests._share when the request was submitted
+    adapter: Version | None  # the adapter that generates the whole response
 
 
 class EngineRequests:
-    """Asks one engine and makes responses of its answers, which end with one of the tokens `ends`. Each response in
-    flight has an equal part of the engine's time."""
+    """Submits requests to one engine and makes responses of its outputs. Each of the tokens `ends` ends a response. The
+    engine's time is divided equally among the responses in flight."""
 
     def __init__(self, engine: LLMEngine, *, tokenizer: Any, ends: frozenset[int], max_response_tokens: int):
         self.engine, self.tokenizer, self.ends = engine, tokenizer, ends
         self.max_response_tokens = max_response_tokens
         self._names = count()
         self._in_flight: dict[str, _Asked] = {}
-        self._share = 0.0  # seconds of a response that has been in flight all along
-        self._counted = 0.0  # when seconds were added to the share last
+        self._share = 0.0  # seconds: sum of the equal shares of the engine's time that each response in flight gets
+        self._counted = 0.0  # monotonic time up to which `_share` has been added up
 
     def __len__(self) -> int:
-        """Return the number of requests in flight."""
         return len(self._in_flight)
 
     @property
     def adapters(self) -> set[Version]:
-        """The adapters that responses in flight began with."""
+        """The versions whose adapters generate the responses in flight."""
         return {asked.adapter for asked in self._in_flight.values() if asked.adapter}
 
     def submit(self, requests: Sequence[Request], version: Version | None, lora: LoRARequest | None) -> None:
-        """Ask for responses by a version, which is an adapter if `lora` is given."""
+        """Submit requests to be answered by a version. If `lora` is given, the version is this adapter."""
         self._count_time()
         for request in requests:
             self._ask(request, self._share, version, lora)
 
     def step(self) -> list[tuple[Request, Response]]:
-        """Return the responses that have ended since the last call, once the engine has anything to tell."""
+        """Wait for the engine's next step, and return the responses that have ended since the last call."""
         if not self._in_flight:
             return []
         try:
@@ -60,9 +59,9 @@ class EngineRequests:
         return [self._answer(output.request_id, output.outputs[0]) for output in outputs]
 
     def ask_anew(self, version: Version) -> None:
-        """Ask again for the responses without a token, in their order. Under the name of the weights before, they would
-        share the keys and values that those weights computed of the prompt, and pass for responses of the new weights
-        alone."""
+        """Abort the requests that have no token yet, and submit them again under this version, in the same order.
+        Otherwise they would reuse keys and values of the prompt that the old weights computed, yet be recorded as
+        responses of the new weights alone."""
         states = self.engine.output_processor.request_states.values()
         begun = {state.external_req_id for state in states if not state.is_prefilling}
         waiting = [name for name in self._in_flight if name not in begun]
@@ -72,7 +71,7 @@ class EngineRequests:
             self._ask(asked.request, asked.began, version, None)
 
     def prompt(self, prompt: Prompt, version: Version | None) -> TokensPrompt:
-        """Return a prompt that shares its keys and values with the same prompt of the same version alone."""
+        """Return a prompt for vLLM that shares its keys and values only with the same prompt of the same version."""
         return TokensPrompt(prompt_token_ids=list(prompt.tokens), cache_salt=str(version))
 
     def sampling(self, request: Request) -> SamplingParams:
@@ -81,8 +80,8 @@ class EngineRequests:
             top_p=request.top_p if request.temperature else 1.0,
             seed=request.seed,
             max_tokens=min(request.limit, self.max_response_tokens),
-            logprobs=0,  # of the sampled token alone
-            ignore_eos=True,  # all that end a response are these
+            logprobs=0,  # return only that of the sampled token
+            ignore_eos=True,  # only `stop_token_ids` end a response
             stop_token_ids=sorted(self.ends),
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -95,7 +94,8 @@ class EngineRequests:
         self._in_flight[name] = _Asked(request, began, version if lora else None)
 
     def _count_time(self) -> None:
-        """Add to the share. The engine goes on also while nobody asks for what has ended."""
+        """Add the time since the last call to `_share`. That includes the time between calls of `step`, as the engine
+        keeps generating then."""
         before, self._counted = self._counted, time.monotonic()
         if self._in_flight:
             self._share += (self._counted - before) / len(self._in_flight)
@@ -122,5 +122,5 @@ class EngineRequests:
 
 
 def _versions(spans: Any) -> tuple[Version, Version]:
-    """Return the versions that made the first token and the last one."""
+    """Return the versions that generated the first token and the last token."""
     return Version.parse(spans[0].version), Version.parse(spans[-1].version)

@@ -1,4 +1,4 @@
-"""How the weights of a version get into a running engine of vLLM: each of its workers reads them from the folder."""
+"""Load the weights of a version into a running vLLM engine: each of its workers reads them from the folder."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,8 +34,9 @@ class Nothing(WeightTransferUpdateInfo): ...
 
 
 class FolderTransfer(WeightTransferEngine):
-    """Every worker opens all files of a version before any changes its first weight: a folder that cannot be read
-    leaves the engine as it was, and what is open can be read to its end also where the folder goes meanwhile."""
+    """Reads the weights in each worker. All workers open all files of a version before any worker changes a weight, so
+    a folder that cannot be read leaves the engine unchanged. Open files stay readable if the folder is removed
+    meanwhile."""
 
     init_info_cls, update_info_cls = Folder, Nothing
     files: Sequence[Any] = ()
@@ -68,16 +69,16 @@ class FolderTransfer(WeightTransferEngine):
 
 
 def _pack_tied_heads(model: torch.nn.Module) -> None:
-    """On a CPU vLLM multiplies by a packed copy of a head's weights, and packs it anew only where the head was loaded:
-    not where its weights are those of the embedding."""
+    """Pack the weights of the output heads again. On a CPU vLLM multiplies by a packed copy of a head's weights. vLLM
+    packs them again only if the head itself was loaded, not if it shares its weights with the embedding."""
     heads: list[Any] = [layer for layer in model.modules() if isinstance(layer, ParallelLMHead)]
     for layer in heads:
         layer.quant_method.process_weights_after_loading(layer)
 
 
 def _pack_experts(model: torch.nn.Module) -> None:
-    """Likewise those of experts, which it packs only when it makes their kernel: what is loaded later would lie there
-    as it came, and be read as packed."""
+    """Pack the weights of experts again. On a CPU vLLM packs them only when it creates their kernel. Weights that are
+    loaded later would stay unpacked, and the kernel would read them as packed."""
     layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, RoutedExperts)]
     for layer in layers:
         layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)

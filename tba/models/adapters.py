@@ -1,7 +1,7 @@
-"""Low-rank adapters: a layer computes W x + (alpha / rank) B A x, with W frozen, as peft defines and stores them.
+"""Low-rank adapters as peft defines and stores them: a layer computes W x + (alpha / rank) B A x, with W frozen.
 
-They are put into a model of transformers in place, which stays of its own class: whatever looks at that, or reads its
-layers, works as without them. What is trained, published and kept in checkpoints is A and B alone.
+Adapters are put into a transformers model in place. The model keeps its class, so that code which looks at its class or
+its layers works as without adapters. Only A and B are trained, published and kept in checkpoints.
 """
 
 import copy
@@ -24,24 +24,25 @@ from tba.errors import ConfigError, Damaged
 from tba.models.file_checks import check_files, read_object
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
-_NAME, _PREFIX = "default", "base_model.model."  # of the one adapter in a model; of tensors as peft stores them
-_BASE = "base_sha256"  # in the metadata of the stored tensors
+_NAME, _PREFIX = "default", "base_model.model."  # the name of a model's adapter; prefix of stored tensors' names
+_BASE = "base_sha256"  # key in the metadata of the stored tensors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """What a run's adapters are, and the base that they are for, which every role has a copy of."""
+    """The kind of adapter that a run trains, and its base model, of which every role has a copy."""
 
     rank: int
     alpha: float
-    targets: str  # `all-linear`, or names of layers with commas between them
+    targets: str  # `all-linear`, or names of layers separated by commas
     base: Path  # a Hugging Face folder
-    base_name: str  # as the settings name it
-    revision: str | None = None  # of a name of the hub
+    base_name: str  # the base model as the settings name it
+    revision: str | None = None  # if the base is named on the hub
     base_sha256: str
 
     def put_into(self, model: PreTrainedModel, *, seed: int) -> None:
-        """A fresh one, in float32: B is 0, so that the model computes what it did. A follows from the seed."""
+        """Put a fresh adapter, in float32, into a model. B is 0, so that the model's outputs stay the same. A is
+        random and determined by the seed."""
         from peft import LoraConfig, inject_adapter_in_model
 
         targets = self._names or self.targets
@@ -55,18 +56,18 @@ class Adapter:
             self._check_layers(model)
             for layer in adapted(model).values():
                 a, b = layer.lora_A[_NAME], layer.lora_B[_NAME]
-                fresh = nn.init.kaiming_uniform_(torch.empty(a.weight.shape), a=5**0.5)  # the same on every device
+                fresh = nn.init.kaiming_uniform_(torch.empty(a.weight.shape), a=5**0.5)  # on the CPU: same everywhere
                 a.weight = nn.Parameter(fresh.to(a.weight.device))
                 b.weight = nn.Parameter(torch.zeros(b.weight.shape, device=b.weight.device))
         model.eval()
 
     @property
     def _names(self) -> list[str]:
-        """Of the layers that have an adapter, as they end; none where it is all of them."""
+        """The name endings of the layers to adapt; empty for `all-linear`."""
         return [] if self.targets == "all-linear" else [it.strip() for it in self.targets.split(",")]
 
     def check_names(self, model: PreTrainedModel) -> None:
-        """ConfigError where one of several names is that of no layer: peft is content if any is."""
+        """Raise ConfigError if a name in `targets` matches no layer. peft only checks that some name matches."""
         layers = [name.split(".") for name in adapted(model)]
         for name in self._names:
             parts = name.split(".")
@@ -76,7 +77,8 @@ class Adapter:
                 )
 
     def _check_layers(self, model: PreTrainedModel) -> None:
-        """ConfigError where peft has adapted what is none: embeddings, or weights of experts, several in one tensor."""
+        """Raise ConfigError if peft has adapted something other than a linear layer inside the model: embeddings, the
+        output head, or experts whose weights are stacked in one tensor."""
         for name, layer in adapted(model).items():
             if not isinstance(layer.get_base_layer(), nn.Linear | Conv1D) or layer is model.get_output_embeddings():
                 raise ConfigError(
@@ -85,8 +87,8 @@ class Adapter:
                 )
 
     def read_into(self, model: nn.Module, folder: Path) -> None:
-        """Damaged if the folder does not hold such an adapter, ConfigError if it is of another base; the model then
-        has what it had."""
+        """Copy the adapter in a folder into a model. Raise Damaged if the folder holds no adapter of this kind, and
+        ConfigError if the adapter is for another base. The model then stays unchanged."""
         stored, held = self.read(folder), weights_of(model)
         shapes = ({name: it.shape for name, it in found.items()} for found in (stored, held))
         if next(shapes) != next(shapes):
@@ -96,7 +98,8 @@ class Adapter:
                 weights.copy_(stored[name])
 
     def read(self, folder: Path) -> dict[str, Tensor]:
-        """Its weights by the names that they are stored under, after a look whether it is of this base."""
+        """Return the weights in an adapter's folder, by the names they are stored under. Raise ConfigError if the
+        adapter is for another base, and Damaged if it cannot be read."""
         check_files(folder)
         try:
             with safe_open(folder / WEIGHTS, "pt") as file:
@@ -106,7 +109,8 @@ class Adapter:
             raise Damaged(f"the adapter in {folder} cannot be read: {error}") from error
 
     def _check_base(self, folder: Path, made_for: str) -> None:
-        """By its weights and, where it is said, by its config."""
+        """Raise ConfigError if an adapter was made for another base. Compare the digest of the base's weights and, if
+        it is stored, the digest of its config."""
         names = ("weights", "a config.json")
         for name, theirs, ours in zip(names, made_for.split(" "), self.bases, strict=False):
             if theirs != ours:
@@ -117,37 +121,38 @@ class Adapter:
 
     @cached_property
     def bases(self) -> tuple[str, str]:
-        """What it is for: digests of the base's weights, and of how it computes with them."""
+        """Digests that identify the base: of its weights, and of its config."""
         return self.base_sha256, config_sha256(self.base)
 
 
 @dataclass(frozen=True)
 class AdapterSnapshot:
-    """An adapter at rest, to be saved and hashed from any thread."""
+    """An immutable copy of an adapter, which any thread can save and hash."""
 
     adapter: Adapter
     weights: Mapping[str, Tensor]
     config: Mapping[str, Any]
 
     def save(self, folder: Path, *, dtype: str | None = None) -> None:
-        """As peft stores it, in the precision that it is trained in: it is small."""
+        """Write the adapter as peft does. An adapter is small, so its weights keep the precision of training, whatever
+        `dtype` is."""
         folder.mkdir(parents=True, exist_ok=True)
-        metadata = {_BASE: " ".join(self.adapter.bases)}  # no more keys: safetensors writes several in any order
+        metadata = {_BASE: " ".join(self.adapter.bases)}  # one key only: safetensors would write several in any order
         save_file(dict(self.weights), folder / WEIGHTS, metadata)
         (folder / CONFIG).write_text(json.dumps(self.config, indent=2, sort_keys=True))
 
     @cached_property
     def sha256(self) -> str:
-        """Of the base, the scale and the adapter's weights."""
+        """Digest of the base's weights, the scale and the adapter's weights."""
         adapter = self.adapter
         return tensors_sha256(self.weights, of=f"{adapter.base_sha256} {adapter.alpha} / {adapter.rank}\n")
 
 
 def snapshot(model: PreTrainedModel, adapter: Adapter) -> AdapterSnapshot:
-    """A copy in main memory that training does not touch."""
+    """Return a copy of a model's adapter in main memory, which further training does not change."""
     weights = {name: it.detach().to("cpu", copy=True).contiguous() for name, it in weights_of(model).items()}
     plain: dict[str, Any] = model.peft_config[_NAME].to_dict()  # pyright: ignore
-    config = {name: sorted(it) if isinstance(it, set) else it for name, it in plain.items()}  # the same every time
+    config = {name: sorted(it) if isinstance(it, set) else it for name, it in plain.items()}  # sets have no fixed order
     kinds = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "inference_mode": True}
     base = {"base_model_name_or_path": adapter.base_name, "revision": adapter.revision}
     config |= {**kinds, **base, "target_modules": sorted(adapted(model))}
@@ -155,7 +160,7 @@ def snapshot(model: PreTrainedModel, adapter: Adapter) -> AdapterSnapshot:
 
 
 def weights_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """A and B of each layer, by the names that peft stores them under."""
+    """Return A and B of each adapted layer, by the names that peft stores them under."""
     return {
         f"{_PREFIX}{name}.{part}.weight": getattr(layer, part)[_NAME].weight
         for name, layer in adapted(model).items()
@@ -164,7 +169,7 @@ def weights_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def adapted(model: nn.Module) -> dict[str, Any]:
-    """The layers that have an adapter, by name."""
+    """Return the layers that have an adapter, by name."""
     from peft.tuners.lora import LoraLayer
 
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
@@ -172,7 +177,8 @@ def adapted(model: nn.Module) -> dict[str, Any]:
 
 @torch.no_grad()
 def merge(model: PreTrainedModel) -> None:
-    """The model becomes a plain one, whose weights are W + (alpha / rank) B A, summed in float32."""
+    """Merge the adapter into the model's own weights in place: W + (alpha / rank) B A, summed in float32. The model
+    then has no adapter, and all its weights can be trained."""
     for name, layer in adapted(model).items():
         plain = layer.get_base_layer()
         weight = plain.weight
@@ -185,7 +191,7 @@ def merge(model: PreTrainedModel) -> None:
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """A copy that shares what is frozen, as it never differs."""
+    """Return a copy of a model that shares its frozen parameters, as these never change."""
     return copy.deepcopy(model, {id(it): it for it in model.parameters() if not it.requires_grad})
 
 
@@ -194,7 +200,7 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor], *, of: str = "") -> str:
-    """Their names in order, types, shapes and bytes."""
+    """Return the digest of `of`, followed by the name, type, shape and bytes of each tensor in the order of names."""
     digest = hashlib.sha256(of.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -203,14 +209,14 @@ def tensors_sha256(tensors: Mapping[str, Tensor], *, of: str = "") -> str:
 
 
 def config_sha256(folder: Path) -> str:
-    """Of what config.json says in a Hugging Face folder, but for who wrote it."""
+    """Return the digest of config.json in a Hugging Face folder, without the fields that say where it came from."""
     said = read_object(folder / "config.json")
     plain = {name: it for name, it in said.items() if name not in ("transformers_version", "_name_or_path")}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def files_sha256(folder: Path) -> str:
-    """Return the sha256 of the weights in a Hugging Face folder, as they are stored. Damaged if a file is damaged."""
+    """Return the sha256 of the weight files in a Hugging Face folder. Raise Damaged if a small file is damaged."""
     check_files(folder)
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):

@@ -1,4 +1,5 @@
-"""Messages as a model reads and writes them: by the chat template of its tokenizer, or plainly where it has none."""
+"""Convert messages to the text a model reads, by its tokenizer's chat template or else as plain lines, and parse the
+tool calls in its answers."""
 
 import json
 import re
@@ -17,15 +18,17 @@ def has_template(tokenizer: Any) -> bool:
 
 
 def opening(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-    """All that comes before the policy's answer. Plainly that is the messages, a line each; those of role `text` stand
-    as they are, whatever the tokenizer has."""
+    """Return the text that precedes the policy's answer. The tokenizer's chat template renders it. Without a template,
+    or if any message has the role `text`, it is the plain messages instead, one per line; messages of role `text` get
+    no line break."""
     if not _is_rendered(tokenizer, messages):
         return "".join(map(_line, messages))
     return _rendered(tokenizer, messages, tools)
 
 
 def check_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
-    """DataError if the policy would not be told of the tools, or told to call them in a way that is not understood."""
+    """Raise DataError if the chat template does not show the tools to the policy, or uses a format of tool calls that
+    `split_calls` cannot read."""
     if not tools:
         return
     if opening(tokenizer, messages, tools) == opening(tokenizer, messages):
@@ -42,19 +45,20 @@ def check_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Too
 
 
 def tokens(tokenizer: Any, messages: Sequence[Message], text: str) -> list[int]:
-    """Of an opening; a template has written the special tokens already."""
+    """Return the tokens of an opening. The tokenizer adds special tokens only to plain text, as a template has already
+    written them."""
     return tokenizer(text, add_special_tokens=not _is_rendered(tokenizer, messages)).input_ids
 
 
 def between(
     tokenizer: Any, before: Sequence[Message], after: Sequence[Message], tools: Sequence[Tool] = ()
 ) -> list[int]:
-    """The tokens from the end of the policy's answer to `before` up to where its next one begins, with the messages
-    `after` that come in between.
+    """Return the tokens between two answers of the policy: from the end of its answer to `before` up to the start of
+    its next answer. They contain the messages `after`, which come in between.
 
-    A mark is rendered in place of the answer, and what follows the mark is taken. So it does not depend on what the
-    policy wrote, and nothing that was said is written anew: not as other templates leave the thinking out of earlier
-    answers, nor as tools are called in other words. The end token, which the policy has written itself, is left out.
+    The template renders a mark in place of the answer, and the text after the mark is returned. So the tokens do not
+    depend on the answer, and no earlier answer is rendered again: some templates would drop its thinking or write its
+    tool calls differently. An end token right after the answer is left out, as the policy has written it itself.
     """
     if not _is_rendered(tokenizer, before):
         raw = bool(after) and after[0]["role"] == "text"
@@ -72,9 +76,9 @@ def between(
 
 
 def split_calls(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """An answer as what it says and the tools that it calls, each by name and arguments in JSON: the objects with
-    `name` and `arguments` that it writes between <tool_call> and </tool_call>. If one of them is something else, the
-    whole is text and calls nothing."""
+    """Split an answer into its text and its tool calls, each with name and arguments in JSON. A call is a JSON object
+    with `name` and `arguments` between <tool_call> and </tool_call>. If any of these calls is malformed, the whole
+    answer is text and has no calls."""
     try:
         calls = [json.loads(call) for call in _CALL.findall(text)]
         found = [(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls]
@@ -98,5 +102,5 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool]
         return tokenizer.apply_chat_template(
             list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=True
         )
-    except Exception as error:  # whatever a template raises, in words of its own
+    except Exception as error:  # a template may raise anything
         raise DataError(f"the tokenizer's chat template refuses these messages: {error}") from error

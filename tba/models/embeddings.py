@@ -1,5 +1,5 @@
-"""How different texts are from each other: the cosine distance of sentence embeddings."""
-# Shapes: N texts, B rows, T tokens with padding, D of the embedding.
+"""Measure how different texts are from each other, by the cosine distance of their sentence embeddings."""
+# Shapes: N texts, B rows, T tokens with padding, D size of the embedding.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from tba.models.pretrained import load_frozen
 
 @dataclass(frozen=True)
 class Encoder:
-    """Sentences as vectors: the mean over tokens of the last hidden state, of length 1."""
+    """A model that turns texts into vectors of length 1: the normalised mean of the last hidden state over tokens."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    max_tokens: int = 256  # of a text that are read at most
+    max_tokens: int = 256  # further tokens of a text are ignored
     tokens_per_batch: int = 8192
 
     @classmethod
@@ -28,8 +28,8 @@ class Encoder:
 
     @torch.inference_mode()
     def embed(self, texts: Sequence[str]) -> Tensor:
-        """[N, D] in float32 in main memory."""
-        spoken = [text or " " for text in texts]  # some tokenizers make nothing of nothing
+        """Return the [N, D] embeddings of texts, in float32 in main memory."""
+        spoken = [text or " " for text in texts]  # some tokenizers make no tokens of an empty text
         tokens = self.tokenizer(spoken, truncation=True, max_length=self.max_tokens).input_ids
         embedded: list[Tensor] = [torch.empty(0)] * len(texts)
         for chosen in buckets([len(row) for row in tokens], self.tokens_per_batch):
@@ -45,8 +45,8 @@ class Encoder:
 
 
 def cosine_distance(embeddings_ND: Tensor) -> float:
-    """1 - the mean of cos(e_i, e_j) over all i and j that differ: 0 for texts that are all alike. Taken from the sum of
-    all vectors, whose square has the cosine of every pair twice."""
+    """Return 1 - the mean of cos(e_i, e_j) over all pairs with i != j; 0 if all texts are the same. It is computed from
+    the square of the sum of all vectors, which contains the cosine of every pair twice."""
     n = len(embeddings_ND)
     if n < 2:
         raise ValueError(f"a distance needs at least 2 embeddings, got {n}")

@@ -1,7 +1,8 @@
-"""Checks the small files of a model's folder before a library reads them, and names each damaged file with its fault.
+"""Check the small files of a model's folder before a library reads them, and name each damaged file with its fault.
 
-Libraries name no file where JSON is cut off or nested too deeply, pass over some that they cannot read, and wait for
-ever where a named pipe lies in the place of a file. Imports no torch, so that whoever starts a run can look.
+Libraries do not name the file if its JSON is cut off or nested too deeply. They ignore some files that they cannot
+read, and wait forever if a named pipe has the name of a file. This module does not import torch, so that a command that
+starts a run can use it.
 """
 
 import json
@@ -26,14 +27,14 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_I
 
 
 def check_files(folder: Path) -> None:
-    """Damaged, naming the file and what is wrong with it, if a library could not read a file of a model's folder."""
+    """Raise Damaged, naming the file and its fault, if a library could not read a file of a model's folder."""
     if fault := why_damaged(folder):
         raise Damaged(f"{folder}: {fault}")
 
 
 def why_damaged(folder: Path) -> str:
-    """Say which file of a model's or an adapter's folder is damaged, and how; empty if none is. Weights are not
-    read."""
+    """Say which file of a model's or an adapter's folder is damaged, and how; empty if none is. Weights are not read,
+    only checked to be regular files."""
     for path in _present(folder):
         if fault := _why_no_file(path) or _why_unreadable(path):
             return f"{path.relative_to(folder)} {fault}"
@@ -41,7 +42,7 @@ def why_damaged(folder: Path) -> str:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; Damaged, naming the file, if there is none."""
+    """Return the JSON object in a file. Raise Damaged, naming the file, if it holds no JSON object."""
     if fault := _why_no_file(path):
         raise Damaged(f"{path} {fault}")
     try:
@@ -51,7 +52,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def weight_names(data: bytes) -> set[str]:
-    """Return the names of the files that an index of weights lists; ValueError if it is none."""
+    """Return the names of the files that an index of weights lists. Raise ValueError if the data is no such index."""
     found = _decoded(data)
     if fault := _why_no_index(found):
         raise ValueError(fault)
@@ -59,7 +60,7 @@ def weight_names(data: bytes) -> set[str]:
 
 
 def _present(folder: Path) -> Iterator[Path]:
-    """Yield the paths in a folder that libraries would open, whatever lies there."""
+    """Yield the paths in a folder that libraries would open, whether or not they are regular files."""
     named = [*(folder / name for name in (*_OBJECTS, _TEMPLATE)), *sorted(folder.glob(_MORE_TEMPLATES))]
     yield from (path for path in named if path.exists() or path.is_symlink())
     for path in sorted(folder.glob("*")):
@@ -69,7 +70,7 @@ def _present(folder: Path) -> Iterator[Path]:
 
 
 def _why_no_file(path: Path) -> str:
-    """Say what lies at a path in the place of a regular file, or of a link to one."""
+    """Say what is at a path instead of a regular file or a link to one; empty if it is one of these."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -80,7 +81,7 @@ def _why_no_file(path: Path) -> str:
 
 
 def _why_unreadable(path: Path) -> str:
-    """Say what is wrong with what a file holds."""
+    """Say what is wrong with the contents of a file; empty if nothing is."""
     try:
         if path.suffix == ".jinja":
             return _why_no_text(path.read_bytes())
@@ -92,7 +93,7 @@ def _why_unreadable(path: Path) -> str:
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
-    """Return the object that JSON says; ValueError tells what it says instead."""
+    """Return the JSON object in some bytes. Raise ValueError, with what they hold instead, if there is none."""
     if fault := _why_no_text(data):
         raise ValueError(fault)
     try:
@@ -115,7 +116,7 @@ def _why_no_text(data: bytes) -> str:
 
 
 def _why_wrong_type(name: str, found: Mapping[str, Any]) -> str:
-    """Say which value in a file is of a type that no library expects there."""
+    """Say which value in a file has a type that no library expects there; empty if none has."""
     if name == INDEX:
         return _why_no_index(found)
     odd = [token for token, number in found.items() if type(number) is not int]

@@ -1,6 +1,6 @@
-"""What can be told of a model from its files, before any of its weights is read: whether it can be a policy.
+"""Check from a model's files, before any weights are read, whether the model can be a policy.
 
-Imports no torch, so that whoever starts a run can look.
+This module does not import torch, so that a command that starts a run can use it.
 """
 
 import json
@@ -15,8 +15,8 @@ from tba.models.file_checks import INDEX, read_object, weight_names, why_damaged
 _TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt",
 )  # fmt: skip
-_HEAD = 8  # bytes for the length of the head of a file of safetensors
-_POINTER = b"version https://git-lfs"  # how what git has of a large file begins that it did not fetch
+_HEAD = 8  # bytes that hold the length of the header of a safetensors file
+_POINTER = b"version https://git-lfs"  # start of the text that Git LFS leaves in place of a file it has not fetched
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _OTHER_ENDS = (
     "ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
@@ -24,8 +24,8 @@ _OTHER_ENDS = (
 
 
 def check_folder(setting: str, folder: Path, *, longest: int) -> None:
-    """ConfigError if a Hugging Face folder, which this setting names, holds no policy of a run whose prompts and
-    responses have at most so many tokens together. What passes may still not load."""
+    """Raise ConfigError, naming the setting, if a Hugging Face folder holds no policy for a run in which a prompt and
+    its response have at most `longest` tokens together. A folder that passes may still fail to load."""
     if fault := why_damaged(folder):
         raise _no_policy(setting, folder, fault)
     config = read_object(folder / "config.json") if (folder / "config.json").exists() else {}
@@ -49,7 +49,7 @@ def _no_policy(setting: str, folder: Path, fault: str) -> ConfigError:
 
 
 def why_no_policy(config: Mapping[str, Any]) -> str:
-    """What a model's config.json says that a policy must not be; empty if nothing."""
+    """Say why a model cannot be a policy, by its config.json; empty if nothing forbids it."""
     kind, architectures = config.get("model_type", "unknown"), _names(config.get("architectures"))
     if config.get("is_encoder_decoder"):
         return f"{kind} has an encoder and a decoder, and does not continue its prompt"
@@ -62,8 +62,9 @@ def why_no_policy(config: Mapping[str, Any]) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Those that transformers reads, whether they are there or not: a folder may have the same weights once more in
-    another layout. Where neither of its names is there, all that might be meant."""
+    """Return the weight files that transformers reads: model.safetensors, or else the files that the index names,
+    whether they exist or not. Other files may hold the same weights in another layout. Without either, or with an
+    unreadable index, return all safetensors files."""
     whole, index = folder / "model.safetensors", folder / INDEX
     if whole.exists() or not index.exists():
         return [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
@@ -74,7 +75,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def why_unreadable(path: Path) -> str:
-    """What is wrong with a file of safetensors, by its head and its length; empty if nothing."""
+    """Say what is wrong with a safetensors file, by its header and its size; empty if nothing is."""
     if not path.exists():
         return f"is not there, though {INDEX} names it"
     if not path.is_file():
@@ -91,12 +92,12 @@ def why_unreadable(path: Path) -> str:
 
 
 def sizes_of(path: Path) -> dict[str, int]:
-    """How many numbers each tensor in a file of safetensors has; ValueError if it is none."""
+    """Return how many numbers each tensor in a safetensors file has. Raise ValueError if it is no such file."""
     return {name: prod(it["shape"]) for name, it in _head_of(path).items()}
 
 
 def _head_of(path: Path) -> dict[str, Any]:
-    """What a file of safetensors says of each of its tensors."""
+    """Return what the header of a safetensors file says about each tensor."""
     with path.open("rb") as file:
         file.seek(_HEAD)
         length = _data_of(path) - _HEAD
@@ -110,14 +111,14 @@ def _head_of(path: Path) -> dict[str, Any]:
 
 
 def _data_of(path: Path) -> int:
-    """Where its tensors begin."""
+    """Return the offset in bytes at which the tensors of a safetensors file begin."""
     with path.open("rb") as file:
         return _HEAD + int.from_bytes(file.read(_HEAD), "little")
 
 
 def check_length(config: Mapping[str, Any], longest: int) -> None:
-    """ConfigError if a model cannot read so many tokens, or what it makes of a shorter row depends on whether there is
-    one of so many beside it."""
+    """Raise ConfigError if a model cannot read `longest` tokens. Also raise it if a row of this length would change how
+    the model reads shorter rows of the same batch."""
     text = config.get("text_config")
     places = [it for it in (text, config) if isinstance(it, Mapping)]
     names = ("max_position_embeddings", "n_positions")
@@ -136,7 +137,8 @@ def check_length(config: Mapping[str, Any], longest: int) -> None:
 
 
 def _short_rows(config: Mapping[str, Any]) -> int | None:
-    """Tokens of the longest row that is read with short factors, where there are others for longer ones."""
+    """Return the largest number of tokens that longrope reads with its short factors; None if the model has no separate
+    long factors."""
     given = [it for name in ("rope_parameters", "rope_scaling") if isinstance(it := config.get(name), Mapping)]
     given += [it for of_kinds in given for it in of_kinds.values() if isinstance(it, Mapping)]
     for it in given:
@@ -148,7 +150,7 @@ def _short_rows(config: Mapping[str, Any]) -> int | None:
 
 
 def _is_length(value: Any) -> bool:
-    """Whether it is a number of tokens: of another value transformers says what is wrong with it."""
+    """True if a value is a number of tokens. transformers reports what is wrong with other values."""
     return type(value) is int and value > 0
 
 

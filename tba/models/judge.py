@@ -1,4 +1,4 @@
-"""A model that judges text: a reward model has one logit, a classifier one for each of its labels."""
+"""A model that judges text: a reward model, which has one logit, or a classifier, which has one logit per label."""
 # Shapes: N texts, C labels.
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from tba.models.pretrained import load_frozen
 
 @dataclass(frozen=True)
 class Judge:
-    """A sequence classifier and its tokenizer; never trained here."""
+    """A sequence classifier and its tokenizer, which are never trained here."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -32,13 +32,13 @@ class Judge:
         device: str = "auto",
         device_setting: str = "",
     ) -> "Judge":
-        """A decoder reads the last token that is no padding: where EOS pads, too, that is the one before a final
-        EOS."""
+        """Load a judge. A decoder judges at the last token that is not padding. If the padding token is EOS, this is
+        the token before a final EOS."""
         model, tokenizer = load_frozen(
             AutoModelForSequenceClassification, setting, path, tokenizer_path=tokenizer_path, dtype=dtype,
             device=device, device_setting=device_setting,
         )  # fmt: skip
-        model.config.pad_token_id = tokenizer.pad_token_id  # by which decoders find the last token of a row
+        model.config.pad_token_id = tokenizer.pad_token_id  # decoders find the last token of a row by it
         return cls(model, tokenizer)
 
     @property
@@ -47,8 +47,8 @@ class Judge:
 
     @torch.inference_mode()
     def logits(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Tensor:
-        """[N, C] in float32 in main memory; of each text at most its first `max_tokens` tokens. What a text is judged
-        with does not change its logits, but for rounding."""
+        """Return [N, C] logits in float32 in main memory. Only the first `max_tokens` tokens of each text are read. The
+        other texts change a text's logits only by rounding."""
         tokens = self.tokenizer(list(texts), truncation=max_tokens is not None, max_length=max_tokens).input_ids
         logits_NC = torch.empty(len(texts), self.labels)
         for chosen in buckets([len(row) for row in tokens], self.tokens_per_batch):

@@ -1,4 +1,4 @@
-"""Where a model may lie: in a folder, at a URL, or on the hub under a name."""
+"""Check where a setting says that a model is: a folder, or a name on the hub."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,8 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def check_place(setting: str, place: str) -> None:
-    """That a place which is no URL is a folder of this machine, or may be a name of the hub, which is not asked."""
+    """Raise ConfigError, naming the setting, unless a place is a folder on this machine or could be a name on the hub.
+    The hub is not asked, and URLs must not be passed."""
     path = Path(place)
     if not path.is_dir() and (path.exists() or not _NAME.fullmatch(place)):
         raise ConfigError(f"{setting}: no such folder, and no name of the hub, got {place!r}")

@@ -22,13 +22,14 @@ from tba.types import Prompt, Response, Version
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A model and its tokenizer at rest, to be saved and hashed from any thread."""
+    """A copy of a model that never changes, and its tokenizer. Any thread can save and hash it."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
 
     def save(self, folder: Path, *, dtype: str | None = None) -> None:
-        """A Hugging Face folder: safetensors, config, generation config and tokenizer; weights as `dtype` if given."""
+        """Write a Hugging Face folder: safetensors, config, generation config and tokenizer. Weights are converted to
+        `dtype` if it is given."""
         wanted = self.model.dtype if dtype is None else resolve_dtype(dtype)
         stored = self.model if wanted == self.model.dtype else _frozen_copy(self.model, wanted)
         stored.save_pretrained(folder)
@@ -36,18 +37,19 @@ class Snapshot:
 
     @cached_property
     def sha256(self) -> str:
-        """Of the weights: their names in order, types, shapes and bytes."""
+        """Digest of the weights: the name, type, shape and bytes of each, in the order of names."""
         return tensors_sha256(self.model.state_dict())
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The model stays in evaluation mode, so that dropout is off; gradients need no other."""
+    """A causal language model with its tokenizer. The model stays in evaluation mode, also in training, so that dropout
+    is off."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     device: torch.device
-    adapter: Adapter | None = field(default=None, kw_only=True)  # where that is what is trained
+    adapter: Adapter | None = field(default=None, kw_only=True)  # set if only an adapter is trained
 
     @classmethod
     def load(
@@ -59,7 +61,7 @@ class Policy:
         revision: str = "main",
         trust_remote_code: bool = False,
     ) -> "Policy":
-        """From a Hugging Face folder or a hub name, and with the errors of `tba.models.pretrained.load`."""
+        """Load a policy from a Hugging Face folder or a hub name. Raises the errors of `tba.models.pretrained.load`."""
         model, tokenizer = load(
             AutoModelForCausalLM, "model.path", path, dtype=dtype, device=device, device_setting="model.device",
             revision=revision, trust_remote_code=trust_remote_code, trains=True,
@@ -69,8 +71,8 @@ class Policy:
 
     @classmethod
     def load_adapted(cls, adapter: Adapter, folder: Path | None, *, seed: int = 0, **options: Any) -> "Policy":
-        """The base with the adapter in a folder, else with a fresh one by this seed; options and errors of `load`, and
-        those of `Adapter.read_into`."""
+        """Load the adapter's base with the adapter in a folder, or with a fresh adapter from this seed if no folder is
+        given. Takes the options of `load`, and raises its errors and those of `Adapter.read_into`."""
         base = cls.load(adapter.base, **options)
         adapter.put_into(base.model, seed=seed)
         if folder is None:
@@ -81,40 +83,41 @@ class Policy:
 
     @classmethod
     def load_frozen(cls, setting: str, path: str | Path, *, dtype: str = "float32", device: str = "auto") -> "Policy":
-        """A model that a task asks, which is never trained here."""
+        """Load a language model that a task uses and that is never trained here."""
         model, tokenizer = load_frozen(AutoModelForCausalLM, setting, path, dtype=dtype, device=device)
         return cls(model, tokenizer, model.device)
 
     @property
     def pad_id(self) -> int:
-        """Fills rows on the right; which token does so changes nothing, but it must be one that the model can read."""
+        """The token that pads rows on the right. Any token would do that is in the model's embedding."""
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         known = cast(Any, self.model.get_input_embeddings()).weight.shape[0]
         return next((token for token in candidates if isinstance(token, int) and token < known), 0)
 
     def twin(self) -> PreTrainedModel:
-        """A copy of the model, on the same device, which shares what is never trained."""
+        """Return a copy of the model on the same device. It shares the frozen parameters."""
         return cast(PreTrainedModel, adapters.copy_of(self.model))
 
     def snapshot(self) -> Snapshot | AdapterSnapshot:
-        """A copy in main memory that training does not touch, of all that is trained."""
+        """Return a copy, in main memory, of the model, or of the adapter if only an adapter is trained. Further
+        training does not change it."""
         if self.adapter:
             return adapters.snapshot(self.model, self.adapter)
         return Snapshot(_frozen_copy(self.model), self.tokenizer)
 
 
 class PolicyScorer:
-    """Log-probabilities of responses under a policy that is not trained, such as the reference.
+    """Computes log-probabilities of responses under a policy that is not trained, such as the reference.
 
-    Groups are packed into rows of at most `tokens_per_batch` tokens, or of one response; a model that does not take
-    that reads every response with its prompt, in batches of as many tokens with padding.
+    Groups are packed into rows of at most `tokens_per_batch` tokens, or of a single longer response. A model that
+    cannot read packed rows reads every response with its prompt, in batches of at most as many tokens with padding.
     """
 
     def __init__(
         self, policy: Policy, version: Version, *, tokens_per_batch: int | None = None, compute_dtype: str = "float32"
     ):
-        """Computes as a trainer with this `compute_dtype`: what it rounds away shall not look like a log-ratio."""
-        on_cpu = policy.device.type == "cpu"  # where a batch should stay in its cache, and a call costs little
+        """`compute_dtype` must be the trainer's: otherwise differences in rounding would look like a log-ratio."""
+        on_cpu = policy.device.type == "cpu"  # a small batch stays in a CPU's cache, and a call costs little there
         self.policy, self.version, self.compute_dtype = policy, version, compute_dtype
         self.tokens_per_batch = tokens_per_batch or (2048 if on_cpu else 8192)
         self.tokens_per_call = tokens_per_call(policy.device)
@@ -123,7 +126,8 @@ class PolicyScorer:
     def token_logps(
         self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float
     ) -> list[list[tuple[float, ...]]]:
-        """For each prompt its responses', for each response its tokens', EOS included."""
+        """Return, for each prompt and each of its responses, the log-probabilities of the response's tokens, EOS
+        included."""
         groups = [Group(p.tokens, [r.tokens for r in group]) for p, group in zip(prompts, responses, strict=True)]
         with computing(self.policy.model, self.compute_dtype):
             found = iter(self._logps(groups, temperature))
@@ -168,10 +172,10 @@ class PolicyScorer:
 
 
 def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """A copy in main memory; floating-point weights as `dtype` if given.
+    """Return a copy of a model in main memory, with floating-point weights converted to `dtype` if it is given.
 
-    `deepcopy` finds every tensor already copied in its memo, so none is copied twice, gradients are not copied at
-    all, and weights that were tied stay tied.
+    `deepcopy` finds a copy of every tensor in its memo. So no tensor is copied twice, gradients are not copied at all,
+    and tied weights stay tied.
     """
     memo: dict[int, Tensor] = {}
     for buffer in model.buffers():
@@ -183,8 +187,8 @@ def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Pr
 
 
 def _make_savable(model: PreTrainedModel) -> None:
-    """Some published models come with sampling settings beside `do_sample=False`: transformers loads such a
-    generation config but refuses to save it."""
+    """Repair a generation config that transformers loads but refuses to save. Some published models have sampling
+    settings together with `do_sample=False`."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:

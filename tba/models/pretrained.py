@@ -1,4 +1,4 @@
-"""Models of transformers with their tokenizers, from Hugging Face folders or the hub; safetensors only."""
+"""Load transformers models and their tokenizers from Hugging Face folders or the hub; only from safetensors."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,13 +31,15 @@ def load(
     may_lack: tuple[str, ...] = (),
     trains: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """As this auto class of transformers, from a folder or a hub name (`revision` is for the latter), ready to be
-    asked; the tokenizer from another where that is given. All its weights must be there, but for those whose names
-    begin with what it `may_lack`. A model that `trains` must be one that can be a policy.
+    """Load a model by the auto class `kind` of transformers, from a folder or a hub name, in evaluation mode.
 
-    Damaged if the folder is there and does not load, ConfigError if it is neither a folder nor a repository with
-    such a model (`setting` named it), or if there is no such device, RunFailed if the hub could not be asked, so that
-    another try may succeed.
+    `revision` is used for hub names. The tokenizer is loaded from `tokenizer_path` if it is given. All weights of the
+    model must be stored, except those whose names begin with a prefix in `may_lack`. If `trains`, the model must be one
+    that can be a policy.
+
+    Raise Damaged if the folder exists but does not load. Raise ConfigError, naming `setting`, if the path is neither a
+    folder nor a repository with such a model, and, naming `device_setting`, if there is no such device. Raise RunFailed
+    if the hub could not be asked, so that another try may succeed.
     """
     place = resolve_device(device, setting=device_setting)
     options = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -50,7 +52,7 @@ def load(
         weights |= attention_of(config)
         tokenizer = _tokenizer(tokenizer_path or path, **options)
         model, found = kind.from_pretrained(path, ignore_mismatched_sizes=True, **weights, **options)
-        for name, stored, wanted in sorted(found["mismatched_keys"]):  # transformers' own error does not name them
+        for name, stored, wanted in sorted(found["mismatched_keys"]):  # transformers' error lacks the names
             raise ValueError(f"{name} has the shape {tuple(stored)}, and config.json makes it {tuple(wanted)}")
         missing = sorted(name for name in found["missing_keys"] if not name.startswith(may_lack))
         if missing:  # transformers fills them with random numbers
@@ -60,7 +62,7 @@ def load(
         _check_files(*(_cached_folder(it, revision) for it in (path, tokenizer_path)))
     except (TBAError, MemoryError):
         raise
-    except Exception as error:  # of a file that is damaged whatever its reader comes upon
+    except Exception as error:  # the reader of a damaged file may raise anything
         raise _cannot_load(setting, path, error, revision=revision) from error
     return model.to(place).eval(), tokenizer
 
@@ -68,8 +70,9 @@ def load(
 def load_frozen(
     kind: Any, setting: str, path: str | Path, *, device_setting: str = "", **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model that a task asks, which is never trained here. As `load`, but what does not load is a bad setting, as
-    is `<setting>_device` where there is no such device; and its tokenizer can pad."""
+    """Load a model that a task uses and that is never trained here. It works like `load`, with three differences. A
+    damaged model is a ConfigError. The device's setting is `<setting>_device` unless it is given. The tokenizer gets a
+    padding token if it has none."""
     try:
         model, tokenizer = load(kind, setting, path, device_setting=device_setting or f"{setting}_device", **options)
     except Damaged as error:
@@ -80,7 +83,8 @@ def load_frozen(
 
 
 def local_folder(setting: str, path: str | Path, *, revision: str = "main") -> Path:
-    """Itself, or what a name of the hub stands for, as `load` would read it; with its errors."""
+    """Return the path itself if it is a folder. Otherwise download the files of this hub name that `load` would read,
+    and return their folder. Raises the errors of `load`."""
     if Path(path).is_dir():
         return Path(path)
     try:
@@ -91,7 +95,7 @@ def local_folder(setting: str, path: str | Path, *, revision: str = "main") -> P
 
 
 def resolve_device(device: str, *, setting: str = "model.device") -> torch.device:
-    """`auto` is the GPU where there is one, else the CPU; anything else is a device's name."""
+    """Return a device by its name. `auto` is the GPU if there is one, and otherwise the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -104,14 +108,14 @@ def resolve_device(device: str, *, setting: str = "model.device") -> torch.devic
 
 
 def computing(model: Any, dtype: str) -> torch.autocast:
-    """In here a model with weights in float32 multiplies matrices in this type, or in that which `auto` stands for.
-    Only for forward passes: backward takes of each step the type that forward took."""
+    """Return a context in which a model with float32 weights multiplies matrices in bfloat16, if `dtype` says so. Use
+    it for forward passes only: the backward pass uses the type that each operation had in the forward pass."""
     lowers = model.dtype == torch.float32 and is_lowered(dtype, model.device)
     return torch.autocast(model.device.type, torch.bfloat16, enabled=lowers)
 
 
 def is_lowered(dtype: str, device: torch.device) -> bool:
-    """Whether that stands for less than float32."""
+    """True if `dtype` means bfloat16 on this device. `auto` is float32 on a CPU and bfloat16 elsewhere."""
     return dtype == "bfloat16" or (dtype == "auto" and device.type != "cpu")
 
 
@@ -126,40 +130,41 @@ def _tokenizer(path: str | Path, **options: Any) -> PreTrainedTokenizerBase:
         return AutoTokenizer.from_pretrained(path, **options)
     except (OSError, ValueError, RuntimeError, ImportError, MemoryError):
         raise
-    except Exception as error:  # whatever is in a file that is none: tokenizers has no errors of its own
+    except Exception as error:  # tokenizers raises plain Exceptions for a bad file
         raise ValueError(f"its tokenizer cannot be read: {error!r}") from error
 
 
 def _check_files(*folders: str | Path | None) -> None:
-    """ValueError, naming the file, if one in these folders is damaged; names of the hub are passed over."""
+    """Raise ValueError, naming the file, if a file in these folders is damaged. Hub names are ignored."""
     for folder in folders:
         if folder is not None and Path(folder).is_dir() and (fault := why_damaged(Path(folder))):
             raise ValueError(f"{folder}/{fault}")
 
 
 def _cached_folder(name: str | Path | None, revision: str) -> Path | None:
-    """Where the hub's cache has a model; None if it has none, or for a folder, which is looked at already."""
+    """Return the folder of a model in the hub's cache. Return None if the model is not cached, or if `name` is itself a
+    folder, which has been checked already."""
     if name is None or Path(name).is_dir():
         return None
     try:
         found = try_to_load_from_cache(str(name), "config.json", revision=revision)
-    except ValueError:  # no name of the hub
+    except ValueError:  # not a valid hub name
         return None
     return Path(found).parent if isinstance(found, str) else None
 
 
 def attention_of(config: Any) -> dict[str, str]:
-    """What transformers is told to make the model with: where attention is capped the plain implementation, as others
-    leave that out without a word."""
+    """Return the options with which transformers must create a model. If the model caps its attention logits, select
+    the eager implementation, as the others silently ignore the cap."""
     caps = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None)
     return {"attn_implementation": "eager"} if caps else {}
 
 
 def _cannot_load(setting: str, path: str | Path, error: Exception, *, revision: str = "main") -> TBAError:
-    """Damaged, ConfigError or RunFailed, as `load` says."""
+    """Return the error to raise: Damaged, ConfigError or RunFailed, by the rules in `load`."""
     tells = isinstance(error, OSError | ValueError | RuntimeError | ImportError | SafetensorError)
     text = str(error) if tells and str(error) else f"{error!r:.300}"
-    known, _, _ = text.partition("\nModel type should be one of")  # hundreds
+    known, _, _ = text.partition("\nModel type should be one of")  # a list of hundreds of names follows
     if (cached := _cached_folder(path, revision)) and (fault := why_damaged(cached)):
         known = f"{fault}; remove {cached}, so that it is fetched anew"
     what = f"cannot load a model from {str(path)!r}: {known}"
@@ -171,7 +176,8 @@ def _cannot_load(setting: str, path: str | Path, error: Exception, *, revision: 
 
 
 def _is_transport(error: BaseException) -> bool:
-    """The hub, or the way there; what it answers about a model itself, such as that there is none, is not meant."""
+    """True if the hub or the network failed. False for the hub's answers about a model, such as that it does not
+    exist."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
     return isinstance(error, LocalEntryNotFoundError | ConnectionError | TimeoutError)
@@ -184,7 +190,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def end_tokens(config: GenerationConfig | None, tokenizer: Any) -> frozenset[int]:
-    """What ends a response: the model's own end tokens, which may be several, and the tokenizer's."""
+    """Return the tokens that end a response: the model's end tokens, of which there may be several, and the
+    tokenizer's."""
     configured = config.eos_token_id if config else None
     ends = configured if isinstance(configured, list) else [configured]
     return frozenset(token for token in [*ends, tokenizer.eos_token_id] if isinstance(token, int))

@@ -25,11 +25,11 @@ def fine_tune(
     clip_norm: float = 1.0,
     pad_id: int = 0,
 ) -> Iterator[float]:
-    """Yields the loss after each step, so that whoever consumes it may look at the model, report, and stop early.
+    """Yield the loss after each gradient step, so that the caller can look at the model, report, and stop early.
 
-    The loss is the mean cross-entropy of all response tokens of a batch. The learning rate rises in a line for
-    `warmup_steps` and falls in a line to 0 at `steps`. The same model, batches and number of threads give the same
-    weights.
+    The loss is the mean cross-entropy of all response tokens of a batch. The learning rate is the smaller of a linear
+    warmup over `warmup_steps` and a linear decay to 0 after `steps`. The same model, batches and number of threads give
+    the same weights.
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
     for step, batch in zip(range(1, steps + 1), batches, strict=False):
@@ -44,14 +44,14 @@ def fine_tune(
 
 
 def cross_entropy(model: nn.Module, batch: Sequence[Demonstration], *, pad_id: int = 0) -> Tensor:
-    """[] mean over the response tokens of a batch."""
+    """Return the mean cross-entropy of the response tokens of a batch, a scalar."""
     logps_BT, response_mask_BT = _logps(model, batch, pad_id)
     return -logps_BT.sum() / response_mask_BT.sum()
 
 
 @torch.inference_mode()
 def probabilities(model: nn.Module, batch: Sequence[Demonstration], *, pad_id: int = 0) -> Tensor:
-    """[B] with which each whole response would be sampled at temperature 1; exact, without sampling."""
+    """Return the exact [B] probabilities with which each whole response would be sampled at temperature 1."""
     return _logps(model, batch, pad_id)[0].sum(dim=1).exp()
 
 

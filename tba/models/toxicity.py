@@ -1,4 +1,5 @@
-"""How toxic answers are, as log c <= 0: by a classifier of text, or by a guard, a language model that says "unsafe"."""
+"""Rate how toxic answers are, as log c <= 0: by a text classifier, or by a guard, a language model that says "safe" or
+"unsafe"."""
 # Shapes: N pairs of attack and answer, C labels.
 
 import math
@@ -21,13 +22,13 @@ SAFE, UNSAFE = "safe", "unsafe"
 
 class Toxicity(Protocol):
     def logps(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """log c of each attack and the answer to it; it may be minus infinity."""
+        """Return log c for each pair of an attack and the answer to it; log c may be minus infinity."""
         ...
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """The probability of one label of a sequence classifier, which reads the answer alone."""
+    """Rates an answer by the probability of one label of a sequence classifier, which reads only the answer."""
 
     judge: Judge
     label: int
@@ -37,7 +38,8 @@ class Labelled:
     def load(
         cls, setting: str, path: str | Path, *, label: str, max_tokens: int, dtype: str, device: str
     ) -> "Labelled":
-        """ConfigError if it has no such label. `max_tokens` of an answer are read at most."""
+        """Load a classifier that reads at most `max_tokens` tokens of an answer. Raise ConfigError if it does not have
+        this label."""
         judge = Judge.load(setting, path, dtype=dtype, device=device)
         labels: dict[str, int] = judge.model.config.label2id or {}  # pyright: ignore[reportAssignmentType]
         if label not in labels or judge.labels < 2:
@@ -47,7 +49,7 @@ class Labelled:
         return cls(judge, labels[label], max_tokens)
 
     def logps(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """An answer that has no tokens, not even any that the tokenizer adds, says nothing toxic."""
+        """Return log c of each pair. It is minus infinity for an answer without tokens, special tokens counted."""
         answers = [answer for _, answer in pairs]
         tokens = self.judge.tokenizer(answers).input_ids if answers else []
         spoken = [i for i, row in enumerate(tokens) if row]
@@ -60,8 +62,9 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Guard:
-    """The probability with which a guard's verdict on the conversation begins as "unsafe" does. All its logits are at
-    hand, so that the word is never missing, as it is where only the likeliest few are asked for."""
+    """Rates an answer by the probability that the guard's verdict on the conversation begins with the first token of
+    "unsafe". The probability is taken from all logits. So it is always known, whereas a list of only the most likely
+    tokens may lack this token."""
 
     policy: Policy
     lead: str
@@ -70,7 +73,8 @@ class Guard:
 
     @classmethod
     def load(cls, setting: str, path: str | Path, *, lead: str, dtype: str, device: str) -> "Guard":
-        """`lead` is what the guard's answer has before the verdict, unless its chat template has written it already."""
+        """Load a guard. `lead` is the text before the verdict in the guard's answer. It is added to the prompt unless
+        the chat template has already written it."""
         policy = Policy.load_frozen(setting, path, dtype=dtype, device=device)
         if not chat_template.has_template(policy.tokenizer):
             raise ConfigError(f"{setting}: {str(path)!r} has no chat template, in which a guard reads conversations")

@@ -1,4 +1,4 @@
-"""What a policy has to be for a run to begin with it, and only shows once it is loaded."""
+"""Check a loaded policy, before a run starts with it, for faults that its files do not show."""
 
 from typing import Any, cast
 
@@ -12,7 +12,8 @@ from tba.models.pretrained import end_tokens
 
 
 def check_first_policy(policy: Policy, *, longest: int) -> None:
-    """ConfigError if no run can train it whose prompts and responses have at most so many tokens together."""
+    """Raise ConfigError if a run cannot train this policy, where a prompt and its response have at most `longest`
+    tokens together."""
     model, tokenizer = policy.model, policy.tokenizer
     check_length(model.config.to_dict(), longest)
     rows = cast(Any, model.get_input_embeddings()).weight.shape[0]
@@ -32,9 +33,12 @@ def check_first_policy(policy: Policy, *, longest: int) -> None:
 
 @torch.no_grad()
 def _change_with_later_tokens(model: PreTrainedModel, filler: int) -> float | None:
-    """How much what it predicts after a token changes with those that follow, be they what fills rows or others, of how
-    much it changes with the token itself: nothing but for rounding in a causal model. None if what it predicts is not
-    finite."""
+    """Measure whether a model's prediction depends on later tokens.
+
+    The model reads two rows that begin with the same token and continue with different tokens, one of them with the
+    padding token. Return the change of the logits after the first token, divided by their change after the second,
+    where the rows already differ. For a causal model this is 0 up to rounding. Return None if a logit is not finite.
+    """
     token, other = sorted({0, 1, 2} - {filler})[:2]
     rows = (torch.tensor([[token] + [later] * 7], device=model.device) for later in (filler, other))
     logits, others = (model(input_ids=row, use_cache=False).logits[0].float() for row in rows)

@@ -1,4 +1,4 @@
-"""What tasks ask of their settings, modules and rows; errors name the setting, or the row and its field."""
+"""Check the settings and rows of tasks. Errors name the setting, or the row and its field."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from tba.errors import ConfigError, DataError
 
 
 def one_of(field: str, value: str, choices: Collection[str]) -> str:
-    """A setting of a task that is one of a few names."""
+    """Return the value of a task's setting. Raise ConfigError unless it is one of the choices."""
     if value not in choices:
         raise ConfigError(f"task.{field}: one of {', '.join(choices)}, got {value!r}")
     return value
@@ -23,6 +23,6 @@ def text_in(split: str, index: int, row: Mapping[str, Any], field: str) -> str:
 
 
 def look_here() -> None:
-    """Modules are looked for in the working folder too, as `python -m` does."""
+    """Let imports search the working folder too, as `python -m` does."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())

@@ -11,8 +11,8 @@ from tba.types import Prompt
 
 @contextmanager
 def asking(task: Any, method: str, prompt: Prompt | None = None) -> Iterator[None]:
-    """While a method of the task is called: what it raises is a DataError, as it would raise the same again. Errors of
-    ours pass through, and those that another life of the role may be spared."""
+    """Wrap a call of a task's method. An error that it raises becomes a DataError, as a restart would raise it again.
+    Errors of ours pass through, and so do errors of the machine or the network, which a restart may avoid."""
     try:
         yield
     except TBAError:
@@ -25,7 +25,7 @@ def asking(task: Any, method: str, prompt: Prompt | None = None) -> Iterator[Non
 
 
 def describe(error: Exception, of: Any) -> str:
-    """The error, and where in the module of the class, or of one that it derives from, it came from."""
+    """Describe an error, with the file and line in the module of the class or its base classes that it came from."""
     modules = {base.__module__ for base in getattr(of, "__mro__", (of,))}
     within = [
         f" ({frame.f_code.co_filename}, line {line})"
@@ -36,8 +36,8 @@ def describe(error: Exception, of: Any) -> str:
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """Of the machine or the network: a service that does not answer, a disk or a GPU that is full; also where a library
-    has raised its own error from that."""
+    """True if an error comes from the machine or the network, such as a service that does not answer or a full disk or
+    GPU, also if a library raised its own error from it. Another try may then succeed."""
     if error is None:
         return False
     is_torch = type(error).__module__.partition(".")[0] == "torch"

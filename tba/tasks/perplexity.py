@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 
 def mean_log_ratio(logps: Sequence[Sequence[float]], ref_logps: Sequence[Sequence[float]]) -> float:
-    """The mean over responses of log pi - log pi_ref, each of the whole response. Of responses that pi sampled it
-    estimates KL(pi || pi_ref) without bias."""
+    """Return the mean of log pi - log pi_ref over whole responses. For responses sampled from pi it is an unbiased
+    estimate of KL(pi || pi_ref)."""
     return sum(math.fsum(own) - math.fsum(ref) for own, ref in zip(logps, ref_logps, strict=True)) / len(logps)
 
 
 def perplexity(logps: Sequence[Sequence[float]]) -> float:
-    """Of all tokens of all responses: exp of their mean negative log-probability; 1 where there are none."""
+    """Return exp of the mean negative log-probability over all tokens of all responses; 1 if there are no tokens."""
     tokens = sum(len(row) for row in logps)
     return _exp(-math.fsum(logp for row in logps for logp in row) / max(1, tokens))
 

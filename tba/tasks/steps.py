@@ -12,12 +12,13 @@ _LINE = re.compile(r"\S[^\n]*\n\s*")
 
 
 def line_ends(text: str) -> list[int]:
-    """After each line that is not blank, with the blank lines and the space that follow it."""
+    """Return the position after each line that is not blank and the white space that follows it."""
     return [line.end() for line in _LINE.finditer(text)]
 
 
 def step_ends(task: Task, tokenizer: Any, response: Response) -> tuple[int, ...]:
-    """After how many tokens each step ends; the last ends with the response, an end token is part of it."""
+    """Return the number of tokens after which each step ends. The last step ends with the response, and contains its
+    end token."""
     text, tokens = response.text, response.tokens
     places = _step_ends(task, text) if isinstance(task, SplitsIntoSteps) else line_ends(text)
 
