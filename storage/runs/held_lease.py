@@ -66,7 +66,7 @@ class HeldLease:
         self._signs.give()
 
     def check(self) -> None:
-        """Raise the reason why the role has to end, if there is one. Each call also shows that the role is not stuck."""
+        """Raise the reason why the role has to end, if there is one. Each call shows that the role is not stuck."""
         self._signs.give_by_look()
         if verdict := self._superseded or self._stop_reasons.reason:
             raise verdict
@@ -140,12 +140,13 @@ class HeldLease:
 
     def _tell_repair(self, lease: Lease, message: str) -> None:
         self.repairs.append(message)
-        events = Events(self.run, lease.role, lease.life, logs=lease.role != SUPERVISOR)  # the supervisor reports repairs itself
+        # The supervisor reports repairs itself.
+        events = Events(self.run, lease.role, lease.life, logs=lease.role != SUPERVISOR)
         events.write(DAMAGED, message, severity="warning")
 
     def _look_first(self) -> None:
-        """Look for a reason to stop. If the wanted state is damaged, a role with a supervisor begins all the same, because
-        the supervisor restores the state. In every other case of an error the role gives the lease back and raises."""
+        """Look for a reason to stop. If the wanted state is damaged, a role with a supervisor begins all the same,
+        because the supervisor restores the state. In every other case of an error the role gives the lease back and raises."""
         try:
             self._stop_reasons.look()
         except StorageError as error:
