@@ -2,8 +2,9 @@
 
     python -m flows.orchestration.automations [--tell TYPE/NAME]
 
-What has stopped giving signs is seen to have crashed, a run whose supervisor crashed is looked after again, and alarms
-are told by a notification block of that name. Made anew where they are not there, brought up to date where they are.
+The automations mark a flow run as crashed if its heartbeats stop, start a new supervisor for a run whose supervisor has
+crashed, and send alarms through a notification block of the given name. Missing automations are made, and existing ones
+are brought up to date.
 """
 
 import argparse
@@ -106,7 +107,7 @@ def establish(wanted: Sequence[AutomationCore]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m flows.orchestration.automations", description=(__doc__ or "").split("\n\n")[1]
+        prog="python -m flows.orchestration.automations", description=(__doc__ or "").split("\n\n")[2]
     )
     parser.add_argument("--tell", metavar="TYPE/NAME", help="a notification block, such as slack-webhook/team")
     parser.add_argument(

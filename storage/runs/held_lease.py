@@ -146,7 +146,7 @@ class HeldLease:
 
     def _look_first(self) -> None:
         """Look for a reason to stop. If the wanted state is damaged, a role with a supervisor begins all the same,
-        because the supervisor restores the state. In every other case of an error the role gives the lease back and raises."""
+        because the supervisor restores the state. After any other error the role gives the lease back and raises."""
         try:
             self._stop_reasons.look()
         except StorageError as error:
