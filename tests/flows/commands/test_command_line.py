@@ -20,7 +20,7 @@ import pytest
 
 import storage
 from flows.cli import main
-from flows.commands import watch
+from flows.commands import watch, watch_queries
 from flows.planning import describe, run_summary
 from storage import layout
 from storage.log.trajectories import Trajectories
@@ -482,14 +482,14 @@ def test_watch_reads_no_more_of_a_long_run_than_of_a_short_one(tmp_path: Path, r
     """What is not newest is not opened: here it has gone since the look."""
     run = copy_run(Run.open(f"{root}/runs/first"), tmp_path / "runs")
     view = watch.look(run)
-    expected = view.newest_rewards(), view.values(watch.NEWEST_AGES)
+    expected = view.newest_rewards(), view.values(watch_queries.NEWEST_AGES)
     with view.con.cursor() as con:
         newest = {key for (key,) in con.execute("select max(key) from shards group by searcher").fetchall()}
     ledgers = sorted(Path(run.url, layout.DRAWS).iterdir())
     for path in (*Path(run.url, layout.TRAJECTORIES).rglob("*.parquet"), *ledgers[:-1]):
         if str(path.relative_to(run.url)) not in newest:
             path.unlink()
-    assert (view.newest_rewards(), view.values(watch.NEWEST_AGES)) == expected
+    assert (view.newest_rewards(), view.values(watch_queries.NEWEST_AGES)) == expected
     assert expected[0][1] == 12 and expected[1][0] is not None
 
 
