@@ -6,14 +6,15 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, get_type_hints
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from flows import cli
 from flows.commands import arguments
 from tba.config import Config
+from tba.config.kinds import KINDS
 from tba.presets import PRESETS, preset
 
 _NUMBERS = {"integer": "whole number", "number": "number"}
@@ -24,33 +25,78 @@ _HIDDEN = ("help", "debug")
 
 
 def settings() -> str:
-    """Every section with its settings: what each may be, is unless it is set, and means; then what presets set."""
-    schema = TypeAdapter(Config).json_schema()
-    told, defaults = meanings(), Config().to_dict()
-    sections = {name: it for name, it in defaults.items() if isinstance(it, dict)}
+    """Every section with its settings: what each may be, what it is unless it is set, and what it means; then what the
+    presets set."""
+    schema = TypeAdapter(Config).json_schema()["$defs"]
+    defaults = Config().to_dict()
+    sections = {name: value for name, value in defaults.items() if isinstance(value, dict)}
     parts = []
-    for name, fields in sections.items():
-        kind = type(getattr(Config(), name)).__name__
-        properties = schema["$defs"][kind]["properties"]
+    for name in sections:
+        own = kinds(name)
         rows = [
-            f"| `{name}.{it}` | {_allowed(properties[it], schema)} | {_value(default)} | {_cell(told[kind][it])} |"
-            for it, default in fields.items()
+            f"| `{name}.{field}` | {_joined(_allowed(it, schema) for it in properties)} | {default} | {meaning} |"
+            for field, properties, default, meaning in _rows(own, schema)
         ]
-        about = _cell(told[kind][""])
+        about = _cell(meanings(own[0] if len(own) == 1 else own[0].__mro__[1])[""])
         parts.append(f"## {name}\n\n{about}\n\n" + _table(["setting", "may be", "default", " "], rows))
     seed = f"`seed`, by default {defaults['seed']}: the seed of everything random.\n"
     return "\n" + "\n".join([seed, *parts, _presets(sections)])
 
 
-def meanings() -> dict[str, dict[str, str]]:
-    """By class of settings and field, the docstring below it; of the class itself under the empty name."""
-    found: dict[str, dict[str, str]] = {}
-    for section in (Config, *get_type_hints(Config).values()):
-        if dataclasses.is_dataclass(section):
-            (node,) = ast.parse(inspect.getsource(section)).body
-            assert isinstance(node, ast.ClassDef)
-            found[node.name] = dict(_documented(node))
-    return found
+def kinds(section: str) -> list[type]:
+    """The classes of settings that a section can have, the default one first."""
+    default = type(getattr(Config(), section))
+    return [default, *(kind for kind in KINDS.get(section, {}).values() if kind is not default)]
+
+
+def _rows(kinds: list[type], schema: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]], str, str]]:
+    """Yield every setting of some kinds, in order: its schemas, its defaults and its meaning. A setting that only some
+    kinds have says which, and so does a default that differs between kinds."""
+    have: dict[str, list[type]] = {}
+    for kind in kinds:
+        for field in dataclasses.fields(kind):
+            have.setdefault(field.name, []).append(kind)
+    for field, owners in have.items():
+        properties = [schema[kind.__name__]["properties"][field] for kind in owners]
+        defaults: dict[str, list[str]] = {}
+        for kind, it in zip(owners, properties, strict=True):
+            empty = {} if it.get("type") == "object" else None
+            defaults.setdefault(_value(it.get("default", empty)), []).append(_name(kind))
+        first, *others = defaults.items()
+        shown = (
+            first[0]
+            if field == "name"
+            else "; ".join([first[0], *(f"{value} for {', '.join(names)}" for value, names in others)])
+        )
+        yield field, properties, shown, _cell(meaning(owners[0], field)) + _which(owners, kinds)
+
+
+def _which(owners: list[type], kinds: list[type]) -> str:
+    """Say which kinds have a setting, or which have not, whatever is shorter."""
+    others = [kind for kind in kinds if kind not in owners]
+    if not others:
+        return ""
+    word, shown = ("Only", owners) if len(owners) <= len(others) else ("Not", others)
+    return f" {word} for {', '.join(map(_name, shown))}."
+
+
+def _name(kind: type) -> str:
+    """The names that choose a kind."""
+    chosen = [name for kinds in KINDS.values() for name, it in kinds.items() if it is kind]
+    return ", ".join("a class of your own" if name == "custom" else f"`{name}`" for name in chosen)
+
+
+def meaning(kind: type, field: str) -> str:
+    return next((said for it in kind.__mro__ if (said := meanings(it).get(field))), "")
+
+
+def meanings(section: type) -> dict[str, str]:
+    """The docstrings below the fields that a class of settings declares itself; its own under the empty name."""
+    if not dataclasses.is_dataclass(section):
+        return {}
+    (node,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(node, ast.ClassDef)
+    return dict(_documented(node))
 
 
 def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
@@ -62,7 +108,7 @@ def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 
 def _allowed(schema: dict[str, Any], whole: dict[str, Any]) -> str:
-    """In words, what a JSON schema lets through."""
+    """Say in words what a JSON schema lets through."""
     if "$ref" in schema:
         return _allowed(whole["$defs"][schema["$ref"].rpartition("/")[2]], whole)
     if options := schema.get("anyOf"):
@@ -86,6 +132,11 @@ def _allowed(schema: dict[str, Any], whole: dict[str, Any]) -> str:
             return "text"
 
 
+def _joined(allowed: Iterable[str]) -> str:
+    """The different values that some kinds allow, each once."""
+    return ", ".join(dict.fromkeys(part for it in allowed for part in it.split(", ")))
+
+
 def _bounds(schema: dict[str, Any]) -> str:
     low, high = schema.get("minimum"), schema.get("maximum")
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
@@ -100,7 +151,7 @@ def _presets(sections: dict[str, dict[str, Any]]) -> str:
     rows = []
     for section, fields in sections.items():
         for it, default in fields.items():
-            found = [made[name][section][it] for name in PRESETS]
+            found = [made[name][section].get(it, default) for name in PRESETS]
             if (section, it) != ("task", "name") and any(value != default for value in found):
                 cells = " | ".join("" if value == default else _value(value) for value in found)
                 rows.append(f"| `{section}.{it}` | {_value(default)} | {cells} |")

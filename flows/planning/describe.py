@@ -8,7 +8,7 @@ from typing import Any
 from flows.planning import memory
 from flows.planning.resolve import ask_earlier_run
 from storage.queries.difficulty import Known
-from tba.config import Config, ObjectiveConfig, OptimizerName, TrainingConfig
+from tba.config import Config, OptimizerName, TrainingConfig
 from tba.interfaces import TakesTurns
 from tba.tasks.registry import get_task
 from tba.train.schedules import learning_rate_at
@@ -141,13 +141,13 @@ def _adapters(config: Config) -> str:
 
 def _objective(config: Config) -> str:
     """Its name, how beta goes, and whatever else of it is not as it is unless it is set."""
-    objective, plain = config.objective, ObjectiveConfig()
+    objective = config.objective
     beta = f"{objective.beta_end:g}"
     if objective.beta_start != objective.beta_end:
         beta = f"{objective.beta_start:g} at step 1, {objective.beta_end:g} from step {objective.beta_stop} on"
     shown = {"name", "beta_start", "beta_end", "beta_target", "beta_stop"}
     found = {it.name: getattr(objective, it.name) for it in fields(objective) if it.name not in shown}
-    chosen = {name: value for name, value in found.items() if value != getattr(plain, name)}
+    chosen = {name: value for name, value in found.items() if value != getattr(type(objective), name)}
     return ", ".join([objective.name, f"beta {beta}", *([_given(chosen)] if chosen else [])])
 
 

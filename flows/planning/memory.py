@@ -78,7 +78,7 @@ def held(config: Config) -> dict[str, float]:
         parts = {"weights": size, "gradients": size, **({"AdamW": moments} if moments else {})}
         if objective.reference_reset or objective.reference_decay:
             parts["moving reference"] = size
-        if objective.name == "ppo":
+        if _learns_values(config):
             parts["value model"] = 2 * size + moments
     if lowers(config) and config.training.ranks == 1:
         parts["in bfloat16"] = 2
@@ -96,7 +96,12 @@ def on_host(config: Config) -> float:
     """Bytes for each parameter that lie in main memory alone, of all ranks together."""
     if config.training.optimizer != "adamw-on-host" or config.model.device == "cpu" or config.model.lora_rank:
         return 0
-    return moments_of(config) * (2 if config.objective.name == "ppo" else 1)
+    return moments_of(config) * (2 if _learns_values(config) else 1)
+
+
+def _learns_values(config: Config) -> bool:
+    auxiliary = config.objective.auxiliary
+    return auxiliary is not None and auxiliary.kind == "value"
 
 
 def most_tokens(config: Config) -> tuple[int, str]:

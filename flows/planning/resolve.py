@@ -49,8 +49,8 @@ def resolve(
             check_folder("model.path", folder, longest=config.longest)
     if runs_here:
         check_rows(config)
-    if runs_here and max(config.engine.tensor_parallel, config.training.ranks) > 1:
-        usable(config, config.engine.tensor_parallel, config.training.ranks)
+    if runs_here and max(config.engine.gpus, config.training.ranks) > 1:
+        usable(config, config.engine.gpus, config.training.ranks)
     if config.engine.name == "vllm":
         installed = not runs_here or find_spec("vllm") is not None
         for sampling in (search_sampling(config), evaluation_sampling(config, reads_logps=False)):

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flows.supervision.gpus import engine_start
 from storage.runs.events import Events
-from tba.config import Config, EngineConfig
+from tba.config import Config, CustomEngine, VLLMEngine
 from tba.errors import ConfigError
 from tba.interfaces import Generator
+from tba.runtime.loading import load_class
 
 if TYPE_CHECKING:
     from tba.models.adapters import Adapter
@@ -36,12 +37,15 @@ class Sampling(NamedTuple):
 
 
 def open_generator(config: Config, events: Events, sampling: Sampling, adapter: "Adapter | None" = None) -> Generator:
-    """The one to use, before it has adopted anything; of adapters, where it is told of one."""
+    """Return the generator that the settings choose, before it has adopted a version. `adapter` is given if versions
+    are adapters."""
     from tba.models.pretrained import resolve_device
 
     device = resolve_device(config.model.device).type
     engine = choose(config, sampling, device=device, installed=find_spec("vllm") is not None)
     events.write("engine-chosen", f"responses come from {engine.name}: {engine.why}", engine=engine.name)
+    if isinstance(config.engine, CustomEngine):
+        return load_class("engine.name", config.engine.name)(config, adapter)
     common: dict[str, Any] = {
         "dtype": config.model.publish_dtype,
         "batch_responses": config.search.batch_responses,
@@ -52,6 +56,7 @@ def open_generator(config: Config, events: Events, sampling: Sampling, adapter: 
     if engine.name == "vllm":
         from tba.generation.vllm_generator import VLLMGenerator
 
+        assert isinstance(config.engine, VLLMEngine)
         return VLLMGenerator(
             **common,
             on_cpu=device == "cpu",
@@ -66,7 +71,7 @@ def open_generator(config: Config, events: Events, sampling: Sampling, adapter: 
 
 
 @contextmanager
-def _starting(engine: EngineConfig, events: Events) -> Iterator[int]:
+def _starting(engine: VLLMEngine, events: Events) -> Iterator[int]:
     with engine_start() as roles:
         share = engine.fraction(roles)
         shared = f", which {roles} roles share" if roles > 1 else ""
@@ -97,10 +102,9 @@ def choose(config: Config, sampling: Sampling, *, device: str, installed: bool) 
         against = against or "vLLM does not run on Apple's GPUs"
     if device == "cpu":
         against = against or "on a CPU vLLM is not faster with small models, and starts later"
-    if against and config.engine.tensor_parallel > 1:
+    if against and config.engine.gpus > 1:
         raise ConfigError(
-            f"engine.tensor_parallel: only vLLM spreads a model over GPUs, and {against}, got "
-            f"{config.engine.tensor_parallel}"
+            f"engine.tensor_parallel: only vLLM spreads a model over GPUs, and {against}, got {config.engine.gpus}"
         )
     return Engine("transformers", against) if against else Engine("vllm", "it is installed, and there is a GPU")
 

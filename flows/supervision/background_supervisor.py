@@ -93,6 +93,6 @@ def local_launcher(run: Run, config: Config, *, trains: bool = True, generates: 
     """For all roles, for a trainer alone, or for roles that generate. ConfigError if the GPUs of this machine are too
     few."""
     ranks = config.training.ranks if trains else 1
-    per_engine = config.engine.tensor_parallel if generates else 1
+    per_engine = config.engine.gpus if generates else 1
     uuids = usable(config, per_engine, ranks)
     return LocalLauncher(run, devices=Devices(run.url, uuids=uuids, ranks=ranks, per_engine=per_engine))
