@@ -68,7 +68,7 @@ def _rows(kinds: list[type], schema: dict[str, Any]) -> Iterator[tuple[str, list
             if field == "name"
             else "; ".join([first[0], *(f"{value} for {', '.join(names)}" for value, names in others)])
         )
-        yield field, properties, shown, _cell(meaning(owners[0], field)) + _which(owners, kinds)
+        yield field, properties, shown, _cell(meaning(owners, field)) + _which(owners, kinds)
 
 
 def _which(owners: list[type], kinds: list[type]) -> str:
@@ -86,8 +86,9 @@ def _name(kind: type) -> str:
     return ", ".join("a class of your own" if name == "custom" else f"`{name}`" for name in chosen)
 
 
-def meaning(kind: type, field: str) -> str:
-    return next((said for it in kind.__mro__ if (said := meanings(it).get(field))), "")
+def meaning(kinds: list[type], field: str) -> str:
+    """The docstring below a field, from the first of some kinds, or of their bases, that has one."""
+    return next((said for kind in kinds for it in kind.__mro__ if (said := meanings(it).get(field))), "")
 
 
 def meanings(section: type) -> dict[str, str]:
