@@ -258,7 +258,7 @@ def test_an_older_checkpoint_whose_steps_would_draw_what_was_given_up_is_not_con
     save(run, tmp_path, 6, 2)
     for name in (Version(6, 2), Version(4, 1)):
         damage(run, name)
-    with pytest.raises(Damaged, match=r"no older one serves, as retention/000001.json .* has given up tokens"):
+    with pytest.raises(Damaged, match=r"no older checkpoint can be used, because retention/000001.json .* given up"):
         claim_attempt(run)
     assert newest_attempt(run) == 2
 
