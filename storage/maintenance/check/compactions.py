@@ -77,7 +77,7 @@ class CompactedRows:
     def _open(self, compaction: Compaction) -> pq.ParquetFile:
         data = self._run.store.read(compaction.object)
         if hashlib.sha256(data).hexdigest() != compaction.sha256 or len(data) != compaction.bytes:
-            raise Damaged(f"{compaction.object} has not the content that its record promises (sha256 differs)")
+            raise Damaged(f"{compaction.object} does not have the content that its record promises (sha256 differs)")
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         if (file.metadata.metadata or {}).get(b"run") != self._run.writer_of(compaction.object).encode():
             raise Damaged(f"{compaction.object} belongs to another run")

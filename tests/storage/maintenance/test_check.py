@@ -448,7 +448,7 @@ def test_prompts_of_another_schema_or_of_none_of_the_trajectories_are_found(whol
     rewrite_parquet(whole, layout.prompts("test"), lambda table: table.drop_columns(["answer"]))
     rewrite_parquet(whole, layout.prompts("train"), lambda table: table.slice(0, 0))
     findings = check(whole)
-    assert found(findings, layout.prompts("test"), "'answer' is there 0 times")
+    assert found(findings, layout.prompts("test"), "'answer' occurs 0 times")
     assert found(findings, "trajectories", f"answer {PROMPTS[0]}, which is not among the stored prompts")
 
 

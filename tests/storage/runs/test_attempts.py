@@ -235,7 +235,7 @@ def test_where_no_checkpoint_is_intact_nothing_is_claimed_until_a_file_is_restor
     with pytest.raises(Damaged) as raised:
         claim_attempt(run)
     for said in (
-        "no checkpoint is intact", f"{layout.checkpoint(Version(2, 1))}{OPTIMIZER} has not the content", key,
+        "no checkpoint is intact", f"{layout.checkpoint(Version(2, 1))}{OPTIMIZER} does not have the content", key,
         "restore the file that is named and resume", "`tba fork first --step 8`", "start a new run",
     ):  # fmt: skip
         assert said in str(raised.value)
