@@ -22,7 +22,7 @@ MOST_BYTES = 2 * 1024**3
 """Maximum bytes of files without a remembered result that one connection reads."""
 
 _SIDE_BY_SIDE = 8  # number of files that are read at the same time
-_SETTLED = 2.0  # seconds: a file that changed later than this is not remembered, as one more change might not show
+_SETTLED = 2.0  # seconds: a file that changed so recently is not remembered, since one more change might not show
 _KEPT = 30 * 24 * 3600.0  # seconds for which the results of a run stay if nothing asks for them
 
 Reader = Callable[[Path], Any]

@@ -89,7 +89,7 @@ def _use(copy: Path) -> None:
     """Mark a copy as in use, and the oldest ones beyond `_USED` as no longer in use. The caller holds the guard."""
     os.utime(copy)
     descriptor = os.open(_beside(copy, "used"), os.O_RDWR | os.O_CREAT, 0o644)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)  # never waits long: a process that removes copies holds the guard
+    fcntl.flock(descriptor, fcntl.LOCK_SH)  # does not wait: a process that removes copies needs the guard
     with _changing:
         used = _in_use.setdefault(copy.parent, {})
         released = [used.pop(copy)] if copy in used else []

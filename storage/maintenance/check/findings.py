@@ -1,4 +1,4 @@
-"""What a check finds: problems, notes, and how many things of each kind were checked."""
+"""The findings of a check: problems, notes, and how many things of each kind were checked."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
