@@ -23,7 +23,7 @@ class ReadAhead:
                 self._after.update({entry.key: (listing, place) for place, entry in enumerate(listing)})
 
     def read(self, key: str) -> bytes:
-        """Return the bytes of an object, as they are now or were a little earlier. Raise Missing if it does not exist."""
+        """Return the bytes of an object, as they are now or were shortly before. Raise Missing if it does not exist."""
         if key not in self._waiting and key in self._after:
             self._fetch(key)
         data = self._waiting.pop(key, None)
