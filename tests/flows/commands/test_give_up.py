@@ -52,7 +52,7 @@ def test_it_goes_on_once_the_shard_is_given_up(damaged: Run, capsys: pytest.Capt
     assert record["removed"]["shards"] == {"keys": [LOST], "first_sync": 3, "attempt": 2}
     create.resume(damaged.url)
     assert main(["check", damaged.url]) == 0
-    assert f"{LOST} was lost, and is given up" in capsys.readouterr().out
+    assert f"{LOST} was lost and is given up" in capsys.readouterr().out
 
 
 def test_without_keys_all_that_is_lost_is_given_up(damaged: Run, capsys: pytest.CaptureFixture[str]):
