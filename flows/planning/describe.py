@@ -42,7 +42,7 @@ def describe(config: Config) -> str:
         ("storage", _storage(config)),
         (
             "replay buffer",
-            f"keeps up to {config.limits.memory_gb:g} GB of trajectories in the trainer's memory and, for a remote run, "
+            f"keeps up to {config.limits.memory_gb:g} GB of trajectories in the trainer's memory and, for remote runs, "
             f"up to {config.limits.disk_gb:g} GB on its disk",
         ),
         *(("note", note) for note in _notes(config, known)),

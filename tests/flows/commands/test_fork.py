@@ -516,7 +516,7 @@ def test_a_start_policy_that_changed_is_noticed(killed: Run, tmp_path: Path):
     for checkpoint in Checkpoints(run).complete():
         give_up(run, checkpoints=[checkpoint], why="a test")
     tiny_folder(policy, seed=1)
-    with pytest.raises(ConfigError, match=r"model.path: what lies there is another policy than the one that version"):
+    with pytest.raises(ConfigError, match=r"model.path: the model there has changed since version"):
         audit.audit(run, 1)
 
 
