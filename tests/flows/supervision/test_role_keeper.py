@@ -147,7 +147,7 @@ def test_a_life_that_ends_finished_is_the_last(kept: Kept):
     assert kept.kinds == ["role-started", "role-ended"]
 
 
-@pytest.mark.parametrize(("code", "said"), [(MISUSED, "cannot do what it was asked to"), (GAVE_UP, "waited in vain")])
+@pytest.mark.parametrize(("code", "said"), [(MISUSED, "cannot work with its settings"), (GAVE_UP, "waited too long")])
 def test_an_end_that_another_life_would_not_mend_fails_the_run(kept: Kept, code: int, said: str):
     kept.attend()
     with pytest.raises(RunFailed, match=f"searcher-001 .*{said}.*there is no such model"):
