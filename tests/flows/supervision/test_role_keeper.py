@@ -226,7 +226,7 @@ def test_a_life_that_nobody_here_started_is_adopted_once_its_lease_moves(kept: K
     assert isinstance(w.state, Elsewhere) and not w.is_adopted and not kept.events
     kept.write_lease(SEARCHER, life=3, counter=9)
     assert kept.attend().is_adopted and w.number == 3
-    assert kept.events == [Event("role-adopted", "searcher-001 lives: pid 7 on elsewhere", "info", w.about)]
+    assert kept.events == [Event("role-adopted", "searcher-001 is adopted: pid 7 on elsewhere", "info", w.about)]
     kept.attend()
     assert len(kept.events) == 1 and not kept.launcher.lives
 

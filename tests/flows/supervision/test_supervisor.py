@@ -488,7 +488,7 @@ def test_a_role_that_fails_slowly_without_getting_any_further_fails_the_run(tmp_
     behave(run, "searcher-001", "turn")
     error = Supervised(run).ended()
     assert isinstance(error, RunFailed)
-    assert "searcher-001 ended 3 times without getting any further" in str(error)
+    assert "searcher-001 ended 3 times without making progress" in str(error)
 
 
 def test_a_searcher_that_stores_groups_of_an_earlier_round_than_its_last_life_has_got_further():
