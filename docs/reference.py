@@ -1,4 +1,5 @@
-"""Generate the reference of settings and commands, from the docstrings in tba/config/ and the help of the command line."""
+"""Generate the reference of settings and commands, from the docstrings in tba/config/ and the help of the command
+line."""
 
 import argparse
 import ast
@@ -24,7 +25,7 @@ _HIDDEN = ("help", "debug")
 
 
 def settings() -> str:
-    """Return every section with the allowed values, the default and the meaning of each setting, then the presets."""
+    """Return all sections with the allowed values, default and meaning of each setting. The presets follow."""
     schema = TypeAdapter(Config).json_schema()
     docstrings, defaults = meanings(), Config().to_dict()
     sections = {name: it for name, it in defaults.items() if isinstance(it, dict)}
@@ -38,7 +39,7 @@ def settings() -> str:
         ]
         about = _cell(docstrings[kind][""])
         parts.append(f"## {name}\n\n{about}\n\n" + _table(["setting", "may be", "default", " "], rows))
-    seed = f"`seed`, by default {defaults['seed']}: the seed of everything random.\n"
+    seed = f"`seed`, by default {defaults['seed']}: the seed of all random choices.\n"
     return "\n" + "\n".join([seed, *parts, _presets(sections)])
 
 
@@ -105,7 +106,7 @@ def _presets(sections: dict[str, dict[str, Any]]) -> str:
                 cells = " | ".join("" if value == default else _value(value) for value in values)
                 rows.append(f"| `{section}.{it}` | {_value(default)} | {cells} |")
     head = ["setting", "default", *(f"`{name}`" for name in PRESETS)]
-    return "## Presets\n\nWhat a task brings with it, where that is not the default.\n\n" + _table(head, rows)
+    return "## Presets\n\nEach preset changes these settings from their defaults.\n\n" + _table(head, rows)
 
 
 def _value(value: Any) -> str:

@@ -44,8 +44,8 @@ def warn_of(run: Run, damage: Sequence[Damage]) -> None:
 
 
 def is_inside_an_object(error: Exception) -> bool:
-    """Return True if a query failed on a damaged object that the views did not leave out. They can miss damage because
-    they compare large runs with their records by file size only."""
+    """Return True if a query failed on a damaged object that the views did not leave out. They can miss damage:
+    beyond a bound, files are compared with their records by size only."""
     message = str(error)
     return "arrow_scan" in message and "Failed to open local file" not in message
 

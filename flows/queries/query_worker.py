@@ -122,7 +122,7 @@ class Worker:
             self._say({"begun": True})
             statements = con.extract_statements(query.replace("\0", ""))
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-                pivots = "; a pivot must list its values: pivot ... on ... in (...)" if "pivot" in query.lower() else ""
+                pivots = "; a pivot names its values: pivot ... on ... in (...)" if "pivot" in query.lower() else ""
                 raise Refused(f"only one query that reads is possible: it begins with select, from or with{pivots}")
             result = con.sql(statements[0]).limit(most, skip)
             cut = with_texts_cut(result, OF_READERS.text)
