@@ -27,17 +27,17 @@ _HIDDEN = ("help", "debug")
 def settings() -> str:
     """Return all sections with the allowed values, default and meaning of each setting. The presets follow."""
     schema = TypeAdapter(Config).json_schema()
-    docstrings, defaults = meanings(), Config().to_dict()
+    docs, defaults = meanings(), Config().to_dict()
     sections = {name: it for name, it in defaults.items() if isinstance(it, dict)}
     parts = []
     for name, fields in sections.items():
         kind = type(getattr(Config(), name)).__name__
         properties = schema["$defs"][kind]["properties"]
         rows = [
-            f"| `{name}.{it}` | {_allowed(properties[it], schema)} | {_value(default)} | {_cell(docstrings[kind][it])} |"
+            f"| `{name}.{it}` | {_allowed(properties[it], schema)} | {_value(default)} | {_cell(docs[kind][it])} |"
             for it, default in fields.items()
         ]
-        about = _cell(docstrings[kind][""])
+        about = _cell(docs[kind][""])
         parts.append(f"## {name}\n\n{about}\n\n" + _table(["setting", "may be", "default", " "], rows))
     seed = f"`seed`, by default {defaults['seed']}: the seed of all random choices.\n"
     return "\n" + "\n".join([seed, *parts, _presets(sections)])
