@@ -14,7 +14,7 @@ ERROR_LINE = re.compile(r"^(?:\S+ \S+ \S+ ERROR|ERROR:?|error:) (.+)$", re.MULTI
 def describe_exit(code: int) -> str:
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
-    known = {FINISHED: "finished", STOPPED: "stopped", SUPERSEDED: "replaced by another life of the role"}
+    known = {FINISHED: "finished", STOPPED: "stopped", SUPERSEDED: "superseded by another life of the role"}
     return known.get(code, f"failed with exit code {code}")
 
 

@@ -861,7 +861,7 @@ def test_a_model_with_a_damaged_file_is_refused_before_anything_starts(
 def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     printed(capsys, "run", "math", "--dry-run", "--set", "task.options.levels=[3, 4]", "sync.lag=null")
     changes = ("--set", "sampling.mean_reward_between=[0.2, 0.8]")
-    assert "earn between 0.2 and 0.8 on average" in printed(capsys, "run", "quickstart", "--dry-run", *changes)
+    assert "have a mean reward between 0.2 and 0.8" in printed(capsys, "run", "quickstart", "--dry-run", *changes)
     assert "task.options.levels.0" in refused(capsys, "run", "math", "--dry-run", "--set", "task.options.levels=[7]")
 
 

@@ -506,7 +506,7 @@ def test_a_role_whose_work_stands_still_while_its_lease_is_renewed_is_replaced(t
     until(lambda: supervised.said("role-silent", "searcher-001"))
     behave(run, "searcher-001", "work")
     until(lambda: works(run, "searcher-001", life=2))
-    assert "stood still" in supervised.said("role-silent", "searcher-001")[0].message
+    assert "has done no work" in supervised.said("role-silent", "searcher-001")[0].message
     finish(run)
     assert supervised.ended() is None
 
