@@ -1,4 +1,5 @@
-"""The reference of settings and commands, from what tba/config/ and the command line say of themselves."""
+"""Generate the reference of settings and commands, from the docstrings in tba/config/ and the help of the command
+line."""
 
 import argparse
 import ast
@@ -39,7 +40,7 @@ def settings() -> str:
         ]
         about = _cell(meanings(own[0] if len(own) == 1 else own[0].__mro__[1])[""])
         parts.append(f"## {name}\n\n{about}\n\n" + _table(["setting", "may be", "default", " "], rows))
-    seed = f"`seed`, by default {defaults['seed']}: the seed of everything random.\n"
+    seed = f"`seed`, by default {defaults['seed']}: the seed of all random choices.\n"
     return "\n" + "\n".join([seed, *parts, _presets(sections)])
 
 
@@ -104,8 +105,8 @@ def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     yield "", ast.get_docstring(node) or ""
     for field, after in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            said = after.value if isinstance(after, ast.Expr) else None
-            yield field.target.id, said.value if isinstance(said, ast.Constant) else ""  # pyright: ignore[reportReturnType]
+            text = after.value if isinstance(after, ast.Expr) else None
+            yield field.target.id, text.value if isinstance(text, ast.Constant) else ""  # pyright: ignore[reportReturnType]
 
 
 def _allowed(schema: dict[str, Any], whole: dict[str, Any]) -> str:
@@ -147,17 +148,17 @@ def _bounds(schema: dict[str, Any]) -> str:
 
 
 def _presets(sections: dict[str, dict[str, Any]]) -> str:
-    """The settings that differ between presets."""
+    """Return a table of the settings in which at least one preset differs from the default."""
     made = {name: preset(name).to_dict() for name in PRESETS}
     rows = []
     for section, fields in sections.items():
         for it, default in fields.items():
-            found = [made[name][section].get(it, default) for name in PRESETS]
-            if (section, it) != ("task", "name") and any(value != default for value in found):
-                cells = " | ".join("" if value == default else _value(value) for value in found)
+            values = [made[name][section][it] for name in PRESETS]
+            if (section, it) != ("task", "name") and any(value != default for value in values):
+                cells = " | ".join("" if value == default else _value(value) for value in values)
                 rows.append(f"| `{section}.{it}` | {_value(default)} | {cells} |")
     head = ["setting", "default", *(f"`{name}`" for name in PRESETS)]
-    return "## Presets\n\nWhat a task brings with it, where that is not the default.\n\n" + _table(head, rows)
+    return "## Presets\n\nEach preset changes these settings from their defaults.\n\n" + _table(head, rows)
 
 
 def _value(value: Any) -> str:
@@ -172,18 +173,18 @@ def _value(value: Any) -> str:
 
 
 def commands() -> str:
-    """Every command as its own help has it."""
+    """Return the help of every command."""
     return "\n" + "\n".join(_command(name, parser) for name, parser in parsers().items())
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """By command."""
+    """Return the parser of each command, by the name of the command."""
     (action,) = (it for it in cli.build_parser()._actions if isinstance(it, argparse._SubParsersAction))
     return dict(action.choices)
 
 
 def _command(name: str, parser: argparse.ArgumentParser) -> str:
-    """Its help, but for the name that stands above."""
+    """Return the section of one command: its description, arguments and examples."""
     first, _, about = (parser.description or "").partition("\n\n")
     actions = [it for it in parser._actions if it.dest not in _HIDDEN and it.help != argparse.SUPPRESS]
     rows = [f"| `{_named(it)}` | {_cell(_help(it))} |" for it in actions]
@@ -205,19 +206,19 @@ def _named(action: argparse.Action) -> str:
 
 
 def _help(action: argparse.Action) -> str:
-    if action.help == arguments.RUN_HELP:  # which the page says once
+    if action.help == arguments.RUN_HELP:  # the page explains it once, at its top
         return "a run" if action.nargs is None else "runs"
     return (action.help or "").replace("%(default)s", str(action.default))
 
 
 def _paragraphs(text: str) -> str:
-    """As they are, but for lines of a command, which are indented."""
+    """Return a text in which indented lines, which are commands, become code blocks."""
     lines = [f"\n    {line.strip()}\n" if line.startswith("  ") else line for line in text.splitlines()]
     return "\n".join(lines)
 
 
 def _cell(text: str) -> str:
-    """In one line, with links to the pages that it names."""
+    """Return a text in one line, in which names of pages are links."""
     return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", " ".join(text.split()).replace("|", "\\|"))
 
 

@@ -1,11 +1,11 @@
-"""A trainer's replay buffer, in a process of its own: `python -m flows.roles.buffer_process`, started by the trainer.
+"""A trainer's replay buffer in a process of its own: `python -m flows.roles.buffer_process`, started by the trainer.
 
-What is read for the next gradient step is admitted, drawn and decoded beside the step at hand. In one process the two
-would wait for each other's turn of the interpreter; here a step shares nothing but the machine with what is read.
+The process admits, draws and decodes the trajectories of the next gradient step while the trainer computes the current
+one. In a single process the two would compete for Python's interpreter lock.
 
-Orders go in through a pipe and answers come out through another: JSON, and numbers as they lie in memory. The process
-ends with the trainer, however that ends, and leaves what asks a trainer to stop to the trainer, who may still need a
-record. What it writes are the records that the trainer asks for, in the name of the trainer's attempt.
+Orders arrive through one pipe and answers leave through another, as JSON plus raw arrays of numbers. The process ends
+when the trainer ends, for whatever reason. It ignores signals to stop, because a trainer that stops in order may still
+need a record. It writes only the records that the trainer asks for, under the number of the trainer's attempt.
 """
 
 import argparse
@@ -31,12 +31,12 @@ from tba.types import Draw
 
 COMMAND = [sys.executable, "-P", "-m", "flows.roles.buffer_process"]
 
-_PATIENCE = 10.0  # seconds for the process to end when it is no longer needed
+_PATIENCE = 10.0  # seconds that the process has to end when it is no longer needed
 
 _LISTS = (
     "prompt_tokens", "response_tokens", "ref_logps", "behaviour_logps", "loss_mask", "step_ends", "step_values",
 )  # fmt: skip
-"""Fields of what is fetched that have a list per row, if they are there."""
+"""Fields of `Fetched` that hold one list per row. Some of them may be None."""
 
 
 def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckReplayBuffer:
@@ -58,8 +58,8 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
 
 
 class Reader:
-    """The `ReplayBuffer` of one attempt, elsewhere. Errors are those of the buffer; RunFailed if its process has died,
-    or does not answer within `deadline` seconds, and is then dead too."""
+    """The `ReplayBuffer` of one attempt, in another process. Methods raise the errors of the buffer. They raise
+    RunFailed if the process has died, or if it has been killed because it did not answer within `deadline` seconds."""
 
     def __init__(self, run: Run, attempt: int, life: int, *, deadline: float):
         self.deadline = deadline
@@ -124,14 +124,14 @@ class Reader:
         if answer is None:
             how = f"has not answered for {self.deadline:g} s" if overdue.is_set() else f"has died ({self._end()})"
             raise RunFailed(f"the trainer's reader (pid {self.process.pid}) {how}, asked to {what}")
-        said, numbers = answer
-        if "error" in said:
-            raise error_named(said["error"], said["says"])
-        return said["is"], numbers
+        message, numbers = answer
+        if "error" in message:
+            raise error_named(message["error"], message["says"])
+        return message["is"], numbers
 
     @contextmanager
     def _overdue(self) -> Iterator[threading.Event]:
-        """Set, and the process killed, once the deadline has passed."""
+        """Yield an event. Once the deadline has passed, set the event and kill the process."""
         passed = threading.Event()
 
         def end() -> None:
@@ -150,7 +150,7 @@ class Reader:
         try:
             code = self.process.wait(_PATIENCE)
         except subprocess.TimeoutExpired:
-            return "it is still there"
+            return "it has not ended"
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
@@ -181,9 +181,9 @@ def serve(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers: Binar
         what, arguments = order[0]["do"], order[0]["with"]
         numbers: Numbers = ()
         try:
-            buffer = buffer or make()  # here, so that its errors reach whoever asks first
-            found, numbers = _ORDERS[what](buffer, *arguments)
-            answer = {"is": found}
+            buffer = buffer or make()  # here, so that its errors become the answer to the first order
+            result, numbers = _ORDERS[what](buffer, *arguments)
+            answer = {"is": result}
         except TBAError as error:
             answer = {"error": type(error).__name__, "says": str(error)}
         except Exception as error:
@@ -197,7 +197,7 @@ def serve(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers: Binar
 
 def _fetch(buffer: DuckReplayBuffer, draws: Sequence[Sequence[Any]]) -> tuple[Any, Numbers]:
     fetched = buffer.fetch([_draw(values) for values in draws])
-    lists = {name: found for name in _LISTS if (found := getattr(fetched, name)) is not None}
+    lists = {name: column for name in _LISTS if (column := getattr(fetched, name)) is not None}
     numbers = [fetched.reward_B, fetched.finished_B, *(array for it in lists.values() for array in it)]
     return [fetched.trajectory_ids, fetched.prompt_ids, list(lists)], numbers
 
@@ -215,11 +215,11 @@ _ORDERS: Mapping[str, Callable[..., tuple[Any, Numbers]]] = {
 }
 
 
-# --- what they say ----------------------------------------------------------------------------------------------------
+# --- messages between the two -----------------------------------------------------------------------------------------
 
 
 def _values(draw: Draw) -> list[Any]:
-    """`dataclasses.astuple` would copy each of them, in the trainer's time."""
+    """Return the values of a draw's fields. `dataclasses.astuple` would copy each value, which takes time."""
     return [getattr(draw, name) for name in Draw.__slots__]
 
 
@@ -227,9 +227,9 @@ def _draw(values: Sequence[Any]) -> Draw:
     return Draw(**dict(zip(Draw.__slots__, values, strict=True)))
 
 
-def _fetched(said: Sequence[Sequence[str]], numbers: Numbers) -> Fetched:
+def _fetched(answer: Sequence[Sequence[str]], numbers: Numbers) -> Fetched:
     reward_B, finished_B, *halves = numbers
-    trajectory_ids, prompt_ids, names = said
+    trajectory_ids, prompt_ids, names = answer
     return Fetched(
         trajectory_ids=trajectory_ids,
         prompt_ids=prompt_ids,

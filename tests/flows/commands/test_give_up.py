@@ -73,7 +73,7 @@ def test_what_is_whole_cannot_be_given_up(damaged: Run):
 
 
 def test_a_run_that_somebody_looks_after_is_left_alone(damaged: Run):
-    with HeldLease(damaged, "supervisor", every=0.1), pytest.raises(ConfigError, match="looked after already"):
+    with HeldLease(damaged, "supervisor", every=0.1), pytest.raises(ConfigError, match="already has a supervisor"):
         give_up(damaged, [], why="a test")
     assert given_up(damaged).shards == frozenset()
 

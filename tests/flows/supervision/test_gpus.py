@@ -229,7 +229,7 @@ def test_a_role_with_an_engine_is_shown_all_of_its_devices(run: Run, tmp_path: P
     assert shown_to(run, "trainer") == "GPU-1"
     assert shown_to(run, "searcher-000") == "GPU-2,GPU-3"
     another = Devices("runs/another", folder=tmp_path / "locks", uuids=["GPU-1", "GPU-2", "GPU-3"], per_engine=2)
-    with pytest.raises(NotNow, match=r"fewer than 2 GPUs .*\(engine\.tensor_parallel\)"):
+    with pytest.raises(NotNow, match=r"needs 2 GPUs \(engine\.tensor_parallel\)"):
         LocalLauncher(run, command=script, devices=another).start(Role("searcher"), 1)
     for life in lives:
         life.kill()
@@ -351,7 +351,7 @@ def test_no_file_or_folder_of_ours_becomes_everybodys_by_a_link_that_somebody_pu
     assert {stat.S_IMODE(path.stat().st_mode) for path in locks.iterdir()} == {0o666}
     (locks / "taking.lock").unlink()
     (locks / "taking.lock").symlink_to(own)
-    with pytest.raises(RunFailed, match=r"taking\.lock, which cannot be opened"):
+    with pytest.raises(RunFailed, match=r"taking\.lock of a GPU cannot be opened"):
         Devices("second", folder=locks, uuids=["GPU-0"]).take("searcher")
     (tmp_path / "linked").symlink_to(ours)
     Devices("third", folder=tmp_path / "linked", uuids=["GPU-0"]).take("searcher")
