@@ -383,7 +383,7 @@ def test_an_engine_that_may_have_got_a_part_of_the_weights_ends_the_role(
     monkeypatch.setattr(
         generator, "_load_opened", lambda version: generator._running().collective_rpc("no_such_method")
     )
-    with pytest.raises(RunFailed, match=f"failed while it took version {V1}"):
+    with pytest.raises(RunFailed, match=f"failed while it loaded version {V1}"):
         generator.adopt(folders[V1], V1)
 
 
