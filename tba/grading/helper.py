@@ -1,11 +1,12 @@
-"""Algebra in a process of its own, which can be ended: `python -m tba.grading.helper`, started when first needed.
+"""Algebra in a separate process that can be killed: `python -m tba.grading.helper`, started when first needed.
 
-Whether two expressions are equal may take for ever to find out, and no signal interrupts a power of two long integers.
-So each process that grades has a helper, and a comparison that takes longer than it may ends it: the answer is wrong,
-and the next comparison finds another helper. The limit is on the helper's own time of the processor, so that what is
-right does not depend on how busy the machine is; a second one, on the clock, is for a helper that gets none.
+It may take forever to decide whether two expressions are equal, and no signal interrupts a power of two long integers.
+So each process that grades has a helper. A comparison that takes too long ends the helper: the answer is then wrong,
+and the next comparison starts another helper. The limit is on the helper's CPU time, so that the result does not depend
+on how busy the machine is. A second limit, on wall-clock time, is for a helper that gets no CPU time.
 
-Orders are lines of JSON, answers one digit. The process ends with the one that started it, however that ends.
+Orders are lines of JSON, and each answer is one digit. The helper ends together with the process that started it,
+however that process ends.
 """
 
 import atexit
@@ -24,11 +25,11 @@ from functools import cache, lru_cache
 from tba.errors import RunFailed
 from tba.runtime.child import end_with_parent, start_child
 
-SECONDS = 2.0  # of the processor, for one comparison
-PATIENCE = 20.0  # seconds of the clock, likewise
-START_PATIENCE = 120.0  # to import sympy, on a busy machine
-MEMORY = 4 << 30  # bytes that the helper may ask for
-LONGEST = 1 << 15  # bytes of an order: a pipe takes as many while its reader is busy
+SECONDS = 2.0  # CPU time of the helper for one comparison
+PATIENCE = 20.0  # wall-clock seconds for one comparison
+START_PATIENCE = 120.0  # wall-clock seconds to start, which imports sympy, on a busy machine
+MEMORY = 4 << 30  # bytes that the helper may allocate
+LONGEST = 1 << 15  # bytes of an order: a pipe holds this many while its reader is busy
 
 _READY, _RIGHT, _WRONG = b"+\n", b"1\n", b"0\n"
 
@@ -36,26 +37,27 @@ _READY, _RIGHT, _WRONG = b"+\n", b"1\n", b"0\n"
 # --- the side that grades ---------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=16_384)  # the responses of one prompt repeat each other's answers
+@lru_cache(maxsize=16_384)  # responses to one prompt often have the same answer
 def equal(given: str, gold: str) -> bool:
-    """Whether two expressions, in LaTeX or as one types them, are the same; False if it does not show in time."""
+    """True if two expressions, in LaTeX or plain text, are equal. False if this cannot be decided in time."""
     return _helper(os.getpid()).ask("equal", given, gold)
 
 
 @lru_cache(maxsize=16_384)
 def close(given: str, gold: str) -> bool:
-    """Likewise, or numbers that a thousandth at most lies between."""
+    """True if two expressions are equal, or are numbers that differ by at most 0.001. False if not decided in time."""
     return _helper(os.getpid()).ask("close", given, gold)
 
 
 @lru_cache(maxsize=16_384)
 def verified(given: str, gold: str) -> bool:
-    """What the library math-verify says of two answers in LaTeX; False if it does not say so in time."""
+    """True if the library math-verify accepts an answer in LaTeX. False if it does not decide in time."""
     return _helper(os.getpid()).ask("verified", given, gold)
 
 
 class Helper:
-    """Starts when it is first asked, and again after each of its ends."""
+    """The helper process as its owner sees it. The process is started at the first `ask`, and again after it has
+    ended."""
 
     def __init__(self, *, seconds: float = SECONDS, patience: float = PATIENCE):
         self.seconds, self.patience = seconds, patience
@@ -65,14 +67,14 @@ class Helper:
         atexit.register(self.close)
 
     def ask(self, what: str, given: str, gold: str) -> bool:
-        """A helper that somebody else has ended is replaced and asked again, once."""
+        """Return the result of a comparison. If somebody else has killed the helper, ask a new one once more."""
         order = json.dumps([what, given, gold]).encode() + b"\n"
         if len(order) > LONGEST:
             return False
         with self._lock:
             try:
                 return self._first_answer(order)
-            except BaseException:  # a stop, say: the answer would be read as that of the next comparison
+            except BaseException:  # such as Stopped: the next comparison would read this answer as its own
                 self._end()
                 raise
 
@@ -90,7 +92,7 @@ class Helper:
         return False
 
     def close(self) -> None:
-        if os.getpid() == self._owner:  # a fork of the process has no helper of its own to end
+        if os.getpid() == self._owner:  # in a forked process the helper belongs to the parent
             with self._lock:
                 self._end()
 
@@ -99,7 +101,7 @@ class Helper:
             return self.process
         self._end()
         command = [sys.executable, "-P", "-m", "tba.grading.helper", str(self.seconds)]
-        # sympy's ways through a problem depend on the hash seed
+        # how sympy solves a problem depends on the hash seed
         self.process = start_child(command, bufsize=0, env=os.environ | {"PYTHONHASHSEED": "0"})
         if _read(self.process, len(_READY), START_PATIENCE) != _READY:
             pid, code = self.process.pid, self._end()
@@ -107,7 +109,7 @@ class Helper:
         return self.process
 
     def _end(self) -> int | None:
-        """The exit code of the process, which is ended if it still runs."""
+        """Kill the helper if it still runs, and return its exit code; None if there is no helper."""
         process, self.process = self.process, None
         if process is None:
             return None
@@ -121,12 +123,12 @@ class Helper:
 
 @cache
 def _helper(pid: int) -> Helper:
-    """One for each process: a fork leaves its parent's alone."""
+    """Return the helper of a process. A forked process gets its own helper."""
     return Helper()
 
 
 def _read(process: subprocess.Popen[bytes], size: int, patience: float) -> bytes | None:
-    """So many bytes; fewer at the end of the pipe, None if they do not come in time."""
+    """Return `size` bytes, or fewer if the pipe ends, or None if they do not arrive in time."""
     assert process.stdout
     poll, deadline, read = select.poll(), time.monotonic() + patience, b""
     poll.register(process.stdout, select.POLLIN)
@@ -145,17 +147,17 @@ def _read(process: subprocess.Popen[bytes], size: int, patience: float) -> bytes
 
 def main(seconds: float) -> None:
     end_with_parent()
-    with suppress(ValueError, OSError):  # not everywhere
+    with suppress(ValueError, OSError):  # some systems do not support this limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     orders, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
-    os.dup2(2, 1)  # whatever prints does so on standard error
+    os.dup2(2, 1)  # prints go to standard error
 
-    from tba.grading import algebra  # sympy, which takes a second to import
+    from tba.grading import algebra  # imports sympy, which takes a second
 
     os.write(answers, _READY)
     for order in orders:
         what, given, gold = json.loads(order)
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # nobody handles it: it ends the process
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # no handler: the signal ends the process
         right = algebra.answer(what, given, gold)
         signal.setitimer(signal.ITIMER_PROF, 0)
         os.write(answers, _RIGHT if right else _WRONG)
