@@ -127,7 +127,10 @@ def test_a_run_that_does_not_exist_is_named(arguments: tuple[str, ...], root: st
         (("run", "quickstart", "--dry-run", "--set", "training=3"), "training"),
         (("run", "quickstart", "--dry-run", "--set", "sampling.sql={binary}"), "sampling.sql"),
         (("run", "quickstart", "--dry-run", "--set", "sampling.sql=/no/such/file"), "sampling.sql"),
-        (("run", "quickstart", "--dry-run", "--set", "model.path=/no/such/folder"), "model.path: no such folder"),
+        (
+            ("run", "quickstart", "--dry-run", "--set", "model.path=/no/such/folder"),
+            "model.path must be an existing folder",
+        ),
         (("sql", "first", "-f", "{binary}"), "is not text"),
         (("sql", "first", "-f", "/no/such/file"), "/no/such/file: No such file"),
         (("export", "first", "--version", "4", "/proc/nope/x"), "DIR: /proc/nope/x cannot be written"),

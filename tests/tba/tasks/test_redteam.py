@@ -189,14 +189,17 @@ def test_a_guard_judges_the_attack_and_the_answer(lead: str, options: dict[str, 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"label": "love"}, r"task.options.label: task.options.classifier '.*' tells hate, nothate, got 'love'"),
+        (
+            {"label": "love"},
+            r"task.options.label must be a label of task.options.classifier '.*' \(hate, nothate\), got 'love'",
+        ),
         ({"victim": "{tmp}"}, "task.options.victim: cannot load a model from"),
         ({"victim_device": "abacus"}, "task.options.victim_device: no such kind of device, got 'abacus'"),
         ({"classifier_device": "abacus"}, "task.options.classifier_device: no such kind of device, got 'abacus'"),
         ({"victim_template": "chat"}, "task.options.victim_template: '.*' has no chat template, got 'chat'"),
         (
             {"classifier_kind": "guard", "classifier": "{plain}"},
-            "task.options.classifier: '.*' has no chat template, in which a guard reads",
+            "task.options.classifier: '.*' has no chat template, which a guard needs",
         ),
     ],
 )
