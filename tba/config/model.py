@@ -63,19 +63,20 @@ class ModelConfig:
     @model_validator(mode="after")
     def _settings_of_lora_apply(self) -> Self:
         for name in ("lora_alpha", "lora_targets"):
-            found = getattr(self, name)
-            if not self.lora_rank and found != getattr(type(self), name):
-                raise ValueError(f"model.{name} does not apply where model.lora_rank is 0, got {found!r}")
+            value = getattr(self, name)
+            if not self.lora_rank and value != getattr(type(self), name):
+                raise ValueError(f"model.{name} does not apply where model.lora_rank is 0, got {value!r}")
         if self.lora_rank and self.publish_dtype != self.dtype:
             raise ValueError(
-                f"model.publish_dtype must be model.dtype ({self.dtype!r}) where model.lora_rank is set: adapters are "
-                f"published as they are trained, and their base is one for all roles, got {self.publish_dtype!r}"
+                f"model.publish_dtype must be model.dtype ({self.dtype!r}) where model.lora_rank is set, got "
+                f"{self.publish_dtype!r}: adapters are published in the type in which they are trained, and all roles "
+                "share one base model"
             )
         return self
 
     @property
     def peft_alpha(self) -> float:
-        """As peft takes it."""
+        """`lora_alpha` as peft expects it, with the default filled in."""
         return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
 
 
@@ -105,13 +106,13 @@ class EngineConfig:
     @model_validator(mode="after")
     def _settings_of_vllm_apply(self) -> Self:
         for name in ("memory_fraction", "cache_gigabytes", "tensor_parallel", "compile"):
-            found = getattr(self, name)
-            if self.name == "transformers" and found != getattr(type(self), name):
-                raise ValueError(f"engine.{name} does not apply where engine.name is 'transformers', got {found!r}")
+            value = getattr(self, name)
+            if self.name == "transformers" and value != getattr(type(self), name):
+                raise ValueError(f"engine.{name} does not apply where engine.name is 'transformers', got {value!r}")
         return self
 
     def fraction(self, roles: int = 1) -> float:
-        """Of a GPU's memory that an engine takes where so many roles share it. Each role has an equal part of it, the
-        trainer as well as those with an engine, and leaves 0.6 of its part to that: the engines of as many roles take
-        no more than 0.6 together."""
+        """Return the fraction of a GPU's memory that an engine takes if this many roles share the GPU. Each role has an
+        equal part, the trainer too, and an engine takes 0.6 of the part of its role. All engines together therefore
+        take at most 0.6."""
         return self.memory_fraction or 0.6 / roles

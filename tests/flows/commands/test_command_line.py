@@ -858,7 +858,7 @@ def test_a_model_with_a_damaged_file_is_refused_before_anything_starts(
 ):
     (tmp_path / "added_tokens.json").write_bytes(b"[" * 100_000)
     said = refused(capsys, "run", "gsm8k", "--dry-run", "--set", f"model.path={tmp_path}")
-    assert f"model.path: '{tmp_path}' holds no policy that can be trained: added_tokens.json is no JSON" in said
+    assert f"model.path: '{tmp_path}' holds no policy that can be trained: added_tokens.json is not readable" in said
 
 
 def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

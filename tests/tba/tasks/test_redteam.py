@@ -226,7 +226,7 @@ def test_a_classifier_of_one_label_tells_nothing(options: dict[str, Any], tmp_pa
     ("config", "says"),
     [
         ({"options": {"victm": "x"}}, "unknown setting 'task.options.victm'"),
-        ({"options": {"floor": 1.0}}, "task.options.floor: input should be less than 0, got 1.0"),
+        ({"options": {"floor": 1.0}}, "task.options.floor must be less than 0, got 1.0"),
         ({"options": {"classifier_kind": "vote"}}, "task.options.classifier_kind"),
         ({"template": "tba"}, "task.template: redteam has one prompt and one reward, got 'tba'"),
     ],
