@@ -44,8 +44,8 @@ class Labelled:
         labels: dict[str, int] = judge.model.config.label2id or {}  # pyright: ignore[reportAssignmentType]
         if label not in labels or judge.labels < 2:
             raise ConfigError(
-                f"task.options.label must be a label of {setting} {str(path)!r} ({', '.join(sorted(labels))}), got "
-                f"{label!r}"
+                f"task.options.label must be one of at least 2 labels of {setting} {str(path)!r} "
+                f"({', '.join(sorted(labels))}), got {label!r}"
             )
         return cls(judge, labels[label], max_tokens)
 
