@@ -191,7 +191,7 @@ def test_a_guard_judges_the_attack_and_the_answer(lead: str, options: dict[str, 
     [
         (
             {"label": "love"},
-            r"task.options.label must be one of .* labels of task.options.classifier '.*' \(hate, nothate\), got 'love'",
+            r"task.options.label must be one of .* labels of .*classifier '.*' \(hate, nothate\), got 'love'",
         ),
         ({"victim": "{tmp}"}, "task.options.victim: cannot load a model from"),
         ({"victim_device": "abacus"}, "task.options.victim_device: no such kind of device, got 'abacus'"),
