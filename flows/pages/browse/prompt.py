@@ -7,7 +7,7 @@ from markupsafe import Markup
 from flows.pages import addresses
 from flows.pages.browse.frame import show
 from flows.pages.browse.session import Look, Refused
-from flows.pages.charts import Series, line_chart
+from flows.pages.charts import Chart, Series
 from flows.pages.tables import Fact, facts
 from flows.pages.values import written
 
@@ -68,4 +68,4 @@ def _chart(responses: list[dict[str, Any]]) -> Markup:
         by_version.setdefault(it["version_start"], []).append(it["reward"])
     points = [(float(version), sum(of) / len(of)) for version, of in sorted(by_version.items())]
     series = [Series("reward", points, marked=True)]
-    return line_chart("Mean reward", series, x_name="version") if len(points) > 1 else Markup()
+    return Chart("Mean reward", series, x_name="version").figure() if len(points) > 1 else Markup()

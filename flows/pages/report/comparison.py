@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 from markupsafe import Markup
 
-from flows.pages.charts import Series, line_chart
+from flows.pages.charts import Chart, Series
 from flows.pages.report.curves import BRANCHES, BY_VERSION, SCORES, STEPS
 from flows.pages.report.document import clock, damage_table, document, save
 from flows.pages.report.page import TOTALS
@@ -85,11 +85,11 @@ def _render(runs: Sequence[Run], *, thorough: bool = False) -> Markup:
         return document(
             "comparison.html",
             " · ".join(told),
+            _groups(compared),
             [clock(it.con) for it in compared],
             names=told,
             damage=[(it.name, damage_table(it.damage)) for it in compared],
             runs=_overview(compared),
-            groups=_groups(compared),
             settings=_settings(compared),
         )
 
@@ -120,7 +120,7 @@ def _row(it: _Compared, metrics: Sequence[str]) -> list[str | int]:
     return [it.name, summary.task, summary.parent, summary.state, last, *scores, trajectories, int(tokens or 0), spent]
 
 
-def _groups(compared: Sequence[_Compared]) -> dict[str, list[Markup]]:
+def _groups(compared: Sequence[_Compared]) -> dict[str, list[Chart]]:
     return {
         "Learning": [*_scores(compared), *_of(compared, "steps", _OF_STEPS)],
         "Data": [*_of(compared, "versions", _OF_VERSIONS), *_of(compared, "branches", _OF_BRANCHES)],
@@ -128,21 +128,21 @@ def _groups(compared: Sequence[_Compared]) -> dict[str, list[Markup]]:
     }
 
 
-def _scores(compared: Sequence[_Compared]) -> list[Markup]:
-    drawn: list[Markup] = []
+def _scores(compared: Sequence[_Compared]) -> list[Chart]:
+    drawn: list[Chart] = []
     for metric in dict.fromkeys(metric for it in compared for metric in it.scores.column("metric")):
         lines = [
             Series(it.name, [(step, value) for name, step, value in it.scores.rows if name == metric], True, run=n)
             for n, it in enumerate(compared)
         ]
-        drawn.append(line_chart(f"Score of versions: {metric}", lines, shared=True))
+        drawn.append(Chart(f"Score of versions: {metric}", lines, shared=True))
     return drawn
 
 
-def _of(compared: Sequence[_Compared], table: str, titles: dict[str, str]) -> list[Markup]:
+def _of(compared: Sequence[_Compared], table: str, titles: dict[str, str]) -> list[Chart]:
     x = "version_step" if table == "versions" else "step"
     return [
-        line_chart(
+        Chart(
             title,
             [Series(it.name, getattr(it, table).points(name, x=x), run=n) for n, it in enumerate(compared)],
             shared=True,

@@ -89,17 +89,17 @@ def _render(run: Run, *, thorough: bool = False) -> Markup:
     return document(
         "run.html",
         run.name,
+        {
+            "Learning": learning(steps, scores, versions),
+            "Data": data(steps, ask(con, BRANCHES), versions),
+            "Speed": speed(steps, ask(con, SPEEDS), ask(con, ADOPTIONS)),
+        },
         [clock(con)],
         run=run,
         summary=summarise(run),
         created=run.created_at[:19].replace("T", " "),
         damage=damage_table(damage),
         facts=_facts(con, run, steps, scores),
-        groups={
-            "Learning": learning(steps, scores, versions),
-            "Data": data(steps, ask(con, BRANCHES), versions),
-            "Speed": speed(steps, ask(con, SPEEDS), ask(con, ADOPTIONS)),
-        },
         timing=_timing(steps),
         selection=selection.section(con),
         samples=samples.section(con),

@@ -5,7 +5,7 @@ from typing import Any
 import duckdb
 from markupsafe import Markup
 
-from flows.pages.charts import Series, line_chart
+from flows.pages.charts import Chart, Series
 from flows.pages.rendering import render
 from flows.pages.tables import Table, ask
 
@@ -61,7 +61,7 @@ def _by(con: duckdb.DuckDBPyConnection, measure: str, unit: str) -> Markup:
     eligible = Series("eligible", [(mean, rate) for mean, rate, _, _ in rows], marked=True)
     errors = [2 * error for _, _, _, error in rows]
     drawn = Series("drawn", [(mean, rate) for mean, _, rate, _ in rows], marked=True, errors=errors)
-    return line_chart(f"How often, by {measure}", [eligible, drawn], x_name=unit, level=1.0, room=0.5)
+    return Chart(f"How often, by {measure}", [eligible, drawn], x_name=unit, level=1.0, room=0.5).figure()
 
 
 def _prompts(use: Table) -> Markup:
@@ -70,7 +70,7 @@ def _prompts(use: Table) -> Markup:
         for name in ("eligible", "drawn", "generated")
     ]
     note = "The least used prompts come first. If all prompts are used evenly, the line is straight."
-    return line_chart("Share of uses, by share of prompts", lines, x_name="prompts", note=note)
+    return Chart("Share of uses, by share of prompts", lines, x_name="prompts", note=note).figure()
 
 
 def _marks(table: Table) -> list[str]:
