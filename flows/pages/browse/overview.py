@@ -1,4 +1,4 @@
-"""The first page, and the list of steps."""
+"""The overview, which is the first page, and the list of steps."""
 
 from markupsafe import Markup
 
@@ -6,7 +6,7 @@ from flows.pages import addresses
 from flows.pages.browse.frame import show
 from flows.pages.browse.session import Look
 from flows.pages.charts import Chart, Series
-from flows.pages.report.curves import SCORES, evaluated
+from flows.pages.report.curves import SCORES, score_charts
 from flows.pages.tables import Fact, Table, facts
 from flows.pages.values import written
 from storage.runs.events import ROUTINE
@@ -41,7 +41,7 @@ order by created_at desc limit {_NEWEST}
 def page(look: Look) -> Markup:
     curves, scores = look.ask(CURVES), look.ask(SCORES)
     charts = [
-        *evaluated(scores),
+        *score_charts(scores),
         Chart("Reward of batches", [Series("reward", curves.points("reward_mean"))]),
         Chart("Loss", [Series("loss", curves.points("loss"))]),
         Chart("Gradient norm", [Series("gradient norm", curves.points("grad_norm"))]),

@@ -29,7 +29,7 @@ order by created_at desc, trajectory_id
 def page(look: Look, prompt_id: str) -> Markup:
     texts, responses = look.rows(PROMPT, [prompt_id]), look.rows(RESPONSES, [prompt_id, prompt_id])
     if not texts and not responses:
-        raise Refused("there is no prompt of this name")
+        raise Refused("there is no prompt with this id")
     literal = "'" + prompt_id.replace("'", "''") + "'"
     rewards = [it["reward"] for it in responses]
     return show(
@@ -52,9 +52,9 @@ def _facts(responses: list[dict[str, Any]], rewards: list[float]) -> list[Fact]:
     return facts(
         [
             ("responses", len(responses)),
-            ("different ones", len({it["response"] for it in responses})),
+            ("different responses", len({it["response"] for it in responses})),
             ("mean reward", sum(rewards) / len(rewards)),
-            ("lowest and highest", f"{written(min(rewards))} and {written(max(rewards))}"),
+            ("lowest and highest reward", f"{written(min(rewards))} and {written(max(rewards))}"),
             ("draws", sum(it["draws"] or 0 for it in responses)),
             ("never drawn", sum(not it["draws"] for it in responses)),
         ]

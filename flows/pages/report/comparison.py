@@ -1,4 +1,4 @@
-"""`tba report RUN RUN …`: several runs on one page, a line of each in every chart, and the settings that differ."""
+"""`tba report RUN RUN …`: several runs on one page. Every chart has a line of each run."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -38,18 +38,18 @@ _OF_STEPS = {
 _OF_VERSIONS = {
     "Reward of trajectories, by version": "reward",
     "Response length, by version": "length",
-    "Responses that ended by themselves": "finished",
+    "Share of finished responses": "finished",
 }
 _OF_BRANCHES = {
     "Age of prioritised draws, in steps": "age_prioritised",
     "Share of draws from the newest sync": "recent",
 }
-_OF_TIME = {"Seconds per step": "seconds_step", "Seconds per step of waiting for data": "seconds_wait"}
+_OF_TIME = {"Seconds per step": "seconds_step", "Seconds of waiting for data, per step": "seconds_wait"}
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """The answers of one run."""
+    """A run with the answers to the queries about it."""
 
     name: str
     run: Run
@@ -77,7 +77,7 @@ def render(runs: Sequence[Run]) -> Markup:
 
 def _render(runs: Sequence[Run], *, thorough: bool = False) -> Markup:
     if len({run.url for run in runs}) < len(runs):
-        raise ConfigError("RUN: the same run twice")
+        raise ConfigError("RUN: the same run is named twice")
     names = [run.name for run in runs]
     told = names if len(set(names)) == len(names) else [run.url for run in runs]
     with ExitStack() as stack:
@@ -113,7 +113,10 @@ def _overview(compared: Sequence[_Compared]) -> Table:
 def _row(it: _Compared, metrics: Sequence[str]) -> list[str | int]:
     trajectories, _, _, tokens, *_ = ask(it.con, TOTALS).rows[0]
     values = {metric: [value for name, _, value in it.scores.rows if name == metric] for metric in metrics}
-    scores = [f"{number(found[0])} → {number(found[-1])}" if found else "" for found in values.values()]
+    scores = [
+        f"{number(found[0])}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{number(found[-1])}" if found else ""
+        for found in values.values()
+    ]
     summary, seconds = it.summary, clock(it.con)[1][-1]
     spent = f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 3600:.2f} h"
     last = max(it.steps.column("step"), default=0)

@@ -1,4 +1,4 @@
-"""The curves of a run: what it learns, what data it learns from, and how fast it is."""
+"""The charts of a run: what the run learns, from which data, and how fast."""
 
 from contextlib import closing
 from functools import partial
@@ -57,7 +57,7 @@ STEPS = "select * from steps order by step"
 
 
 def pictures(run: Run) -> list[tuple[str, str]]:
-    """Return the most important curves as pictures with titles, for readers that run no scripts."""
+    """Return the most important charts as SVG files, each with its title."""
     with closing(connect(run)) as con:
         steps, scores = ask(con, STEPS), ask(con, SCORES)
     found = {"Scores of versions": score_lines(scores).get("", [])}
@@ -68,7 +68,7 @@ def pictures(run: Run) -> list[tuple[str, str]]:
 
 def learning(steps: Table, scores: Table, versions: Table) -> list[Chart]:
     return [
-        *evaluated(scores),
+        *score_charts(scores),
         Chart(
             "Reward",
             [
@@ -103,7 +103,7 @@ def data(steps: Table, branches: Table, versions: Table) -> list[Chart]:
         ),
         Chart("Share of draws from the newest sync", [Series("recent", branches.points("recent"))]),
         Chart("Response length, by version", [Series("tokens", by_version("length"))]),
-        Chart("Responses that ended by themselves", [Series("share", by_version("finished"))]),
+        Chart("Share of finished responses", [Series("share", by_version("finished"))]),
     ]
 
 
@@ -121,13 +121,13 @@ def speed(steps: Table, speeds: Table, adoptions: Table) -> list[Chart]:
         Chart(
             "Share of time in which searchers generate",
             _by_role(speeds, "generating"),
-            note="In the rest of their time they score, compute log-probabilities, store and adopt versions. If rounds "
-            "overlap, all of them count.",
+            note="In the rest of their time, searchers score, compute log-probabilities, store and adopt versions. "
+            "Rounds that overlap all count.",
         ),
         Chart(
             "Seconds from a sync to the adoption of its version",
             _by_role(adoptions, "seconds"),
-            note="By the clocks of the machines of the searchers.",
+            note="Times come from the clocks of the searchers' machines.",
         ),
     ]
 
@@ -146,8 +146,8 @@ def _by_role(table: Table, name: str) -> list[Series]:
     ]
 
 
-def evaluated(scores: Table) -> list[Chart]:
-    """Return a chart of the rewards of evaluations, and one for each measure of the task: their scales differ."""
+def score_charts(scores: Table) -> list[Chart]:
+    """Return a chart of the rewards of evaluations, and a chart for each measure of the task: scales differ."""
     return [
         Chart(measure.replace("_", " ") or "Scores of versions", lines)
         for measure, lines in score_lines(scores).items()

@@ -16,7 +16,7 @@ from flows.pages.charts import Chart, Series
 from flows.pages.markdown import last_scores, markdown
 from flows.pages.rendering import STYLE
 from flows.pages.report import samples
-from flows.pages.report.curves import BY_VERSION, evaluated, learning
+from flows.pages.report.curves import BY_VERSION, learning, score_charts
 from flows.pages.report.page import render, write
 from flows.pages.tables import Table
 from flows.pages.values import number
@@ -83,7 +83,7 @@ def test_the_page_is_whole_and_fetches_nothing(page: str):
 def test_the_page_has_every_section(page: str):
     assert Page(page).headings == [
         "Learning", "Data", "Speed", "Selection", "Trajectories", "Searchers", "Evaluations",
-        "Versions that are kept", "Attempts", "Events", "Settings",
+        "Kept versions", "Attempts", "Events", "Settings",
     ]  # fmt: skip
 
 
@@ -133,8 +133,8 @@ def test_a_biased_choice_is_marked_and_a_fair_one_is_not(
     rows = re.findall(r"<tr class='warning'><td>(\w+)</td><td>(\w+)</td>", part)
     assert set(rows) == marked
     assert ("Marked differences are" if marked else "No difference is") in part
-    assert re.findall(r"<b>(How often, by \w+)</b>", part) == [
-        f"How often, by {it}" for it in ("length", "reward", "age")
+    assert re.findall(r"<b>(Relative frequency by \w+)</b>", part) == [
+        f"Relative frequency by {it}" for it in ("length", "reward", "age")
     ]
 
 
@@ -151,7 +151,7 @@ def test_scores_are_in_one_order_by_k(page: str):
 def test_what_a_task_measures_has_charts_of_its_own():
     metrics = ("greedy", "pass@4", "sampled", "greedy_kl", "sampled_kl", "greedy_win_rate")
     table = Table(["metric", "step", "value"], [(metric, step, 0.5) for metric in metrics for step in (0, 8)])
-    labels = [re.findall(r"aria-label='([^']*)'", chart)[0] for chart in map(Chart.figure, evaluated(table))]
+    labels = [re.findall(r"aria-label='([^']*)'", chart)[0] for chart in map(Chart.figure, score_charts(table))]
     assert labels == [
         "Scores of versions by step: greedy ends at 0.5; pass@4 ends at 0.5; sampled ends at 0.5",
         "kl by step: greedy ends at 0.5; sampled ends at 0.5",
