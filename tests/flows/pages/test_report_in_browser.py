@@ -235,7 +235,7 @@ def test_a_zoomed_chart_shows_the_points_between_the_means(tmp_path: Path, brows
         assert figure.locator("polygon:visible").count() == 1
         drag(shown, figure, 0.5, 0.52)
         point_at(shown, figure, 0.5)
-        assert told(figure) == ["step 509", "3"] or told(figure)[1] in ("0", "2")
+        assert told(figure)[1] in ("0", "2", "3")
         assert figure.locator("polygon:visible").count() == 0
         figure.locator("svg[role=img]:visible").dblclick()
         assert figure.locator("polygon:visible").count() == 1
