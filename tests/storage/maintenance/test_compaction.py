@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ from storage.weights.attempt_claim import claim_attempt
 from tba.errors import Damaged, Missing, Superseded
 from tba.types import Version
 from tests.support.builders import make_shard, rows_of
-from tests.support.faults.crashes import Killed, Watched
+from tests.support.faults.crashes import Killed, Watched, every_write, first_of_each_kind
 from tests.support.storage.compacted import replayed, save_checkpoint
 from tests.support.storage.indexes import make_eligibility
 from tests.support.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun, copy_run, make_run
@@ -432,9 +433,10 @@ def watched(run: Run, at: int, happen) -> tuple[Run, Watched]:
 
 @local
 @pytest.mark.slow
+@every_write
 @pytest.mark.parametrize("drop_beyond", [None, CAPACITY])
 def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next_finishes_it(
-    root: str, tmp_path: Path, drop_beyond: int | None, monkeypatch: pytest.MonkeyPatch
+    root: str, tmp_path: Path, drop_beyond: int | None, every: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("storage.maintenance.compactor.SHARDS", 16)
     use_one_thread(monkeypatch)
@@ -443,16 +445,17 @@ def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next
     before = tables(whole, without=PAYLOAD)
     draws = drawn(replayed(whole, capacity=CAPACITY), range(9, 20))
     finished = copy_run(whole, tmp_path / "finished")
-    compacted(finished, drop_beyond=drop_beyond)
-    at, dead = 0, True
-    while dead:
-        at += 1
+    watching, store = watched(finished, 0, lambda name, key: None)
+    compacted(watching, drop_beyond=drop_beyond)
+    number = len(store.writes)
+    assert number >= 10
+    for at in range(1, number + 2) if every else first_of_each_kind(store.writes):
         run = copy_run(whole, tmp_path / str(at))
         watching, store = watched(run, at, lambda name, key: None)
         store.happen = partial(die, store)
         with contextlib.suppress(Killed):
             compacted(watching, drop_beyond=drop_beyond)
-        dead = store.dead
+        assert store.dead == (at <= number)
         for _ in range(2):
             assert tables(run, without=PAYLOAD) == before, at
             assert check(run).problems == [], at
@@ -462,29 +465,32 @@ def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next
         assert objects(run) == [it.object for it in Compactions(run).look()]
         assert not [note for note in check(run).notes if "compaction" in note], at
         shutil.rmtree(run.url)
-    assert at > 10
 
 
 @local
 @pytest.mark.slow
-def test_two_compactions_at_once_do_no_harm(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@every_write
+@pytest.mark.parametrize("keep", [1, 2])
+def test_two_compactions_at_once_do_no_harm(
+    root: str, tmp_path: Path, keep: int, every: bool, monkeypatch: pytest.MonkeyPatch
+):
     use_one_thread(monkeypatch)
     whole = make_run(root)
     before = tables(whole)
-    for other in (partial(compacted, keep=1), partial(compacted, keep=2)):
-        at, again = 0, True
-        while again:
-            at += 1
-            run = copy_run(whole, tmp_path / str(at))
-            watching, store = watched(run, at, lambda name, key, run=run, other=other: other(run))
-            compacted(watching)
-            again = len(store.writes) >= at
-            assert tables(run) == before
-            assert check(run).problems == []
-            compacted(run)
-            assert len(objects(run)) == 1
-            assert not [note for note in check(run).notes if "compaction" in note], at
-            shutil.rmtree(run.url)
+    watching, store = watched(copy_run(whole, tmp_path / "alone"), 0, lambda name, key: None)
+    compacted(watching)
+    for at in count(1) if every else first_of_each_kind(store.writes):
+        run = copy_run(whole, tmp_path / str(at))
+        watching, store = watched(run, at, lambda name, key, run=run: compacted(run, keep=keep))
+        compacted(watching)
+        assert tables(run) == before
+        assert check(run).problems == []
+        compacted(run)
+        assert len(objects(run)) == 1
+        assert not [note for note in check(run).notes if "compaction" in note], at
+        shutil.rmtree(run.url)
+        if len(store.writes) < at:
+            break
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------

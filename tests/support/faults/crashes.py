@@ -1,14 +1,22 @@
 """Writers that die at a chosen write."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+
+import pytest
 
 from storage.objects.store import Store
 
 WRITES = {"create": 0, "upload": 1, "replace": 0, "delete": 0, "discard": 0}
 """With the place of the key among the arguments."""
+
+
+every_write = pytest.mark.parametrize(
+    "every", [pytest.param(False, id="a sample"), pytest.param(True, id="every write", marks=pytest.mark.long)]
+)
+"""Let something happen at one write of each kind, or at every write."""
 
 
 class Killed(BaseException): ...
@@ -37,3 +45,9 @@ class Watched:
             if self.dead:
                 raise Killed
         return method(*arguments, **named)
+
+
+def first_of_each_kind(writes: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the numbers, from 1, of the writes with which another kind of write to another folder begins."""
+    kinds = [(name, key.rpartition("/")[0]) for name, key in writes]
+    return [number for number, kind in enumerate(kinds, start=1) if kind not in kinds[: number - 1]]
