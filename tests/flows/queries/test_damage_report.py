@@ -3,9 +3,11 @@
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from flows.cli import main
 from flows.pages.markdown import last_scores, markdown
@@ -43,13 +45,22 @@ def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror, "PAUSES", (0.0, 0.01))
 
 
-@pytest.mark.parametrize("how", ["cut", "a list", "removed"])
-@pytest.mark.parametrize("key", HOLDING)
+HOW = ("cut", "a list", "removed")
+
+
+def damages() -> Iterator[ParameterSet]:
+    """Yield damage of each kind to each object. `make test` takes one kind for each object, `make test-long` the rest."""
+    for number, key in enumerate(HOLDING):
+        possible = [how for how in HOW if how != "removed" or key not in MAY_BE_GONE]
+        for how in possible:
+            sampled = how == possible[number % len(possible)]
+            yield pytest.param(key, how, marks=() if sampled else pytest.mark.long)
+
+
+@pytest.mark.parametrize(("key", "how"), damages())
 def test_no_command_ends_for_damage_and_each_names_it(
     whole: Run, key: str, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    if how == "removed" and key in MAY_BE_GONE:
-        return
     DAMAGES[how](path_of(whole, key), None)
     warning = f"warning: 1 object of the run first is damaged or missing and is left out: {key} ("
 

@@ -124,11 +124,12 @@ def test_records_of_an_older_run_are_read_and_told_to_be_unverified(whole: Run):
     assert read_entries(whole, 2, 1) and read_prompts(whole, "train")
 
 
+@pytest.mark.parametrize("places", [8, pytest.param(80, marks=pytest.mark.long)])
 @pytest.mark.parametrize("key", [layout.draws(2, 1), layout.steps(2, 1), layout.prompts("train")])
-def test_any_flipped_byte_of_what_a_record_describes_is_named(whole: Run, key: str):
+def test_any_flipped_byte_of_what_a_record_describes_is_named(whole: Run, key: str, places: int):
     path = Path(whole.url, key)
     size = path.stat().st_size
-    for place in range(0, size, max(1, size // 40)):
+    for place in range(0, size, max(1, size // places)):
         flip(path, place, bit=place % 8)
         assert named(whole, key), place
         flip(path, place, bit=place % 8)

@@ -16,8 +16,6 @@ from storage import layout
 from storage.maintenance.check import Findings, Problem
 from storage.objects.open_store import open_store
 
-FLIPS = 100
-
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory: pytest.TempPathFactory):
@@ -117,6 +115,7 @@ def test_what_is_removed_cut_or_doubled_is_put_back(subject: Subject):
     assert contents(subject) == before
 
 
-def test_a_flip_is_named_by_the_check_or_changes_no_answer(subject: Subject):
-    judged = [subject.judge(damage) for damage in planned(subject, FLIPS)]
+@pytest.mark.parametrize("flips", [40, pytest.param(400, marks=pytest.mark.long)])
+def test_a_flip_is_named_by_the_check_or_changes_no_answer(subject: Subject, flips: int):
+    judged = [subject.judge(damage) for damage in planned(subject, flips)]
     assert [f"{it.verdict}: {it.damage}: {it.reasons}" for it in judged if it.verdict in FINDINGS] == []

@@ -91,12 +91,27 @@ def changed_bytes(data: bytes, draw: st.DataObject) -> bytes:
     return bytes(found)
 
 
+def examples(number: int) -> settings:
+    unchecked = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(max_examples=number, deadline=None, suppress_health_check=unchecked)
+
+
 @pytest.mark.parametrize("kind", sorted(READERS))
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@examples(6)
 @given(draw=st.data())
 def test_an_object_with_other_bytes_is_read_or_named(run: Run, kind: str, draw: st.DataObject):
+    read_or_name(run, kind, draw)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", sorted(READERS))
+@examples(50)
+@given(draw=st.data())
+def test_an_object_with_any_other_bytes_is_read_or_named(run: Run, kind: str, draw: st.DataObject):
+    read_or_name(run, kind, draw)
+
+
+def read_or_name(run: Run, kind: str, draw: st.DataObject) -> None:
     files = sorted(path for path in Path(run.url).rglob("*") if path.is_file() and f"/{kind}" in str(path))
     path = draw.draw(st.sampled_from(files))
     whole = path.read_bytes()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 import storage
 from storage import layout
@@ -207,17 +208,27 @@ FLAWLESS: set[tuple[Operation, Fault]] = {("uploads", "empty")}
 """Where not every server's own answer could be told from that."""
 
 
-@pytest.mark.parametrize(("act", "asks"), OPERATIONS, ids=NAMES)
+SAMPLED = 4
+
+
+def operations_and_faults() -> Iterator[ParameterSet]:
+    """Yield each operation with a few faults in turn, and with every fault for `make test-long`."""
+    for number, (name, (act, asks)) in enumerate(zip(NAMES, OPERATIONS, strict=True)):
+        faults = [fault for fault in FAULTS if (asks, fault) not in FLAWLESS]
+        yield pytest.param(act, asks, faults[number % SAMPLED :: SAMPLED], id=name)
+        yield pytest.param(act, asks, faults, id=f"{name}-every fault", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("act", "asks", "faults"), operations_and_faults())
 def test_an_operation_that_meets_a_fault_is_done_again_and_right(
-    bad: Faulty, act: Callable[[Faulty, str], None], asks: Operation
+    bad: Faulty, act: Callable[[Faulty, str], None], asks: Operation, faults: Sequence[Fault]
 ):
     bad.proxy.operations = (asks,)
-    for fault in FAULTS:
-        if (asks, fault) not in FLAWLESS:
-            bad.proxy.plan = [fault]
-            act(bad, f"key/{fault}")
-            assert bad.proxy.plan == []
-            assert bad.proxy.met[fault] == 1, fault
+    for fault in faults:
+        bad.proxy.plan = [fault]
+        act(bad, f"key/{fault}")
+        assert bad.proxy.plan == []
+        assert bad.proxy.met[fault] == 1, fault
 
 
 # --- an operation that is given up ------------------------------------------------------------------------------------
@@ -476,7 +487,7 @@ def do_job(root: str) -> Run:
     return made.run
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_job_that_meets_faults_ends_as_one_that_does_not(
     bad: Faulty, unhurt: Run, moto: Server, monkeypatch: pytest.MonkeyPatch, seed: int
 ):

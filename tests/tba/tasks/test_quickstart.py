@@ -64,7 +64,7 @@ def test_a_choice_that_quickstart_does_not_have_is_refused_by_name(field: str):
         get_task(TaskConfig(name="quickstart", **{field: "other"}))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_base_policy_is_right_less_than_45_times_in_a_hundred_and_knows_more_than_that(tmp_path: Path):
     task, reports = get_task("quickstart"), []
