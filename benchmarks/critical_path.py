@@ -41,7 +41,7 @@ from benchmarks.index import PER_PROMPT, RESPONSES, SLOTS, Filled, hardware
 from benchmarks.shards import SEARCHERS, filled, make_round
 from flows.pages.charts import Series, picture
 from flows.roles import buffer_process
-from flows.roles.buffer_process import Reader, serve
+from flows.roles.buffer_process import Reader, serve_buffer
 from flows.roles.threads import switch_soon
 from storage import layout
 from storage.buffer.replay_buffer import DuckReplayBuffer
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.serve:
         run = Run.open(rest[rest.index("--run") + 1])
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        serve(lambda: MadeUp(run, options.serve), *take_pipes())
+        serve_buffer(lambda: MadeUp(run, options.serve), *take_pipes())
     elif options.one:
         with tempfile.TemporaryDirectory(dir=options.work) as work:
             print(json.dumps(measure(Path(work), options.one)))

@@ -6,11 +6,8 @@ its rows go through the pipes, so that a rank may wait for the next order as lon
 
 import logging
 import os
-import signal
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -22,15 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tba import errors
 from tba.batches.batching import Batch
 from tba.config import Config
 from tba.distributed.ranks import PATIENCE, Ranks
-from tba.errors import RunFailed, TBAError
+from tba.errors import RunFailed, TBAError, error_named
 from tba.models.policy import Policy, Snapshot
 from tba.runtime.background import Background
-from tba.runtime.child import start_child
-from tba.runtime.messages import Numbers, receive, send, widen
+from tba.runtime.child import END_PATIENCE, Child, serve, tell_error
+from tba.runtime.messages import Numbers, widen
 from tba.runtime.waiting import looks
 from tba.train.learner import Learned, Learner
 from tba.train.training_state import TrainingState
@@ -39,31 +35,23 @@ from tba.types import Outcome
 log = logging.getLogger(__name__)
 
 START = 600.0  # seconds for a rank to import its libraries, on a busy machine
-_PATIENCE = 10.0  # seconds for a rank to end when it is no longer needed, or to say why it has
 
 
-class Follower:
-    """Another rank, as a child of this process."""
+class Follower(Child):
+    """Another rank, as a child of this process. A thread receives its answers, so that its end is noticed at once."""
 
-    def __init__(self, rank: int, command: Sequence[str], env: dict[str, str]):
-        self.rank, self.process = rank, start_child(command, env=env)
+    def __init__(self, rank: int, command: Sequence[str]):
+        super().__init__(f"rank {rank} of the trainer", command)
         self.answers: SimpleQueue[Any] = SimpleQueue()  # None once it has ended
         self.ended = threading.Event()
         self.missed = threading.Event()  # once somebody was told that it has no answer
-        widen(self.process.stdin)
+        widen(self.stdin)
         threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True).start()
 
     def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
         """Waits until most of it has been read, for a rank that does not read until that is killed."""
-        late = threading.Timer(START, self.process.kill)
-        late.daemon = True
-        late.start()
-        try:
-            send(self.process.stdin, {"do": what, "with": said}, numbers)
-        except BrokenPipeError:
-            pass  # its end is found where its answer is waited for
-        finally:
-            late.cancel()
+        with self.killed_after(START):
+            self.send({"do": what, "with": said}, numbers)
 
     def answer(self, patience: float) -> Any:
         """RunFailed where there is none, or the error that it met."""
@@ -75,62 +63,34 @@ class Follower:
             self.missed.set()
         if answer is None:
             self.answers.put(None)
-            raise RunFailed(f"{self.name} has died ({self._end()})")
+            raise RunFailed(f"{self.name} has died ({self.how_ended()})")
         if "error" in answer:
-            kind = getattr(errors, answer["error"], RuntimeError)
-            known = isinstance(kind, type) and issubclass(kind, TBAError)
-            raise kind(answer["says"]) if known else RunFailed(f"{self.name}: {answer['error']}: {answer['says']}")
+            error = error_named(answer["error"], answer["says"])
+            raise error if isinstance(error, TBAError) else RunFailed(f"{self.name}: {error}")
         return answer["is"]
 
     def why_ended(self) -> str:
         while True:
             try:
-                self.answer(_PATIENCE)
+                self.answer(END_PATIENCE)
             except Exception as error:
                 return str(error)
 
-    def release(self) -> None:
-        """It ends when its orders do."""
-        assert self.process.stdin
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-
-    def close(self) -> None:
-        self.release()
-        try:
-            self.process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank} of the trainer (pid {self.process.pid})"
-
     def _listen(self) -> None:
-        assert self.process.stdout
-        with self.process.stdout as answers:
-            while (message := receive(answers)) is not None:
+        with self.stdout:
+            while (message := self.receive()) is not None:
                 self.answers.put(message[0])
         self.answers.put(None)
         self.ended.set()
-
-    def _end(self) -> str:
-        try:
-            code = self.process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            return "it is still there"
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 class Followers:
     """All other ranks. Where one of them dies while this one waits for it in the process group, which may never end,
     this process ends; where it knows already, it has time to store the syncs that were closed before."""
 
-    def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * _PATIENCE):
+    def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * END_PATIENCE):
         self.size, self.grace = size, grace
-        environment = dict(os.environ)
-        self.all = [Follower(rank, [*command, str(rank)], environment) for rank in range(1, size)]
+        self.all = [Follower(rank, [*command, str(rank)]) for rank in range(1, size)]
         self.leaving, self.closing = threading.Event(), threading.Event()
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
@@ -151,7 +111,7 @@ class Followers:
     def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
         for follower in self.all:
             if follower.ended.is_set():
-                follower.answer(_PATIENCE)
+                follower.answer(END_PATIENCE)
             follower.order(what, said, numbers)
 
     def answers(self, patience: float = START) -> list[Any]:
@@ -170,10 +130,10 @@ class Followers:
 
     def _hear_of_an_end(self) -> None:
         """Raise what one of them has died of, if one has."""
-        for _ in looks(_PATIENCE):
+        for _ in looks(END_PATIENCE):
             for follower in self.all:
                 if follower.ended.is_set():
-                    follower.answer(_PATIENCE)
+                    follower.answer(END_PATIENCE)
 
     def _watch(self) -> None:
         while not self.closing.wait(1.0):
@@ -258,25 +218,13 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
             tell_error(answers, error)
             os._exit(1)
 
-    serve({"begin": start, "restore": restore, "learn": learn, "snapshot": snapshot, "state": state}, orders, answers)
+    obeying = {"begin": start, "restore": restore, "learn": learn, "snapshot": snapshot, "state": state}
+
+    def obey(what: str, said: Any, numbers: Numbers) -> tuple[Any, Numbers]:
+        return obeying[what](said, numbers), ()
+
+    serve(obey, orders, answers, ends_at_error=True)  # after an error, the ranks have lost each other
     writing.finish()
-
-
-def serve(orders_of: dict[str, Callable[[Any, Numbers], Any]], orders: BinaryIO, answers: BinaryIO) -> None:
-    """An error is told, and is the end: the ranks have lost each other."""
-    while (order := receive(orders)) is not None:
-        try:
-            answer = {"is": orders_of[order[0]["do"]](order[0]["with"], order[1])}
-        except Exception as error:
-            tell_error(answers, error)
-            raise
-        with suppress(BrokenPipeError):
-            send(answers, answer)
-
-
-def tell_error(answers: BinaryIO, error: Exception) -> None:
-    with suppress(BrokenPipeError):
-        send(answers, {"error": type(error).__name__, "says": str(error)})
 
 
 def batch_values(batch: Batch) -> tuple[Any, list[np.ndarray]]:
