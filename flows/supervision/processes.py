@@ -13,7 +13,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +28,7 @@ from storage.local_files.shared_cache import cache_folder
 from storage.runs.leases import Lease
 from storage.runs.run import Run
 from tba.errors import RunFailed
+from tba.runtime.child import module_command
 
 Kind = Literal["searcher", "trainer", "evaluator"]
 _KINDS: dict[str, Kind] = {"searcher": "searcher", "trainer": "trainer", "evaluator": "evaluator"}
@@ -62,8 +62,7 @@ class Role:
 
 def role_command(role: Role, run: str) -> list[str]:
     """What starts a role. `$TBA_ROLE_COMMAND` replaces its beginning, for `numactl`, a profiler or a container."""
-    # -P: a folder `storage` or `flows` in the working directory is not taken for ours
-    begin = shlex.split(os.environ.get("TBA_ROLE_COMMAND", "")) or [sys.executable, "-P", "-m", "flows.roles.role"]
+    begin = shlex.split(os.environ.get("TBA_ROLE_COMMAND", "")) or module_command("flows.roles.role")
     return [*begin, role.kind, "--run", run, "--index", str(role.index)]
 
 

@@ -26,6 +26,7 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def module_command(module: str) -> list[str]:
+    """Return the command that runs a module of ours, also if the working directory has a folder of the same name."""
     return [sys.executable, "-P", "-m", module]
 
 
