@@ -52,7 +52,7 @@ from storage.runs.events import Events
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.batches.batching import Batch
-from tba.config import Config, LimitsConfig, SamplingConfig, TrainingConfig
+from tba.config import Config
 from tba.interfaces import ReplayBuffer
 from tba.models.policy import Policy
 from tba.presets import preset
@@ -135,11 +135,17 @@ class MadeUp(DuckReplayBuffer):
     def __init__(self, run: Run, size: int):
         super().__init__(
             run,
-            seed=0,
-            sampling=SamplingConfig(inv_temp=1.0, capacity=PER_PROMPT),
-            training=TrainingConfig(prompts_per_step=SLOTS, responses_per_prompt=RESPONSES),
-            limits=LimitsConfig(memory_gb=MEMORY / 1e9),
-            objective=Config().objective,
+            Config().replace(
+                {
+                    "sampling.inv_temp": 1.0,
+                    "sampling.capacity": PER_PROMPT,
+                    "training.prompts_per_step": SLOTS,
+                    "training.responses_per_prompt": RESPONSES,
+                    "search.responses_per_prompt": RESPONSES,
+                    "search.initial_fill": SLOTS * RESPONSES,
+                    "limits.memory_gb": MEMORY / 1e9,
+                }
+            ),
             sampler_sql=default_sampler(),
             attempt=claim_attempt(run).number,
             events=Events(run, "trainer", 1),

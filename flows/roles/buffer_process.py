@@ -34,17 +34,9 @@ _LISTS = (
 
 
 def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckReplayBuffer:
+    in_step = config.search.searchers if config.sync.lag is not None else None
     return DuckReplayBuffer(
-        run,
-        seed=config.seed,
-        sampling=config.sampling,
-        training=config.training,
-        limits=config.limits,
-        objective=config.objective,
-        sampler_sql=run.sampler_sql,
-        attempt=attempt,
-        events=events,
-        searchers_in_step=config.search.searchers if config.sync.lag is not None else None,
+        run, config, sampler_sql=run.sampler_sql, attempt=attempt, events=events, searchers_in_step=in_step
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import closing
 
-from tba.config import SearchConfig
+from tba.config import Config
 from tba.errors import DeadlinePassed
 from tba.interfaces import EventLog, Generator, Lease, ReferenceScorer, Task, TrajectoryLog, VersionStore
 from tba.runtime.waiting import looks
@@ -23,16 +23,14 @@ class Searcher:
     are finished by the version that began them, no round begins while a newer version waits for them.
 
     `lag` is the number of syncs between a round and the version that generates it, if the searcher goes in step with
-    the trainer. `first_version` is the number of the first version, which is above 0 in a fork. `deadline` is the
-    longest wait for a version, in seconds.
+    the trainer. `first_version` is the number of the first version, which is above 0 in a fork.
     """
 
     def __init__(
         self,
         index: int,
+        config: Config,
         *,
-        seed: int,
-        config: SearchConfig,
         stream: PromptStream,
         task: Task,
         generator: Generator,
@@ -41,16 +39,12 @@ class Searcher:
         versions: VersionStore,
         lease: Lease,
         events: EventLog,
-        deadline: float,
-        lag: int | None = None,
-        first_version: int = 0,
-        updates_in_flight: bool = False,
     ):
-        self.index, self.seed, self.config, self.stream, self.log = index, seed, config, stream, log
-        self.lag, self.first_version = lag, first_version
+        self.index, self.seed, self.config, self.stream, self.log = index, config.seed, config.search, stream, log
+        self.lag, self.first_version = config.sync.lag, config.start.sync
         self.progress = Progress(lease)
         self.assembly = ShardAssembly(
-            index, config, task=task, generator=generator, scorer=scorer, progress=self.progress
+            index, config.search, task=task, generator=generator, scorer=scorer, progress=self.progress
         )
         self.adoption = VersionAdoption(
             index,
@@ -58,11 +52,11 @@ class Searcher:
             versions=versions,
             events=events,
             progress=self.progress,
-            deadline=deadline,
-            updates_in_flight=updates_in_flight,
+            deadline=config.limits.data_deadline,
+            updates_in_flight=config.engine.in_flight == "update",
         )
-        self.rounds = Rounds(stream, config)
-        self.in_flight = GroupsInFlight(turns.whole(task, generator), shard_size=config.prompts_per_round)
+        self.rounds = Rounds(stream, config.search)
+        self.in_flight = GroupsInFlight(turns.whole(task, generator), shard_size=config.search.prompts_per_round)
 
     def run(self) -> None:
         """Consume versions and produce shards until the lease says to end. The searcher waits for a first version that
