@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from storage import layout
-from storage.objects import manifest_folders
+from storage.objects import manifest_folders, records
 from storage.runs import attempts, retention
 from storage.runs.forks import pinned_checkpoints
 from storage.runs.run import Run
-from storage.weights import checkpoint_files
 from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
 
@@ -43,12 +43,36 @@ class Checkpoints:
         return attempts.newest_checkpoint(self.run, attempts.chain(self.run, attempt))
 
     def load(self, sync: int, attempt: int) -> Path:
-        """A local folder with its verified files."""
-        return checkpoint_files.load(self.run, Version(sync, attempt))
+        """Return a local folder with the files, each compared with the sha256 in the manifest. Missing if there is no
+        such checkpoint, also when it is removed meanwhile; Damaged, naming the file, if one is not what was saved."""
+        checkpoint = Version(sync, attempt)
+        self.check_manifest(checkpoint)
+        return manifest_folders.local_copy(self.run.store, layout.checkpoint(checkpoint), keep=2)
 
     def check(self, checkpoint: Version) -> None:
-        """Damaged if it is not what was saved, as far as can be told without a download."""
-        checkpoint_files.check(self.run, checkpoint)
+        """Raise as `load` does, without a download: files on a disk here are read whole, files of an object store are
+        only looked for, by name and size."""
+        prefix = layout.checkpoint(checkpoint)
+        if self.run.store.local_path(prefix.rstrip("/")):
+            self.load(*checkpoint)
+        else:
+            self.check_manifest(checkpoint)
+            manifest_folders.check_sizes(self.run.store, prefix)
+
+    def check_manifest(self, checkpoint: Version) -> None:
+        """Damaged unless the manifest is of the checkpoint of this name, and of the step that its sync follows."""
+        name = f"{self.run.url}/{layout.checkpoint(checkpoint)}{layout.MANIFEST}"
+        manifest = manifest_folders.read_manifest(self.run.store, layout.checkpoint(checkpoint))
+        if manifest is None:
+            raise Missing(f"{name} does not exist, and so the checkpoint does not")
+        with records.reading(name):
+            sync, attempt, step = records.integers(manifest, "sync", "attempt", "step")
+        if (sync, attempt) != checkpoint:
+            raise Damaged(f"{name} says that this is checkpoint {Version(sync, attempt)}")
+        if (recorded := recorded_step(self.run, sync)) not in (step, None):
+            raise Damaged(
+                f"{name} says step {step}, but {layout.sync(sync)} says that sync {sync} follows step {recorded}"
+            )
 
     def prune(self, keep: int) -> list[Version]:
         """Give up all but the newest `keep` intact ones of the chain, and those that this run or a fork starts from.
@@ -86,3 +110,12 @@ class Checkpoints:
                 return False
             self._intact.add(checkpoint)
         return True
+
+
+def recorded_step(run: Run, sync: int) -> int | None:
+    """Return the step that a sync follows. None if its record does not tell: whoever applies the record says why."""
+    key = layout.sync(sync)
+    with suppress(Missing, Damaged), records.reading(f"{run.url}/{key}"):
+        [step] = records.integers(records.read(run.store, key, "step"), "step")
+        return step
+    return None
