@@ -1,8 +1,8 @@
-"""The parts of the pages here that follow from the code and from a run.
+"""Generate the parts of the pages in docs/ that follow from the code or from a run.
 
-python -m docs.build            docs/sql.md: what storage/queries/sql/comments.sql says of views and macros;
-                                docs/settings.md and docs/commands.md: what settings and commands say of themselves
-python -m docs.build RUN        docs/queries.md too: every query's answer, from that run
+python -m docs.build            writes docs/sql.md from storage/queries/sql/comments.sql, and docs/settings.md and
+                                docs/commands.md from the docstrings of settings and the help texts of commands
+python -m docs.build RUN        also writes the answers in docs/queries.md, from that run
 """
 
 import io
@@ -32,10 +32,10 @@ EXAMPLE = {
     "stale": "0",
     "trajectory": "''",
 }
-"""Arguments for the macros that cannot do without."""
+"""Arguments for those macros that need some."""
 
 _TYPES = {"varchar": "text", "varchar[]": "text[]", "map(varchar, double)": "map(text, double)"}
-_ELSEWHERE = ("trajectories", "draws", "prompts")  # whose words serve for columns of the same name
+_ELSEWHERE = ("trajectories", "draws", "prompts")  # views that describe columns of the same name in macros
 _QUERY = re.compile(r"```sql\n(?P<query>.*?)```\n(?:\n```\n.*?```\n)?", re.S)
 
 
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
 
 
 def made(page: Path) -> str:
-    """What of a page is made."""
+    """Return the generated part of a page."""
     return MARK.split(page.read_text(), maxsplit=1)[1]
 
 
@@ -63,28 +63,28 @@ def write(page: Path, text: str) -> None:
 
 
 def reference(con: duckdb.DuckDBPyConnection) -> str:
-    """Every view and macro with its columns, their types and their meaning."""
-    told = con.execute("select name, type, meaning from help()").fetchall()
-    views = [_view(con, name, meaning) for name, kind, meaning in told if kind == "view"]
-    macros = [_macro(con, name, meaning) for name, kind, meaning in told if kind == "macro"]
+    """Return the reference of all views and macros, with the types and meanings of their columns."""
+    entries = con.execute("select name, type, meaning from help()").fetchall()
+    views = [_view(con, name, meaning) for name, kind, meaning in entries if kind == "view"]
+    macros = [_macro(con, name, meaning) for name, kind, meaning in entries if kind == "macro"]
     return "\n## Views\n\n" + "\n".join(views) + "\n## Macros\n\n" + "\n".join(macros)
 
 
 def _view(con: duckdb.DuckDBPyConnection, name: str, meaning: str) -> str:
     columns = _help(con, name)
-    if name.endswith("_all"):  # of the columns it shares with another view that one speaks
+    if name.endswith("_all"):  # columns that it shares with the view of the shorter name are described there
         columns = [it for it in columns if it not in _help(con, name.removesuffix("_all"))]
     return f"### {name}\n\n{meaning}\n\n" + _table("column", [(it, _type(kind), said) for it, kind, said in columns])
 
 
 def _macro(con: duckdb.DuckDBPyConnection, signature: str, meaning: str) -> str:
     name = signature.partition("(")[0]
-    told = _help(con, name)
-    parameters = [(it, "", said) for it, kind, said in told if kind == "parameter"]
-    said = {it: said for view in reversed(_ELSEWHERE) for it, _, said in _help(con, view)}
-    said |= {it: own for it, kind, own in told if kind == "column"}
+    entries = _help(con, name)
+    parameters = [(it, "", meaning) for it, kind, meaning in entries if kind == "parameter"]
+    meanings = {it: text for view in reversed(_ELSEWHERE) for it, _, text in _help(con, view)}
+    meanings |= {it: text for it, kind, text in entries if kind == "column"}
     described = con.execute(f"describe from {name}({EXAMPLE.get(name, '')})").fetchall()
-    columns = [(it[0], _type(it[1].lower()), said[it[0]]) for it in described]
+    columns = [(it[0], _type(it[1].lower()), meanings[it[0]]) for it in described]
     return (
         f"### {signature}\n\n{meaning}\n\n"
         + (_table("parameter", parameters) + "\n" if parameters else "")
@@ -115,12 +115,12 @@ def queries(page: str) -> list[str]:
 
 
 def answered(page: str, answer: Callable[[str], str]) -> str:
-    """The page with each query's answer below it."""
+    """Return the page with the answer of each query below the query."""
     return _QUERY.sub(lambda found: f"```sql\n{found['query']}```\n\n```\n{answer(found['query'])}```\n", page)
 
 
 def shown(con: duckdb.DuckDBPyConnection, query: str) -> str:
-    """The answer as `tba sql` prints it."""
+    """Return the answer of a query as `tba sql` prints it."""
     with redirect_stdout(io.StringIO()) as said:
         con.sql(query).show(max_rows=40, max_width=118)
     return "\n".join(line.rstrip() for line in said.getvalue().strip("\n").splitlines()) + "\n"

@@ -1,4 +1,5 @@
-"""The reference of settings and commands, from what tba/config/ and the command line say of themselves."""
+"""Generate the reference of settings and commands, from the docstrings in tba/config/ and the help of the command
+line."""
 
 import argparse
 import ast
@@ -6,14 +7,15 @@ import dataclasses
 import inspect
 import json
 import re
-from collections.abc import Iterator
-from typing import Any, get_type_hints
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from flows import cli
 from flows.commands import arguments
 from tba.config import Config
+from tba.config.kinds import KINDS
 from tba.presets import PRESETS, preset
 
 _NUMBERS = {"integer": "whole number", "number": "number"}
@@ -24,45 +26,91 @@ _HIDDEN = ("help", "debug")
 
 
 def settings() -> str:
-    """Every section with its settings: what each may be, is unless it is set, and means; then what presets set."""
-    schema = TypeAdapter(Config).json_schema()
-    told, defaults = meanings(), Config().to_dict()
-    sections = {name: it for name, it in defaults.items() if isinstance(it, dict)}
+    """Every section with its settings: what each may be, what it is unless it is set, and what it means; then what the
+    presets set."""
+    schema = TypeAdapter(Config).json_schema()["$defs"]
+    defaults = Config().to_dict()
+    sections = {name: value for name, value in defaults.items() if isinstance(value, dict)}
     parts = []
-    for name, fields in sections.items():
-        kind = type(getattr(Config(), name)).__name__
-        properties = schema["$defs"][kind]["properties"]
+    for name in sections:
+        own = kinds(name)
         rows = [
-            f"| `{name}.{it}` | {_allowed(properties[it], schema)} | {_value(default)} | {_cell(told[kind][it])} |"
-            for it, default in fields.items()
+            f"| `{name}.{field}` | {_joined(_allowed(it, schema) for it in properties)} | {default} | {meaning} |"
+            for field, properties, default, meaning in _rows(own, schema)
         ]
-        about = _cell(told[kind][""])
+        about = _cell(meanings(own[0] if len(own) == 1 else own[0].__mro__[1])[""])
         parts.append(f"## {name}\n\n{about}\n\n" + _table(["setting", "may be", "default", " "], rows))
-    seed = f"`seed`, by default {defaults['seed']}: the seed of everything random.\n"
+    seed = f"`seed`, by default {defaults['seed']}: the seed of all random choices.\n"
     return "\n" + "\n".join([seed, *parts, _presets(sections)])
 
 
-def meanings() -> dict[str, dict[str, str]]:
-    """By class of settings and field, the docstring below it; of the class itself under the empty name."""
-    found: dict[str, dict[str, str]] = {}
-    for section in (Config, *get_type_hints(Config).values()):
-        if dataclasses.is_dataclass(section):
-            (node,) = ast.parse(inspect.getsource(section)).body
-            assert isinstance(node, ast.ClassDef)
-            found[node.name] = dict(_documented(node))
-    return found
+def kinds(section: str) -> list[type]:
+    """The classes of settings that a section can have, the default one first."""
+    default = type(getattr(Config(), section))
+    return [default, *(kind for kind in KINDS.get(section, {}).values() if kind is not default)]
+
+
+def _rows(kinds: list[type], schema: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]], str, str]]:
+    """Yield every setting of some kinds, in order: its schemas, its defaults and its meaning. A setting that only some
+    kinds have says which, and so does a default that differs between kinds."""
+    have: dict[str, list[type]] = {}
+    for kind in kinds:
+        for field in dataclasses.fields(kind):
+            have.setdefault(field.name, []).append(kind)
+    for field, owners in have.items():
+        properties = [schema[kind.__name__]["properties"][field] for kind in owners]
+        defaults: dict[str, list[str]] = {}
+        for kind, it in zip(owners, properties, strict=True):
+            empty = {} if it.get("type") == "object" else None
+            defaults.setdefault(_value(it.get("default", empty)), []).append(_name(kind))
+        first, *others = defaults.items()
+        shown = (
+            first[0]
+            if field == "name"
+            else "; ".join([first[0], *(f"{value} for {', '.join(names)}" for value, names in others)])
+        )
+        yield field, properties, shown, _cell(meaning(owners, field)) + _which(owners, kinds)
+
+
+def _which(owners: list[type], kinds: list[type]) -> str:
+    """Say which kinds have a setting, or which have not, whatever is shorter."""
+    others = [kind for kind in kinds if kind not in owners]
+    if not others:
+        return ""
+    word, shown = ("Only", owners) if len(owners) <= len(others) else ("Not", others)
+    return f" {word} for {', '.join(map(_name, shown))}."
+
+
+def _name(kind: type) -> str:
+    """The names that choose a kind."""
+    chosen = [name for kinds in KINDS.values() for name, it in kinds.items() if it is kind]
+    return ", ".join("a class of your own" if name == "custom" else f"`{name}`" for name in chosen)
+
+
+def meaning(kinds: list[type], field: str) -> str:
+    """The docstring below a field, from the first of some kinds, or of their bases, that has one."""
+    return next((said for kind in kinds for it in kind.__mro__ if (said := meanings(it).get(field))), "")
+
+
+def meanings(section: type) -> dict[str, str]:
+    """The docstrings below the fields that a class of settings declares itself; its own under the empty name."""
+    if not dataclasses.is_dataclass(section):
+        return {}
+    (node,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(node, ast.ClassDef)
+    return dict(_documented(node))
 
 
 def _documented(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     yield "", ast.get_docstring(node) or ""
     for field, after in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-            said = after.value if isinstance(after, ast.Expr) else None
-            yield field.target.id, said.value if isinstance(said, ast.Constant) else ""  # pyright: ignore[reportReturnType]
+            text = after.value if isinstance(after, ast.Expr) else None
+            yield field.target.id, text.value if isinstance(text, ast.Constant) else ""  # pyright: ignore[reportReturnType]
 
 
 def _allowed(schema: dict[str, Any], whole: dict[str, Any]) -> str:
-    """In words, what a JSON schema lets through."""
+    """Say in words what a JSON schema lets through."""
     if "$ref" in schema:
         return _allowed(whole["$defs"][schema["$ref"].rpartition("/")[2]], whole)
     if options := schema.get("anyOf"):
@@ -86,6 +134,11 @@ def _allowed(schema: dict[str, Any], whole: dict[str, Any]) -> str:
             return "text"
 
 
+def _joined(allowed: Iterable[str]) -> str:
+    """The different values that some kinds allow, each once."""
+    return ", ".join(dict.fromkeys(part for it in allowed for part in it.split(", ")))
+
+
 def _bounds(schema: dict[str, Any]) -> str:
     low, high = schema.get("minimum"), schema.get("maximum")
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
@@ -95,17 +148,17 @@ def _bounds(schema: dict[str, Any]) -> str:
 
 
 def _presets(sections: dict[str, dict[str, Any]]) -> str:
-    """The settings that differ between presets."""
+    """Return a table of the settings in which at least one preset differs from the default."""
     made = {name: preset(name).to_dict() for name in PRESETS}
     rows = []
     for section, fields in sections.items():
         for it, default in fields.items():
-            found = [made[name][section][it] for name in PRESETS]
-            if (section, it) != ("task", "name") and any(value != default for value in found):
-                cells = " | ".join("" if value == default else _value(value) for value in found)
+            values = [made[name][section][it] for name in PRESETS]
+            if (section, it) != ("task", "name") and any(value != default for value in values):
+                cells = " | ".join("" if value == default else _value(value) for value in values)
                 rows.append(f"| `{section}.{it}` | {_value(default)} | {cells} |")
     head = ["setting", "default", *(f"`{name}`" for name in PRESETS)]
-    return "## Presets\n\nWhat a task brings with it, where that is not the default.\n\n" + _table(head, rows)
+    return "## Presets\n\nEach preset changes these settings from their defaults.\n\n" + _table(head, rows)
 
 
 def _value(value: Any) -> str:
@@ -120,18 +173,18 @@ def _value(value: Any) -> str:
 
 
 def commands() -> str:
-    """Every command as its own help has it."""
+    """Return the help of every command."""
     return "\n" + "\n".join(_command(name, parser) for name, parser in parsers().items())
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:
-    """By command."""
+    """Return the parser of each command, by the name of the command."""
     (action,) = (it for it in cli.build_parser()._actions if isinstance(it, argparse._SubParsersAction))
     return dict(action.choices)
 
 
 def _command(name: str, parser: argparse.ArgumentParser) -> str:
-    """Its help, but for the name that stands above."""
+    """Return the section of one command: its description, arguments and examples."""
     first, _, about = (parser.description or "").partition("\n\n")
     actions = [it for it in parser._actions if it.dest not in _HIDDEN and it.help != argparse.SUPPRESS]
     rows = [f"| `{_named(it)}` | {_cell(_help(it))} |" for it in actions]
@@ -153,19 +206,19 @@ def _named(action: argparse.Action) -> str:
 
 
 def _help(action: argparse.Action) -> str:
-    if action.help == arguments.RUN_HELP:  # which the page says once
+    if action.help == arguments.RUN_HELP:  # the page explains it once, at its top
         return "a run" if action.nargs is None else "runs"
     return (action.help or "").replace("%(default)s", str(action.default))
 
 
 def _paragraphs(text: str) -> str:
-    """As they are, but for lines of a command, which are indented."""
+    """Return a text in which indented lines, which are commands, become code blocks."""
     lines = [f"\n    {line.strip()}\n" if line.startswith("  ") else line for line in text.splitlines()]
     return "\n".join(lines)
 
 
 def _cell(text: str) -> str:
-    """In one line, with links to the pages that it names."""
+    """Return a text in one line, in which names of pages are links."""
     return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", " ".join(text.split()).replace("|", "\\|"))
 
 

@@ -1,11 +1,11 @@
-"""The documentation as a site: the pages as they lie here, with README.md as its first and benchmarks/README.md beside.
+"""Build the documentation as a site. README.md is its first page, and benchmarks/README.md belongs to it, too.
 
-python -m docs.site [FOLDER]    builds it, by default in build/site; every warning is an error
+python -m docs.site [FOLDER]    builds the site, by default in build/site; every warning is an error
 
-Pages are written for reading in the repository. For the site copies of them are made, in which links lead to where
-things lie there: to another page; to a picture, or rows, copied beside it; and to a page with the text of any other
-file, or of those of a folder. Diagrams become part of their page, so that they take its colours. What it is built with
-is in requirements-docs.txt.
+Pages are written to be read in the repository. The site is built from copies in which links are adapted. A link to a
+page, picture or data file leads to its copy. A link to any other file or to a folder leads to a page that shows the
+text of that file or of all files of the folder. Diagrams become a part of their page, so that they take its colours.
+requirements-docs.txt lists the tools that this needs.
 """
 
 import os
@@ -41,7 +41,8 @@ def main(arguments: list[str]) -> None:
 
 
 def stage(folder: Path) -> None:
-    """What the site is built from: copies of pages, pictures and rows; settings with what there is of the nav."""
+    """Write what the site is built from: copies of pages, pictures and data files, and the settings without navigation
+    entries for pages that do not exist."""
     copies = folder / "docs"
     for source in pages():
         write(copies / place(source), copied(source, copies))
@@ -55,23 +56,23 @@ def stage(folder: Path) -> None:
 
 
 def pages() -> list[str]:
-    """By their names in the repository."""
+    """Return the names of all pages in the repository."""
     return ["README.md", "benchmarks/README.md", *(name_of(page) for page in sorted(HERE.rglob("*.md")))]
 
 
 def place(name: str) -> str:
-    """Where the site has a file of the repository."""
+    """Return where the site has a file of the repository."""
     return MOVED.get(name, name.removeprefix("docs/"))
 
 
 def is_there(line: str, copies: Path) -> bool:
-    """Whether a line of the settings names no page, or one that is there."""
+    """Return False if a line of the settings names a page that does not exist."""
     named = re.search(r"^ +- (?:.*: )?([\w/-]+\.md)$", line.rstrip())
     return named is None or (copies / named[1]).exists()
 
 
 def copied(source: str, copies: Path) -> str:
-    """A page as the site has it."""
+    """Return the text of a page for the site."""
     page = (ROOT / source).read_text()
     page = _DIAGRAM.sub(lambda found: drawn(source, found[2]), page)
     parts, last = [], 0
@@ -82,7 +83,8 @@ def copied(source: str, copies: Path) -> str:
 
 
 def linked(text: str, source: str, copies: Path) -> str:
-    """With links as they lead there; those that are named by a page's file get the name of the page."""
+    """Return a text with its links adapted to the site. A link whose text is the file name of a page gets the title of
+    the page as its text."""
     text = _NAMED.sub(lambda found: f"[{title(source, found[1])}]({found[1]})", text)
     return _LINK.sub(lambda found: f"]({target(found[1], source, copies)}{found[2] or ''})", text)
 
@@ -92,7 +94,8 @@ def title(source: str, link: str) -> str:
 
 
 def target(link: str, source: str, copies: Path) -> str:
-    """A link of a page, as it leads from where the site has that page."""
+    """Return the target of a link of the page `source`, relative to where the site has this page. If the link leads to
+    another file of the repository, write a page that shows the file."""
     name = name_of(ROOT / source / ".." / link)
     if name not in pages() and PurePosixPath(name).suffix not in AS_THEY_ARE:
         path = ROOT / name
@@ -102,7 +105,7 @@ def target(link: str, source: str, copies: Path) -> str:
 
 
 def told(path: Path) -> str:
-    """A file that is no page, or those of a folder, as they are."""
+    """Return the text of a file, or of all files of a folder, as code blocks."""
     if path.is_dir():
         files = [it for it in sorted(path.rglob("*")) if it.is_file() and it.suffix != ".pyc"]
         return "".join(f"## {it.relative_to(path)}\n\n{told(it)}" for it in files)
@@ -110,12 +113,12 @@ def told(path: Path) -> str:
 
 
 def drawn(source: str, link: str) -> str:
-    """A diagram, as part of a page."""
+    """Return a diagram as HTML that is a part of the page."""
     return f'<figure class="diagram">\n{(ROOT / source / ".." / link).resolve().read_text().strip()}\n</figure>'
 
 
 def coloured(block: str) -> str:
-    """A block that does not say what it is, and begins with a command, as one for a shell."""
+    """Mark a code block as shell code if it names no language and begins with a command."""
     return _COMMANDS.sub(lambda found: f"{found[1]}```{'console' if found[2] else 'sh'}\n", block)
 
 

@@ -1,4 +1,4 @@
-"""Prints the largest modules, classes, functions and folders, and looks for circles of imports.
+"""Print the largest modules, classes, functions and folders, and find circular imports.
 
     python -m docs.size_limits
 
@@ -17,7 +17,7 @@ import grimp
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("tba", "storage", "flows")
 LIMITS = {"module": 400, "class": 200, "function": 60, "folder": 15}  # lines; files of a folder
-SHOWN = 5  # of each kind
+SHOWN = 5  # how many of each kind are printed
 EXCEPTIONS = {
     "flows/commands": "one file per command",
 }
@@ -58,7 +58,7 @@ def _lines(node: ast.stmt) -> int:
 
 
 def find_circle() -> list[str]:
-    """Return modules that import each other in a circle, if there are any. Imports for types alone do not count."""
+    """Return modules that import each other in a circle, or an empty list. Imports only for types do not count."""
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     try:

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     options = build_parser(wanted=arguments).parse_args(arguments)
     logging.getLogger("flows").setLevel(logging.INFO)
-    logging.basicConfig(format="%(message)s")  # to standard error: long work announces itself there
+    logging.basicConfig(format="%(message)s")  # on standard error: slow commands report their progress there
     try:
         return options.command(options)
     except TBAError as error:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except OSError as error:  # a full disk, a folder that may not be read

@@ -1,5 +1,5 @@
-"""Show texts that a model or a stranger may have written, as HTML or as a line of a terminal, so that nothing in them
-is markup or a command."""
+"""Show untrusted texts, such as a model's responses, as HTML or in a terminal. Markup and control characters in them
+have no effect."""
 
 import unicodedata
 
@@ -7,25 +7,25 @@ from markupsafe import Markup, escape
 
 _MOST_CHARACTERS = 20_000
 _INVISIBLE = ("Cc", "Cf", "Cs", "Zl", "Zp")  # Unicode categories
-_JOINERS = "\u200d\u200c"  # inside of emoji and words
+_JOINERS = "\u200d\u200c"  # invisible, but a normal part of emoji and words
 
 
 def shown(text: str, most: int = _MOST_CHARACTERS) -> Markup:
-    """Return a text as HTML that shows it as it is. Characters that are invisible, or would reverse the direction of
-    what follows, appear by name."""
+    """Return a text as HTML that shows it literally. Characters that are invisible or change the writing direction are
+    shown by their code. Only the first `most` characters are shown."""
     left_out = len(text) - most
     html = _visible(text[:most])
     return html if left_out <= 0 else html + Markup(f"… <span class='faint'>({left_out:,} characters more)</span>")
 
 
 def line(text: str, most: int = 160) -> Markup:
-    """Return the beginning of a text as HTML in one line."""
+    """Return the first `most` characters of a text as HTML in one line."""
     flat = " ".join(text.split())
     return _visible(flat[:most]) + ("…" if len(flat) > most else "")
 
 
 def plain(text: str) -> str:
-    """Return a text as one line for a terminal, in which nothing commands the terminal."""
+    """Return a text as one line for a terminal, without control characters."""
     return "".join(it if it.isprintable() else " " if it.isspace() else "\N{REPLACEMENT CHARACTER}" for it in text)
 
 

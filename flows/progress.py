@@ -1,4 +1,4 @@
-"""Bars for what takes long, on standard error, so that what a command prints can be piped on."""
+"""Progress bars for slow work. They go to standard error, so that the output of a command can be piped."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 Tell = Callable[[int, int], None]
-"""Called with how many of how many are done."""
+"""Called with the number of items that are done, and the number of all items."""
 
 
 @contextmanager
 def bar(title: str) -> Iterator[Tell]:
-    """A progress bar that appears once there is something to tell, where there is somebody to see it."""
+    """Yield a function that updates a progress bar. The bar appears with the first call, and only in a terminal."""
     progress: Progress | None = None
 
     def tell(done: int, total: int) -> None:
@@ -41,5 +41,5 @@ def _make(title: str) -> "Progress":
 
 
 def was_interrupted(error: BaseException) -> bool:
-    """DuckDB turns a Ctrl-C during a query into an error of its own."""
+    """Return True if an error is a Ctrl-C. DuckDB turns a Ctrl-C during a query into an error of its own."""
     return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)

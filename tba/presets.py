@@ -5,7 +5,6 @@ from tba.config import (
     EvaluationConfig,
     LimitsConfig,
     ModelConfig,
-    ObjectiveConfig,
     SamplingConfig,
     SearchConfig,
     SyncConfig,
@@ -13,13 +12,15 @@ from tba.config import (
     TrainingConfig,
 )
 from tba.errors import ConfigError
+from tba.objectives import TrajectoryBalance
+from tba.objectives.tba_prime import TBAPrime
 
 
 def quickstart() -> Config:
     """Addition digit by digit with a tiny Llama; minutes on two cores."""
     return Config(
         task=TaskConfig(name="quickstart"),
-        objective=ObjectiveConfig(beta_start=0.05, beta_end=0.05),
+        objective=TrajectoryBalance(beta_start=0.05, beta_end=0.05),
         sampling=SamplingConfig(recent_share=0.5, capacity=64),
         search=SearchConfig(
             searchers=1, responses_per_prompt=8, prompts_per_round=64, temperature=1.0, max_prompt_tokens=16,
@@ -40,7 +41,7 @@ def gsm8k() -> Config:
     return Config(
         task=TaskConfig(name="gsm8k"),
         model=ModelConfig(path="realtreetune/rho-1b-sft-GSM8K", publish_dtype="bfloat16", threads=0),
-        objective=ObjectiveConfig(beta_start=0.012, beta_end=0.004, beta_target=500, beta_stop=500),
+        objective=TrajectoryBalance(beta_start=0.012, beta_end=0.004, beta_target=500, beta_stop=500),
         sampling=SamplingConfig(recent_share=0.95, inv_temp=0.0, capacity=100),
         search=SearchConfig(
             searchers=3, responses_per_prompt=24, prompts_per_round=3, temperature=0.7, max_prompt_tokens=512,
@@ -60,7 +61,7 @@ def tldr() -> Config:
     return Config(
         task=TaskConfig(name="tldr"),
         model=ModelConfig(path="mnoukhov/pythia410m-sft-tldr", threads=0),
-        objective=ObjectiveConfig(beta_start=1.0, beta_end=0.05, beta_target=128, beta_stop=32),
+        objective=TrajectoryBalance(beta_start=1.0, beta_end=0.05, beta_target=128, beta_stop=32),
         sampling=SamplingConfig(recent_share=0.5, inv_temp=1.0, capacity=100),
         search=SearchConfig(
             searchers=3, responses_per_prompt=20, prompts_per_round=2, temperature=0.7, max_prompt_tokens=512,
@@ -80,9 +81,7 @@ def math_() -> Config:
     return Config(
         task=TaskConfig(name="math"),
         model=ModelConfig(path="Qwen/Qwen2.5-7B", publish_dtype="bfloat16", threads=0),
-        objective=ObjectiveConfig(
-            name="tba-prime", beta_start=0.005, beta_end=0.005, reference_reset=50, ratio_cap=8.0
-        ),
+        objective=TBAPrime(beta_start=0.005, beta_end=0.005, reference_reset=50, ratio_cap=8.0),
         sampling=SamplingConfig(recent_share=1.0, copies="all"),
         search=SearchConfig(
             searchers=4, responses_per_prompt=16, prompts_per_round=8, temperature=1.0, max_prompt_tokens=1024,
@@ -103,7 +102,7 @@ def redteam() -> Config:
     return Config(
         task=TaskConfig(name="redteam"),
         model=ModelConfig(path="gpt2", threads=0),
-        objective=ObjectiveConfig(
+        objective=TrajectoryBalance(
             beta_start=0.05, beta_end=0.05, target_temperature_start=2.0, target_temperature_steps=500, log_z="learned"
         ),
         sampling=SamplingConfig(recent_share=0.5, inv_temp=1.0, capacity=100_000),

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.science.rows import standard_error
-from tba.config import ObjectiveConfig
-from tba.objectives import Groups, Loss, make_estimator, make_objective
+from tba import objectives
+from tba.objectives import Groups, Loss
 from tests.support.tba import toy
 
 BETA, LEARNING_RATE = 0.5, 0.02
@@ -128,13 +128,13 @@ def read(path: Path) -> list[Found]:
 
 
 def loss_of(name: str) -> Callable[[Groups], Loss]:
-    config = ObjectiveConfig(**OBJECTIVES[name])
-    objective, estimator = make_objective(config, max_tokens=toy.L), make_estimator(config)
+    settings = {"name": "trajectory-balance", **OBJECTIVES[name]}
+    objective = objectives.OBJECTIVES[settings["name"]](**settings)
 
     def loss(groups: Groups) -> Loss:
-        if estimator:
-            groups = estimator(groups, beta=BETA).of(0, groups)
-        return objective(groups, beta=BETA)
+        if objective.needs_whole_batch:
+            groups = objective.estimates(groups, beta=BETA).of(0, groups)
+        return objective.loss(groups, beta=BETA)
 
     return loss
 
@@ -187,6 +187,7 @@ def everything(logits: Tensor, ref_NL: Tensor, data: Data, chosen_PK: Tensor) ->
         length_PK=torch.full(chosen_PK.shape, toy.L),
         batch_reward=float(reward_PK.mean()),
         batch_tokens=float(toy.L),
+        max_tokens=toy.L,
     )
 
 

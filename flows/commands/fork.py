@@ -219,13 +219,17 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
 
 
 def _check_in_step(before: Config, config: Config) -> None:
-    """Raise ConfigError if a fork with `sync.lag` cannot go on from its parent. Where searchers and trainer go in step,
-    rounds are numbered like syncs, and this must hold for the inherited rounds too."""
+    """Raise ConfigError if a fork that sets `sync.lag` cannot continue the rounds of its parent. With `sync.lag`,
+    sync n admits round n of each searcher. The inherited rounds must follow this rule too, so the parent must set
+    `sync.lag` and have as many searchers."""
     if before.sync.lag is None:
-        raise ConfigError("--set: sync.lag needs a parent that goes in step too, --step 0 or --replay")
+        raise ConfigError(
+            "--set: sync.lag can be set in a fork only if the parent sets it too, or with --step 0, or with --replay"
+        )
     if before.search.searchers != config.search.searchers:
         raise ConfigError(
-            f"--set: search.searchers is {before.search.searchers} in the parent and stays so where sync.lag is set"
+            f"--set: search.searchers must be {before.search.searchers}, as in the parent, because sync.lag is set, "
+            f"got {config.search.searchers}"
         )
 
 
@@ -272,28 +276,30 @@ def _check_payloads(parent: Run, origin: Parent, config: Config) -> None:
 
 
 def _take_again(parent: Run, origin: Parent) -> "Past":
-    """Return the state at which the fork begins, for a parent that keeps no usable checkpoint of this state. Take the
-    steps again from an older checkpoint, or from the start."""
+    """Return the trainer's state at the step where the fork begins, for a parent that has no usable checkpoint of this
+    step. Load the newest older checkpoint, or the policy before training if there is none, and repeat the gradient
+    steps from there on the same data. Raise Damaged if the weights should come out the same as the parent's but differ.
+    """
     use_threads(parse(parent.config).model.threads)
     from flows.roles.past_state import load_past
 
     past = load_past(parent, origin.step + 1)
-    if past.step < origin.step:  # otherwise a checkpoint of this very step is still there
+    if past.step < origin.step:  # otherwise the parent has an intact checkpoint of this very step after all
         log.info(
-            "no intact checkpoint of step %d is kept: taking steps %d to %d again",
+            "there is no intact checkpoint of step %d: repeating steps %d to %d",
             origin.step,
             past.step + 1,
             origin.step,
         )
-    with bar(f"taking the steps up to {origin.step} again") as tell:
-        for taken in past.retake(origin.step):
-            tell(taken.step, origin.step)
+    with bar(f"repeating the steps up to {origin.step}") as tell:
+        for repeated in past.retake(origin.step):
+            tell(repeated.step, origin.step)
     wanted = read_entries(parent, origin.sync, origin.attempt)[-1].step["weights_sha256"]
     if past.repeatable and past.weights_sha256() != wanted:
         raise Damaged(
-            f"{parent.name}: the weights after step {origin.step}, made again, have sha256 "
-            f"{past.weights_sha256()[:12]}…, not {wanted[:12]}… as its ledger says; on another kind of machine they "
-            "can differ in their last bits"
+            f"{parent.name}: after repeating the steps up to {origin.step}, the weights have sha256 "
+            f"{past.weights_sha256()[:12]}…, but the ledger has {wanted[:12]}…; on another kind of machine the last "
+            "bits can differ: fork on a machine like that of the run"
         )
     return past
 

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example:\n  tba resume first",
     )
     parser.add_argument("run", metavar="RUN", help=RUN_HELP)
-    parser.add_argument("--set", nargs="*", dest="changes", help=argparse.SUPPRESS)  # for an error that helps
+    parser.add_argument("--set", nargs="*", dest="changes", help=argparse.SUPPRESS)  # refused below
 
 
 def command(options: argparse.Namespace) -> int:

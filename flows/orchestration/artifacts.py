@@ -1,6 +1,6 @@
-"""What Prefect shows of a run: a task for each life of a role, versions, progress and the report as artifacts.
+"""Show a run in Prefect: a task run for each life of a role, and artifacts with versions, progress and the report.
 
-All of it is coarse, and none of it is needed: whatever Prefect's server does not take is logged and left out.
+A run does not depend on any of this. If Prefect's server refuses something, that is logged and left out.
 """
 
 import logging
@@ -32,13 +32,13 @@ from tba.config import Config
 from tba.errors import RunFailed, TBAError
 
 LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
-SECONDS_LEFT = 25.0  # of the 30 s between Prefect's SIGTERM and its SIGKILL
-VERSIONS_EVERY = 5.0  # seconds between two looks at what is published
-PROGRESS_EVERY = 15.0
+SECONDS_LEFT = 25.0  # seconds for a stop in order; Prefect sends SIGKILL 30 s after SIGTERM
+VERSIONS_EVERY = 5.0  # seconds between two looks for new versions and scores
+PROGRESS_EVERY = 15.0  # seconds between two updates of the progress artifact
 
 
 class Ending:
-    """How one life of a role ended, once it has."""
+    """Will say how one life of a role ended."""
 
     def __init__(self) -> None:
         self.happened = threading.Event()
@@ -52,7 +52,8 @@ class Ending:
 
 @task(name="role", task_run_name="{role}, life {life}", cache_policy=NO_CACHE, persist_result=False)
 def role_life(role: str, life: int, ending: Ending) -> str:
-    """Shows from when to when a role lived. The process is the supervisor's; this only waits."""
+    """Show in Prefect from when to when one life of a role lasted. This task only waits: the supervisor runs the
+    role."""
     while not ending.happened.wait(0.5):
         pass
     if ending.is_failure:
@@ -61,7 +62,8 @@ def role_life(role: str, life: int, ending: Ending) -> str:
 
 
 class Reports:
-    """Tells Prefect what happens in a run. A context that outlasts the supervisor's: it also hears how that ended."""
+    """Reports to Prefect what happens in a run. This context surrounds the supervisor's, so it also learns how the
+    supervisor ended."""
 
     def __init__(self, run: Run, config: Config):
         self.run, self.steps = run, config.training.steps
@@ -74,11 +76,12 @@ class Reports:
         self.next_versions = self.next_progress = 0.0
 
     def look(self, seen: Mapping[str, Seen]) -> None:
-        """For the supervisor's thread."""
+        """Take the current leases. Called in the supervisor's thread."""
         self.seen = seen
 
     def hear(self, event: Event | None) -> None:
-        """For the flow's own thread, the only one that speaks to the server."""
+        """Report an event, and update the artifacts when it is time. Called in the flow's own thread, the only one that
+        talks to Prefect's server."""
         if event:
             self.log(event)
             if event.kind in ("role-started", "role-adopted"):
@@ -93,7 +96,8 @@ class Reports:
             self.next_progress = time.monotonic() + PROGRESS_EVERY
 
     def log(self, event: Event) -> None:
-        """All that still goes through when the flow is being ended."""
+        """Log an event and close the task run of a role that ended. This works even while the flow is being
+        cancelled."""
         self.logger.log(LEVELS[event.severity], event.message)
         if event.kind == "role-ended":
             self.end(event.data["of"], event.message, is_failure=event.severity != "info")
@@ -112,7 +116,7 @@ class Reports:
             self.lives.pop(role).tell(message, is_failure=is_failure)
 
     def show_versions(self) -> None:
-        """A new version of the artifact whenever a version, or a score of one, has come."""
+        """Update the table of versions if there is a new version or a new score."""
         rows = [published.row() for published in self.publications.all()]
         if rows and rows != self.shown:
             self.shown = rows
@@ -136,7 +140,7 @@ class Reports:
         )
 
     def emit(self, event: Event) -> None:
-        """For automations of Prefect."""
+        """Emit an event of Prefect, to which automations can react."""
         resource = {"prefect.resource.id": f"tba.run.{self.run.name}", "prefect.resource.name": self.run.url}
         told = {**event.data, "severity": event.severity, "message": event.message}
         emit_event(f"tba.{event.kind}", resource, payload=told)
@@ -145,9 +149,9 @@ class Reports:
         try:
             show()
         except TBAError as error:
-            self.logger.warning("not shown: %s", error)
-        except Exception as error:  # Prefect's and its client's are of many kinds; a run does not depend on being shown
-            self.logger.warning("Prefect did not take a report: %s: %s", type(error).__name__, error)
+            self.logger.warning("could not be shown in Prefect: %s", error)
+        except Exception as error:  # Prefect and its client raise many kinds; a run does not depend on being shown
+            self.logger.warning("Prefect refused a report: %s: %s", type(error).__name__, error)
 
     def __enter__(self) -> Self:
         return self
@@ -155,11 +159,11 @@ class Reports:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """No task is left waiting, whatever happened."""
+        """End all task runs that still wait."""
         for role in list(self.lives):
             self.end(role, "no longer watched", is_failure=False)
 
 
 def artifact_key(what: str, run: str) -> str:
-    """Lower case, digits and dashes, as Prefect wants it."""
+    """Return the key of an artifact: lower-case letters, digits and dashes, as Prefect demands."""
     return f"{what}-{re.sub(r'[^a-z0-9]+', '-', run.lower()).strip('-')}"

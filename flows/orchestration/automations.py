@@ -18,25 +18,26 @@ from prefect.blocks.core import Block
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import PrefectHTTPStatusError
 
-SILENT_AFTER = timedelta(seconds=120)  # four heartbeats, of which prefect.yaml asks for one in 30 s
+SILENT_AFTER = timedelta(seconds=120)  # four heartbeats: prefect.yaml sets one every 30 s
 ANOTHER_GO_EVERY = timedelta(minutes=10)
 OURS = {"prefect.resource.role": "flow", "prefect.resource.name": ["tba", "searcher", "trainer", "evaluate"]}
 
 
 def automations(tell: Block | None = None, *, silent_after: timedelta = SILENT_AFTER) -> list[AutomationCore]:
-    found = [silence(silent_after), another_go()]
-    return [*found, telling(tell)] if tell else found
+    always = [silence(silent_after), another_go()]
+    return [*always, telling(tell)] if tell else always
 
 
 def silence(after: timedelta) -> AutomationCore:
-    """What watches a role was killed, or its machine is gone: without this its flow run stays Running for ever. The
-    role itself, if it lives, is adopted."""
+    """Return an automation that marks a flow run as crashed when its heartbeats stop, because its process was killed or
+    its machine is gone. Otherwise the flow run would stay Running for ever. The role that it watched is adopted if the
+    role is still alive."""
     return AutomationCore(
         name="tba: a flow run without a sign has crashed",
         trigger=EventTrigger(
             after={"prefect.flow-run.heartbeat"},
             expect={"prefect.flow-run.*"},
-            match_related=OURS,  # whose deployments ask for heartbeats as frequent
+            match_related=OURS,  # only these deployments set heartbeats that are frequent enough
             for_each={"prefect.resource.id"},
             posture=Posture.Proactive,
             threshold=1,
@@ -46,7 +47,7 @@ def silence(after: timedelta) -> AutomationCore:
             ChangeFlowRunState(
                 state=StateType.CRASHED,
                 name=None,
-                message=f"no sign of its process for {after.total_seconds():.0f} s",
+                message=f"its process has sent no heartbeat for {after.total_seconds():.0f} s",
                 force=False,
             )
         ],
@@ -54,8 +55,9 @@ def silence(after: timedelta) -> AutomationCore:
 
 
 def another_go() -> AutomationCore:
-    """The same flow run again, which finds its run and adopts the roles that live: at most once in ten minutes, so
-    that what crashes at once each time does not go round in circles."""
+    """Return an automation that schedules a crashed flow run `tba` again. The flow run then finds its run and adopts
+    the roles that are alive. This happens at most once in ten minutes, so that a flow run which always crashes
+    immediately is not restarted in a loop."""
     return AutomationCore(
         name="tba: a supervisor that crashed has another go",
         trigger=EventTrigger(
@@ -75,7 +77,8 @@ def another_go() -> AutomationCore:
 
 
 def telling(block: Block) -> AutomationCore:
-    assert block._block_document_id  # it was loaded
+    """Return an automation that sends the events of runs through a notification block."""
+    assert block._block_document_id  # set because the block was loaded
     return AutomationCore(
         name="tba: alarms are told",
         trigger=EventTrigger(
@@ -92,17 +95,17 @@ def telling(block: Block) -> AutomationCore:
 
 
 def establish(wanted: Sequence[AutomationCore]) -> list[str]:
-    """As many of each name as are wanted, however often it is asked for; returns the names."""
-    for it in wanted:
-        made = Automation(**it.model_dump())
+    """Create the automations, or update those whose names exist already. Return the names."""
+    for core in wanted:
+        automation = Automation(**core.model_dump())
         try:
-            there = cast(Automation, Automation.read(name=it.name))  # outside of an event loop it is not a coroutine
+            existing = cast(Automation, Automation.read(name=core.name))  # no coroutine: there is no event loop here
         except ValueError:
-            made.create()
+            automation.create()
         else:
-            made.id = there.id
-            made.update()
-    return [it.name for it in wanted]
+            automation.id = existing.id
+            automation.update()
+    return [core.name for core in wanted]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -115,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=float,
         default=SILENT_AFTER.total_seconds(),
         metavar="SECONDS",
-        help="default %(default)g",
+        help="time without heartbeats after which a flow run counts as crashed (default %(default)g)",
     )
     options = parser.parse_args(arguments)
     try:

@@ -1,8 +1,8 @@
 """Roles on other machines: each life of a role is a run of a deployment such as `searcher/gsm8k`.
 
-The worker's machine starts the process and watches it (flows/orchestration/role_flows.py); this side
-says when, and judges by leases. What Prefect believes of a flow run only confirms an end: while its server cannot be
-reached, roles work on.
+The machine of the worker starts the role's process and watches it (flows/orchestration/role_flows.py). The supervisor
+decides when a role is started, and judges by leases whether it hangs. From Prefect it learns only that a flow run has
+ended. While Prefect's server cannot be reached, roles keep working.
 """
 
 import contextvars
@@ -37,26 +37,29 @@ CODES = {
     "Stopped": STOPPED,
     "Cancelled": STOPPED,
 }
-"""What the final state of a role's flow run, by name, says about the role."""
+"""The exit code of a role for each name of the final state of its flow run. Any other name means FAILED."""
 
 UNREACHABLE = (httpx.HTTPError, RuntimeError)  # RuntimeError: "Failed to reach API"
-HURRY: Any = {PREFECT_API_REQUEST_TIMEOUT: 10.0, PREFECT_CLIENT_MAX_RETRIES: 0}  # whoever asks tries again by itself
+HURRY: Any = {PREFECT_API_REQUEST_TIMEOUT: 10.0, PREFECT_CLIENT_MAX_RETRIES: 0}  # the caller tries again itself
 
 
 class DeploymentLauncher:
-    end_grace = 40.0  # the worker notices, asks the role, and kills it after 30 s
-    last_word_after = 15.0  # the worker's side may have been killed, or not reach the server
+    """Starts each life of a role as a flow run of the role's deployment."""
+
+    end_grace = 40.0  # the worker notices the request, asks the role to stop, and kills it after 30 s
+    last_word_after = 15.0  # the process that watches the role may be dead, or may not reach the server
 
     def __init__(self, run: Run, config: Config):
         self.run, self.task = run, config.task.name
-        self.start_deadline = config.limits.data_deadline  # a machine may have to be found first
+        self.start_deadline = config.limits.data_deadline  # the life may have to wait for a machine
         self.inquiry = Inquiry()
 
     def start(self, role: Role, number: int) -> "DeployedLife":
-        """Asking twice for one life, as after a crash of this side, gives one flow run."""
+        """Create a flow run for a life. A second request for the same life, as after a crash of the supervisor, returns
+        the flow run of the first."""
         deployment = f"{FLOWS[role.kind]}/{self.task}"
         flow_run = self.ask(deployment, role, number)
-        if flow_run.state and flow_run.state.is_final():  # of a supervisor before this one
+        if flow_run.state and flow_run.state.is_final():  # a flow run of an earlier supervisor
             return self.start(role, number + 1)
         self.inquiry.follow(flow_run.id)
         return DeployedLife(self.run, role, number, flow_run.id, flow_run.name, self.inquiry)
@@ -67,7 +70,7 @@ class DeploymentLauncher:
             parameters["index"] = role.index
         try:
             with temporary_settings(HURRY):
-                asked = run_deployment(
+                flow_run = run_deployment(
                     deployment,
                     parameters=parameters,
                     timeout=0,
@@ -76,16 +79,16 @@ class DeploymentLauncher:
                 )
         except ObjectNotFound:
             raise RunFailed(
-                f"there is no deployment {deployment!r}: `prefect --no-prompt deploy --all` registers it"
+                f"there is no deployment {deployment!r}: register it with `prefect --no-prompt deploy --all`"
             ) from None
         except UNREACHABLE as error:
             if is_refusal(error):
-                raise RunFailed(f"{deployment!r} was refused by Prefect's server: {error}") from error
-            raise NotNow(f"{deployment} could not be asked for: {error}") from error
-        return cast(FlowRun, asked)  # outside of an event loop it is not a coroutine
+                raise RunFailed(f"Prefect's server refused to run {deployment!r}: {error}") from error
+            raise NotNow(f"Prefect's server could not be asked to run {deployment}: {error}") from error
+        return cast(FlowRun, flow_run)  # not a coroutine, because there is no event loop here
 
     def ended(self, life: "DeployedLife") -> None:
-        """Its machine has tidied up."""
+        """Forget the life. The machine on which it ran has cleaned up."""
         self.inquiry.forget(life.flow_run)
 
     def close(self) -> None:
@@ -93,7 +96,7 @@ class DeploymentLauncher:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the server has understood and said no; asking again would not help."""
+    """Return True if the server understood the request and refused it, so that asking again would not help."""
     if not isinstance(error, httpx.HTTPStatusError):
         return False
     return 400 <= error.response.status_code < 500 and error.response.status_code not in (408, 429)
@@ -114,9 +117,9 @@ class DeployedLife:
     def waits_for(self) -> str:
         state = self.state
         if state is None:
-            return f"Prefect's server does not say how {self.where} stands"
+            return f"Prefect's server has not reported the state of {self.where}"
         if state.is_scheduled() or state.is_pending():
-            return f"no worker has begun {self.where}, it is {state.name}; does one run for its work pool?"
+            return f"no worker has started {self.where}, which is {state.name}; is there a worker for its work pool?"
         return ""
 
     @property
@@ -131,8 +134,8 @@ class DeployedLife:
         return CODES.get(self.state.name or "", FAILED)
 
     def terminate(self) -> None:
-        """The worker passes it on as SIGTERM, and as SIGKILL after 30 s. If the server cannot be reached, the role
-        hears of a stop from storage."""
+        """Ask Prefect to cancel the flow run. The worker then sends SIGTERM, and SIGKILL after 30 s. If the server
+        cannot be reached, the role still reads in storage that it is to stop."""
         self.inquiry.cancel(self.flow_run)
 
     def kill(self) -> None:
@@ -142,19 +145,19 @@ class DeployedLife:
         self.inquiry.forget(self.flow_run)
 
     def last_words(self) -> str:
-        said = (self.state.message or "") if self.state else ""
+        message = (self.state.message or "") if self.state else ""
         try:
             log = self.run.store.read(layout.log(self.role.name, self.number)).decode(errors="replace")
         except Missing:
-            return said
-        return "\n".join([said, *log.splitlines()[-20:]])
+            return message
+        return "\n".join([message, *log.splitlines()[-20:]])
 
 
 class Inquiry:
-    """Speaks with Prefect's server about flow runs in a thread of its own: a server that is slow to answer must not
-    keep the supervisor from its leases."""
+    """Asks Prefect's server for the states of flow runs, and cancels flow runs, in a thread of its own. A slow server
+    must not keep the supervisor from reading and renewing leases."""
 
-    every = 3.0  # seconds between two questions
+    every = 3.0  # seconds between two requests
 
     def __init__(self) -> None:
         self.states: dict[UUID, State[Any]] = {}
@@ -162,7 +165,7 @@ class Inquiry:
         self._followed: set[UUID] = set()
         self._to_cancel: set[UUID] = set()
         self._wake, self._closing = threading.Event(), threading.Event()
-        context = contextvars.copy_context()  # Prefect knows by it which server is meant
+        context = contextvars.copy_context()  # it tells Prefect which server to use
         self._thread = threading.Thread(target=context.run, args=(self._ask,), name="inquiry", daemon=True)
 
     def follow(self, flow_run: UUID) -> None:
@@ -187,7 +190,7 @@ class Inquiry:
                 with temporary_settings(HURRY), get_client(sync_client=True) as client:
                     self._cancel(client)
                     self._look(client)
-            except Exception as error:  # of many kinds; leases tell how the roles are until it can be asked again
+            except Exception as error:  # many kinds; until the server answers again, leases show how the roles are
                 log.info("Prefect's server could not be asked: %s: %s", type(error).__name__, error)
             self._wake.wait(self.every)
             self._wake.clear()
@@ -204,9 +207,9 @@ class Inquiry:
             self._to_cancel.discard(flow_run)
 
     def _look(self, client: Any) -> None:
-        asked = list(self._followed)
-        if not asked:
+        followed = list(self._followed)
+        if not followed:
             return
-        found = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=asked)))
-        self.states.update({flow_run.id: flow_run.state for flow_run in found if flow_run.state})
-        self.gone.update(set(asked) - {flow_run.id for flow_run in found})
+        flow_runs = client.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=followed)))
+        self.states.update({flow_run.id: flow_run.state for flow_run in flow_runs if flow_run.state})
+        self.gone.update(set(followed) - {flow_run.id for flow_run in flow_runs})

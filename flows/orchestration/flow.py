@@ -2,9 +2,9 @@
 
     prefect deployment run tba/gsm8k --param root=s3://bucket/x --param overrides='{"training.steps": 10}'
 
-It validates, creates or resumes the run, launches the roles, watches them and reports. It decides nothing about
-learning, and holds nothing: when it dies the roles go on, and `resume` adopts them. Cancelling it stops every role in
-order and leaves a run that can be resumed.
+The flow checks the settings, creates or resumes the run, starts the roles, watches them and reports. It decides nothing
+about training and keeps no state: if it dies, the roles continue, and `resume` adopts them. Cancelling the flow run
+stops all roles in order. The run can be resumed afterwards.
 """
 
 import time
@@ -46,34 +46,35 @@ def tba(
     resume: bool = False,
     overrides: dict[str, Any] | None = None,
 ) -> str | State[Any]:
-    """Train on a task, from its settings to a finished run; returns the run's URL.
+    """Train on a task until the run has finished, and return the run's URL.
 
     Args:
-        task: What is asked and how it is rewarded, with the settings it brings: quickstart, gsm8k, math, tldr, redteam,
-            verifiers, an entry point of an installed package, or the path of a class, such as package.module:Class.
-        run: Name of the run; derived from the task if not given. With `resume`, its name or URL.
-        root: Folder or s3:// URL for runs, as the machine that runs this flow sees it.
-        steps: Gradient steps to take.
-        searchers: How many searchers generate side by side; with none a run learns from imports alone.
-        seed: Of everything random.
-        launcher: `local` starts every role beside this flow, `deployments` on the workers of gpu-search and gpu-train.
-        resume: Go on with a run that was interrupted or stopped.
-        overrides: Any other setting by its dotted name, such as {"training.learning_rate": 1e-5}.
+        task: The task to train on, with its preset of settings: quickstart, gsm8k, math, tldr, redteam, verifiers, an
+            entry point of an installed package, or the path of a class, such as package.module:Class.
+        run: Name of the run; made of the task if not given. With `resume`, the name or URL of the run to resume.
+        root: Folder or s3:// URL for runs, as seen from the machine that runs this flow.
+        steps: Number of gradient steps.
+        searchers: Number of searchers that generate in parallel; with 0 the run trains on imported responses only.
+        seed: Seed of everything random.
+        launcher: `local` starts all roles on the machine of this flow; `deployments` starts them on the workers of
+            the work pools gpu-search and gpu-train.
+        resume: Continue a run that was interrupted or stopped.
+        overrides: Any other settings by their dotted names, such as {"training.learning_rate": 1e-5}.
     """
     name, root = run_name(task, run), resolve.lasting(root or default_root())
     if resume or is_another_go(name, root):
         if resume and (overrides or steps is not None or seed is not None):
-            raise ConfigError("a run that is resumed keeps its settings: give neither steps nor seed nor overrides")
+            raise ConfigError("resume: the run keeps its settings, so steps, seed and overrides must not be given")
         while True:
             try:
-                # another go leaves the number of searchers alone, which `tba scale` may have changed since
+                # A retry keeps the number of searchers, because `tba scale` may have changed it since.
                 subject, config = resume_run(task, name, root, searchers if goes() == 1 else None)
                 break
-            except create.LookedAfter as taken:
+            except create.LookedAfter as error:
                 if goes() == 1:
                     raise
-                if ended := stand_by(taken.run):
-                    return ended
+                if result := stand_by(error.run):
+                    return result
     else:
         here = launcher == "local"
         config = resolve.resolve(task, overrides, runs_here=here, steps=steps, searchers=searchers, seed=seed)
@@ -83,12 +84,12 @@ def tba(
     except Stopped as stopped:
         return Cancelled(message=f"{stopped}; it can be resumed: {subject.url}")
     except Superseded as superseded:
-        return Cancelled(name="Superseded", message=f"{superseded}; its roles go on under that")
+        return Cancelled(name="Superseded", message=f"{superseded}; the roles continue under the new supervisor")
     return subject.url
 
 
 def look_after(run: Run, config: Config, launcher: str) -> None:
-    """Launch the roles, watch them to the end of the run, and report."""
+    """Start the roles, watch them until the run ends, and report to Prefect."""
     launch: Launcher = DeploymentLauncher(run, config) if launcher == "deployments" else local_launcher(run, config)
     with Reports(run, config) as reports:
         work = partial(supervise, run, launch, config, on_look=reports.look)
@@ -103,12 +104,12 @@ def look_after(run: Run, config: Config, launcher: str) -> None:
 
 
 def stand_by(run: Run) -> str | State[Any] | None:
-    """Wait while another supervisor lives: where Prefect's server or a cluster took one for dead, its flow run is gone
-    through twice at once. What the flow returns if the run came to an end with it; None if it has to be looked
-    after."""
-    get_run_logger().info(f"{run.url} is looked after by an earlier go, which lives: this one stands by")
+    """Wait while another supervisor is alive. This happens when Prefect's server or a cluster wrongly took a supervisor
+    for dead and started its flow run a second time. Return the result of the flow if the run has ended meanwhile, or
+    None if the run now needs a supervisor."""
+    get_run_logger().info(f"{run.url} still has a living supervisor, of an earlier try: this one stands by")
     config = parse_known(run.config)
-    while create.living_supervisor(run, config):  # which takes as long as a lease is good for
+    while create.living_supervisor(run, config):  # each call waits for up to three renewal periods of the lease
         time.sleep(config.limits.lease_every)
     last, wanted = readable_lease(run, SUPERVISOR), read_state(run)
     if last and last.status == "finished":
@@ -122,13 +123,14 @@ def stand_by(run: Run) -> str | State[Any] | None:
 
 def resume_run(task: str, name: str | None, root: str, searchers: int | None) -> tuple[Run, Config]:
     if name is None:
-        raise ConfigError("run: the name or URL of the run to resume is needed")
+        raise ConfigError("run: must be the name or URL of the run to resume, got nothing")
     subject, config = create.resume(url_of(name, root))
     if config.task.name != task:
         raise ConfigError(f"task: run {subject.name!r} is of task {config.task.name!r}, got {task!r}")
     if searchers is not None and config.sync.lag is not None and searchers != config.search.searchers:
         raise ConfigError(
-            f"searchers: the trainer waits for each of {config.search.searchers} where sync.lag is set, got {searchers}"
+            f"searchers: must stay {config.search.searchers}, because sync.lag is set and the trainer waits for each "
+            f"searcher, got {searchers}"
         )
     if searchers is not None:
         change_state(subject, searchers=searchers)
@@ -136,7 +138,8 @@ def resume_run(task: str, name: str | None, root: str, searchers: int | None) ->
 
 
 def run_name(task: str, run: str | None) -> str | None:
-    """As given, else after the flow run, so that another go of that finds the same run."""
+    """Return the given name of the run, or else a name made of the flow run's name, so that a retry of the flow run
+    finds the same run."""
     context = FlowRunContext.get()
     if run or context is None or context.flow_run is None:
         return run
@@ -153,14 +156,14 @@ def this_flow_run() -> str:
 
 
 def goes() -> int:
-    """How often Prefect has begun with this flow run."""
+    """Return how often Prefect has started this flow run, this time included."""
     context = FlowRunContext.get()
     return context.flow_run.run_count if context and context.flow_run else 1
 
 
 def is_another_go(name: str | None, root: str) -> bool:
-    """Whether Prefect runs this flow run once more, after a crash or at somebody's request, and the run is there. One
-    of that name that somebody else has made is not."""
+    """Return True if Prefect has started this flow run before, and that start created the run. A run of the same name
+    with another origin does not count."""
     if name is None or goes() < 2:
         return False
     url = url_of(name, root)

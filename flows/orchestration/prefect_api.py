@@ -1,4 +1,4 @@
-"""Asks a Prefect server of this machine over its REST API."""
+"""A client for the REST API of a Prefect server on this machine."""
 
 import base64
 import json
@@ -8,7 +8,7 @@ import urllib.request
 from contextlib import suppress
 from typing import Any
 
-BUSY_DEADLINE = 30.0  # seconds for which a busy server is asked again
+BUSY_DEADLINE = 30.0  # seconds for which requests to a busy server are repeated
 
 
 class PrefectApi:

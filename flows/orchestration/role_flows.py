@@ -1,7 +1,8 @@
-"""The flows `searcher`, `trainer` and `evaluate`: one life of one role, on the machine of the worker that took it.
+"""The flows `searcher`, `trainer` and `evaluate`: each is one life of one role, on the machine of a worker.
 
-Started by the flow `tba` under launcher `deployments`, which also says whether a role is started again. The final
-state says how the life ended: Completed, Stopped, Superseded, or Failed with the role's last words.
+The flow `tba` starts them with launcher `deployments`, and decides whether a role is started again. The final state
+of the flow run says how the life ended: Completed, Stopped, Superseded, Misused, Gave up, or Failed. The last three
+come with the end of the role's log.
 """
 
 from functools import partial
@@ -24,25 +25,25 @@ from tba.errors import ConfigError
 
 @flow(name="searcher", persist_result=False)
 def searcher(run: str, index: int = 0, life: int = 1) -> State[Any]:
-    """Generates responses and appends them to the run's log until the run stops."""
+    """Generate responses and append them to the run's log until the run stops."""
     return live("searcher", run, index, life)
 
 
 @flow(name="trainer", persist_result=False)
 def trainer(run: str, life: int = 1) -> State[Any]:
-    """Takes the run's gradient steps and publishes versions; continues the newest checkpoint if there is one."""
+    """Take the run's gradient steps and publish versions. Continue from the newest checkpoint if there is one."""
     return live("trainer", run, 0, life)
 
 
 @flow(name="evaluate", persist_result=False)
 def evaluate(run: str, life: int = 1) -> State[Any]:
-    """Scores versions as they are published, the first and the last always."""
+    """Score every `evaluation.every`-th published version, and always the first and the last."""
     return live("evaluator", run, 0, life)
 
 
 def live(kind: Kind, url: str, index: int, life: int) -> State[Any]:
-    """A life is lived once: where Prefect or a cluster has another go at its flow run, the supervisor has started
-    another life of the role, or will, or the first go lives."""
+    """Start one life of a role, watch it, and return the final state of its flow run. If Prefect or a cluster starts
+    the flow run a second time, do nothing: the first start is still alive, or the supervisor starts another life."""
     run, role, logger = Run.open(url), Role(kind, index), get_run_logger()
     if goes() > 1:
         return final_state(role, SUPERSEDED, "")
@@ -64,12 +65,12 @@ def live(kind: Kind, url: str, index: int, life: int) -> State[Any]:
 
 
 def final_state(role: Role, code: int, last_words: str) -> State[Any]:
-    """The names are what flows/orchestration/deployments.py reads."""
+    """Return the final state of a flow run. flows/orchestration/deployments.py reads the exit code from its name."""
     if code == FINISHED:
         return Completed(message=f"{role.name} has finished")
     if code == STOPPED:
         return Completed(name="Stopped", message=f"{role.name} was asked to stop")
     if code == SUPERSEDED:
-        return Completed(name="Superseded", message=f"if {role.name} lives, it is in another life")
+        return Completed(name="Superseded", message=f"another life of {role.name} has taken over")
     name = {MISUSED: "Misused", GAVE_UP: "Gave up"}.get(code, "Failed")
-    return Failed(name=name, message=f"{role.name} ended with code {code}; its last words:\n{last_words}")
+    return Failed(name=name, message=f"{role.name} ended with exit code {code}; the end of its log:\n{last_words}")

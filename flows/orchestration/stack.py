@@ -1,12 +1,12 @@
 """A Prefect server with workers for as long as a command runs: `python -m flows.stack quickstart`.
 
     python -m flows.stack TASK [KEY=VALUE …]     run the deployment tba/TASK to its end
-    python -m flows.stack -- COMMAND …           run any command beside the server
-    python -m flows.stack --keep                 stay up until Ctrl-C
+    python -m flows.stack -- COMMAND …           run any command that uses the server
+    python -m flows.stack --keep                 keep the server running until Ctrl-C
 
-The server has a home, a database (SQLite) and a port of its own, so it neither sees nor disturbs another one, and
-nothing is sent anywhere. Whatever was started is stopped in order at the end: runs are cancelled, which stops their
-roles, then the workers, then the server.
+The server has its own home folder, database (SQLite) and port, so it does not interfere with another server, and it
+sends no data anywhere. At the end everything is stopped in order: runs are cancelled, which stops their roles, then
+the workers are stopped, then the server.
 """
 
 import argparse
@@ -42,14 +42,15 @@ from tba.presets import PRESETS
 from tba.runtime.waiting import looks
 
 POOLS = ("tba", "gpu-search", "gpu-train")
-START_DEADLINE = 180.0  # seconds; a first start makes the database
+START_DEADLINE = 180.0  # seconds; the first start also creates the database
 CANCEL_DEADLINE = 60.0
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
 class Stack:
-    """A context in which the server behind `api` answers, the pools exist, prefect.yaml is deployed and workers wait
-    for runs. `environment` is what a command needs to use the server."""
+    """A context in which the Prefect server behind `api` is running, the work pools exist, the deployments of
+    prefect.yaml are registered, and workers wait for runs. A command needs the variables in `environment` to use the
+    server."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Stack:
         return inherited | {
             "PREFECT_API_URL": self.api.url,
             "PREFECT_HOME": str(self.home),
-            # Whoever may start deployments runs code: no other user of this machine, and no page in a browser.
+            # Starting a deployment runs code, so other users of this machine and web pages must not have access.
             "PREFECT_SERVER_API_AUTH_STRING": self.api.password,
             "PREFECT_API_AUTH_STRING": self.api.password,
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": self.api.address,
@@ -100,7 +101,7 @@ class Stack:
         self.stop()
 
     def start_server(self) -> None:
-        """At the same place as before, if there was one."""
+        """Start the server. A server that is started again keeps its port."""
         self.api.port = self.api.port or _free_port()
         self.tell("starting the Prefect server")
         command = ["server", "start", "--host", "127.0.0.1", "--port", str(self.api.port)]
@@ -108,7 +109,7 @@ class Stack:
         self.wait_for("server", self.api.is_healthy)
 
     def deploy(self) -> None:
-        """The pools and deployments of prefect.yaml."""
+        """Create the work pools, and register the deployments of prefect.yaml."""
         self.tell("registering deployments")
         for pool in POOLS:
             self.api.make_pool(pool)
@@ -118,7 +119,7 @@ class Stack:
         )
         (self.logs / "deploy.log").write_text(result.stdout + result.stderr)
         if result.returncode:
-            raise RunFailed(f"the deployments were refused:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+            raise RunFailed(f"`prefect deploy --all` failed:\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
 
     def start_workers(self, *pools: str) -> None:
         self.tell(f"starting workers for {', '.join(pools)}")
@@ -128,14 +129,15 @@ class Stack:
             self.wait_for(f"worker-{pool}", lambda pool=pool: self.api.has_worker(pool))
 
     def start(self, name: str, arguments: Sequence[str]) -> None:
-        """A command of Prefect in a session of its own, so that Ctrl-C at the terminal reaches us alone. SIGINT must
-        not be ignored, as it is in a background shell: ignoring is inherited, and then a worker cannot be stopped."""
+        """Start a command of Prefect in a session of its own, so that Ctrl-C in the terminal reaches only this process.
+        If this process ignores SIGINT, as in a background shell, the command would inherit this, and a worker could
+        not be stopped. So the default handler is restored first."""
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         with (self.logs / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 prefect_command(*arguments),
-                env=self.environment | {"PYTHONSAFEPATH": "1"},  # like -P, also for what the worker starts
+                env=self.environment | {"PYTHONSAFEPATH": "1"},  # like -P, but child processes inherit it
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -149,30 +151,34 @@ class Stack:
                 return
             self.check()
         log = self.logs / f"{name}.log"
-        raise DeadlinePassed(f"Prefect's {name} is not ready after {START_DEADLINE:.0f} s; {log}:\n{tail(log, 20)}")
+        raise DeadlinePassed(
+            f"Prefect's {name} is not ready after {START_DEADLINE:.0f} s; {log} ends with:\n{tail(log, 20)}"
+        )
 
     def check(self) -> None:
-        """RunFailed if a process of the stack has ended by itself."""
+        """Raise RunFailed if a process of the stack has ended by itself."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 log = self.logs / f"{name}.log"
-                raise RunFailed(f"Prefect's {name} ended with code {process.returncode}; {log}:\n{tail(log, 20)}")
+                raise RunFailed(
+                    f"Prefect's {name} ended with exit code {process.returncode}; {log} ends with:\n{tail(log, 20)}"
+                )
 
     def run_deployment(self, deployment: str, parameters: Mapping[str, Any]) -> str:
-        """Ask for a run through the command line, as a person would; returns its id."""
+        """Request a flow run with the command line of Prefect, as a person would. Return the id of the flow run."""
         name = f"{deployment.partition('/')[2]}-{time.time_ns():x}"
-        given = [part for key, value in parameters.items() for part in ("--param", f"{key}={json.dumps(value)}")]
-        command = prefect_command("deployment", "run", deployment, "--flow-run-name", name, *given)
-        asked = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=START_DEADLINE)
-        if asked.returncode:
-            raise RunFailed(f"{deployment} was refused:\n{asked.stdout.strip()}\n{asked.stderr.strip()}")
-        self.tell(asked.stdout.strip())
+        options = [part for key, value in parameters.items() for part in ("--param", f"{key}={json.dumps(value)}")]
+        command = prefect_command("deployment", "run", deployment, "--flow-run-name", name, *options)
+        result = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=START_DEADLINE)
+        if result.returncode:
+            raise RunFailed(f"Prefect refused to run {deployment}:\n{result.stdout.strip()}\n{result.stderr.strip()}")
+        self.tell(result.stdout.strip())
         return self.api.flow_run_named(name)
 
     # Stopping
 
     def stop(self) -> None:
-        """What was started here ends, even if nobody waits until the runs have."""
+        """Cancel all runs, then stop the workers and the server, even if the wait for the runs is interrupted."""
         try:
             with suppress(OSError):
                 self.cancel_runs()
@@ -182,7 +188,7 @@ class Stack:
                 _end(self.processes.pop(name))
 
     def cancel_runs(self) -> None:
-        """Cancel what has not ended and wait for it, so that roles are stopped in order."""
+        """Cancel all flow runs that have not ended, and wait for them, so that roles are stopped in order."""
         if not self.processes or not self.api.is_healthy():
             return
         for flow_run in self.api.flow_runs("SCHEDULED", "PENDING", "PAUSED"):
@@ -210,7 +216,7 @@ def _free_port() -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask, then end the whole group."""
+    """Ask a process to stop with SIGINT, then with SIGTERM, then kill its whole process group."""
     for number, patience in ((signal.SIGINT, 15.0), (signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number) if number == signal.SIGKILL else process.send_signal(number)
@@ -223,11 +229,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    split = given.index("--") if "--" in given else len(given)
-    options, command = command_line().parse_args(given[:split]), given[split + 1 :]
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    split = words.index("--") if "--" in words else len(words)
+    options, command = command_line().parse_args(words[:split]), words[split + 1 :]
     if options.task and options.task not in PRESETS:
-        print(f"error: TASK: {', '.join(PRESETS)}; got {options.task!r}", file=sys.stderr)
+        print(f"error: TASK must be one of {', '.join(PRESETS)}, got {options.task!r}", file=sys.stderr)
         return 2
     if not (options.task or command):
         options.keep = True
@@ -244,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.keep:
                 stay(stack)
             return code
-    except (TBAError, OSError, subprocess.TimeoutExpired) as error:  # OSError: the server does not answer any more
+    except (TBAError, OSError, subprocess.TimeoutExpired) as error:  # OSError: the server no longer answers
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -254,22 +260,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m flows.stack",
-        description="Start a Prefect server and a worker, run a deployment or a command beside them, stop them.",
-        epilog="python -m flows.stack -- COMMAND … runs any command, with PREFECT_API_URL set",
+        description="Start a Prefect server and a worker, run a deployment or a command with them, and stop them.",
+        epilog="python -m flows.stack -- COMMAND … runs any command with PREFECT_API_URL set",
     )
     parser.add_argument("task", nargs="?", metavar="TASK", help="run the deployment tba/TASK to its end")
-    parser.add_argument("parameters", nargs="*", metavar="KEY=VALUE", type=_parameter, help="its parameters")
+    parser.add_argument(
+        "parameters", nargs="*", metavar="KEY=VALUE", type=_parameter, help="parameters of the deployment"
+    )
     parser.add_argument("--home", default=".tba/prefect", help="folder of the server's database and logs (%(default)s)")
-    parser.add_argument("--keep", action="store_true", help="stay up afterwards, until Ctrl-C")
-    parser.add_argument("--no-ui", action="store_true", help="without the web pages")
+    parser.add_argument("--keep", action="store_true", help="keep the server running afterwards, until Ctrl-C")
+    parser.add_argument("--no-ui", action="store_true", help="start the server without its web pages")
     return parser
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    """A value is JSON where it can be read as such, else text."""
+    """Parse KEY=VALUE. The value is JSON if it can be parsed as such, else text."""
     key, separator, value = text.partition("=")
     if not (key and separator):
-        raise argparse.ArgumentTypeError(f"KEY=VALUE, such as steps=100, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be KEY=VALUE, such as steps=100, got {text!r}")
     try:
         return key, strict_json.loads(value)
     except strict_json.DoubledKey as error:
@@ -278,26 +286,26 @@ def _parameter(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def run_task(stack: Stack, task: str, given: Sequence[tuple[str, Any]]) -> int:
-    """One run of tba/TASK, shown while it goes on, and what came of it."""
+def run_task(stack: Stack, task: str, changes: Sequence[tuple[str, Any]]) -> int:
+    """Run the deployment tba/TASK, show its progress and then its result. Return the exit code."""
     parameters = {
         "run": f"{task}-{datetime.now():%Y%m%d-%H%M%S}",
         "root": default_root() if "://" in default_root() else str(Path(default_root()).absolute()),
-        **dict(given),
+        **dict(changes),
     }
     url = run_url(parameters["root"], parameters["run"])
     flow_run = stack.run_deployment(f"tba/{task}", parameters)
     state = follow(stack, flow_run, url)
     if state["type"] != "COMPLETED":
         print(f"\nthe run ended as {state['name']}: {state['message']}", file=sys.stderr)
-        print(f"what the worker saw: {stack.logs / 'worker-tba.log'}", file=sys.stderr)
+        print(f"the log of the worker: {stack.logs / 'worker-tba.log'}", file=sys.stderr)
         return 1
     show_result(Run.open(url))
     return 0
 
 
 def follow(stack: Stack, flow_run: str, url: str) -> dict[str, Any]:
-    """Show a run from its storage until its flow run has ended; returns the state that ended in."""
+    """Show a run, read from its storage, until its flow run has ended. Return the final state of the flow run."""
     state: dict[str, Any] = {}
     for _ in looks(START_DEADLINE, every=1.0):
         if open_store(url).exists(RUN):
@@ -307,7 +315,9 @@ def follow(stack: Stack, flow_run: str, url: str) -> dict[str, Any]:
         if state["type"] in FINAL:
             return state
     else:
-        raise DeadlinePassed(f"there is no run at {url} after {START_DEADLINE:.0f} s: the flow run is {state['name']}")
+        raise DeadlinePassed(
+            f"there is still no run at {url} after {START_DEADLINE:.0f} s: the flow run is {state['name']}"
+        )
     run, watch = Run.open(url), LeaseWatch()
     events = EventReader(run)
     with Display(run, parse(run.config)) as display:
@@ -332,7 +342,7 @@ def show_result(run: Run) -> None:
 
 
 def stay(stack: Stack) -> None:
-    print("\nThe server and a worker stay up until Ctrl-C. To use them from another shell:\n")
+    print("\nThe server and a worker keep running until Ctrl-C. To use them from another shell:\n")
     print(f"export PREFECT_API_URL={stack.api.url}\nexport PREFECT_API_AUTH_STRING={stack.api.password}")
     print(f"export PREFECT_HOME={stack.home}\n", flush=True)
     with suppress(KeyboardInterrupt):

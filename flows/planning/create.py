@@ -1,4 +1,4 @@
-"""Creates a run, or finds the one to resume, and refuses what would disturb a living run."""
+"""Create a run, or open a run to resume it. A run that a supervisor already looks after is refused."""
 
 import subprocess
 from contextlib import suppress
@@ -22,7 +22,7 @@ from tba.runtime.waiting import looks
 
 
 def start(config: Config, root: str | None, name: str | None, *, created_by: str = "") -> Run:
-    """Create the run's folder; its name is derived from the task and the time if none is given."""
+    """Create a run and its folder. Without a name, its name is made of the task and the time."""
     root = root or default_root()
     name = name or f"{short_name(config.task.name)}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     sampler = read_sampler(config)
@@ -42,34 +42,37 @@ def start(config: Config, root: str | None, name: str | None, *, created_by: str
 
 
 def refuse_taken(root: str | None, name: str | None) -> None:
-    """What `start` would refuse of a name, without writing anything."""
+    """Raise ConfigError if `start` would refuse this name because a run has it. Write nothing."""
     root = root or default_root()
     if name and open_store(layout.run_url(root, name)).exists(layout.RUN):
         raise _taken(root, name)
 
 
 def _taken(root: str, name: str) -> ConfigError:
-    return ConfigError(f"run {name!r} exists already under {root}; `tba resume {name}` continues it")
+    return ConfigError(f"run {name!r} exists already under {root}: choose another --name, or `tba resume {name}`")
 
 
 def resume(url: str) -> tuple[Run, Config]:
-    """Ask an interrupted run to go on. ConfigError if somebody looks after it; Damaged, before anything is written, if
-    something that its records admit is lost."""
+    """Set the wanted state of an interrupted run to running. Raise LookedAfter if a supervisor already runs it. Raise
+    Damaged, before anything is written, if objects that the run's records list are lost or damaged."""
     run = Run.open(url)
     config = parse(run.config)
     refuse_supervised(run, config)
-    with bar("comparing what is stored with its records") as tell:
+    with bar("comparing stored objects with their records") as tell:
         refuse_damage(run, whole=True, progress=tell)
-    given = {} if is_state_known(run) else {"searchers": config.search.searchers}  # it was created and no more
-    change_state(run, desired="run", why="resumed", **given)
+    # Without a stored state, the run was created and never started.
+    missing = {} if is_state_known(run) else {"searchers": config.search.searchers}
+    change_state(run, desired="run", why="resumed", **missing)
     return run, config
 
 
 class LookedAfter(ConfigError):
+    """Another supervisor that is alive looks after the run."""
+
     def __init__(self, run: Run, lease: Lease):
         super().__init__(
-            f"run {run.name!r} is looked after already, by pid {lease.pid} on {lease.host}: `tba watch {run.url}` "
-            "shows it; to go on under another supervisor, stop that one first"
+            f"run {run.name!r} already has a supervisor, pid {lease.pid} on {lease.host}: watch it with `tba watch "
+            f"{run.url}`, or stop that supervisor before you start another"
         )
         self.run = run
 
@@ -80,8 +83,9 @@ def refuse_supervised(run: Run, config: Config) -> None:
 
 
 def living_supervisor(run: Run, config: Config) -> Lease | None:
-    """A supervisor that lives renews its lease; one whose machine cannot be asked, or whose lease cannot be read, is
-    watched for a moment."""
+    """Return the lease of the run's supervisor if the supervisor is alive, else None. A lease does not show this by
+    itself: the process may run on another machine, and the lease may be unreadable. So wait for up to three renewal
+    periods for the lease to be renewed."""
     before: Lease | Damaged | None = None
     for _ in looks(3 * config.limits.lease_every, every=0.2):
         lease = _supervisor(run)
@@ -94,7 +98,8 @@ def living_supervisor(run: Run, config: Config) -> Lease | None:
 
 
 def _supervisor(run: Run) -> Lease | Damaged | None:
-    """Return the lease of a supervisor that may live, or the error if it cannot be read; None if nobody supervises."""
+    """Return the lease of a supervisor that may be alive, the error if the lease cannot be read, or None if the run has
+    no supervisor."""
     try:
         lease = read_lease(run, SUPERVISOR)
     except Damaged as damage:
@@ -107,7 +112,8 @@ def _beat(lease: Lease | Damaged) -> tuple[int, int] | None:
 
 
 def code_version() -> str:
-    """The package's version where it is installed, and the commit where the code lies in a repository."""
+    """Return the version of the installed package and the commit of the Git repository that holds the code; either may
+    be missing."""
     here, installed = Path(__file__).parent, ""
     with suppress(PackageNotFoundError):
         installed = version("tba")

@@ -1,4 +1,4 @@
-"""Says in words what settings amount to, for a dry run and the start of a run."""
+"""Describe in words what the settings of a run mean, for `tba run --dry-run`."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -8,16 +8,16 @@ from typing import Any
 from flows.planning import memory
 from flows.planning.resolve import ask_earlier_run
 from storage.queries.difficulty import Known
-from tba.config import Config, ObjectiveConfig, OptimizerName, TrainingConfig
+from tba.config import Config, OptimizerName, TrainingConfig
 from tba.interfaces import TakesTurns
 from tba.tasks.registry import get_task
 from tba.train.schedules import learning_rate_at
 
-_TOKENS_PER_SECOND = 1000  # what --dry-run assumes of one searcher; `tba watch` shows the real figure
+_TOKENS_PER_SECOND = 1000  # the speed of one searcher that --dry-run assumes; `tba watch` shows the real speed
 
 
 def describe(config: Config) -> str:
-    """What the settings amount to, in the words and arithmetic of the documentation."""
+    """Return a table with one line per subject, in the words and with the formulas of the documentation."""
     training, search, sync = config.training, config.search, config.sync
     known = ask_earlier_run(config)
     rows = [
@@ -25,7 +25,7 @@ def describe(config: Config) -> str:
         *([("prompts", _prompts(known))] if known else []),
         ("policy", config.model.path or "made by the task"),
         *([("adapters", _adapters(config))] if config.model.lora_rank else []),
-        *([("options", _given(config.task.options))] if config.task.options else []),
+        *([("options", _assignments(config.task.options))] if config.task.options else []),
         ("objective", _objective(config)),
         ("learning rate", _learning_rate(config)),
         ("batch", f"{training.prompts_per_step} prompts x {training.responses_per_prompt} responses = {config.batch}"),
@@ -42,8 +42,8 @@ def describe(config: Config) -> str:
         ("storage", _storage(config)),
         (
             "replay buffer",
-            f"{config.limits.memory_gb:g} GB of trajectories at hand in the trainer's memory; of a remote run "
-            f"{config.limits.disk_gb:g} GB on its disk",
+            f"keeps up to {config.limits.memory_gb:g} GB of trajectories in the trainer's memory and, for remote runs, "
+            f"up to {config.limits.disk_gb:g} GB on its disk",
         ),
         *(("note", note) for note in _notes(config, known)),
     ]
@@ -52,14 +52,14 @@ def describe(config: Config) -> str:
 
 
 def _prompts(known: Known) -> str:
-    return f"{len(known.chosen):,} of the {len(known.prompts):,} of {known.url}: where {known.where}"
+    return f"{len(known.chosen):,} of the {len(known.prompts):,} prompts of {known.url}: where {known.where}"
 
 
 def _round(config: Config) -> str:
     search = config.search
     if not search.searchers:
-        return "none, as there are no searchers (search.searchers): `tba import` brings what is learnt from"
-    more = f", which has {search.open_rounds} in the making" if search.open_rounds > 1 else ""
+        return "none, as there are no searchers (search.searchers): the run trains on what `tba import` brings"
+    more = f", which works on {search.open_rounds} rounds at once" if search.open_rounds > 1 else ""
     return (
         f"{search.prompts_per_round} prompts x {search.responses_per_prompt} responses = {config.responses_per_round}, "
         f"by each of {search.searchers} searcher(s){more}"
@@ -71,13 +71,13 @@ def _micro_batches(training: TrainingConfig) -> str:
     if (groups := training.most_groups) is not None:
         return f"{math.ceil(training.prompts_per_step / groups)} of at most {groups} groups, never split{again}"
     return (
-        f"whole groups of at most {training.tokens_per_micro_batch:,} tokens that a model reads; a group of more is "
-        f"read in pieces, twice{again}"
+        f"whole groups with at most {training.tokens_per_micro_batch:,} tokens in all; a larger group is read in "
+        f"pieces, twice{again}"
     )
 
 
 def _ages(config: Config) -> str:
-    """Of recent draws, and what has to be so for it."""
+    """Describe the ages of recent draws, and from which step and under which condition they hold."""
     sync, start, share = config.sync, config.start, config.sampling.recent_share
     low, high, mean = config.recent_ages
     old = f"{low} to {high} steps old (mean {mean:g})"
@@ -89,69 +89,76 @@ def _ages(config: Config) -> str:
     else:
         old += f" from step {first + 1} on" if first > start.step else ""
         if sync.lag is None:
-            old += f" if versions are adopted at once, up to {sync.every} more if a round later"
+            old += f" if searchers adopt versions at once, up to {sync.every} steps older if they do so a round later"
         else:
             apart = f", {sync.lag} sync{'s' * (sync.lag != 1)} apart" if sync.lag else ""
             old += f" as searchers and trainer go in step{apart}"
     bound = config.sampling.max_age
     rest = "any age" if bound is None else f"at most {bound} steps (sampling.max_age)"
-    return f"{share:.0%} of slots recent, {old}" + (f"; the rest of {rest}" if share < 1 else "")
+    return f"{share:.0%} of draws are recent, {old}" + (f"; the others are of {rest}" if share < 1 else "")
 
 
 def _notes(config: Config, known: Known | None) -> Iterator[str]:
-    """What can be run and is most likely not meant."""
+    """Yield a note for each combination of settings that is allowed but probably a mistake."""
     search, training, sampling = config.search, config.training, config.sampling
     if config.sync.lag is not None and sampling.recent_share == 1 and not sampling.mean_reward_between:
-        # where only the different ones are drawn, more than K responses of a prompt are of use
+        # Unless sampling.copies is "all", only different responses are drawn, so more than K per prompt are useful.
         each = training.responses_per_prompt if sampling.copies == "all" else search.responses_per_prompt
-        found = config.prompts_in_step * search.responses_per_prompt
+        generated = config.prompts_in_step * search.responses_per_prompt
         used = config.sync.every * training.prompts_per_step * each
-        if used < found:
+        if used < generated:
             yield (
-                f"{found - used:,} of the {found:,} responses of a round are generated for nothing: the steps between "
-                f"two syncs (sync.every={config.sync.every}) draw from the newest round alone "
-                f"(sampling.recent_share=1), and use at most {used:,} of it"
+                f"{generated - used:,} of the {generated:,} responses of a round are generated for nothing: the steps "
+                f"between two syncs (sync.every={config.sync.every}) draw only from the newest round "
+                f"(sampling.recent_share=1), and use at most {used:,} of its responses"
             )
     late = config.recent_ages[1] + config.sync.every
     if sampling.max_age is not None and config.sync.lag is None and sampling.max_age < late:
         yield (
-            f"responses of a round that ends a sync later come to be {late} steps old, and sampling.max_age="
-            f"{sampling.max_age} has them dropped before: the trainer then waits for younger ones"
+            f"if a round ends one sync late, its responses reach an age of {late} steps, but sampling.max_age="
+            f"{sampling.max_age} drops them before that: the trainer then waits for younger responses"
         )
     budget, longest = training.tokens_per_micro_batch, search.max_prompt_tokens + search.max_response_tokens
     if budget is not None and budget < longest:
         yield (
-            f"a response of full length is read at once with its prompt, {longest:,} tokens, also where that is more "
-            f"than training.tokens_per_micro_batch={budget}"
+            f"a response of full length and its prompt have {longest:,} tokens and are always read at once, although "
+            f"that is more than training.tokens_per_micro_batch={budget}"
         )
     if known and len(known.chosen) < training.prompts_per_step:
-        yield f"a step has {training.prompts_per_step} slots for {len(known.chosen)} prompts: it draws some repeatedly"
+        yield (
+            f"a step draws {training.prompts_per_step} prompts, but there are only {len(known.chosen)}: it draws some "
+            "of them repeatedly"
+        )
 
 
 def _bounds(low: float, high: float) -> str:
     return (
-        f"only prompts whose responses in the buffer earn between {low:g} and {high:g} on average, where there are any"
+        f"draw only prompts whose responses in the buffer have a mean reward between {low:g} and {high:g}, if there "
+        "are any"
     )
 
 
 def _adapters(config: Config) -> str:
     model = config.model
-    return f"of rank {model.lora_rank}, alpha {model.peft_alpha:g}, in {model.lora_targets}; the policy stays as it is"
+    return (
+        f"rank {model.lora_rank}, alpha {model.peft_alpha:g}, in {model.lora_targets}; the weights of the base model "
+        "do not change"
+    )
 
 
 def _objective(config: Config) -> str:
-    """Its name, how beta goes, and whatever else of it is not as it is unless it is set."""
-    objective, plain = config.objective, ObjectiveConfig()
+    """Return the name of the objective, the course of beta, and all other settings that differ from their defaults."""
+    objective = config.objective
     beta = f"{objective.beta_end:g}"
     if objective.beta_start != objective.beta_end:
         beta = f"{objective.beta_start:g} at step 1, {objective.beta_end:g} from step {objective.beta_stop} on"
     shown = {"name", "beta_start", "beta_end", "beta_target", "beta_stop"}
-    found = {it.name: getattr(objective, it.name) for it in fields(objective) if it.name not in shown}
-    chosen = {name: value for name, value in found.items() if value != getattr(plain, name)}
-    return ", ".join([objective.name, f"beta {beta}", *([_given(chosen)] if chosen else [])])
+    others = {it.name: getattr(objective, it.name) for it in fields(objective) if it.name not in shown}
+    changed = {name: value for name, value in others.items() if value != getattr(type(objective), name)}
+    return ", ".join([objective.name, f"beta {beta}", *([_assignments(changed)] if changed else [])])
 
 
-def _given(settings: Mapping[str, Any]) -> str:
+def _assignments(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
@@ -180,7 +187,10 @@ def _learning_rate(config: Config) -> str:
 def _values(config: Config) -> str:
     search = config.search
     states = f"at most {search.value_steps} of" if search.value_steps else "all"
-    return f"{search.value_samples} continuations of {states} the states of each response: its prompt's and each step's"
+    return (
+        f"{search.value_samples} continuations from {states} the states of each response; a state is the prompt, or "
+        "the response up to the end of a step"
+    )
 
 
 def _storage(config: Config) -> str:
@@ -188,16 +198,17 @@ def _storage(config: Config) -> str:
     per_hour = search.searchers * _TOKENS_PER_SECOND * 3600 / search.max_response_tokens
     steps, besides = "", ""
     if search.value_samples:
-        steps, besides = ", 8 more for each of its steps", ", less as continuations are not stored"
+        steps, besides = ", and 8 more for each step of a response", ", less because continuations are not stored"
     elif isinstance(get_task(config.task), TakesTurns):
-        besides = ", more as what the task answers is stored too"
+        besides = ", more because the environment's turns are stored too"
     if search.rounds_per_version:
         most = config.most_at_first * (config.last_sync - config.start.sync + 1) * config.bytes_per_trajectory / 1e9
-        besides += f", about {most:.2g} GB at most by {search.rounds_per_version} round(s) of each with a version"
+        per_version = f"{search.rounds_per_version} round(s) per searcher and version"
+        besides += f", in all at most about {most:.2g} GB with {per_version}"
     return (
-        f"at most {config.bytes_per_trajectory:,} bytes a trajectory at full length{steps}; about "
-        f"{per_hour * config.bytes_per_trajectory / 1e9:.2g} GB an hour at {_TOKENS_PER_SECOND} tokens a second and "
-        f"searcher{besides}; {sync.keep_versions} versions and {sync.keep_checkpoints} checkpoints kept"
+        f"at most {config.bytes_per_trajectory:,} bytes per trajectory of full length{steps}; about "
+        f"{per_hour * config.bytes_per_trajectory / 1e9:.2g} GB an hour at {_TOKENS_PER_SECOND} tokens a second "
+        f"per searcher{besides}; {sync.keep_versions} versions and {sync.keep_checkpoints} checkpoints kept"
     )
 
 

@@ -1,4 +1,5 @@
-"""What a trainer holds in memory: arithmetic on settings and, where the model's files are at hand, their heads."""
+"""Estimate the memory that a trainer needs, from the settings and, if the model's files are on this machine, from
+their headers."""
 
 import re
 from dataclasses import dataclass
@@ -10,41 +11,42 @@ from tba.errors import Damaged
 from tba.models.file_checks import check_files, read_object
 from tba.models.folder import sizes_of, weight_files
 
-KEPT_LOGITS = 2**29  # bytes; tba.batches.logprobs computes the others again
+KEPT_LOGITS = 2**29  # bytes of logits that tba.batches.logprobs keeps; it computes all others again
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _KEPT = {"whole": (14, 4), "lowered": (10.6, 2)}
-"""Numbers that a layer keeps of a token for the backward pass, in hidden and in intermediate sizes, where it computes
-in the type of its weights, and where it does in bfloat16: as counted on Llama and Qwen2."""
-_GIVEN = 2  # hidden sizes of what a layer keeps that computes the rest again
+"""How many numbers a layer keeps per token for the backward pass, as multiples of the hidden and of the intermediate
+size. `whole`: the layer computes in the type of its weights. `lowered`: its weights are float32 and it computes in
+bfloat16. Counted on Llama and Qwen2."""
+_CHECKPOINTED = 2  # multiples of the hidden size that a layer keeps per token if it computes the rest again
 
 
 @dataclass(frozen=True)
 class Model:
-    """How large a policy is."""
+    """The sizes of a policy."""
 
     parameters: int
     block: int  # parameters of the largest layer
-    outside: int  # of none
+    outside: int  # parameters that belong to no layer
     layers: int
     hidden: int
     intermediate: int
 
 
 def describe(config: Config) -> str:
-    """On each GPU of the trainer, or all together where it is one process."""
+    """Describe the memory of each of the trainer's GPUs, or of the whole trainer if it has a single rank."""
     ranks, parts, beside = config.training.ranks, held(config), on_host(config)
     each, on = sum(parts.values()), f" on each of {ranks} ranks" if ranks > 1 else ""
     on += ", beside adapters with their gradients and moments" if config.model.lora_rank else ""
-    said = f"{' + '.join(f'{name} {size:.3g}' for name, size in parts.items())} = {each:.4g} bytes a parameter"
+    formula = f"{' + '.join(f'{name} {size:.3g}' for name, size in parts.items())} = {each:.4g} bytes a parameter"
     model = find_model(config)
     if model is None:
         there = f"; in main memory AdamW {beside} bytes a parameter" if beside else ""
-        return f"{said}: {_amount(each * 1e9 / ranks)} for each billion of them{on}, and activations{there}"
+        return f"{formula}: {_amount(each * 1e9 / ranks)} for each billion of them{on}, and activations{there}"
     tokens, which = most_tokens(config)
     return "; ".join(
         [
-            f"{said}: {_amount(each * model.parameters / ranks)} for {model.parameters:,}{on}",
+            f"{formula}: {_amount(each * model.parameters / ranks)} for {model.parameters:,}{on}",
             *([f"{_amount(whole_at_once(config, model))} whole at a time"] if ranks > 1 else []),
             f"activations {_amount(activations(config, model, 1))} a token, "
             f"{_amount(activations(config, model, tokens))} for {which}",
@@ -54,31 +56,31 @@ def describe(config: Config) -> str:
 
 
 def whole_at_once(config: Config, model: Model) -> int:
-    """Bytes of what several ranks gather while they compute: weights and gradients of a block and of what is in none;
-    of one more block the weights are on their way."""
+    """Return the bytes that each of several ranks gathers while it computes: the whole weights and gradients of one
+    block and of the parameters outside blocks, and the weights of the next block, which are on their way."""
     return (2 * model.outside + 3 * model.block) * (2 if lowers(config) else _BYTES[config.model.dtype])
 
 
 def activations(config: Config, model: Model, tokens: int) -> int:
-    """Bytes that are kept for the backward pass."""
+    """Return the bytes of activations of so many tokens that are kept for the backward pass."""
     size, (hidden, intermediate) = _BYTES[config.model.dtype], _KEPT["lowered" if lowers(config) else "whole"]
     layer = int(size * (hidden * model.hidden + intermediate * model.intermediate))
     if config.training.checkpoint_activations:
-        return tokens * (model.layers * _GIVEN * size * model.hidden + layer)
+        return tokens * (model.layers * _CHECKPOINTED * size * model.hidden + layer)
     return tokens * model.layers * layer
 
 
 def held(config: Config) -> dict[str, float]:
-    """Bytes for each parameter of the policy, by what they are for."""
+    """Return the bytes per parameter of the policy that the trainer holds, by purpose."""
     size, objective = _BYTES[config.model.dtype], config.objective
-    if config.model.lora_rank:  # what is trained beside the base is little
+    if config.model.lora_rank:  # the adapters are small beside the base, and are not counted
         parts: dict[str, float] = {"weights": size}
     else:
         moments = moments_of(config) if not on_host(config) else 0
         parts = {"weights": size, "gradients": size, **({"AdamW": moments} if moments else {})}
         if objective.reference_reset or objective.reference_decay:
             parts["moving reference"] = size
-        if objective.name == "ppo":
+        if _learns_values(config):
             parts["value model"] = 2 * size + moments
     if lowers(config) and config.training.ranks == 1:
         parts["in bfloat16"] = 2
@@ -86,21 +88,27 @@ def held(config: Config) -> dict[str, float]:
 
 
 def moments_of(config: Config) -> float:
-    """Bytes for each parameter. In 8 bits rows are taken to be whole blocks; what is small is not counted."""
+    """Return the bytes per parameter of the optimizer's moments. In 8 bits, rows are assumed to consist of whole blocks
+    of 256 numbers, and small tensors, which keep full precision, are not counted."""
     if config.training.optimizer == "adamw-8bit":
         return 2 * (1 + 4 / 256)
     return 2 * _BYTES[config.model.dtype]
 
 
 def on_host(config: Config) -> float:
-    """Bytes for each parameter that lie in main memory alone, of all ranks together."""
+    """Return the bytes of moments per parameter that are kept in main memory and not on GPUs, summed over all ranks."""
     if config.training.optimizer != "adamw-on-host" or config.model.device == "cpu" or config.model.lora_rank:
         return 0
-    return moments_of(config) * (2 if config.objective.name == "ppo" else 1)
+    return moments_of(config) * (2 if _learns_values(config) else 1)
+
+
+def _learns_values(config: Config) -> bool:
+    auxiliary = config.objective.auxiliary
+    return auxiliary is not None and auxiliary.kind == "value"
 
 
 def most_tokens(config: Config) -> tuple[int, str]:
-    """That are read at once, and what they are."""
+    """Return the maximum number of tokens in a micro-batch, and a description of these tokens."""
     training, search = config.training, config.search
     if budget := training.tokens_per_micro_batch:
         return budget, f"{budget:,} tokens at once"
@@ -110,7 +118,8 @@ def most_tokens(config: Config) -> tuple[int, str]:
 
 
 def lowers(config: Config) -> bool:
-    """Whether matrices are multiplied in bfloat16 though weights are in float32; `auto` does so on GPUs."""
+    """Return True if matrices are multiplied in bfloat16 although the weights are in float32. `auto` means this on
+    GPUs."""
     chosen, device = config.training.compute_dtype, config.model.device
     return config.model.dtype == "float32" and (chosen == "bfloat16" or (chosen == "auto" and device != "cpu"))
 
@@ -121,7 +130,8 @@ def _amount(size: float) -> str:
 
 
 def find_model(config: Config) -> Model | None:
-    """From what lies on this machine, as a folder or in the hub's cache."""
+    """Return the sizes of the policy if its files are on this machine, as a folder or in the cache of the Hugging Face
+    hub, else None."""
     path = config.model.path
     if not path or "://" in path:
         return None
@@ -129,8 +139,8 @@ def find_model(config: Config) -> Model | None:
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(path, "config.json", revision=config.model.revision)
-        folder = Path(found).parent if isinstance(found, str) else folder
+        cached = try_to_load_from_cache(path, "config.json", revision=config.model.revision)
+        folder = Path(cached).parent if isinstance(cached, str) else folder
     try:
         return read_model(folder)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, Damaged):
@@ -138,7 +148,8 @@ def find_model(config: Config) -> Model | None:
 
 
 def read_model(folder: Path) -> Model | None:
-    """None if its weights are not there. Damaged if a file is."""
+    """Return the sizes of the model in a folder, or None if its weights are not there. Raise Damaged if a file is
+    damaged."""
     check_files(folder)
     plain: dict[str, Any] = read_object(folder / "config.json")
     plain = plain.get("text_config") or plain

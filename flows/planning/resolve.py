@@ -1,6 +1,6 @@
-"""From what a person asks for to a run that exists: settings resolved, arithmetic shown, the run created or found.
+"""Resolve the settings of a run: the preset of a task plus changes, checked before anything starts.
 
-Knows neither Prefect nor torch.
+This module imports neither Prefect nor torch.
 """
 
 import os
@@ -27,14 +27,14 @@ from tba.search.values import check_can_value
 from tba.tasks.registry import get_task, policy_maker, preset_of
 
 FLAT = {"steps": "training.steps", "searchers": "search.searchers", "seed": "seed"}
-"""Parameters with a name of their own, and the setting each stands for."""
+"""The parameters of `resolve` that have a name of their own, and the setting that each of them changes."""
 
 
 def resolve(
     task: str, overrides: Mapping[str, Any] | None = None, *, runs_here: bool = True, **flat: int | None
 ) -> Config:
-    """The settings a task brings, with changes; raises ConfigError naming the field at fault before anything starts.
-    Folders and GPUs are those of this machine if the roles run here."""
+    """Return the settings of a task with the changes applied. Raise ConfigError, which names the setting at fault. If
+    the roles run here, also check that the folders and GPUs that the settings need are on this machine."""
     changes = dict(overrides or {})
     for name, value in flat.items():
         if value is not None:
@@ -42,26 +42,28 @@ def resolve(
     if forked := [key for key in changes if key.split(".")[0] == "start"]:
         raise ConfigError(f"{forked[0]}: only `tba fork` sets it")
     config = checked(preset_of(task).replace(changes))
-    address_of_webhook()  # of whoever supervises, which is this process
+    address_of_webhook()  # raises if it is malformed: this process is going to supervise the run
     if runs_here and config.model.path and "://" not in config.model.path:
         check_place("model.path", config.model.path)
         if (folder := Path(config.model.path)).is_dir():
             check_folder("model.path", folder, longest=config.longest)
     if runs_here:
         check_rows(config)
-    if runs_here and max(config.engine.tensor_parallel, config.training.ranks) > 1:
-        usable(config, config.engine.tensor_parallel, config.training.ranks)
+    if runs_here and max(config.engine.gpus, config.training.ranks) > 1:
+        usable(config, config.engine.gpus, config.training.ranks)
     if config.engine.name == "vllm":
         installed = not runs_here or find_spec("vllm") is not None
         for sampling in (search_sampling(config), evaluation_sampling(config, reads_logps=False)):
             choose(config, sampling, device="", installed=installed)
     read_sampler(config)
     known = ask_earlier_run(config)
-    return config.replace({"search.prompts_from": known.url}) if known else config  # whoever reads it, and wherever
+    # The URL, unlike a name or a relative path, means the same run on every machine.
+    return config.replace({"search.prompts_from": known.url}) if known else config
 
 
 def check_rows(config: Config) -> None:
-    """That files of rows which the settings name are on this machine; those at a URL are not asked for."""
+    """Raise ConfigError if `task.train` or `task.test` names a file that is not on this machine. URLs are not
+    checked."""
     for split in ("train", "test"):
         place = getattr(config.task, split)
         if place and "://" not in place and not glob(place) and not Path(place).exists():
@@ -69,7 +71,7 @@ def check_rows(config: Config) -> None:
 
 
 def checked(config: Config) -> Config:
-    """The settings themselves, if they can be run; ConfigError if not."""
+    """Return the settings unchanged. Raise ConfigError if the task cannot do what they ask for."""
     task = get_task(config.task)
     check_can_value(task, config.search)
     check_can_remember(task, config.search.remembered_rewards)
@@ -79,22 +81,24 @@ def checked(config: Config) -> Config:
 
 
 def short_name(task: str) -> str:
-    """Of a task that is the path of a class, the class: what the name of a run begins with."""
+    """Return the name of a task, or only the class if the task is given as the path of a class. Default names of runs
+    begin with it."""
     return re.split("[.:]", task)[-1]
 
 
 def lasting(root: str) -> str:
-    """A root that is still there when the program has ended: a worker of Prefect starts a run in a temporary folder."""
+    """Return the root. Raise ConfigError if it is a relative path and the working directory is the temporary folder in
+    which a Prefect worker starts a run: the worker deletes this folder when the run has ended."""
     if "://" not in root and not Path(root).is_absolute() and is_temporary(Path.cwd()):
         raise ConfigError(
-            f"root: {root!r} would lie in the temporary folder {os.getcwd()}; "
-            "give an absolute path or a URL, or start the worker with TBA_HOME set to a folder"
+            f"root: {root!r} would be inside the temporary folder {os.getcwd()}, which is deleted after the run: give "
+            "an absolute path or a URL, or set TBA_HOME to a folder where the worker is started"
         )
     return root
 
 
 def read_sampler(config: Config) -> str:
-    """The sampler's SQL, checked."""
+    """Return the SQL of the sampler: the file that `sampling.sql` names, checked, or the built-in sampler."""
     path = config.sampling.sql
     if not path:
         return default_sampler()
@@ -107,14 +111,14 @@ def read_sampler(config: Config) -> str:
 
 
 def ask_earlier_run(config: Config) -> Known | None:
-    """What the run says that prompts are chosen by; None if there is none."""
+    """Return what the run in `search.prompts_from` knows of its prompts, or None if the setting is empty."""
     search = config.search
     if not search.prompts_from:
         return None
-    with bar(f"copying what is new of {search.prompts_from}") as tell:
+    with bar(f"copying new objects of {search.prompts_from}") as tell:
         return ask(search.prompts_from, search.prompts_where, needed=search.prompts_per_round, progress=tell)
 
 
 def is_temporary(folder: Path) -> bool:
-    """Whether a folder is one that a process worker has made for a run."""
+    """Return True if this is the temporary folder that a Prefect process worker makes for each run."""
     return folder.parent == Path(tempfile.gettempdir()).resolve() and folder.name.endswith("prefect")

@@ -1,4 +1,7 @@
-"""`tba runs`: what runs there are and how they stand, read from their storage alone."""
+"""Summarise runs: their state, step, version and score, read only from their storage.
+
+`tba runs` lists these summaries. The web pages, `tba watch`, `tba resume` and `tba fork` use parts of them.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,39 +28,39 @@ from tba.types import Score
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """How a run stands."""
+    """The state of a run, in one line of `tba runs`."""
 
     run: str
     task: str
-    parent: str  # of a fork: RUN@STEP, and that it replays
-    state: str  # new, running, stopping, stopped, failed, interrupted, finished; unreadable if its records are
+    parent: str  # RUN@STEP for a fork, followed by "replayed" for a replay; else empty
+    state: str  # new, running, stopping, stopped, failed, interrupted, finished or unreadable
     step: int | None
     version: int | None
-    score: float | None  # of the newest evaluated version: greedy if there is such a metric
-    searchers: int  # that are alive
+    score: float | None  # of the newest evaluated version: the metric `greedy` if it has one, else the first metric
+    searchers: int  # searchers that are alive
 
 
 def summaries(root: str) -> tuple[list[Summary], list[str]]:
     """Return a summary of every run under a root, the newest first and runs whose `run.json` is damaged at the end, and
     a warning for each run that has damaged records."""
     urls = run_urls(root)
-    found: list[_Listed] = []
-    with bar("looking at runs") as tell, ThreadPoolExecutor(8) as pool:
+    runs: list[_Listed] = []
+    with bar("reading runs") as tell, ThreadPoolExecutor(8) as pool:
         for done, listed in enumerate(pool.map(_summary_at, urls), start=1):
-            found += [listed] if listed else []
+            runs += [listed] if listed else []
             tell(done, len(urls))
-    found.sort(key=lambda it: (it.created_at, it.summary.run), reverse=True)
-    return [it.summary for it in found], [it.warning for it in found if it.warning]
+    runs.sort(key=lambda it: (it.created_at, it.summary.run), reverse=True)
+    return [it.summary for it in runs], [it.warning for it in runs if it.warning]
 
 
 class _Listed(NamedTuple):
     created_at: str
     summary: Summary
-    warning: str  # empty of a run without damage
+    warning: str  # empty if the run has no damage
 
 
 def _summary_at(url: str) -> _Listed | None:
-    """None if the folder is something else."""
+    """Return None if the folder is not a run."""
     name = url.rpartition("/")[2]
     try:
         run = Run.open(url)
@@ -71,8 +74,8 @@ def _summary_at(url: str) -> _Listed | None:
 
 
 def summarise(run: Run, damage: DamageLog | None = None) -> Summary:
-    """One line about a run. Records that are damaged are left out and noted in `damage`. A run that cannot be read is
-    listed too, and says so."""
+    """Return the summary of a run. Damaged records are left out and noted in `damage`. A run that cannot be read at all
+    has the state `unreadable`."""
     damage = DamageLog() if damage is None else damage
     run = run.for_reading(damage.looking_at)
     task = str(run.config.get("task", {}).get("name", ""))
@@ -103,7 +106,7 @@ def summarise(run: Run, damage: DamageLog | None = None) -> Summary:
 
 
 def has_all(run: Run) -> bool:
-    """Whether a run has finished, its last checkpoint included."""
+    """Return True if a run has finished and has stored its last checkpoint."""
     if summarise(run).state != "finished":
         return False
     newest = Checkpoints(run).newest()
@@ -136,8 +139,9 @@ def state(run: Run, wanted: State | None, *, alive: bool, finished: bool) -> str
 
 
 def living(leases: list[Lease], silent_after: float) -> list[Lease]:
-    """Leases of roles that have not ended and were renewed lately, by the clocks of their machines and of this one.
-    Good enough to show; whoever acts on a silent role watches its lease for a while instead."""
+    """Return the leases of roles that have not ended and have renewed their lease within `silent_after` seconds. This
+    compares the clocks of two machines, which is good enough for display. Code that acts on a silent role watches the
+    lease for a while instead."""
     now = datetime.now(UTC)
     return [
         lease
@@ -154,7 +158,7 @@ def newest_sync(run: Run, spans: list[Span]) -> int:
 
 
 def _told_step(run: Run, leases: list[Lease]) -> int:
-    """What a living trainer says; the ledger follows at the next sync."""
+    """Return the step that a living trainer reports in its lease. It is ahead of the ledger, which grows at syncs."""
     return max((int(lease.progress.get("step", 0)) for lease in leases if lease.role == "trainer"), default=0)
 
 
@@ -164,7 +168,7 @@ def _newest_version(run: Run) -> int | None:
 
 
 def _score(scores: list[Score]) -> float | None:
-    """Of the newest version that was evaluated: greedy, if there is such a metric."""
+    """Return the score of the newest evaluated version: its metric `greedy`, or its first metric if there is none."""
     if not scores:
         return None
     newest = max((score.version for score in scores), key=lambda version: version.order)

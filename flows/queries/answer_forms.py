@@ -1,4 +1,5 @@
-"""The rows of an answer as text or as a Parquet file, a part at a time: no form holds all rows in memory."""
+"""Write the rows of an answer as a table, CSV, JSON or Parquet. Rows are written in parts, so that they need not all
+fit into memory."""
 
 import csv as csv_files
 import io
@@ -18,13 +19,13 @@ from flows.queries.statements import with_texts_cut
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_ROWS = 100  # of a table on the screen
-_MOST_ON_SCREEN = 5_000  # characters of a value, of which a terminal shows the beginning
-_AT_A_TIME = 64  # rows that become Python's
-_PIECE = 1 << 16  # characters that are collected before they go out
-_BATCH = 2_048  # rows that DuckDB hands over
-_GROUP = 65_536  # rows of a row group at most
-_GROUP_BYTES = 64_000_000  # that it has in memory, more or less
+_ROWS = 100  # maximum rows of a table on the screen
+_MOST_ON_SCREEN = 5_000  # maximum characters of a value that are rendered; a terminal shows only the beginning
+_AT_A_TIME = 64  # rows that are converted to Python objects at a time
+_PIECE = 1 << 16  # characters that are collected before they are written
+_BATCH = 2_048  # rows that DuckDB returns at a time
+_GROUP = 65_536  # maximum rows of a Parquet row group
+_GROUP_BYTES = 64_000_000  # approximate maximum size of a row group in memory
 
 
 def table(rows: duckdb.DuckDBPyRelation, width: int) -> Iterator[str]:
@@ -71,7 +72,7 @@ def _rows(rows: duckdb.DuckDBPyRelation) -> Iterator[tuple[Any, ...]]:
 
 
 def parquet(rows: duckdb.DuckDBPyRelation, path: Path, *, each: Callable[[], None] = lambda: None) -> int:
-    """Write a new file and return how many rows it has; `each` is called before every part of it."""
+    """Write a new file and return its number of rows. Call `each` before every row group."""
     import pyarrow.parquet as pq
 
     batches, count = rows.to_arrow_reader(_BATCH), 0
@@ -98,7 +99,7 @@ def _groups(batches: "pa.RecordBatchReader") -> Iterator["pa.Table"]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON knows it; a float that is no number becomes null."""
+    """Convert a value to one that JSON has. A float that is not finite becomes null."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""Tells people on standard error what is damaged or missing in a run."""
+"""Report on standard error what is damaged or missing in a run."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,49 +15,49 @@ from storage.queries.views import connect
 from storage.runs.run import Run
 from tba.errors import ConfigError, Damaged, TBAError
 
-_NAMED = 3  # objects in a line; `tba check` names them all
-_MOST_CHARACTERS = 200  # of one problem in a line
+_NAMED = 3  # how many objects the line names; `tba check` names all
+_MOST_CHARACTERS = 200  # how many characters of each problem the line shows
 
 
 def damage_of(con: duckdb.DuckDBPyConnection) -> list[Damage]:
-    """Return what the views of a run leave out."""
+    """Return the damaged and missing objects that the views of a run leave out."""
     return [Damage(key, problem) for key, problem in con.execute("select key, problem from damage").fetchall()]
 
 
 def damage_by(queries: QueryProcess) -> list[Damage]:
-    """Return what the views leave out of the run that a query process has read."""
+    """Return the same for the run that a query process has read."""
     _, rows = queries.ask("rows", query="select key, problem from damage", parameters=())
     return [Damage(*decode_row(row)) for row in rows]
 
 
 def warn(run: Run, con: duckdb.DuckDBPyConnection) -> list[Damage]:
-    """Say what the views leave out, and return it."""
+    """Print a warning if the views leave out damaged or missing objects, and return these."""
     damage = damage_of(con)
     warn_of(run, damage)
     return damage
 
 
 def warn_of(run: Run, damage: Sequence[Damage]) -> None:
-    """Name the damage in one line on standard error, so that what a command prints can be piped on."""
+    """Print a warning on standard error, if there is damage. Standard output stays free for the command's output."""
     if damage:
         print(f"warning: {in_words(run, damage)}", file=sys.stderr)
 
 
 def is_inside_an_object(error: Exception) -> bool:
-    """Return True if a query failed on a damaged object that the views did not leave out: beyond a bound, files are
-    compared with their records by size alone."""
-    said = str(error)
-    return "arrow_scan" in said and "Failed to open local file" not in said
+    """Return True if a query failed on a damaged object that the views did not leave out. They can miss damage:
+    beyond a bound, files are compared with their records by size only."""
+    message = str(error)
+    return "arrow_scan" in message and "Failed to open local file" not in message
 
 
 def culprits(run: Run, error: Exception) -> str:
-    """Read everything and return the words that name the damaged objects behind such an error; empty for any other
-    error. Later connections leave these objects out."""
+    """If an error comes from an object that is damaged inside, read the whole run to find the damaged objects, and
+    return words that name them. Later connections leave these objects out. Return an empty string for other errors."""
     if not is_inside_an_object(error):
         return ""
     with connect(run, thorough=True) as con:
         damage = damage_of(con)
-    return f"; {in_words(run, damage)}: ask again" if damage else ""
+    return f"; {in_words(run, damage)}: repeat the query" if damage else ""
 
 
 def refusal(run: Run, error: Exception) -> TBAError:
@@ -69,11 +69,11 @@ def refusal(run: Run, error: Exception) -> TBAError:
 def in_words(run: Run, damage: Sequence[Damage]) -> str:
     """Describe the damage in one line that names a few of the objects."""
     named = [f"{it.key} ({it.problem[:_MOST_CHARACTERS]})" for it in damage[:_NAMED]]
-    told = "; ".join([*named, *(["…"] if len(damage) > _NAMED else [])])
+    listed = "; ".join([*named, *(["…"] if len(damage) > _NAMED else [])])
     one = "1 object of the run {} is damaged or missing and is left out"
     more = f"{len(damage):,} objects of the run {{}} are damaged or missing and are left out"
     left_out = (one if len(damage) == 1 else more).format(run.name)
-    return plain(f"{left_out}: {told} — tba check {run.url} names them all")
+    return plain(f"{left_out}: {listed} — tba check {run.url} names them all")
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""Queries over a run, answered by a process that can be ended: DuckDB neither heeds an interrupt in the midst of a
-single value nor survives each query, and no query may hold up or end whoever asks it."""
+"""Run queries in a separate process that can be killed. DuckDB ignores an interrupt while it computes a single value,
+and some queries crash it. Neither may block or end the program that asks."""
 
 import shutil
 import sys
@@ -15,18 +15,18 @@ from tba.runtime.child import Child, module_command
 
 COMMAND = module_command("flows.queries.query_worker")
 
-_MESSAGES = 16  # that wait until somebody takes them; then the process waits
-_HEEDS = 2.0  # seconds for a query to heed an interrupt
-_PREPARES = 60.0  # seconds for a database to be made, on a busy machine
-_PATIENCE = 10.0  # seconds for a process to be gone that was killed
+_MESSAGES = 16  # how many unread messages are queued before the process has to wait
+_HEEDS = 2.0  # seconds that a query has to react to an interrupt
+_PREPARES = 60.0  # seconds that the creation of a database may take on a busy machine
+_PATIENCE = 10.0  # seconds that a killed process has to end
 
 Tell = Callable[[int, int], None]
 Write = Callable[[str], Any]
 
 
 class QueryProcess:
-    """Asks one query at a time. The process starts with the first query, and again after a query that could only be
-    ended together with the process. It reads the run when it starts, and `on_start` is called then."""
+    """Runs one query at a time in a child process. The process starts with the first query, and again after a query
+    that could only be ended by killing the process. It reads the run when it starts; then `on_start` is called."""
 
     def __init__(self, url: str, *, on_start: Callable[[], None] = lambda: None):
         self._url = url
@@ -39,16 +39,16 @@ class QueryProcess:
         return self._child is not None
 
     def start(self, progress: Tell | None = None) -> None:
-        """Start the process and have it read the run, unless it has."""
+        """Start the process and let it read the run, unless it is running already."""
         if self._child is None:
             self._child = child = _Child([*COMMAND, "--run", self._url])
-            if self._closed:  # perhaps only meanwhile, by another thread
+            if self._closed:  # another thread may have called `close` just now
                 child.end()
             self._exchange("open", progress=progress)
             self._on_start()
 
     def refresh(self, progress: Tell | None = None) -> None:
-        """Have the run read again. What was read before stays if that fails."""
+        """Let the process read the run again. If this fails, the process keeps what it read before."""
         if self._child is None:
             self.start(progress)
         else:
@@ -56,14 +56,14 @@ class QueryProcess:
             self._on_start()
 
     def ask(self, what: str, *, seconds: float | None = None, write: Write | None = None, **arguments: Any) -> Any:
-        """Give an order of `flows.queries.query_worker` and return its answer. `write` gets the text of the answer,
-        piece by piece. TooLong after `seconds`. The process is ended if the query does not heed this limit or a
-        Ctrl-C."""
+        """Send the order `what` to `flows.queries.query_worker` and return its answer. `write` gets the text of the
+        answer, piece by piece. Raise TooLong after `seconds`. If the query does not react to this limit or to Ctrl-C,
+        the process is killed."""
         self.start()
         return self._exchange(what, seconds=seconds, write=write, **arguments)
 
     def close(self) -> None:
-        """End the process, also from another thread while it answers."""
+        """Kill the process. Another thread may call this while a query is running."""
         self._closed = True
         self._end()
 
@@ -84,7 +84,7 @@ class QueryProcess:
         except TimeoutError:
             self._stop(child)
             raise TooLong(
-                f"it took longer than {seconds:g} seconds (--seconds); ask for less, such as some steps"
+                f"the query took longer than {seconds:g} seconds (--seconds): ask for less, such as fewer steps"
             ) from None
         except QueryEnded:
             self._end()
@@ -95,7 +95,7 @@ class QueryProcess:
             raise
 
     def _stop(self, child: "_Child") -> None:
-        """Interrupt what the process does, and end it if that does not help."""
+        """Interrupt the query, and kill the process if it does not react."""
         try:
             is_idle = child.interrupt(_HEEDS)
         except BaseException:  # a second Ctrl-C
@@ -111,8 +111,8 @@ class QueryProcess:
 
 
 class _Child:
-    """One life of the process, and the thread that starts it, reads from it, and lives as long: Linux ends a process
-    with the thread that started it."""
+    """One life of the process, and a thread that starts the process and reads its messages. The thread lives as long as
+    the process, because Linux kills the process when the thread that started it ends."""
 
     def __init__(self, command: Sequence[str]):
         self.is_busy = False
@@ -151,12 +151,12 @@ class _Child:
 
     def _send(self, order: dict[str, Any]) -> None:
         assert self._child
-        with suppress(ValueError):  # its pipe was closed, as its answer will say
+        with suppress(ValueError):  # the pipe was closed; `answer` reports this
             self._child.send(order)
 
     def answer(self, seconds: float | None, write: Write, progress: Tell) -> Any:
-        """Take messages until the last of this order. TimeoutError when so many seconds have passed since the query
-        began: it may wait for a database that is being made."""
+        """Read messages until the answer to the current order. Raise TimeoutError `seconds` after the query has begun.
+        The time in which a database is created for it does not count."""
         end = None if seconds is None else time.monotonic() + seconds + _PREPARES
         while True:
             message = self._next(end)
@@ -185,7 +185,7 @@ class _Child:
         return message
 
     def interrupt(self, seconds: float) -> bool:
-        """Interrupt the order, and return whether it is over within so many seconds."""
+        """Interrupt the current order. Return True if it ends within so many seconds."""
         end = time.monotonic() + seconds
         self._send({"n": self._number, "do": "interrupt"})
         with suppress(TimeoutError, QueryEnded):
@@ -201,12 +201,12 @@ class _Child:
         self._child.process.kill()
         self._child.release()
         with suppress(Empty, QueryEnded, TimeoutError):
-            while True:  # the thread may wait for room
+            while True:  # empty the queue, since the thread may wait to put a message
                 self._next(time.monotonic() + _PATIENCE)
 
 
 def print_answer(queries: QueryProcess, query: str, form: str, *, must_have_rows: bool = False) -> None:
-    """Print the rows of the last statement, as they come."""
+    """Print the rows of the last statement while they arrive."""
     width = shutil.get_terminal_size((160, 40)).columns
     queries.ask(
         "write",

@@ -1,8 +1,8 @@
 """The process that answers queries over a run: `python -m flows.queries.query_worker`, which query_process.py starts.
 
-Orders come in through standard input and answers go out through standard output. One query runs at a time. A thread
-beside it hears of an interrupt; whatever does not heed that is ended from outside. The process ends with whoever
-started it, and takes no more memory than a part of the machine's.
+Orders arrive on standard input and answers leave on standard output. One query runs at a time. A second thread receives
+interrupts. A query that does not react to an interrupt is ended from outside, by killing this process. The process ends
+when the process that started it ends. Its memory is limited to a part of the machine's.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from tba.runtime.child import end_with_parent
 from tba.runtime.messages import receive, send, take_pipes
 
 OF_PAGES = Bounds(text=1_000_000, items=1_000_000, whole=128_000_000)
-"""Bounds on what a page asks for itself: it shows long texts and all tokens."""
+"""Bounds for queries that a page makes itself: it shows long texts and all tokens."""
 OF_READERS = Bounds(text=10_000, items=1_000, whole=8_000_000)
-"""Bounds on what a reader may ask for: a page shows the first line of each value."""
+"""Bounds for queries that a reader types: the page shows only the first line of each value."""
 
-_AT_A_TIME = 64  # rows that become Python's
-_PIECE = 1 << 18  # characters of a message
-_INTERRUPT_EVERY = 0.05  # seconds: what comes between two parts of a query is lost
-_BESIDE_DUCKDB = 1.5  # times DuckDB's own limit: lists do not count there, nor does what is handed over
+_AT_A_TIME = 64  # rows that are converted to Python objects at a time
+_PIECE = 1 << 18  # maximum characters of a message
+_INTERRUPT_EVERY = 0.05  # seconds between interrupts; one that falls between two parts of a query is lost
+_BESIDE_DUCKDB = 1.5  # the process may use DuckDB's memory limit times this, as DuckDB does not count everything
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -44,25 +44,26 @@ class _Interrupted(Exception): ...
 
 
 class Worker:
-    """Answers orders over one run. What a query makes stays for the next `write`, and no `answer` sees any of it."""
+    """Carries out orders on one run. What a query of `write` creates, such as a table, stays for the next `write`.
+    Queries of `answer` do not see it."""
 
     def __init__(self, url: str, say: Say):
         self._url = url
         self._say = say
         self._stored: Stored | None = None
-        self._kept: duckdb.DuckDBPyConnection | None = None  # for pages, and for what one person asks at a prompt
-        self._spare: duckdb.DuckDBPyConnection | None = None  # for the next reader
-        self._at_work: duckdb.DuckDBPyConnection | None = None
-        self._number = 0  # of the order that is obeyed, or was last
-        self._over = 0  # number of the last order that is over
+        self._kept: duckdb.DuckDBPyConnection | None = None  # for pages, and for the queries of one person at a prompt
+        self._spare: duckdb.DuckDBPyConnection | None = None  # prepared for the next `answer`
+        self._at_work: duckdb.DuckDBPyConnection | None = None  # the connection on which a query is running
+        self._number = 0  # number of the current order, or of the last one
+        self._over = 0  # number of the last order that has ended
         self._interrupted = 0  # number of the last order that was interrupted
 
     def interrupt(self, number: int) -> None:
-        """Interrupt the order of this number until it is over, also if it has yet to begin."""
+        """Interrupt the order of this number, repeatedly until it has ended. The order may not have begun yet."""
         self._interrupted = number
         while self._over < number:
             if con := self._at_work:
-                with suppress(duckdb.Error):  # it has been closed meanwhile
+                with suppress(duckdb.Error):  # the connection may have been closed meanwhile
                     con.interrupt()
             time.sleep(_INTERRUPT_EVERY)
 
@@ -74,8 +75,8 @@ class Worker:
         except (_Interrupted, duckdb.InterruptException):
             answer = {"error": "Interrupted", "says": ""}
         except (duckdb.Error, MemoryError) as error:
-            said = str(error) or "Out of Memory Error: the answer needs more memory than a query may use"
-            answer = {"error": QueryFailed.__name__, "says": said}
+            message = str(error) or "Out of Memory Error: the answer needs more memory than a query may use"
+            answer = {"error": QueryFailed.__name__, "says": message}
         except TBAError as error:
             answer = {"error": type(error).__name__, "says": str(error)}
         except Exception as error:
@@ -86,19 +87,19 @@ class Worker:
         self._say(answer)
 
     def prepare(self) -> None:
-        """Make what the next reader's query needs, while nobody waits."""
+        """Create the database for the next `answer` while nobody is waiting."""
         if self._stored and not self._spare:
             self._spare = self._stored.connect()
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Read the run, unless that has been done."""
+        """Read the run, unless it has been read."""
         if self._kept is None:
             self.refresh()
 
     def refresh(self) -> None:
-        """Read the run again. What was read before stays if that fails."""
+        """Read the run again. If this fails, keep what was read before."""
         stored = read_stored(Run.open(self._url), progress=self._progress)
         before, self._stored, self._kept = (self._kept, self._spare), stored, stored.connect()
         self._spare = None
@@ -108,12 +109,12 @@ class Worker:
 
     def rows(self, query: str, parameters: Sequence[Any]) -> Any:
         """Return the column names and the rows of a query that a page or a command makes."""
-        found = self._connection().execute(query, decode_row(parameters))
-        return [[column[0] for column in found.description or ()], self._fetch(found, OF_PAGES)]
+        result = self._connection().execute(query, decode_row(parameters))
+        return [[column[0] for column in result.description or ()], self._fetch(result, OF_PAGES)]
 
     def answer(self, query: str, most: int, skip: int) -> Any:
-        """Return the column names and the rows of a reader's query. The query has a database of its own, so nothing
-        that it does there, such as logging queries, outlives it."""
+        """Return the column names and the rows of a reader's query. The query gets a database of its own, so nothing
+        that it changes there, such as a setting, affects later queries."""
         self.open()
         assert self._stored
         self._at_work, self._spare = self._spare or self._stored.connect(), None
@@ -122,30 +123,30 @@ class Worker:
             statements = con.extract_statements(query.replace("\0", ""))
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 pivots = "; a pivot names its values: pivot ... on ... in (...)" if "pivot" in query.lower() else ""
-                raise Refused(f"one query that reads: it begins with select, from or with{pivots}")
-            found = con.sql(statements[0]).limit(most, skip)
-            cut = with_texts_cut(found, OF_READERS.text)
-            return [found.columns, self._fetch(cut, OF_READERS)]
+                raise Refused(f"only one query that reads is possible: it begins with select, from or with{pivots}")
+            result = con.sql(statements[0]).limit(most, skip)
+            cut = with_texts_cut(result, OF_READERS.text)
+            return [result.columns, self._fetch(cut, OF_READERS)]
 
     def write(self, query: str, form: str, width: int, path: str | None, must_have_rows: bool) -> int | None:
-        """Say the rows of the last statement as text, or write them to a Parquet file and return their number."""
-        found = last(self._connection(), query)
-        if found is None:
+        """Send the rows of the last statement as text, or write them to a Parquet file and return their number."""
+        result = last(self._connection(), query)
+        if result is None:
             if must_have_rows:
                 raise ConfigError("the last statement has no rows to show")
             return None
         if form in ("json", "parquet"):
-            check_names(f"--{form}", found.columns)
+            check_names(f"--{form}", result.columns)
         if form == "parquet":
             assert path
-            return _write_parquet(found, Path(path), self._check_interrupt)
+            return _write_parquet(result, Path(path), self._check_interrupt)
         forms = {"csv": answer_forms.csv, "json": answer_forms.json_rows}
-        self._tell(forms[form](found) if form in forms else answer_forms.table(found, width))
+        self._tell(forms[form](result) if form in forms else answer_forms.table(result, width))
         return None
 
     _ORDERS: ClassVar = {"open": open, "refresh": refresh, "rows": rows, "answer": answer, "write": write}
 
-    # --- what they have in common -------------------------------------------------------------------------------------
+    # --- helpers of orders --------------------------------------------------------------------------------------------
 
     def _connection(self) -> duckdb.DuckDBPyConnection:
         self.open()
@@ -154,9 +155,9 @@ class Worker:
         self._say({"begun": True})
         return self._kept
 
-    def _fetch(self, found: "duckdb.DuckDBPyConnection | duckdb.DuckDBPyRelation", bounds: Bounds) -> list[list[Any]]:
+    def _fetch(self, result: "duckdb.DuckDBPyConnection | duckdb.DuckDBPyRelation", bounds: Bounds) -> list[list[Any]]:
         encoder, rows = Encoder(bounds), list[list[Any]]()
-        while some := found.fetchmany(_AT_A_TIME):
+        while some := result.fetchmany(_AT_A_TIME):
             self._check_interrupt()
             rows += map(encoder.row, some)
         return rows
@@ -183,21 +184,21 @@ def _write_parquet(rows: duckdb.DuckDBPyRelation, path: Path, each: Callable[[],
 
 
 def _limit_memory(con: duckdb.DuckDBPyConnection) -> None:
-    """Bound the memory of this process, so that a greedy query fails instead of the machine. DuckDB's own limit counts
-    neither lists nor the rows that it hands over."""
+    """Limit the memory of this process, so that a query that needs too much fails and the machine does not. DuckDB's
+    own limit counts neither lists nor the rows that it returns."""
     import resource
 
     [(limit,)] = con.execute("select current_setting('memory_limit')").fetchall()
     size, unit = limit.split()
     most = int(float(size) * {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}[unit] * _BESIDE_DUCKDB)
-    with suppress(OSError, ValueError):  # a limit below that is there already, or is not for us to set
+    with suppress(OSError, ValueError):  # there is a lower limit already, or this process may not set one
         resource.setrlimit(resource.RLIMIT_DATA, (_held() + most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    with suppress(OSError):  # if the machine has too little all the same, this process is the first to go
+    with suppress(OSError):  # if the machine runs out of memory all the same, Linux kills this process first
         Path("/proc/self/oom_score_adj").write_text("800")
 
 
 def _held() -> int:
-    """Bytes that the limit counts already: libraries reserve more than they use."""
+    """Return the bytes that already count against the limit. Libraries reserve more than they use."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmData:"):
@@ -206,7 +207,7 @@ def _held() -> int:
 
 
 def serve(worker: Worker, orders: BinaryIO) -> None:
-    """Obey orders until there are no more. Then the process ends at once, also in the middle of a query."""
+    """Carry out orders until standard input ends. Then end the process at once, even in the middle of a query."""
     waiting: SimpleQueue[Mapping[str, Any]] = SimpleQueue()
 
     def listen() -> None:

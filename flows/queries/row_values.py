@@ -1,4 +1,5 @@
-"""Values of rows as JSON that keeps what they are, cut to bounds: how one process gives rows to another."""
+"""Encode the rows of an answer as JSON that keeps the types of values, and decode them in another process. Long values
+are cut."""
 
 import sys
 from collections.abc import Iterable
@@ -9,15 +10,15 @@ from typing import Any
 
 from tba.errors import Refused
 
-_COST = 16  # characters that a value counts for beside its text
-_MOST_BITS = 4096  # of an integer that is written out
+_COST = 16  # characters that each value counts in addition to its text
+_MOST_BITS = 4096  # longest integer that is written in digits
 
 _PLAIN = (bool, float, type(None))
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much of an answer is kept: characters of a text, items of a list, and characters of all of it."""
+    """The maximum size of an answer: characters of a text, items of a list, and characters in all."""
 
     text: int
     items: int
@@ -26,7 +27,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Other:
-    """A value of a type that JSON does not have, as it is shown."""
+    """A value of a type that is not kept: only its texts for display are."""
 
     text: str
     representation: str
@@ -90,7 +91,7 @@ class Encoder:
 
 
 def encode_row(values: Iterable[Any]) -> list[Any]:
-    """Encode values whole."""
+    """Encode values without bounds."""
     return Encoder(Bounds(sys.maxsize, sys.maxsize, sys.maxsize)).row(values)
 
 
@@ -118,6 +119,6 @@ def _decode(value: Any) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """A key of a map may be a list, which Python cannot look up."""
+    """Return the key of a map. A list cannot be a key of a Python dict, so it becomes its text."""
     key = _decode(key)
     return key if isinstance(key, str | int | float | Decimal | datetime | Other | None) else str(key)

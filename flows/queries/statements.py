@@ -1,4 +1,4 @@
-"""SQL that people write, as DuckDB takes it: its statements, its errors in one line, its rows with texts cut."""
+"""Helpers for SQL that people write: run its statements, explain errors in one line, cut long texts of rows."""
 
 import re
 from collections import Counter
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     import duckdb
 
 
-GONE = "something that the run had when it was looked at has been removed since, as a compaction does: look at it again"
+GONE = "an object of the run has been removed since the run was read, for example by a compaction: read the run again"
 
 
 @contextmanager
 def stopping(con: "duckdb.DuckDBPyConnection") -> Iterator[None]:
-    """After a Ctrl-C, DuckDB's threads may go on with the query: whoever uses the connection next would wait for it."""
+    """Interrupt the query after a Ctrl-C. Otherwise DuckDB's threads may go on with it, and the next query on the same
+    connection would wait for them."""
     try:
         yield
     except (KeyboardInterrupt, RuntimeError):
@@ -30,17 +31,17 @@ def is_gone(error: Exception) -> bool:
 
 
 def explain(error: Exception) -> str:
-    """Return what DuckDB says is wrong and where in the query, in one line."""
+    """Return in one line what is wrong and where in the query, as DuckDB reports it."""
     message = str(error).split("\nLINE ")[0]
     if is_gone(error):
         return GONE
-    said = " ".join(line.strip() for line in message.splitlines() if line.strip())
+    reason = " ".join(line.strip() for line in message.splitlines() if line.strip())
     where = re.search(r"\nLINE (\d+): (.*)", str(error))
-    return f"{said} (line {where[1]}: {where[2].strip()})" if where else said
+    return f"{reason} (line {where[1]}: {where[2].strip()})" if where else reason
 
 
 def last(con: "duckdb.DuckDBPyConnection", query: str) -> "duckdb.DuckDBPyRelation | None":
-    """Run all statements; the rows of the last one, None if it is of a kind that has none."""
+    """Run all statements. Return the rows of the last one, or None if a statement of its kind has no rows."""
     statements = con.extract_statements(query)
     if not statements:
         raise ConfigError("there is no query")
@@ -50,8 +51,8 @@ def last(con: "duckdb.DuckDBPyConnection", query: str) -> "duckdb.DuckDBPyRelati
 
 
 def with_texts_cut(rows: "duckdb.DuckDBPyRelation", most: int) -> "duckdb.DuckDBPyRelation":
-    """The same rows, with at most so many characters of each text and items of each list. DuckDB cuts them before it
-    hands them over, so that a huge value is neither copied nor drawn."""
+    """Return the same rows with at most `most` characters of each text and items of each list. DuckDB cuts the values
+    before it returns them, so that a huge value is neither copied nor shown."""
     cut = {"varchar": f"left({{}}, {most})", "list": f"{{}}[:{most}]"}
     columns = enumerate(zip(rows.columns, rows.types, strict=True), start=1)
     return rows.project(

@@ -1,11 +1,11 @@
-"""A trainer's replay buffer, in a process of its own: `python -m flows.roles.buffer_process`, started by the trainer.
+"""A trainer's replay buffer in a process of its own: `python -m flows.roles.buffer_process`, started by the trainer.
 
-What is read for the next gradient step is admitted, drawn and decoded beside the step at hand. In one process the two
-would wait for each other's turn of the interpreter; here a step shares nothing but the machine with what is read.
+The process admits, draws and decodes the trajectories of the next gradient step while the trainer computes the current
+one. In a single process the two would compete for Python's interpreter lock.
 
-Orders go in through a pipe and answers come out through another: JSON, and numbers as they lie in memory. The process
-ends with the trainer, however that ends, and leaves what asks a trainer to stop to the trainer, who may still need a
-record. What it writes are the records that the trainer asks for, in the name of the trainer's attempt.
+Orders arrive through one pipe and answers leave through another, as JSON plus raw arrays of numbers. The process ends
+when the trainer ends, for whatever reason. It ignores signals to stop, because a trainer that stops in order may still
+need a record. It writes only the records that the trainer asks for, under the number of the trainer's attempt.
 """
 
 import argparse
@@ -30,7 +30,7 @@ COMMAND = module_command("flows.roles.buffer_process")
 _LISTS = (
     "prompt_tokens", "response_tokens", "ref_logps", "behaviour_logps", "loss_mask", "step_ends", "step_values",
 )  # fmt: skip
-"""Fields of what is fetched that have a list per row, if they are there."""
+"""Fields of `Fetched` that hold one list per row. Some of them may be None."""
 
 
 def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckReplayBuffer:
@@ -44,8 +44,8 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
 
 
 class Reader(Child):
-    """The `ReplayBuffer` of one attempt, elsewhere. Errors are those of the buffer; RunFailed if its process has died,
-    or does not answer within `deadline` seconds, and is then dead too."""
+    """The `ReplayBuffer` of one attempt, in another process. Methods raise the errors of the buffer. They raise
+    RunFailed if the process has died, or if it has been killed because it did not answer within `deadline` seconds."""
 
     def __init__(self, run: Run, attempt: int, life: int, *, deadline: float):
         command = [*COMMAND, "--run", run.url, "--attempt", str(attempt), "--life", str(life)]
@@ -96,10 +96,10 @@ class Reader(Child):
         if answer is None:
             how = f"has not answered for {self.deadline:g} s" if overdue.is_set() else f"has died ({self.how_ended()})"
             raise RunFailed(f"{self.name} {how}, asked to {what}")
-        said, numbers = answer
-        if "error" in said:
-            raise error_named(said["error"], said["says"])
-        return said["is"], numbers
+        message, numbers = answer
+        if "error" in message:
+            raise error_named(message["error"], message["says"])
+        return message["is"], numbers
 
 
 # --- the reader's side ------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None, open_run: Callable[[str], Run] 
 
 
 def serve_buffer(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers: BinaryIO) -> None:
-    the_buffer = cache(make)  # called by the first order, so that its errors reach whoever asks first
+    the_buffer = cache(make)  # called by the first order, so that its errors become the answer to this order
 
     def obey(what: str, said: Any, _: Numbers) -> tuple[Any, Numbers]:
         buffer = the_buffer()
@@ -139,16 +139,16 @@ def serve_buffer(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers
 
 def _fetch(buffer: DuckReplayBuffer, draws: Sequence[Sequence[Any]]) -> tuple[Any, Numbers]:
     fetched = buffer.fetch([_draw(values) for values in draws])
-    lists = {name: found for name in _LISTS if (found := getattr(fetched, name)) is not None}
+    lists = {name: column for name in _LISTS if (column := getattr(fetched, name)) is not None}
     numbers = [fetched.reward_B, fetched.finished_B, *(array for it in lists.values() for array in it)]
     return [fetched.trajectory_ids, fetched.prompt_ids, list(lists)], numbers
 
 
-# --- what they say ----------------------------------------------------------------------------------------------------
+# --- messages between the two -----------------------------------------------------------------------------------------
 
 
 def _values(draw: Draw) -> list[Any]:
-    """`dataclasses.astuple` would copy each of them, in the trainer's time."""
+    """Return the values of a draw's fields. `dataclasses.astuple` would copy each value, which takes time."""
     return [getattr(draw, name) for name in Draw.__slots__]
 
 
@@ -156,9 +156,9 @@ def _draw(values: Sequence[Any]) -> Draw:
     return Draw(**dict(zip(Draw.__slots__, values, strict=True)))
 
 
-def _fetched(said: Sequence[Sequence[str]], numbers: Numbers) -> Fetched:
+def _fetched(answer: Sequence[Sequence[str]], numbers: Numbers) -> Fetched:
     reward_B, finished_B, *halves = numbers
-    trajectory_ids, prompt_ids, names = said
+    trajectory_ids, prompt_ids, names = answer
     return Fetched(
         trajectory_ids=trajectory_ids,
         prompt_ids=prompt_ids,

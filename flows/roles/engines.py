@@ -1,5 +1,5 @@
-"""What generates responses on this machine: vLLM where it is installed and suits, transformers elsewhere. Imports
-neither before one is chosen."""
+"""Choose what generates responses on this machine: vLLM if it is installed and suits the settings, else transformers.
+Neither is imported before it is chosen."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flows.supervision.gpus import engine_start
 from storage.runs.events import Events
-from tba.config import Config, EngineConfig
+from tba.config import Config, CustomEngine, VLLMEngine
 from tba.errors import ConfigError
 from tba.interfaces import Generator
+from tba.runtime.loading import load_class
 
 if TYPE_CHECKING:
     from tba.models.adapters import Adapter
 
-LEAST_TEMPERATURE = 0.01  # vLLM takes this for any that is lower, but for 0
-MOST_TEMPERATURE = 2  # it refuses any that is higher
+LEAST_TEMPERATURE = 0.01  # vLLM replaces any lower temperature by this one, except 0
+MOST_TEMPERATURE = 2  # vLLM refuses any higher temperature
 
 
 class Engine(NamedTuple):
@@ -26,22 +27,25 @@ class Engine(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """What a role samples with, as far as it decides whether vLLM can serve it."""
+    """How a role samples, as far as this decides whether vLLM can serve the role."""
 
-    lowest: float  # temperature of what is sampled
-    highest: float
-    at_one: bool  # always at temperature 1
-    cut: str  # the setting by which only the most likely tokens are sampled; empty if none does
-    reads_logps: bool = True  # of what it samples
+    lowest: float  # lowest sampling temperature
+    highest: float  # highest sampling temperature
+    at_one: bool  # True if the temperature is always 1
+    cut: str  # the top-p setting that restricts sampling to the most likely tokens; empty if there is none
+    reads_logps: bool = True  # True if the role uses the log-probabilities of the sampled tokens
 
 
 def open_generator(config: Config, events: Events, sampling: Sampling, adapter: "Adapter | None" = None) -> Generator:
-    """The one to use, before it has adopted anything; of adapters, where it is told of one."""
+    """Return the generator that suits the settings and this machine. It has no weights before it adopts a version.
+    With an adapter, the versions are adapters of its base."""
     from tba.models.pretrained import resolve_device
 
     device = resolve_device(config.model.device).type
     engine = choose(config, sampling, device=device, installed=find_spec("vllm") is not None)
     events.write("engine-chosen", f"responses come from {engine.name}: {engine.why}", engine=engine.name)
+    if isinstance(config.engine, CustomEngine):
+        return load_class("engine.name", config.engine.name)(config, adapter)
     common: dict[str, Any] = {
         "dtype": config.model.publish_dtype,
         "batch_responses": config.search.batch_responses,
@@ -52,6 +56,7 @@ def open_generator(config: Config, events: Events, sampling: Sampling, adapter: 
     if engine.name == "vllm":
         from tba.generation.vllm_generator import VLLMGenerator
 
+        assert isinstance(config.engine, VLLMEngine)
         return VLLMGenerator(
             **common,
             on_cpu=device == "cpu",
@@ -66,7 +71,7 @@ def open_generator(config: Config, events: Events, sampling: Sampling, adapter: 
 
 
 @contextmanager
-def _starting(engine: EngineConfig, events: Events) -> Iterator[int]:
+def _starting(engine: VLLMEngine, events: Events) -> Iterator[int]:
     with engine_start() as roles:
         share = engine.fraction(roles)
         shared = f", which {roles} roles share" if roles > 1 else ""
@@ -75,19 +80,20 @@ def _starting(engine: EngineConfig, events: Events) -> Iterator[int]:
 
 
 def choose(config: Config, sampling: Sampling, *, device: str, installed: bool) -> Engine:
-    """ConfigError if what the settings want is not to be had."""
+    """Return the engine that generates, and why. Raise ConfigError if the settings demand an engine that cannot be
+    used. `installed` says whether vLLM is."""
     wanted = config.engine.name
     against = ""
     if not installed:
         against = "vLLM is not installed here (docs/gpus.md)"
     elif sampling.lowest < LEAST_TEMPERATURE:
-        against = f"vLLM samples at temperatures of at least {LEAST_TEMPERATURE}, and here it is {sampling.lowest:g}"
+        against = f"vLLM samples at temperatures of at least {LEAST_TEMPERATURE}, but {sampling.lowest:g} is needed"
     elif sampling.highest > MOST_TEMPERATURE:
-        against = f"vLLM samples at temperatures of at most {MOST_TEMPERATURE}, and here it can be {sampling.highest:g}"
+        against = f"vLLM samples at temperatures of at most {MOST_TEMPERATURE}, but {sampling.highest:g} is needed"
     elif sampling.cut and sampling.reads_logps and not sampling.at_one:
         against = (
-            "only at temperature 1 does vLLM tell log-probabilities from before top_p cuts them, and here "
-            f"{sampling.cut}"
+            "except at temperature 1, vLLM returns log-probabilities only after top-p has cut the distribution, but "
+            f"those from before are needed with {sampling.cut}"
         )
     if wanted == "vllm" and against:
         raise ConfigError(f"engine.name: {against}, got 'vllm'")
@@ -96,11 +102,11 @@ def choose(config: Config, sampling: Sampling, *, device: str, installed: bool) 
     if device == "mps":
         against = against or "vLLM does not run on Apple's GPUs"
     if device == "cpu":
-        against = against or "on a CPU vLLM is not faster with small models, and starts later"
-    if against and config.engine.tensor_parallel > 1:
+        against = against or "on a CPU vLLM is not faster with small models, and takes longer to start"
+    if against and config.engine.gpus > 1:
         raise ConfigError(
-            f"engine.tensor_parallel: only vLLM spreads a model over GPUs, and {against}, got "
-            f"{config.engine.tensor_parallel}"
+            f"engine.tensor_parallel: only vLLM can spread a model over several GPUs, but {against}, got "
+            f"{config.engine.gpus}"
         )
     return Engine("transformers", against) if against else Engine("vllm", "it is installed, and there is a GPU")
 

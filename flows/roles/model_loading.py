@@ -1,4 +1,4 @@
-"""Loads the models of a run: what it starts from, its checkpoints, and versions to score with."""
+"""Load the models of a run: the policy it starts from, its checkpoints, and its published versions."""
 
 from collections.abc import Collection
 from hashlib import sha256
@@ -24,12 +24,13 @@ from tba.train.training_state import TrainingState
 from tba.types import Version
 
 MODEL_FILES = (".json", ".safetensors", ".txt", ".model", ".jinja", ".py")
-"""What is fetched of a model's folder: weights as safetensors only, whatever else tokenizers and models are made of."""
-_BASES = 1000  # policies made by tasks that stay in the cache: without its base an adapter is of no use
+"""Endings of the files that are fetched of a model's folder: weights only as safetensors, and everything else that
+models and tokenizers consist of."""
+_BASES = 1000  # how many policies made by tasks stay in the cache: an adapter is useless without its base
 
 
 class Tell(Protocol):
-    """Is told what is being done, and the share that is done."""
+    """Called with what is being done, and with `share`, the part of it that is done."""
 
     def __call__(self, status: str, **progress: float) -> None: ...
 
@@ -40,12 +41,14 @@ def load_checkpoint(run: Run, config: Config, name: Version) -> tuple[Policy, Tr
 
 
 def first_device(config: Config) -> str:
-    """Where a trainer's policy is loaded: no GPU need have room for what several ranks hold."""
+    """Return the device on which a trainer first loads its policy. For several ranks this is the CPU, since one GPU may
+    not have room for the whole policy."""
     return config.model.device if config.training.ranks == 1 else "cpu"
 
 
 def load_policy(config: Config, adapter: Adapter | None, path: str | Path | None, *, device: str = "") -> Policy:
-    """A model, or the base with the adapter that lies there; without a path with a fresh one."""
+    """Return the policy in the folder `path`. With `adapter`, the folder holds adapter weights, which are loaded on top
+    of the base; without a path the adapter weights are new."""
     model = config.model
     options: dict[str, Any] = {
         "dtype": model.dtype, "device": device or model.device, "trust_remote_code": model.trust_remote_code
@@ -57,7 +60,8 @@ def load_policy(config: Config, adapter: Adapter | None, path: str | Path | None
 
 
 def load_merged(run: Run, config: Config, version: Version) -> Snapshot:
-    """A version that is an adapter, as a plain model in main memory, of which there is no other copy."""
+    """Return a version that is stored as an adapter as a plain model: base and adapter merged, in main memory. The
+    model is not shared with anything else."""
     config = config.replace({"model.device": "cpu"})
     policy = load_policy(config, find_adapter(run, config), Versions(run).load(version))
     merge(policy.model)
@@ -65,12 +69,13 @@ def load_merged(run: Run, config: Config, version: Version) -> Snapshot:
 
 
 def find_adapter(run: Run, config: Config, tell: Tell = lambda status, **progress: None) -> Adapter | None:
-    """What the run's adapters are, with their base on this machine; None where the weights themselves are trained."""
+    """Return the description of the run's adapters, with their base fetched to this machine. Return None if the run
+    trains all weights."""
     model = config.model
     if not model.lora_rank:
         return None
     base = local_folder("model.path", _base_of(run, config, tell), revision=model.revision)
-    tell("reading the base of the adapters")
+    tell("reading the base model of the adapters")
     return Adapter(
         rank=model.lora_rank,
         alpha=model.peft_alpha,
@@ -83,7 +88,7 @@ def find_adapter(run: Run, config: Config, tell: Tell = lambda status, **progres
 
 
 def load_start(run: Run, config: Config, tell: Tell = lambda status, **progress: None, *, device: str = "") -> Policy:
-    """The policy before training. What cannot be loaded here is a bad setting, unless it may load when tried again."""
+    """Return the policy before training. Raise ConfigError if it cannot be loaded and trying again would not help."""
     try:
         adapter = find_adapter(run, config, tell)
         start = _start_of(run, config, tell, adapted=adapter is not None)
@@ -96,20 +101,21 @@ def load_start(run: Run, config: Config, tell: Tell = lambda status, **progress:
 
 
 def _check_start(run: Run, policy: Policy) -> None:
-    """That a run which has begun begins with the same policy when it, or a fork of it, begins anew."""
+    """Raise ConfigError if the run has already published its starting policy and this policy differs from it. A run, or
+    a fork of it, must start from the same policy every time."""
     versions = Versions(run)
     reference = versions.reference()
     began_with = versions.weights_sha256(reference) if reference else None
     if began_with and policy.snapshot().sha256 != began_with:
         raise ConfigError(
-            f"model.path: what lies there is another policy than the one that version {reference} of {run.name!r} was "
-            f"made from: its weights have sha256 {policy.snapshot().sha256[:12]}…, not {began_with[:12]}…"
+            f"model.path: the model there has changed since version {reference} of {run.name!r} was made from it: its "
+            f"weights have sha256 {policy.snapshot().sha256[:12]}…, not {began_with[:12]}…"
         )
 
 
 def _start_of(run: Run, config: Config, tell: Tell, *, adapted: bool) -> str | Path | None:
-    """Where the policy before training lies, where that is stored already; else its base, or None for a fresh
-    adapter."""
+    """Return the place from which the policy before training is loaded: the run's reference version if it is stored in
+    the training dtype, else the base model. Return None if a new adapter is to be made."""
     versions = Versions(run)
     if (reference := versions.reference()) and config.model.publish_dtype == config.model.dtype:
         return versions.load(reference)
@@ -117,7 +123,8 @@ def _start_of(run: Run, config: Config, tell: Tell, *, adapted: bool) -> str | P
 
 
 def _base_of(run: Run, config: Config, tell: Tell) -> str | Path:
-    """Where what the run begins with lies: as configured, or made by the task and cached by its recipe."""
+    """Return the place of the base model: `model.path`, or else the cached policy that the task makes. Its key in the
+    cache is the digest of the task's recipe and the seed."""
     path = config.model.path
     if path:
         return model_at("model.path", path, run, config, tell)
@@ -133,7 +140,8 @@ def _base_of(run: Run, config: Config, tell: Tell) -> str | Path:
 
 
 def model_at(setting: str, place: str, run: Run, config: Config, tell: Tell) -> str | Path:
-    """What lies at a URL as a folder here; folders and names of the hub as they are."""
+    """Return a local copy of a model at a URL. Return any other place, a folder or a name on the Hugging Face hub, as
+    it is."""
     if "://" in place:
         return _fetch_model(setting, place, run, config, tell)
     check_place(setting, place)
@@ -141,8 +149,8 @@ def model_at(setting: str, place: str, run: Run, config: Config, tell: Tell) -> 
 
 
 def _fetch_model(setting: str, url: str, run: Run, config: Config, tell: Tell) -> Path:
-    """A copy of the Hugging Face folder at a URL, made once per run: names and sizes alone do not say whether what lies
-    there is still the same."""
+    """Return a local copy of the Hugging Face folder at a URL. Each run makes a copy of its own, because names and
+    sizes of files do not show whether their content is still the same."""
     store = open_store(url.rstrip("/"), deadline=config.limits.store_deadline)
     sizes = {it.key: it.size for it in store.list() if "/" not in it.key and it.key.endswith(MODEL_FILES)}
     if missing := _missing_files(store, sizes):
@@ -162,15 +170,15 @@ def _fetch_model(setting: str, url: str, run: Run, config: Config, tell: Tell) -
     return shared_copy("models", name, whole=is_whole, make=fetch, keep=4, deadline=config.limits.data_deadline)
 
 
-def _missing_files(store: Store, found: Collection[str]) -> str:
-    """What a folder lacks to be loaded; empty if nothing."""
-    if "config.json" not in found:
+def _missing_files(store: Store, names: Collection[str]) -> str:
+    """Return which files a folder lacks to be loaded, or an empty string if none are missing."""
+    if "config.json" not in names:
         return "config.json"
     index = "model.safetensors.index.json"
-    if index not in found:
-        return "" if any(name.endswith(".safetensors") for name in found) else "*.safetensors"
+    if index not in names:
+        return "" if any(name.endswith(".safetensors") for name in names) else "*.safetensors"
     try:
         parts = weight_names(store.read(index))
     except ValueError:
         return f"readable {index}"
-    return ", ".join(sorted(parts - set(found)))
+    return ", ".join(sorted(parts - set(names)))

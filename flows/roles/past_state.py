@@ -1,4 +1,5 @@
-"""A run as it was after a step, loaded from what it keeps, to take steps again. Needs torch."""
+"""Restore the trainer's state after a past step, and repeat gradient steps from there. `tba audit` and `tba fork` use
+this. The module imports torch."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,21 +26,21 @@ from tba.types import Draw, Metrics, Version
 
 log = logging.getLogger(__name__)
 
-transformers_logging.disable_progress_bar()  # its bars say nothing of the steps
+transformers_logging.disable_progress_bar()  # its bars show loading, not the steps that are repeated
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retaken:
-    """A step taken again, with the records, draws and trajectories of the first time."""
+    """The result of repeating a step with the same records, draws and trajectories as the first time."""
 
     step: int
     draws: Sequence[Draw]
     learned: Learned
-    metrics: Metrics  # of the batch, and of what was learned from it
+    metrics: Metrics  # those of the batch and those of the gradient step
 
 
 class Past:
-    """What the trainer held after step `step`."""
+    """The state of the trainer after step `step`: policy, optimizer and replay buffer."""
 
     def __init__(self, step: int, learner: Learner, buffer: DuckReplayBuffer):
         self.step, self.learner, self.buffer = step, learner, buffer
@@ -50,16 +51,16 @@ class Past:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same step gives the same bits, on the same kind of machine: what several ranks added up comes
-        out the same but for its last digits."""
+        """True if repeating a step on the same kind of machine gives bitwise equal weights. GPUs do not promise this,
+        and sums over several ranks can differ in their last digits."""
         return self.device == "cpu" and self.learner.config.training.ranks == 1
 
     def weights_sha256(self) -> str:
         return self.learner.policy.snapshot().sha256
 
     def retake(self, upto: int) -> Iterator[Retaken]:
-        """Take the steps up to this one again, one by one. Learner and buffer hold the state after a step when that
-        step comes out."""
+        """Repeat the steps up to and including `upto`. Yield each step once the learner and the buffer hold the state
+        after it."""
         for step in range(self.step + 1, upto + 1):
             self.buffer.replay(self.learner.config.sync_before(step))
             draws = self.buffer.draw(step)
@@ -70,7 +71,7 @@ class Past:
             yield Retaken(step=step, draws=draws, learned=learned, metrics=metrics)
 
     def save(self, run: Run, attempt: int) -> None:
-        """As a checkpoint of a run; it stands at a sync."""
+        """Store this state as a checkpoint of a run. The current step must be one after which a sync took place."""
         sync = self.learner.config.sync_of_step(self.step)
         self.buffer.replay(sync)
         state = replace(self.learner.state(step=self.step, sync=sync), queues=self.buffer.queues())
@@ -81,9 +82,9 @@ class Past:
 
 
 def load_past(run: Run, before: int) -> Past:
-    """The newest state before a step that a run keeps: an intact checkpoint, or else the start. A fork starts from a
-    checkpoint that is always kept. ConfigError if what the step draws has been given up since. Damaged if a fork has
-    no intact checkpoint left."""
+    """Return the newest stored state before the step `before`: that of an intact checkpoint, or else the start of the
+    run. A fork has no other start than the checkpoint with which it begins. Raise ConfigError if data that the steps up
+    to this one draw has been given up. Raise Damaged if a fork has no intact checkpoint left."""
     config, spans = parse(run.config), chain(run)
     kept = [it for it in Checkpoints(run).complete() if accepts(spans, it) and it.number >= config.start.sync]
     usable = [it for it in kept if config.step_of_sync(it.number) < before]
@@ -94,7 +95,7 @@ def load_past(run: Run, before: int) -> Past:
         try:
             policy, state = model_loading.load_checkpoint(run, config, checkpoint)
         except Damaged as error:
-            log.warning("%s: checkpoint %s is damaged, and passed over: %s", run.name, checkpoint, error)
+            log.warning("%s: checkpoint %s is damaged, trying an older one: %s", run.name, checkpoint, error)
             damaged[checkpoint] = error
         else:
             return _after(run, config, spans[-1].attempt, Learner(config, policy), state)
@@ -106,8 +107,8 @@ def load_past(run: Run, before: int) -> Past:
 
 
 def _after(run: Run, config: Config, attempt: int, learner: Learner, state: TrainingState | None) -> Past:
-    """Return the trainer as a checkpoint's state says, or as it was before the first step if there is no state."""
-    buffer = make_buffer(run, config, attempt, Events(run, "past", 0))  # it will write nothing
+    """Return the trainer with the state of a checkpoint, or as it was before the first step if `state` is None."""
+    buffer = make_buffer(run, config, attempt, Events(run, "past", 0))  # no events are written: records are replayed
     if state is None:
         return Past(0, learner, buffer)
     learner.restore(state)
@@ -117,31 +118,31 @@ def _after(run: Run, config: Config, attempt: int, learner: Learner, state: Trai
 
 
 def _check_buffers(run: Run, config: Config, spans: Sequence[Span], start: int, before: int) -> None:
-    """ConfigError if any step from sync `start` up to this one was taken with shards in the buffer that have been given
-    up since: it would draw other trajectories, and so would every step after it."""
+    """Raise ConfigError if, at any step after sync `start` and up to `before`, the buffer held shards that have been
+    given up since. Repeating that step would draw other trajectories, and so would every later step."""
     last = config.sync_of_step(before)
     for span in spans:
         newest = last if span.last_sync is None else min(last, span.last_sync)
         if newest <= start or newest < span.first_sync:
-            continue  # none of the steps in between is of this attempt
+            continue  # this attempt took none of these steps
         if lost := lost_for(run, newest - 1, span.attempt):
-            of = f"step {before} of {run.name}"
+            subject = f"step {before} of {run.name}"
             if newest < last:
-                of += f" follows step {config.step_of_sync(newest)}, which"
+                subject += f" follows step {config.step_of_sync(newest)}, which"
             raise ConfigError(
-                f"--step: {of} was taken while the buffer held shards that {lost} gives up: it cannot be taken again"
+                f"--step: {subject} was taken while the buffer held shards that {lost} gave up: it cannot be repeated"
             )
 
 
 def _check_drawable(
     run: Run, config: Config, start: int, before: int, kept: Sequence[Version], damaged: Mapping[Version, Damaged]
 ) -> None:
-    """ConfigError if steps from sync `start` up to this one draw tokens that have been given up."""
+    """Raise ConfigError if steps after sync `start` and up to `before` draw tokens that have been given up."""
     if gone := in_the_way(run, start, config.sync_before(before)):
         later = [it for it in kept if it.number >= gone.payloads.last_sync and it not in damaged]
         first = min((config.step_of_sync(it.number) for it in later), default=gone.payloads.step) + 1
         passed = "".join(f"; checkpoint {it} is damaged: {error}" for it, error in damaged.items())
         raise ConfigError(
-            f"--step: the steps of {run.name} after step {config.step_of_sync(start)} drew tokens that have been given "
-            f"up, says {gone}; steps can be taken again from step {first} on{passed}"
+            f"--step: the steps of {run.name} after step {config.step_of_sync(start)} drew tokens that {gone} gave up; "
+            f"steps can be repeated from step {first} on{passed}"
         )

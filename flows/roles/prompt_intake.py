@@ -1,4 +1,4 @@
-"""The prompts of a run: made by its task, checked, chosen and stored before anything is generated."""
+"""Make the prompts of a run with its task, check them, choose among them, and store them before generation starts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,9 @@ def store_prompts(run: Run, config: Config, task: Task, tokenizer: Any, events: 
     test = _make_prompts(task, "test", config.task.test, config, tokenizer, events)
     known = {prompt.prompt_id for prompt in train}
     if twice := next((it.prompt_id for it in test if it.prompt_id in known), None):
-        raise DataError(f"task {task.name!r}: prompt_id {twice!r} is in both splits, train and test: it must name one")
+        raise DataError(
+            f"task {task.name!r}: prompt_id {twice!r} is in both splits, train and test: it must be in only one of them"
+        )
     if config.search.prompts_from:
         train = _chosen(run, config, train, events)
     check_fill(config, train)
@@ -32,8 +34,8 @@ def store_prompts(run: Run, config: Config, task: Task, tokenizer: Any, events: 
 
 
 def check_fill(config: Config, prompts: Sequence[Prompt]) -> None:
-    """That searchers may generate what the first step waits for: a round asks no prompt twice, so where prompts are few
-    it asks fewer."""
+    """Raise ConfigError if `search.rounds_per_version` lets searchers generate fewer trajectories than the first step
+    waits for. A round asks each prompt only once, so with few prompts it has fewer responses than the settings say."""
     search = config.search
     if search.rounds_per_version is None:
         return
@@ -41,42 +43,45 @@ def check_fill(config: Config, prompts: Sequence[Prompt]) -> None:
     rounds = [it.take(n, search.prompts_per_round) for it in streams for n in range(search.rounds_per_version)]
     if (most := sum(map(len, rounds)) * search.responses_per_prompt) < search.initial_fill:
         raise ConfigError(
-            f"search.rounds_per_version: with {len(prompts)} prompts {search.rounds_per_version} round(s) of each "
-            f"searcher have {most} responses, and the first step waits for {search.initial_fill} (search.initial_fill)"
+            f"search.rounds_per_version: with {len(prompts)} prompts, {search.rounds_per_version} round(s) of each "
+            f"searcher have only {most} responses, but the first step waits for {search.initial_fill} "
+            "(search.initial_fill)"
         )
 
 
 def stream_of_prompts(config: Config, prompts: Sequence[Prompt], searcher: int) -> PromptStream:
     search = config.search
-    together = max(1, search.searchers)  # of those that joined a run that began with none, each by itself
+    # Searchers that join a run which was configured with none do not divide the prompts among themselves.
+    together = max(1, search.searchers)
     return PromptStream(prompts, seed=config.seed, searcher=searcher, searchers=together, shuffle=search.shuffle)
 
 
 def _make_prompts(
-    task: Task, split: str, given: str, config: Config, tokenizer: Any, events: Events
+    task: Task, split: str, source: str, config: Config, tokenizer: Any, events: Events
 ) -> Sequence[Prompt]:
-    """Of a split, from the rows at `given` or at the task's own source."""
+    """Make the prompts of a split from the rows at `source` or, if that is empty, at the task's own source."""
     with asking(task, "source"):
-        source = given or task.source(split)
+        source = source or task.source(split)
     rows = read_rows(source, fields=task.fields if isinstance(task, ReadsFields) else None) if source else []
     limit = config.search.max_prompt_tokens
     prompts = _prompts_of(task, split, rows, tokenizer, limit)
-    if (left_out := len(rows) - len(prompts)) > 0:  # a task may make several of a row
-        what = (
+    if (left_out := len(rows) - len(prompts)) > 0:  # a task may also make several prompts of a row
+        message = (
             f"{left_out} of {len(rows)} rows of split {split!r} made no prompt: they have more than {limit} tokens "
             "(search.max_prompt_tokens), or the task has a reason of its own"
         )
-        events.write("prompts-left-out", what, severity="warning", split=split, left_out=left_out)
+        events.write("prompts-left-out", message, severity="warning", split=split, left_out=left_out)
     return prompts
 
 
 def _prompts_of(task: Task, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, limit: int) -> list[Prompt]:
-    """Those that the task makes, which may be anybody's: what no policy can read is refused here, not in a searcher."""
+    """Return the prompts that the task makes, checked. The task may be the user's own code, so malformed prompts are
+    refused here and not later in a searcher."""
     with asking(task, "prompts"):
         prompts = list(task.prompts(split, rows, tokenizer, max_tokens=limit))
     if not prompts:
         lacks = not rows and isinstance(task, ReadsFields)
-        unread = f"; it was given no rows, which task.{split} says where to find" if lacks else ""
+        unread = f"; it got no rows: set task.{split} to a file or dataset with rows" if lacks else ""
         raise DataError(
             f"task {task.name!r} makes no prompt of split {split!r} with at most {limit} tokens "
             f"(search.max_prompt_tokens){unread}"
@@ -88,7 +93,7 @@ def _prompts_of(task: Task, split: str, rows: Sequence[Mapping[str, Any]], token
 
 
 def _fault_of(prompt: Any, limit: int) -> str:
-    """Why a prompt cannot be asked or stored; empty if it can."""
+    """Return why a prompt cannot be used, or an empty string if it can."""
     if not isinstance(prompt, Prompt):
         return f"a prompt must be a tba.types.Prompt, got {prompt!r:.80}"
     named = f"prompt {prompt.prompt_id!r}"
@@ -107,16 +112,16 @@ def _fault_of(prompt: Any, limit: int) -> str:
 
 
 def _chosen(run: Run, config: Config, prompts: Sequence[Prompt], events: Events) -> list[Prompt]:
-    """The prompts of which the earlier run tells what the settings want. It is asked once: whoever begins the run anew
-    keeps to what is stored, whatever has become of the earlier one."""
+    """Return the prompts for which `search.prompts_where` holds in the earlier run. The earlier run is asked only once:
+    if this run starts again, it keeps its stored prompts, even if the earlier run has changed."""
     search = config.search
     if has_prompts(run, "train"):
         stored = {prompt.prompt_id for prompt in read_prompts(run, "train")}
         return [prompt for prompt in prompts if prompt.prompt_id in stored]
     known = ask(search.prompts_from, search.prompts_where, needed=search.prompts_per_round)
-    chosen, told = known.choose(prompts), known.tell(prompts)
+    chosen, message = known.choose(prompts), known.tell(prompts)
     if len(chosen) < search.prompts_per_round:
-        raise ConfigError(f"{told}; a round asks {search.prompts_per_round} (search.prompts_per_round)")
+        raise ConfigError(f"{message}; a round asks {search.prompts_per_round} (search.prompts_per_round)")
     unknown = known.unknown(prompts)
-    events.write("prompts-chosen", told, chosen=len(chosen), of=len(prompts), unknown=unknown)
+    events.write("prompts-chosen", message, chosen=len(chosen), of=len(prompts), unknown=unknown)
     return chosen

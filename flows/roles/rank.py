@@ -1,6 +1,7 @@
-"""The other ranks of a trainer: `python -m flows.roles.rank`, started by the trainer, which is rank 0.
+"""The processes of a trainer with several ranks. The trainer is rank 0 and starts the other ranks with
+`python -m flows.roles.rank`.
 
-They end with the trainer, however that ends, and leave what asks a trainer to stop to the trainer.
+The other ranks end when the trainer ends, for whatever reason. They ignore signals to stop: the trainer stops them.
 """
 
 import argparse
@@ -35,7 +36,8 @@ COMMAND = module_command("flows.roles.rank")
 def leading(
     run: Run, config: Config, policy: "Policy", checkpoint: Path | None, *, scratch: Path, tell: Any
 ) -> "Iterator[tuple[Learner, TrainingState | None]]":
-    """The trainer's learner, with all its ranks, and what they go on from."""
+    """Start the other ranks, if there are any. Yield the trainer's learner, which leads them, and the training state of
+    the checkpoint that the trainer continues from (None without a checkpoint)."""
     from tba.distributed.ranks import ALONE, join, leave, open_port
     from tba.train.leader import Followers, LeadingLearner
     from tba.train.learner import Learner
@@ -50,20 +52,20 @@ def leading(
     tell(f"starting {size} ranks")
     with (
         Followers([*COMMAND, "--run", run.url, "--rank"], size) as followers,
-        tempfile.TemporaryDirectory(dir=scratch) as made_of,
+        tempfile.TemporaryDirectory(dir=scratch) as bare_model,
     ):
-        save_without_weights(policy, made_of)
+        save_without_weights(policy, bare_model)
         store = open_port(size)
         try:
 
             def begin() -> Learner:
                 ranks = join(0, size, store)
-                sharded = _shard(config, ranks, made_of, policy.model)
+                sharded = _shard(config, ranks, bare_model, policy.model)
                 return LeadingLearner(
                     config, sharded, ranks, followers=followers, scratch=scratch, checkpoint=checkpoint
                 )
 
-            learner, *_ = followers.together("begin", begin, [store.port, made_of])
+            learner, *_ = followers.together("begin", begin, [store.port, bare_model])
             yield learner, TrainingState.load(checkpoint, learner.ranks) if checkpoint else None
         finally:
             followers.release()
@@ -75,8 +77,9 @@ def main() -> None:
     parser.add_argument("--run", required=True)
     parser.add_argument("--rank", type=int, required=True)
     options = parser.parse_args()
-    named = LOG_FORMAT.replace("%(message)s", f"rank {options.rank}: %(message)s")  # beside the trainer's, in its log
-    logging.basicConfig(level=logging.INFO, format=named)
+    # All ranks write into the trainer's log, so each line names its rank.
+    log_format = LOG_FORMAT.replace("%(message)s", f"rank {options.rank}: %(message)s")
+    logging.basicConfig(level=logging.INFO, format=log_format)
     end_with_parent()
     orders, answers = take_pipes()
     config = parse(Run.open(options.run).config)
@@ -87,13 +90,15 @@ def main() -> None:
 
     try:
         follow(lambda said: begin(config, options.rank, *said), orders, answers)
-    except Exception:  # the trainer has been told
-        log.info("where it was:", exc_info=True)
+    except Exception:  # `follow` has sent the error to the trainer
+        log.info("traceback:", exc_info=True)
         sys.exit(1)
     leave()
 
 
-def begin(config: Config, rank: int, port: int, made_of: str) -> "Learner":
+def begin(config: Config, rank: int, port: int, bare_model: str) -> "Learner":
+    """Join the process group at `port`, and return this rank's learner. `bare_model` is a folder with the model without
+    its weights: rank 0 sends the weights."""
     import torch.distributed as dist
 
     from tba.distributed.ranks import PATIENCE, join
@@ -101,20 +106,20 @@ def begin(config: Config, rank: int, port: int, made_of: str) -> "Learner":
 
     size = config.training.ranks
     ranks = join(rank, size, dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=PATIENCE))
-    return Learner(config, _shard(config, ranks, made_of), ranks)
+    return Learner(config, _shard(config, ranks, bare_model), ranks)
 
 
-def _shard(config: Config, ranks: "Ranks", made_of: str, source: Any = None) -> "Policy":
+def _shard(config: Config, ranks: "Ranks", bare_model: str, source: Any = None) -> "Policy":
     from tba.distributed.sharding import shard, without_weights
     from tba.models.pretrained import resolve_dtype
 
     model, device = config.model, _device(config, ranks.rank)
-    bare = without_weights(made_of, dtype=resolve_dtype(model.dtype), trust_remote_code=model.trust_remote_code)
+    bare = without_weights(bare_model, dtype=resolve_dtype(model.dtype), trust_remote_code=model.trust_remote_code)
     return shard(bare, ranks, device, source, compute_dtype=config.training.compute_dtype)
 
 
 def _device(config: Config, rank: int) -> Any:
-    """A rank's GPU, of those that the trainer has."""
+    """Return the device of a rank: one of the trainer's GPUs, or the CPU."""
     import torch
 
     from tba.models.pretrained import resolve_device
@@ -123,7 +128,9 @@ def _device(config: Config, rank: int) -> Any:
     if device.type != "cuda":
         return device
     if (there := torch.cuda.device_count()) < config.training.ranks:
-        raise ConfigError(f"training.ranks: the trainer may use {there} GPUs, got {config.training.ranks}")
+        raise ConfigError(
+            f"training.ranks: each rank needs a GPU, and the trainer may use {there}, got {config.training.ranks}"
+        )
     return torch.device("cuda", rank)
 
 

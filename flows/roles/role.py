@@ -1,7 +1,7 @@
 """One role as a plain process: `python -m flows.roles.role searcher --run URL --index 0`.
 
-Exit codes: 0 finished, 1 failed, 2 cannot work as it was asked to, 3 another incarnation has taken over, 4 stopped
-because it was asked to, 5 waited in vain for the others.
+Exit codes: 0 finished, 1 failed, 2 the settings or the data do not allow the work, 3 another life of the role has taken
+over, 4 stopped on request, 5 waited too long for another role.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from tba.errors import ConfigError, DataError, DeadlinePassed, Stopped, Supersed
 log = logging.getLogger("tba")
 
 SWEPT_BY = {"trainer": lambda index: "", "searcher": layout.searcher_folder}
-"""The folder of a run in which each role removes what killed writers have left, by its index."""
+"""The folder of a run in which each role, given its index, removes unfinished writes of processes that were killed."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return live(options.role, options.index, Run.open(options.run))
     except TBAError as error:
-        if isinstance(error, DataError) and error.__cause__:  # most often of a task's own code
+        if isinstance(error, DataError) and error.__cause__:  # usually an exception in the task's own code
             log.error("%s failed", options.role, exc_info=error.__cause__)
         log.error("%s: %s", type(error).__name__, error)
         if isinstance(error, ConfigError | DataError):
@@ -45,14 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def live(role: str, index: int, run: Run) -> int:
-    """Hold the role's lease for as long as its work lasts, and say how it ended."""
+    """Do the role's work while holding its lease. Return the exit code."""
     limits, model = parse(run.config).limits, parse(run.config).model
     name = layout.role_name(role, index)
     number = index if role == "searcher" else None
     with HeldLease(run, name, every=limits.lease_every, orphan_after=limits.orphan_after, index=number) as lease:
         signal.signal(signal.SIGTERM, lambda *_: lease.stop("SIGTERM"))
         events = Events(run, name, lease.life)
-        events.write("started", f"{name} lives: life {lease.life}, pid {os.getpid()}")
+        events.write("started", f"{name} has started: life {lease.life}, pid {os.getpid()}")
         try:
             if role in SWEPT_BY:
                 sweep(run, events, SWEPT_BY[role](index))
@@ -68,8 +68,8 @@ def live(role: str, index: int, run: Run) -> int:
             raise
         except Exception as error:
             events.write("failed", f"{type(error).__name__}: {error}", severity="error")
-            log.info("where %s was:", name, exc_info=True)
-            log.error("%s: %s", type(error).__name__, error)  # last, as what is looked at first
+            log.info("traceback of %s:", name, exc_info=True)
+            log.error("%s: %s", type(error).__name__, error)  # the last line of a log is what people read first
             lease.close("failed")
             return FAILED
         events.write("finished", f"{name} has done its work")
@@ -78,7 +78,7 @@ def live(role: str, index: int, run: Run) -> int:
 
 
 def work(role: str, index: int, run: Run, lease: HeldLease, events: Events, *, threads: int) -> None:
-    """Import the machine learning libraries only here, with their thread count set before."""
+    """Set the number of threads, then import the machine learning libraries, then do the role's work."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one bar per publish would fill the log
     lease.tell("loading libraries")
     use_threads(threads)

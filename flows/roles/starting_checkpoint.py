@@ -1,4 +1,5 @@
-"""Which checkpoint a trainer goes on from: the newest intact one, with an event for each damaged one before it."""
+"""Find the checkpoint from which a trainer continues: the newest intact one. Each damaged checkpoint that is passed
+over becomes an event."""
 
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from tba.types import Version
 
 
 def claim(run: Run, config: Config, lease: HeldLease, events: Events) -> tuple[Attempt, Path | None]:
-    """Become the newest attempt. Returns it with the files of the checkpoint that it continues, if it continues one."""
+    """Become the newest attempt. Return the attempt and the local folder of the checkpoint that it continues, or None
+    if it starts from the beginning."""
     intact: dict[Version, Path] = {}
 
     def check(checkpoint: Version, folder: Path) -> None:
@@ -22,7 +24,7 @@ def claim(run: Run, config: Config, lease: HeldLease, events: Events) -> tuple[A
         intact[checkpoint] = folder
 
     def pass_over(checkpoint: Version, error: Damaged) -> None:
-        message = f"checkpoint {checkpoint} is damaged, and the trainer does not go on from it: {error}"
+        message = f"checkpoint {checkpoint} is damaged, so the trainer looks for an older one: {error}"
         events.write("checkpoint-passed-over", message, severity="warning", checkpoint=str(checkpoint))
         lease.tell(f"checkpoint {checkpoint} is damaged, looking for an older one")
 
@@ -31,7 +33,7 @@ def claim(run: Run, config: Config, lease: HeldLease, events: Events) -> tuple[A
 
 
 def intact_folder(run: Run, config: Config, checkpoint: Version) -> Path:
-    """Return a local folder with a checkpoint's files; Damaged unless a trainer could go on from them."""
+    """Return a local folder with the files of a checkpoint. Raise Damaged if a trainer could not continue from them."""
     folder = Checkpoints(run).load(checkpoint.number, checkpoint.attempt)
     _check(config, checkpoint, folder)
     return folder

@@ -1,4 +1,4 @@
-"""The threads of a process that computes: how many, and how soon one gives way to another."""
+"""Set how many threads a computing process uses, and how long one thread waits for another."""
 
 import os
 import sys
@@ -6,21 +6,21 @@ import sys
 from tba.runtime.child import ask_linux
 
 SWITCH_SECONDS = 1e-5
-"""How soon a trainer's step gets the interpreter back from the threads beside it, which write what a sync stores and
-ask the reader. With Python's own 5 ms a step stood still for three times as long, measured beside a thread that reads.
-"""
+"""How long the thread that computes a gradient step waits at most for Python's interpreter lock, in seconds. Other
+threads of the trainer hold the lock while they store a sync or talk to the reader. With Python's default of 5 ms, a
+step waited three times as long, measured beside a thread that reads."""
 
 _PR_SET_TIMERSLACK = 29
 
 
 def switch_soon() -> None:
-    """Let no thread of this process wait longer for the interpreter than `SWITCH_SECONDS`."""
+    """Let no thread of this process wait longer for the interpreter lock than `SWITCH_SECONDS`."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    ask_linux(_PR_SET_TIMERSLACK, 1)  # nanoseconds; a wait of this thread is otherwise up to 50 us longer than asked
+    ask_linux(_PR_SET_TIMERSLACK, 1)  # nanoseconds; by default, Linux wakes a thread up to 50 us late
 
 
 def use_threads(threads: int) -> None:
-    """Import torch, with so many threads for its arithmetic; 0 leaves their number to it."""
+    """Import torch, and let it compute with this number of threads. With 0, torch chooses the number."""
     if threads:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     import torch

@@ -1,5 +1,5 @@
-"""A run in, assembled roles out: the place where implementations are chosen, but for the trainer's replay buffer, which
-flows/roles/buffer_process.py makes in a process without torch."""
+"""Assemble the roles of a run and run them. All implementations are chosen here, except the trainer's replay buffer:
+flows/roles/buffer_process.py makes it in a process without torch."""
 
 import logging
 from contextlib import closing, suppress
@@ -43,7 +43,7 @@ from tba.types import Version
 log = logging.getLogger(__name__)
 
 
-STARTING = 120.0  # seconds that the trainer's reader has for an answer at least: it may have to start first
+STARTING = 120.0  # minimum deadline for an answer of the trainer's reader, in seconds: the reader may have to start
 
 
 def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None:
@@ -70,8 +70,9 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
 
 def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
     config, task = _config_and_task(run)
-    with suppress(Stopped):  # which is for the next sync
-        lease.check()  # a life that was superseded while it imported must not supersede the attempt of the one that did
+    # If another life took over while this one imported libraries, this one must not claim the newest attempt.
+    with suppress(Stopped):  # a stop takes effect at the next sync
+        lease.check()
     refuse_damage(run, whole=False)
     attempt, checkpoint = starting_checkpoint.claim(run, config, lease, events)
     Thread(target=_tell_of_ledger, args=(run, attempt, events), daemon=True).start()
@@ -101,8 +102,10 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
                 config, learner=learner, buffer=buffer, syncs=syncs, metrics=metrics, lease=lease, events=events
             )
             if why := trainer.learner.padded_because:
-                told = f"responses are padded, and read with their prompts one by one: {why} (docs/models.md)"
-                events.write("trainer-pads", told, why=why)
+                message = (
+                    f"responses are padded, and each is read with its own copy of the prompt: {why} (docs/models.md)"
+                )
+                events.write("trainer-pads", message, why=why)
             if state is not None:
                 trainer.resume(state)
                 events.write("resumed", f"attempt {attempt.number} goes on after step {state.step}")
@@ -135,7 +138,8 @@ def run_evaluator(run: Run, lease: HeldLease, events: Events) -> None:
 
 
 def _tell_of_ledger(run: Run, attempt: Attempt, events: Events) -> None:
-    """Say what is damaged of the ledger before an attempt. No step depends on it, so none waits for this."""
+    """Write an event for each object of the ledger before an attempt that is damaged or missing. This runs in a thread
+    of its own, because no gradient step depends on it."""
     newest = attempt.continues.number if attempt.continues else 0
     try:
         spans = [span for span in chain(run, attempt.number) if span.attempt != attempt.number]
@@ -143,7 +147,7 @@ def _tell_of_ledger(run: Run, attempt: Attempt, events: Events) -> None:
         for fault in find_faults(run, names):
             events.write("ledger-damaged", fault, severity="error")
     except StorageError as error:
-        log.warning("the ledger was not verified: %s", error)
+        log.warning("the ledger could not be verified: %s", error)
 
 
 def _config_and_task(run: Run) -> tuple[Config, Task]:
@@ -164,8 +168,8 @@ def _scorer(config: Config, adapter: Adapter | None, folder: Path, version: Vers
 
 
 def open_scorer(run: Run, config: Config, task: Task) -> PolicyScorer:
-    """What scores responses from elsewhere as searchers score theirs: the reference, and the task with its models. The
-    run has a reference."""
+    """Return a scorer with the reference policy, and load the models of the task, so that responses from elsewhere can
+    be scored just as searchers score their own. The run must have published its reference."""
 
     def tell(status: str, **progress: float) -> None:
         log.info(status)

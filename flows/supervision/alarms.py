@@ -1,4 +1,4 @@
-"""What goes wrong quietly in the roles of a run, as their leases show it to a supervisor."""
+"""Detect problems that do not end a role: a supervisor sees them in the leases of the run's roles."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -13,43 +13,43 @@ from tba.config import AlarmsConfig
 
 @dataclass
 class _Course:
-    """How a role has come along."""
+    """The progress of a role so far. Moments are those of `time.monotonic`."""
 
     life: int
-    far: float  # it has got
-    since: float
-    version: float | None = None  # that it generates with
-    behind_since: float | None = None  # for how long a newer one has been there
+    far: float  # how far the role has got, see `how_far`
+    since: float  # the moment since when it has been there
+    version: float | None = None  # the version with which it generates
+    behind_since: float | None = None  # the moment since when there has been a newer version
 
 
 class OperatingAlarms:
     def __init__(self, config: AlarmsConfig, *, lag: int = 0):
-        self.config, self.lag = config, lag  # versions that searchers are meant to be behind
+        self.config, self.lag = config, lag  # lag: by how many versions searchers are behind on purpose
         self.courses: dict[str, _Course] = {}
 
     def find(self, seen: Mapping[str, Seen]) -> list[Alarm]:
-        """All that hold, of the roles that somebody may be behind."""
+        """Return all alarms that hold now. `seen` has the leases of roles that may be alive."""
         now = time.monotonic()
         for name in self.courses.keys() - seen.keys():
             del self.courses[name]
         newest = self._newest_version(seen)
-        found = [alarm for name, it in seen.items() for alarm in self._of_role(name, it, newest, now)]
-        return found + self._disks(seen)
+        alarms = [alarm for name, it in seen.items() for alarm in self._of_role(name, it, newest, now)]
+        return alarms + self._disks(seen)
 
     def _of_role(self, name: str, seen: Seen, newest: float | None, now: float) -> Iterator[Alarm]:
         lease, config = seen.lease, self.config
         if config.late_after and seen.silent_for > config.late_after:
-            message = f"{name} has given no sign for {seen.silent_for:.0f} s (pid {lease.pid} on {lease.host})"
-            yield Alarm("role-late", f"{message}, last said {lease.status!r}", name)
+            message = f"{name} has not renewed its lease for {seen.silent_for:.0f} s (pid {lease.pid} on {lease.host})"
+            yield Alarm("role-late", f"{message}, its last status is {lease.status!r}", name)
         role = Role.parse(name)
-        if role is None or role.kind == "evaluator":  # which waits for versions
+        if role is None or role.kind == "evaluator":  # an evaluator may wait long for a version
             return
         course = self._follow(name, lease, newest, now)
         if config.stalled_after and now - course.since > config.stalled_after:
-            message = f"{name} has got no further for {now - course.since:.0f} s (alarms.stalled_after)"
+            message = f"{name} has made no progress for {now - course.since:.0f} s (alarms.stalled_after)"
             yield Alarm("role-stalled", f"{message}: {lease.status}", name)
         if config.adopted_within and course.behind_since and now - course.behind_since > config.adopted_within:
-            behind = f"{now - course.behind_since:.0f} s after a newer one, now {newest:g}, was published"
+            behind = f"{now - course.behind_since:.0f} s after a newer one was published (now {newest:g})"
             yield Alarm(
                 "version-not-adopted",
                 f"{name} still generates with version {course.version:g}, {behind} (alarms.adopted_within)",
@@ -72,26 +72,26 @@ class OperatingAlarms:
         return course
 
     def _newest_version(self, seen: Mapping[str, Seen]) -> float | None:
-        """That searchers could have taken: the one that the trainer published last."""
+        """Return the newest version that searchers could use: the last that the trainer has published, less the lag."""
         version = seen["trainer"].lease.progress.get("version") if "trainer" in seen else None
         return None if version is None else version - self.lag
 
     def _disks(self, seen: Mapping[str, Seen]) -> list[Alarm]:
-        """One of each machine, however many roles tell of it."""
-        found = {
+        """Return one alarm for each machine whose disk is filling, however many roles report it."""
+        alarms = {
             lease.host: Alarm(
                 "disk-filling",
-                f"{lease.disk_gb:.2f} GB are left on the disk of {lease.disk} on {lease.host}, less than "
-                f"{self.config.disk_gb:g} (alarms.disk_gb)",
+                f"{lease.disk_gb:.2f} GB are free on the disk of {lease.disk} on {lease.host}, less than "
+                f"{self.config.disk_gb:g} GB (alarms.disk_gb)",
                 lease.host,
                 "error",
             )
             for lease, _ in seen.values()
             if lease.disk_gb is not None and lease.disk_gb < self.config.disk_gb
         }
-        return list(found.values())
+        return list(alarms.values())
 
 
 def how_far(lease: Lease) -> float:
-    """What a role has got done, growing with its work in whichever life: steps, shards, scored versions."""
+    """Return a measure of the role's work over all its lives: the number of steps, shards or scored versions."""
     return max((lease.progress.get(name, 0.0) for name in ("step", "shards", "scored")), default=0.0)

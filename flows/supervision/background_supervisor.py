@@ -1,4 +1,4 @@
-"""A supervisor in a thread of its own, for whoever has other work meanwhile."""
+"""Run a supervisor in a thread of its own, so that the main thread stays free."""
 
 import contextvars
 import threading
@@ -18,19 +18,19 @@ REASONS = {
     "SystemExit": "terminated",
     "TerminationSignal": "cancelled from Prefect",
 }
-"""Why work is stopped, by the exception that left its context."""
+"""The reason for a stop, by the name of the exception that left the `with` block."""
 
 
 class Work(Protocol):
-    """`supervise`, or `one_life.watch_one`, with everything but its callbacks."""
+    """`supervise` or `one_life.watch_one`, with all arguments bound except these callbacks."""
 
     def __call__(self, *, should_stop: Callable[[], StopRequest | None], on_event: Callable[[Event], None]) -> Any: ...
 
 
 class Background:
-    """Work in a thread, as a context. The main thread tells what happens; a signal that reaches it, or a server that
-    is slow to hear about it, cannot catch the work halfway. Leaving the context by an exception stops the work in
-    order first, `within` so many seconds if somebody will end this process then; `last` hears what happens meanwhile.
+    """A context that runs work in a thread while the main thread reads and reports its events. So neither a signal nor
+    a slow server can interrupt the work. An exception that leaves the context first stops the work in order. `within`
+    says how many seconds this may take, if the process is going to be killed then. `last` gets the events of that time.
     """
 
     def __init__(self, work: Work, *, within: float | None = None, last: Callable[[Event], None] = lambda event: None):
@@ -39,14 +39,15 @@ class Background:
         self._news: SimpleQueue[Event] = SimpleQueue()
         self._request: StopRequest | None = None
         self._error: BaseException | None = None
-        context = contextvars.copy_context()  # Prefect knows by it which flow run this is
+        context = contextvars.copy_context()  # it tells Prefect which flow run this is
         self._thread = threading.Thread(target=context.run, args=(self._work,), name="supervisor", daemon=True)
 
     def stop(self, why: str) -> None:
         self._request = self._request or StopRequest(why, self.within)
 
     def news(self, every: float = 0.5) -> Iterator[Event | None]:
-        """What happens until the work is done, and None now and then. Raises what ended the work."""
+        """Yield the events of the work until the work ends, and None every `every` seconds without an event. Raise the
+        exception that ended the work, if there is one."""
         while True:
             running = self._thread.is_alive()
             yield from self._backlog()
@@ -85,14 +86,14 @@ class Background:
     def _work(self) -> None:
         try:
             self.result = self.work(should_stop=lambda: self._request, on_event=self._news.put)
-        except BaseException as error:  # it belongs to whoever waits for the work
+        except BaseException as error:  # `news` raises it in the main thread
             self._error = error
 
 
 def local_launcher(run: Run, config: Config, *, trains: bool = True, generates: bool = True) -> LocalLauncher:
-    """For all roles, for a trainer alone, or for roles that generate. ConfigError if the GPUs of this machine are too
-    few."""
+    """Return a launcher for roles on this machine: for all of them, only for a trainer, or only for roles that
+    generate. Raise ConfigError if this machine has too few GPUs for them."""
     ranks = config.training.ranks if trains else 1
-    per_engine = config.engine.tensor_parallel if generates else 1
+    per_engine = config.engine.gpus if generates else 1
     uuids = usable(config, per_engine, ranks)
     return LocalLauncher(run, devices=Devices(run.url, uuids=uuids, ranks=ranks, per_engine=per_engine))

@@ -1,9 +1,11 @@
-"""Which GPUs a role takes: one lock file per device, held by the role itself for as long as it lives.
+"""Assign GPUs to roles. Each device has a lock file, and a role holds the lock of its devices as long as it lives.
 
-The lock is a `flock` on a descriptor the role inherits, so the kernel drops it with the role's last process whatever
-becomes of the supervisor, and the kernel's list of locks says who is where. Roles of one run share devices when there
-are fewer than roles need, the trainer's last: the lock file names the run that holds it, exclusively while taking it,
-shared from then on. Without NVIDIA devices there is nothing to take.
+The lock is a `flock` on a file descriptor that the role inherits. The kernel therefore releases the lock when the
+role's last process ends, even if the supervisor has died before, and the kernel's list of locks shows how many roles
+use a device. The lock file contains the URL of the run that holds the device. Taking a free device locks the file
+exclusively, writes the URL, and keeps a shared lock, so that other roles of the same run can share the device. They do
+so when there are fewer devices than roles need, and they share the trainer's devices last. Without NVIDIA devices there
+is nothing to take.
 """
 
 import fcntl
@@ -23,7 +25,8 @@ from tba.errors import ConfigError, RunFailed
 
 
 class Taken(NamedTuple):
-    """Devices taken for one role: start it with `variables` and `locks`, then `release` our copies."""
+    """Devices taken for one role. Start the role with `variables` and `locks`, then `release` this process's copies of
+    the locks."""
 
     uuids: tuple[str, ...]
     locks: tuple[int, ...]
@@ -38,8 +41,8 @@ class Taken(NamedTuple):
 
 
 class Devices:
-    """The NVIDIA devices of this host, handed out to the roles of one run: `ranks` to its trainer, `per_engine` to each
-    role that generates."""
+    """Hands out the NVIDIA devices of this host to the roles of one run: `ranks` devices to its trainer, `per_engine`
+    devices to each role that generates."""
 
     def __init__(
         self,
@@ -55,32 +58,33 @@ class Devices:
         self.uuids = nvidia_devices() if uuids is None else uuids
 
     def take(self, kind: str) -> Taken | None:
-        """All that a role of this kind needs, or None of it: free devices first, then the least used of those this run
-        holds. Nobody else takes any meanwhile. A run that could not have an engine's devices takes none for its trainer
-        either, so that two runs never hold what both of them wait for."""
+        """Take as many devices as a role of this kind needs, or return None and take none. Free devices come first,
+        then the least used of those that this run holds. A lock keeps others from taking devices meanwhile. The trainer
+        takes no device unless there are enough for an engine too, so two runs cannot block each other by each holding a
+        part of the devices that both need."""
         if not self.uuids:
             return None
         with self._alone():
-            found = self._lock(needed := self.needed_by(kind))
+            locked = self._lock(needed := self.needed_by(kind))
             wanted = self.ranks if kind == "trainer" else self.per_engine
-            kept = found[:wanted] if len(found) == needed else []
-            for _, lock in found[len(kept) :]:
+            kept = locked[:wanted] if len(locked) == needed else []
+            for _, lock in locked[len(kept) :]:
                 os.close(lock)
             marks = [self._mark(uuid) for uuid, _ in kept] if kind == "trainer" else []
         return Taken(tuple(uuid for uuid, _ in kept), (*(lock for _, lock in kept), *marks)) if kept else None
 
     def needed_by(self, kind: str) -> int:
-        """How many must be there for a role to take what it wants."""
+        """Return how many devices must be available before a role of this kind takes its own."""
         return max(self.ranks, self.per_engine) if kind == "trainer" else self.per_engine
 
     def _lock(self, count: int) -> list[tuple[str, int]]:
-        """As many devices as can be had, up to so many."""
-        found: list[tuple[str, int]] = []
-        for wanted in (self._take_free, self._take_shared):
-            for uuid in sorted(set(self.uuids) - {uuid for uuid, _ in found}, key=self._crowd):
-                if len(found) < count and (lock := wanted(uuid)) is not None:
-                    found.append((uuid, lock))
-        return found
+        """Lock up to `count` devices. Return their UUIDs and locks."""
+        locked: list[tuple[str, int]] = []
+        for take in (self._take_free, self._take_shared):
+            for uuid in sorted(set(self.uuids) - {uuid for uuid, _ in locked}, key=self._crowd):
+                if len(locked) < count and (lock := take(uuid)) is not None:
+                    locked.append((uuid, lock))
+        return locked
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -92,11 +96,11 @@ class Devices:
             os.close(lock)
 
     def _crowd(self, uuid: str) -> tuple[bool, int, int]:
-        """Whether a device is the trainer's, how many roles hold it, and where it stands among all."""
+        """Return the sort key of a device: whether the trainer has it, how many roles hold it, and its position."""
         return holders(self._trainers(uuid)) > 0, holders(self._file(uuid)), self.uuids.index(uuid)
 
     def _mark(self, uuid: str) -> int:
-        """Held by the trainer beside the lock."""
+        """Lock the file that marks a device as the trainer's. The trainer holds it in addition to the device's lock."""
         mark = _open(self._trainers(uuid))
         fcntl.flock(mark, fcntl.LOCK_SH)
         return mark
@@ -136,8 +140,8 @@ class Devices:
 
 
 def usable(config: Config, per_engine: int = 1, ranks: int = 1) -> list[str]:
-    """The devices that roles with these settings may have on this host; ConfigError if they are too few for an engine
-    or a trainer."""
+    """Return the devices of this host that roles with these settings may use. Raise ConfigError if they are too few for
+    an engine or for the trainer."""
     devices = [] if config.model.device == "cpu" else nvidia_devices()
     if devices and ranks > len(devices):
         raise ConfigError(f"training.ranks: roles may use {len(devices)} GPUs of {socket.gethostname()}, got {ranks}")
@@ -150,12 +154,12 @@ def usable(config: Config, per_engine: int = 1, ranks: int = 1) -> list[str]:
 
 @contextmanager
 def engine_start() -> Iterator[int]:
-    """While an engine starts no other does on its GPUs: vLLM takes whatever anybody allocates meanwhile for its own
-    use, and has that much less left for keys and values. How many roles, this one with them, share the one of its GPUs
-    that most share; 1 where no launcher gave it any."""
+    """Keep other engines from starting on the same GPUs while this one starts. While vLLM starts, it counts everything
+    that is allocated on the GPU as its own use, and would have that much less room for keys and values. Yield how many
+    roles, including this one, share the most crowded of its GPUs; 1 if no launcher has assigned GPUs to this role."""
     folder, shown = lock_folder(), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     with ExitStack() as held:
-        for uuid in sorted(shown):  # in one order, so that nobody waits for whoever waits for them
+        for uuid in sorted(shown):  # always in the same order, against deadlocks
             lock = _open(folder / f"gpu-{uuid}.engine.lock")
             held.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -167,8 +171,8 @@ def _lock_file(folder: Path, uuid: str) -> Path:
 
 
 def _open(path: Path) -> int:
-    """Every user of the host locks here. No link that somebody has put there is followed: nothing of ours that lies
-    elsewhere becomes everybody's."""
+    """Open a lock file that every user of the host may lock. Symbolic links are not followed: otherwise another user
+    could place a link and have one of our own files made writable for everybody."""
     with suppress(FileExistsError):
         path.parent.mkdir(parents=True)
     folder = path.parent.lstat()
@@ -177,14 +181,14 @@ def _open(path: Path) -> int:
     try:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except OSError as error:
-        raise RunFailed(f"GPUs are locked by {path}, which cannot be opened: {error.strerror}") from None
+        raise RunFailed(f"the lock file {path} of a GPU cannot be opened: {error.strerror}") from None
     with suppress(PermissionError):
         os.fchmod(lock, 0o666)
     return lock
 
 
 def holders(path: Path) -> int:
-    """How many hold the lock of a file, as the kernel lists them."""
+    """Return how many locks the kernel lists for a file."""
     try:
         number = f":{path.stat().st_ino}"
         listed = Path("/proc/locks").read_text().splitlines()
@@ -198,14 +202,15 @@ def lock_folder() -> Path:
 
 
 def nvidia_devices() -> list[str]:
-    """UUIDs of the devices this process may use; instances where a device is divided (MIG)."""
+    """Return the UUIDs of the devices that this process may use. A device that is divided (MIG) counts as its
+    instances."""
     allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if allowed == "" or not any(Path("/dev").glob("nvidia[0-9]*")) or not shutil.which("nvidia-smi"):
         return []
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True)
     except subprocess.SubprocessError as error:
-        raise RunFailed(f"the GPUs of this machine cannot be listed: {error}; model.device=cpu does without") from None
+        raise RunFailed(f"nvidia-smi cannot list the GPUs: {error}; model.device=cpu trains without GPUs") from None
     devices = parse_listing(listing.stdout)
     if allowed is None:
         return [uuid for parts in devices for uuid in parts]
@@ -213,7 +218,8 @@ def nvidia_devices() -> list[str]:
 
 
 def parse_listing(listing: str) -> list[list[str]]:
-    """What `nvidia-smi -L` prints: per device its own UUID, or those of its instances where it has any."""
+    """Parse the output of `nvidia-smi -L`. Return for each device its UUID, or the UUIDs of its MIG instances if it has
+    any."""
     devices: list[list[str]] = []
     whole: list[str] = []
     for line in listing.splitlines():
@@ -229,7 +235,8 @@ def parse_listing(listing: str) -> list[list[str]]:
 
 
 def _named(name: str, devices: list[list[str]]) -> list[str]:
-    """What one entry of CUDA_VISIBLE_DEVICES stands for: a position, or a UUID or the beginning of one."""
+    """Return the UUIDs that one entry of CUDA_VISIBLE_DEVICES stands for. The entry is the index of a device, a UUID,
+    or the beginning of a UUID."""
     if name.isdigit():
         return devices[int(name)] if int(name) < len(devices) else []
     return [uuid for parts in devices for uuid in parts if uuid.startswith(name)]

@@ -1,4 +1,5 @@
-"""What a supervisor knows of a life of a role, whoever has launched it."""
+"""What a supervisor knows of one life of a role: the interfaces of lives and launchers, events, and tests for a
+hang."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, TypeGuard
@@ -7,10 +8,10 @@ from flows.supervision.processes import FAILED, FINISHED, STOPPED, Role
 from storage.runs.lease_watch import Seen
 from tba.config import LimitsConfig
 
-FAILED_WHY = "failed: "  # how the state of a run that has failed begins to say why it is to stop
-ENDINGS = {"run-finished"}  # told to everybody though they are good news
+FAILED_WHY = "failed: "  # the wanted state of a run that has failed gives a reason that begins with this
+ENDINGS = {"run-finished"}  # kinds of events that people are notified of although nothing is wrong
 CLOSED = {"finished": FINISHED, "stopped": STOPPED, "failed": FAILED}
-"""Last words of a lease: its role has ended and said so. With the exit code that goes with each."""
+"""The statuses of a lease with which a role says that it has ended, and the exit code that goes with each."""
 
 
 class Life(Protocol):
@@ -24,11 +25,11 @@ class Life(Protocol):
 
     @property
     def waits_for(self) -> str:
-        """What it needs before it can begin; empty if nothing is known to be lacking."""
+        """What the life still needs before it can begin. Empty if nothing is known to be missing."""
         ...
 
     def poll(self) -> int | None:
-        """Its exit code once it has ended."""
+        """Return the exit code, or None while the life has not ended."""
         ...
 
     def terminate(self) -> None: ...
@@ -36,32 +37,34 @@ class Life(Protocol):
     def kill(self) -> None: ...
 
     def let_go(self) -> None:
-        """Leave it running."""
+        """Stop watching the life and leave it running."""
         ...
 
-    def last_words(self) -> str: ...
+    def last_words(self) -> str:
+        """Return the last lines of the life's log."""
+        ...
 
 
 class Launcher(Protocol):
-    """How roles come to life: as processes of this host, or through deployments on others."""
+    """Starts roles: as processes of this host, or through deployments on other machines."""
 
     start_deadline: float
     """Seconds within which a life must take its lease."""
     end_grace: float
-    """Seconds between `terminate` and `kill`, and after `kill` until a life is given up for lost."""
+    """Seconds between `terminate` and `kill`, and from `kill` until a life is given up as lost."""
     last_word_after: float
-    """Seconds after which the last word of a lease is the end of its life, though nobody else has said so."""
+    """Seconds after which a closed lease alone proves that its life has ended, without an exit code."""
 
     def start(self, role: Role, number: int) -> Life:
-        """NotNow, saying why, if it cannot be had at the moment."""
+        """Start a life of the role. Raise NotNow, with the reason, if this is not possible at the moment."""
         ...
 
     def ended(self, life: Any) -> None:
-        """Tidy up after a life this launcher started."""
+        """Clean up after a life that this launcher has started."""
         ...
 
     def close(self) -> None:
-        """Tidy up after all of them."""
+        """Clean up after all lives."""
         ...
 
 
@@ -73,34 +76,37 @@ class Event(NamedTuple):
 
     @property
     def is_more_than_news(self) -> bool:
-        """Whether to tell somebody who is not looking."""
+        """True if people who are not watching the run are to be notified."""
         return self.severity != "info" or "alarm" in self.data or self.kind in ENDINGS
 
 
 class StopRequest(NamedTuple):
     why: str
-    within: float | None = None  # seconds until somebody will end this process; None waits as long as roles need
+    within: float | None = None  # seconds until this process is killed; None: the stop may take as long as roles need
 
 
 def hangs(seen: Seen | None, life_before: int, up: float, limits: LimitsConfig, launcher: Launcher) -> str:
-    """What is wrong with a life that runs: its lease or its work stands still, or it never took a lease. Empty if
-    nothing is."""
+    """Return why a running life counts as hanging: it has taken no lease in time, does not renew its lease, or does no
+    work. Return an empty string if it does not hang."""
     if not has_begun(seen, life_before):
         return f"has taken no lease for {up:.0f} s" if up > launcher.start_deadline else ""
-    # One that has said its last word may take a while to leave.
+    # A life that has closed its lease does not renew it, and may need a while until its process ends.
     patience = limits.stop_grace if seen.lease.status in CLOSED else limits.silent_after
     if seen.silent_for > patience:
         return say_silent(seen)
     if seen.lease.quiet > limits.data_deadline:
-        return f"has stood still for {seen.lease.quiet:.0f} s (pid {seen.lease.pid} on {seen.lease.host})"
+        return f"has done no work for {seen.lease.quiet:.0f} s (pid {seen.lease.pid} on {seen.lease.host})"
     return ""
 
 
 def has_begun(seen: Seen | None, life_before: int) -> TypeGuard[Seen]:
-    """Whether a life has taken the lease."""
+    """Return True if the lease is that of a life after `life_before`: the started life has taken it."""
     return seen is not None and seen.lease.life > life_before
 
 
 def say_silent(seen: Seen) -> str:
     lease = seen.lease
-    return f"has been silent for {seen.silent_for:.0f} s (pid {lease.pid} on {lease.host}, last said {lease.status!r})"
+    return (
+        f"has not renewed its lease for {seen.silent_for:.0f} s (pid {lease.pid} on {lease.host}, last status "
+        f"{lease.status!r})"
+    )

@@ -1,4 +1,4 @@
-"""One life of a role, started and watched on the host it runs on, for a supervisor that is elsewhere."""
+"""Start and watch one life of a role on the host where it runs, for a supervisor on another host."""
 
 import time
 from collections.abc import Callable
@@ -23,8 +23,8 @@ def watch_one(
     should_stop: Callable[[], StopRequest | None] = lambda: None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> tuple[int, str]:
-    """One life of a role, watched from the host it runs on until it ends: its exit code and its last words. Whether
-    it is started again is for the supervisor of the run to say."""
+    """Start one life of a role and watch it until it ends. Return its exit code and the end of its log. The run's
+    supervisor decides whether the role is started again."""
     before = LeaseWatch().observe(run).get(role.name)
     life = _start_when_possible(launcher, limits, role, number, should_stop, on_event)
     if life is None:
@@ -35,18 +35,19 @@ def watch_one(
             watched.ask_to_stop(request)
         if watched.is_lost():
             life.let_go()
-            return FAILED, f"it could not be ended: {life.where}"
+            return FAILED, f"its process could not be killed: {life.where}"
         watched.look()
         time.sleep(POLL)
     try:
         launcher.ended(life)
     except StorageError as error:
-        on_event(Event("log-not-stored", f"the log of {role.name} stays at {life.where}: {error}", "warning"))
+        message = f"the log of {role.name} could not be stored and stays on this host ({life.where}): {error}"
+        on_event(Event("log-not-stored", message, "warning"))
     return code, life.last_words()
 
 
 class _WatchedLife:
-    """Watches a life that runs: finds out whether it hangs, and ends it in order or by force."""
+    """A running life: detects whether it hangs, and stops it in order or kills it."""
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class _WatchedLife:
         self.watch = LeaseWatch()
         self.seen: Seen | None = None
         self.stopping: Stopping | None = None
-        self.killed: float | None = None  # since when it is being killed
+        self.killed: float | None = None  # the moment of the first kill
 
     def ask_to_stop(self, request: StopRequest) -> None:
         seen = {self.name: self.seen} if self.seen else {}
@@ -75,7 +76,8 @@ class _WatchedLife:
         self.life.terminate()
 
     def is_lost(self) -> bool:
-        """Kill the life if it is to end and does not; True once it cannot even be killed."""
+        """Kill the life if it hangs or does not stop in time. Return True if it has not ended `end_grace` seconds after
+        the first kill."""
         now = time.monotonic()
         if self.killed is None and self.stopping and self.stopping.is_over(self.name, self.seen):
             self.killed = now
@@ -85,7 +87,8 @@ class _WatchedLife:
         return now > self.killed + self.launcher.end_grace
 
     def look(self) -> None:
-        """Look at the lease from time to time. While the store is silent, that says nothing about the role."""
+        """Read the lease every `lease_every` seconds, and detect a hang. If the store cannot be read, start over: that
+        says nothing about the role."""
         now = time.monotonic()
         if now < self.next_look:
             return
@@ -110,7 +113,8 @@ def _start_when_possible(
     should_stop: Callable[[], StopRequest | None],
     on_event: Callable[[Event], None],
 ) -> Life | None:
-    """None if it was asked to stop before it could be started."""
+    """Start a life, and try again while the launcher cannot. Return None if a stop is requested before it succeeds.
+    Raise RunFailed after `limits.data_deadline` seconds."""
     began, said = time.monotonic(), ""
     while not should_stop():
         try:

@@ -1,8 +1,9 @@
-"""A role as a process of this host: started in a session of its own, known by its lease, ended with all it started.
+"""Run roles as processes of this host. Each process has a session of its own, and is killed with all its children.
 
-A role outlives its supervisor. Its output goes to a file of its own, never to an inherited pipe, and a GPU lock it
-holds is its own. Whoever supervises next finds it by its lease, and may end it only when the process behind the lease
-is certainly the role: same host, same pid, started before the lease was last renewed, with the role's own arguments.
+A role may outlive its supervisor. So its output goes to a file and not to a pipe of the supervisor, and it holds its
+own GPU locks. The next supervisor finds the role by its lease. It may kill the process of the lease only if this
+process is certainly the role: it has the pid of the lease on the same host, started before the lease was last renewed,
+and has the role's arguments.
 """
 
 import hashlib
@@ -35,8 +36,8 @@ _KINDS: dict[str, Kind] = {"searcher": "searcher", "trainer": "trainer", "evalua
 Command = Callable[["Role", str], list[str]]
 
 FINISHED, FAILED, MISUSED, SUPERSEDED, STOPPED, GAVE_UP = 0, 1, 2, 3, 4, 5  # exit codes of `python -m flows.roles.role`
-LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"  # a supervisor finds errors by it
-CLOCK_SLACK = 2.0  # seconds by which the clocks of a lease and of the process table may disagree
+LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s %(message)s"  # last_words.py finds errors by this format
+CLOCK_SLACK = 2.0  # seconds by which the times of a lease and of the process table may differ
 
 
 class NotNow(Exception):
@@ -54,14 +55,16 @@ class Role:
 
     @classmethod
     def parse(cls, name: str) -> "Role | None":
-        """The role that holds a lease; None for the supervisor, which also holds one, and whatever else does."""
+        """Return the role with this lease name, or None if the name is not that of a role: a supervisor holds a lease
+        too."""
         kind, _, index = name.partition("-")
         is_one = kind in _KINDS and (not index or (index.isascii() and index.isdigit()))
         return cls(_KINDS[kind], int(index or 0)) if is_one else None
 
 
 def role_command(role: Role, run: str) -> list[str]:
-    """What starts a role. `$TBA_ROLE_COMMAND` replaces its beginning, for `numactl`, a profiler or a container."""
+    """Return the command that starts a role. `$TBA_ROLE_COMMAND` replaces its beginning, for example to use `numactl`,
+    a profiler or a container."""
     begin = shlex.split(os.environ.get("TBA_ROLE_COMMAND", "")) or module_command("flows.roles.role")
     return [*begin, role.kind, "--run", run, "--index", str(role.index)]
 
@@ -93,10 +96,11 @@ class RoleProcess:
         return ""
 
     def poll(self) -> int | None:
-        """The exit code once the role has ended; negative for a signal. What is left of its group ends with it."""
+        """Return the exit code once the role has ended, negative for a signal, else None. Then kill what is left of its
+        process group."""
         if self.process.returncode is not None:
             return self.process.returncode
-        # Looked at without being reaped, so that the group's number cannot have passed to anybody else.
+        # WNOWAIT does not reap the process: until then no other process group can get its number.
         if os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return None
         kill_group(self.process.pid, signal.SIGKILL)
@@ -122,45 +126,45 @@ class RoleProcess:
 
 
 class LocalLauncher:
-    """Roles as processes of this host."""
+    """Starts roles as processes of this host."""
 
     start_deadline = 300.0  # imports are slow on a busy machine
     end_grace = 5.0
-    last_word_after = math.inf  # a process is watched until it has left
+    last_word_after = math.inf  # the exit of a process is always seen
 
     def __init__(self, run: Run, *, command: Command = role_command, devices: Devices | None = None):
         self.run, self.command = run, command
         self.devices = devices or Devices(run.url)
-        self.stored: dict[str, int] = {}  # logs, with the size they had
+        self.stored: dict[str, int] = {}  # the size of each stored log when it was stored
 
     def start(self, role: Role, number: int) -> RoleProcess:
         taken, wanted = self.devices.take(role.kind), self.devices.needed_by(role.kind)
         if self.devices.uuids and taken is None:
-            of = f"of {socket.gethostname()}"
+            host = socket.gethostname()
             if wanted > 1:
                 why = "engine.tensor_parallel" if wanted == self.devices.per_engine else "training.ranks"
-                raise NotNow(f"other runs hold all but fewer than {wanted} GPUs {of} ({why})")
-            raise NotNow(f"every GPU {of} is held by another run")
+                raise NotNow(f"it needs {wanted} GPUs ({why}), and other runs hold too many of those of {host}")
+            raise NotNow(f"other runs hold every GPU of {host}")
         try:
             return RoleProcess(self.run, role, number, command=self.command, taken=taken)
         except (FileNotFoundError, PermissionError) as error:
             raise RunFailed(f"{role.name} cannot be started on {socket.gethostname()}: {error}") from None
-        except OSError as error:  # no memory, no process, no space: it may pass
-            raise NotNow(f"{socket.gethostname()} refused: {error}") from error
+        except OSError as error:  # too little memory or disk, too many processes: this may pass
+            raise NotNow(f"{socket.gethostname()} cannot start a process: {error}") from error
         finally:
             if taken:
-                taken.release()  # the role has its own
+                taken.release()  # the role has its own copies
 
     def ended(self, life: RoleProcess) -> None:
         self._store(life.log)
 
     def close(self) -> None:
-        """Bring every log to the run, also of roles that somebody else started on this host."""
+        """Store every log of the run's roles on this host, including roles that another supervisor started."""
         for path in log_file(self.run, Role("trainer"), 1).parent.glob("*.log"):
             self._store(path)
 
     def _store(self, log: Path) -> None:
-        """Where the run's folder is not on this host's disk, a log waits in the cache until its role has ended."""
+        """Upload a log if the run is in remote storage. Until then the log is in this host's cache."""
         key = layout.LOGS + log.name
         if self.run.store.local_path(key) is None and self.stored.get(key) != (size := log.stat().st_size):
             self.run.store.upload(log, key)
@@ -168,15 +172,15 @@ class LocalLauncher:
 
 
 def last_life(run: Run, role: Role) -> int:
-    """The highest number a log of this role has, on this host or in the run."""
+    """Return the number of the role's newest life that has a log on this host or in the run's storage; 0 if none."""
     names = [path.name for path in log_file(run, role, 1).parent.glob(f"{role.name}-*.log")]
     names += [entry.key for entry in run.store.list(f"{layout.LOGS}{role.name}-")]
-    found = (re.search(r"-(\d+)\.log$", name) for name in names)
-    return max((int(match[1]) for match in found if match), default=0)
+    matches = (re.search(r"-(\d+)\.log$", name) for name in names)
+    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def log_file(run: Run, role: Role, number: int) -> Path:
-    """In the run's folder where it is on this host's disk, else in the cache until the role has ended."""
+    """Return the path of a life's log: in the run's folder if that is on this host's disk, else in the cache."""
     key = layout.log(role.name, number)
     local = run.store.local_path(key)
     identity = hashlib.sha256(run.url.encode()).hexdigest()[:8]
@@ -184,7 +188,7 @@ def log_file(run: Run, role: Role, number: int) -> Path:
 
 
 def tail(path: Path, lines: int) -> str:
-    """The last lines of a file, or of its last 16 kB."""
+    """Return the last lines of a file, taken from its last 16 kB."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
         return "\n".join(file.read().decode(errors="replace").splitlines()[-lines:])
@@ -200,13 +204,14 @@ def kill_group(pid: int, number: signal.Signals) -> bool:
 
 
 def signal_role(role: Role, lease: Lease, run: str, number: signal.Signals) -> bool:
-    """Signal the group of a role that somebody else started; False if this host has no process that certainly is it."""
+    """Send a signal to the process group of a role that another supervisor started. Return False if no process of this
+    host is certainly this role."""
     pid = process_of(lease, role, run)
     return pid is not None and kill_group(pid, number)
 
 
 def process_of(lease: Lease, role: Role, run: str) -> int | None:
-    """The pid behind a lease if it is certainly this role of this run, else None."""
+    """Return the pid in a lease if the process is certainly this role of this run, else None."""
     age = _age(lease.pid) if lease.host == socket.gethostname() else None
     if age is None or age + CLOCK_SLACK < _seconds_since(lease.renewed_at):
         return None
@@ -221,7 +226,8 @@ def process_of(lease: Lease, role: Role, run: str) -> int | None:
 
 
 def is_gone(lease: Lease) -> bool:
-    """Whether the process behind a lease has certainly ended: this host has none, or only a younger one."""
+    """Return True if the process of a lease has certainly ended: the lease is of this host, and no process has its pid,
+    or one that started after the lease was last renewed."""
     if lease.host != socket.gethostname() or not Path("/proc/self/stat").exists():
         return False
     age = _age(lease.pid)
@@ -229,7 +235,7 @@ def is_gone(lease: Lease) -> bool:
 
 
 def _age(pid: int) -> float | None:
-    """Seconds since a process of this host started; None if there is none that runs."""
+    """Return how many seconds ago a process of this host started, or None if no such process is running."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -244,5 +250,5 @@ def _seconds_since(moment: str) -> float:
 
 
 def _environment() -> dict[str, str]:
-    """Of a role: everything but what belongs to Prefect, which roles know nothing of."""
+    """Return the environment of a role: this process's environment without the variables of Prefect."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT")}

@@ -1,4 +1,4 @@
-"""Keeps one role of a run alive: starts it, judges whether it hangs, ends it, adopts it and starts it again."""
+"""Keep one role of a run alive: start it, adopt a life that is already there, kill a life that hangs, and restart."""
 
 import signal
 import time
@@ -23,13 +23,13 @@ from storage.runs.run import Run
 from tba.config import LimitsConfig
 from tba.errors import RunFailed, StorageError
 
-PATIENCE = 30.0  # seconds after which a life that has not begun is spoken of
+PATIENCE = 30.0  # seconds after which an event reports that a life has not begun
 DONE_LEARNING = "the trainer has finished"  # why searchers are asked to stop while the last version is scored
 
 
 class RoleKeeper:
-    """Does what the state of a role asks for, through the launcher, and says so by `tell(kind, message, severity,
-    **data)`. Each call looks at the role once and never waits for it."""
+    """Acts on the state of a role through the launcher, and reports by `tell(kind, message, severity, **data)`. Each
+    call looks at the role once and never waits for it."""
 
     def __init__(
         self, run: Run, launcher: Launcher, limits: LimitsConfig, roles: WatchedRoles, tell: Callable[..., None]
@@ -37,7 +37,7 @@ class RoleKeeper:
         self.run, self.launcher, self.limits, self.roles, self.tell = run, launcher, limits, roles, tell
 
     def attend(self, w: Watched) -> None:
-        """Keep a role alive that is wanted."""
+        """Keep a wanted role alive."""
         if w.is_finished:
             return
         if isinstance(started := w.state, Started):
@@ -47,7 +47,7 @@ class RoleKeeper:
             w.end()
         elif self.roles.moves(w):
             if w.follow(seen.lease):
-                message = f"{w.name} lives: pid {seen.lease.pid} on {seen.lease.host}"
+                message = f"{w.name} is adopted: pid {seen.lease.pid} on {seen.lease.host}"
                 self.tell("role-adopted", message, **w.about)
         else:
             self._replace(w, seen)
@@ -55,8 +55,9 @@ class RoleKeeper:
             self._start(w)
 
     def drain(self, w: Watched) -> None:
-        """See to it that a searcher too many ends. It hears of that by itself, wherever it lives, and is made to only
-        if it does not: on another machine SIGTERM leaves it less time than a round may take."""
+        """Make a searcher that is not wanted any more end. The searcher reads this in the wanted state by itself, on
+        any machine. It gets a signal only if it does not react: on another machine, SIGTERM leaves it less time than a
+        round may take."""
         self.bury_ended(w)
         if not self.roles.is_alive(w):
             self.bury_adopted(w)
@@ -70,7 +71,7 @@ class RoleKeeper:
             self.signal(w, number)
 
     def signal(self, w: Watched, number: signal.Signals) -> None:
-        """Send SIGTERM or SIGKILL to whoever lives as the role, if it can be reached from here."""
+        """Send SIGTERM or SIGKILL to the living process of the role, if it can be reached from this host."""
         if w.life and number == signal.SIGKILL:
             w.life.kill()
         elif w.life:
@@ -79,12 +80,13 @@ class RoleKeeper:
             signal_role(w.role, seen.lease, self.run.name, number)
 
     def bury_ended(self, w: Watched) -> None:
-        """Tidy up after the life that the supervisor has started, if it has ended."""
+        """Clean up after the life that the supervisor has started, if it has ended."""
         if isinstance(started := w.state, Started) and (code := self._exit_code(w, started)) is not None:
             self._bury(w, started, code)
 
     def bury_adopted(self, w: Watched) -> str:
-        """Say that an adopted life, which is not alive any more, has ended. Return how; empty if none was adopted."""
+        """Report the end of an adopted life that is not alive any more. Return how it ended, or an empty string if no
+        life was adopted."""
         seen = self.roles.lease_of(w)
         if not w.is_adopted or seen is None:
             return ""
@@ -105,8 +107,8 @@ class RoleKeeper:
             self._insist(w, started, started.kill)
 
     def _exit_code(self, w: Watched, started: Started) -> int | None:
-        """The exit code of a life that has ended: as whoever watches it there says, or as the role itself has said
-        where nobody watches it any more."""
+        """Return the exit code of a life that has ended, else None. It comes from the launcher, or from the status of
+        the role's lease if the launcher has not noticed the end for `last_word_after` seconds."""
         code, seen = started.life.poll(), self.roles.lease_of(w)
         if code is None and seen and started.has_begun(seen) and seen.silent_for > self.launcher.last_word_after:
             return CLOSED.get(seen.lease.status)
@@ -130,25 +132,26 @@ class RoleKeeper:
             life.let_go()
             w.end()
             self.roles.look_soon()
-            self.tell("role-lost", f"{w.name} could not be ended: {life.where}", "error", **w.about)
-            self._delay_restart(w, f"it was lost; {quote_log(life)}", started)
+            self.tell("role-lost", f"{w.name} could not be killed: {life.where}", "error", **w.about)
+            self._delay_restart(w, f"it could not be killed; {quote_log(life)}", started)
         elif kill.is_due(now):
             life.kill()
 
     def _react_to_end(self, w: Watched, started: Started, code: int) -> None:
-        self.roles.look()  # at its last word, and at what is wanted: the role may have heard of that first
+        # Read the role's last status, and the wanted state, which the role may have read before this supervisor.
+        self.roles.look()
         was_asked = w.draining is not None
         self._bury(w, started, code)
-        if w.role not in self.roles.wanted() or was_asked:  # and is wanted again, perhaps
+        if w.role not in self.roles.wanted() or was_asked:  # if it is wanted again by now, `attend` starts it
             return
         seen, life = self.roles.lease_of(w), started.life
         if code == FINISHED or (seen and started.has_begun(seen) and seen.lease.status == "finished"):
             w.finish()
         elif code == MISUSED:
-            raise RunFailed(f"{w.name} cannot do what it was asked to; {refusal_in_log(life)}")
+            raise RunFailed(f"{w.name} cannot work with its settings or data; {refusal_in_log(life)}")
         elif code == GAVE_UP:
-            raise RunFailed(f"{w.name} has waited in vain; {quote_log(life)}")
-        elif code != SUPERSEDED or not self.roles.is_open(w):  # whoever took over is found by its lease
+            raise RunFailed(f"{w.name} has waited too long for another role; {quote_log(life)}")
+        elif code != SUPERSEDED or not self.roles.is_open(w):  # a life that took over is found by its lease
             self._delay_restart(w, f"{describe_exit(code)}; {quote_log(life)}", started)
 
     def _bury(self, w: Watched, started: Started, code: int) -> None:
@@ -161,14 +164,14 @@ class RoleKeeper:
         try:
             self.launcher.ended(life)
         except StorageError as error:
-            message = f"the log of {w.name} stays at {life.where}: {error}"
+            message = f"the log of {w.name} could not be stored and stays on its host ({life.where}): {error}"
             self.tell("log-not-stored", message, "warning", **w.about)
 
     # Its next life
 
     def _start(self, w: Watched) -> None:
         if w.role not in self.roles.wanted():
-            return  # the trainer has finished a moment ago
+            return  # the trainer has finished since `attend` was called
         seen, now = self.roles.lease_of(w), time.monotonic()
         life_before = seen.lease.life if seen else 0
         number = max(w.number, life_before, last_life(self.run, w.role)) + 1
@@ -181,7 +184,7 @@ class RoleKeeper:
         self.tell("role-started", f"{w.name}, life {w.number}: {life.where}", **w.about)
 
     def _postpone(self, w: Watched, reason: str, now: float) -> None:
-        """The role cannot be started: say so once, and try again, until the deadline."""
+        """Note that the role cannot be started now. Report each new reason once. Raise RunFailed after the deadline."""
         waited, is_new = w.refuse(reason, now, self.limits.lease_every)
         if is_new:
             self.tell("role-waiting", f"{w.name} cannot start yet: {reason}", "warning", **w.about)
@@ -189,8 +192,9 @@ class RoleKeeper:
             raise RunFailed(f"{w.name} could not be started for {waited:.0f} s: {reason}")
 
     def _replace(self, w: Watched, seen: Seen) -> None:
-        """Settle that nobody lives behind a lease which this supervisor has not given out, or not any more: its role
-        has finished, or is to be started again. A process that is silent is killed if it is one of this host."""
+        """Handle a lease that is not renewed and whose life this supervisor has not started. If the role has said that
+        it finished, it is done; otherwise it is to be started again. A process of this host that is still there is
+        killed."""
         if self.roles.is_open(w):
             if w.told_silent != seen.lease.life:
                 w.told_silent = seen.lease.life
@@ -205,7 +209,7 @@ class RoleKeeper:
             self._delay_restart(w, f"it was {how} (pid {seen.lease.pid} on {seen.lease.host})")
 
     def _delay_restart(self, w: Watched, how: str, started: Started | None = None) -> None:
-        """Spend one restart of the role, whose latest life was `started`, if the supervisor has started it."""
+        """Spend one restart of the role. `started` is its latest life, if this supervisor has started that life."""
         never_began = started and started.kill and not started.has_begun(self.roles.lease_of(w))
         without_lease = self.launcher.start_deadline if never_began else None
         delay = w.restarts.spend(w.name, how, time.monotonic(), seconds_without_lease=without_lease)

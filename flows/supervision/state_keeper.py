@@ -1,4 +1,4 @@
-"""Keeps the wanted state of a run for its supervisor: a damaged one is restored. Tells of damaged leases, too."""
+"""Read the wanted state of a run for its supervisor, and restore it if it is damaged. Report damaged leases, too."""
 
 from collections.abc import Callable, Iterator
 
@@ -11,15 +11,15 @@ from tba.errors import Damaged
 
 
 class WantedState:
-    """Reads the wanted state of a run for a supervisor. If the record is damaged or gone, this class stores
-    again the state that it read last, and says so by `tell(kind, message, severity)`."""
+    """Reads and changes the wanted state of a run for a supervisor. If the record is damaged or gone, this class stores
+    the state that it read last again. It reports a restored damaged state by `tell(kind, message, severity)`."""
 
     def __init__(self, run: Run, tell: Callable[[str, str, str], None]):
         self.run, self.tell = run, tell
         self.last: State | None = None
 
     def read(self) -> State:
-        """Return the wanted state. Damaged only if the record could not be read before either."""
+        """Return the wanted state. Raise Damaged if the record is damaged and has never been read before."""
         try:
             self.last = keep_state(self.run, self.last)
         except Damaged as damage:
@@ -37,11 +37,11 @@ class WantedState:
 
 def _say(state: State) -> str:
     wanted = f"desired={state.desired!r} and searchers={state.searchers}"
-    return f"as it was read last, with {wanted}; whoever wanted something else meanwhile asks again"
+    return f"as it was read last, with {wanted}; if you have changed it since then, change it again"
 
 
 def lease_alarms(watch: LeaseWatch) -> Iterator[Alarm]:
-    """One alarm for each lease that could not be read at the last look of a watch."""
+    """Yield an alarm for each lease that could not be read when the watch read the leases last."""
     for role, damage in watch.damaged.items():
-        message = f"{damage}: unless {role} lives and writes it again, its next life replaces it"
+        message = f"{damage}: {role} writes it again if it is alive; otherwise its next life replaces it"
         yield Alarm(DAMAGED, message, role)

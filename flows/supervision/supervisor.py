@@ -1,8 +1,9 @@
-"""Keeps the roles of a run alive until it has finished: starts, watches, restarts, adopts and stops them.
+"""Keep the roles of a run alive until the run has finished: start, watch, restart, adopt and stop them.
 
-A supervisor trusts two things: the exit of a process it started, and leases. It owns nothing else: when it dies the
-roles go on, and the next supervisor adopts those whose leases move. Knows nothing of Prefect, and of learning only
-that searchers are of no use once the trainer has finished, and that a run has finished when its evaluator has, too.
+A supervisor relies on two facts only: the exit of a process that it started, and leases. If the supervisor dies, the
+roles continue, and the next supervisor adopts those that renew their leases. A supervisor knows nothing of Prefect. Of
+training it knows two rules: when the trainer has finished, no searchers are needed, and when the evaluator has finished
+as well, the run has finished.
 """
 
 import time
@@ -27,7 +28,7 @@ from tba.config import Config
 from tba.errors import RunFailed, Stopped, StorageError
 
 POLL = 0.2  # seconds between looks at processes; leases are read every `limits.lease_every`
-HEAR_EVERY = 5.0  # seconds between two looks at what roles have written
+HEAR_EVERY = 5.0  # seconds between two looks at the events of the roles
 
 
 def supervise(
@@ -40,11 +41,12 @@ def supervise(
     on_look: Callable[[Mapping[str, Seen]], None] = lambda seen: None,
     first_delay: float = 1.0,
 ) -> None:
-    """Returns when the run has finished. Raises Stopped when it was asked to stop, by `should_stop` or through the
-    run's state, and RunFailed when a role kept failing; either way every role has been stopped in order. Raises
-    Superseded, leaving the roles alone, when another supervisor has taken over.
+    """Keep the roles of a run alive, and return when the run has finished. Raise Stopped if a stop was requested by
+    `should_stop` or in the run's wanted state, and RunFailed if a role kept failing. In both cases all roles have been
+    stopped in order. Raise Superseded, and leave the roles alone, if another supervisor has taken over.
 
-    `on_event` and `on_look` are told what happens; they return quickly and do not raise.
+    `on_event` is called with each event and `on_look` with the leases each time they are read. Both must return quickly
+    and must not raise.
     """
     with open_webhook(run) as webhook, HeldLease(run, SUPERVISOR, every=config.limits.lease_every) as lease:
 
@@ -62,7 +64,8 @@ def supervise(
 
 
 class Supervisor:
-    """The loop around all roles of a run: it looks at them, has each of them attended to, and stops them at the end."""
+    """The loop around all roles of a run: reads their leases, lets the keeper attend to each role, and stops all roles
+    at the end."""
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class Supervisor:
     ):
         self.run, self.launcher, self.limits, self.lease = run, launcher, config.limits, lease
         self.should_stop, self.on_event, self.on_look = should_stop, on_event, on_look
-        self.events = Events(run, SUPERVISOR, lease.life, logs=False)  # `on_event` tells them
+        self.events = Events(run, SUPERVISOR, lease.life, logs=False)  # not logged: `on_event` shows them
         self.news = RoleNews(run)
         self.operating = OperatingAlarms(config.alarms, lag=config.sync.lag or 0)
         self.alarms = Alarms(self.tell)
@@ -86,7 +89,7 @@ class Supervisor:
         self.keeper = RoleKeeper(run, launcher, config.limits, self.roles, self.tell)
 
     def run_until_finished(self) -> None:
-        """Wait for roles to end; unblocked by their exits and leases, and by whoever asks for a stop."""
+        """Attend to the roles until they have finished, a stop is requested, or a role fails too often."""
         self.tell("supervisor-started", f"supervisor {self.lease.life} looks after {self.run.url}")
         try:
             while not self.roles.have_finished():
@@ -104,13 +107,13 @@ class Supervisor:
 
     def stop_request(self) -> StopRequest | None:
         try:
-            self.lease.check()  # Superseded passes through: the roles are another supervisor's now
+            self.lease.check()  # may raise Superseded: the roles then belong to another supervisor
         except Stopped as stopped:
             return StopRequest(str(stopped).removeprefix(f"{self.run.name} was asked to stop: "))
         return self.should_stop()
 
     def attend_all(self) -> None:
-        """One turn of the loop. While the store cannot be read nothing is judged, and nothing can be started."""
+        """Do one turn of the loop. While the store cannot be read, no role is judged and none is started."""
         now, roles = time.monotonic(), self.roles
         try:
             if now >= roles.next_look:
@@ -130,7 +133,7 @@ class Supervisor:
             roles.look_soon()
 
     def look(self) -> None:
-        """Read the leases and the wanted state, and tell what is to be seen in them."""
+        """Read the leases and the wanted state. Report alarms and new events of the roles."""
         self.roles.look()
         self.lease.tell("supervising", roles=len(self.roles.alive()))
         self.alarms.look([*self.operating.find(self.roles.open_leases()), *lease_alarms(self.roles.watch)])
@@ -143,7 +146,7 @@ class Supervisor:
     # Stopping all roles
 
     def stop(self, why: str, within: float | None = None) -> None:
-        """Climb the stop ladder until every role has ended, and tidy up after them."""
+        """Stop all roles by the stop ladder, and clean up after them."""
         self.tell("run-stopping", f"stopping: {why}{forecast(self.roles.open_leases())}")
         ladder = StopLadder(self.limits, self.launcher.end_grace, within)
         if cut_short := ladder.patience.cut_short(self.roles.open_leases()):
@@ -151,27 +154,29 @@ class Supervisor:
         for rung in ladder.rungs(was_asked=self.ask_to_stop(why)):
             if rung.signal:
                 for w in self.roles.alive():
-                    self.tell("role-stopping", f"{w.name} still runs: {rung.signal.name}", "warning", **w.about)
+                    message = f"{w.name} is still running: sending {rung.signal.name}"
+                    self.tell("role-stopping", message, "warning", **w.about)
                     self.keeper.signal(w, rung.signal)
             self.await_ends(rung.wait)
         for w in self.roles.alive():
-            self.tell("role-left", f"{w.name} could not be stopped from here", "error", **w.about)
+            self.tell("role-left", f"{w.name} could not be stopped from this host", "error", **w.about)
         try:
             self.launcher.close()
         except StorageError as error:
-            self.tell("log-not-stored", f"some logs stay on this host: {error}", "warning")
+            self.tell("log-not-stored", f"some logs could not be stored and stay on this host: {error}", "warning")
 
     def ask_to_stop(self, why: str) -> bool:
-        """Say in the run's state that it is to stop; False if that cannot be written."""
+        """Write into the run's wanted state that the run is to stop. Return False if the state cannot be written."""
         try:
             self.roles.wanted_state.change(desired="stop", why=why)
         except StorageError as error:
-            self.on_event(Event("store-trouble", f"the roles are stopped without being asked: {error}", "warning"))
+            message = f"the roles are stopped by signals, because the wanted state cannot be written: {error}"
+            self.on_event(Event("store-trouble", message, "warning"))
             return False
         return True
 
     def await_ends(self, wait: Wait) -> None:
-        """Return once every role has ended, or the wait for each one that lives is over."""
+        """Return when every role has ended, or when the wait for each living role is over."""
         roles = self.roles
         while True:
             for w in roles.watched.values():
@@ -181,7 +186,7 @@ class Supervisor:
             for w in roles.watched.values():
                 if not roles.is_alive(w):
                     self.keeper.bury_adopted(w)
-            # Every role is asked about, as the wait for it may begin when it is first asked about.
+            # A list, not a generator: the first call for a role may start the wait for it.
             overs = [wait.is_over(w.name, roles.lease_of(w)) for w in roles.alive()]
             if all(overs):
                 return
@@ -205,12 +210,12 @@ class Supervisor:
         self.on_event(Event(kind, message, severity, data))
 
     def tell_of_store(self, kind: str, message: str, severity: str, **data: Any) -> None:
-        """Tell, but store nothing: that would have to wait for the store."""
+        """Report an event without storing it, because the store does not answer."""
         self.on_event(Event(kind, message, severity, data))
 
 
 class RoleNews:
-    """What the roles of a run write that is more than news, but for what they had written before."""
+    """Reads those events of a run's roles that people are to be notified of, from the first call of `new` on."""
 
     def __init__(self, run: Run):
         self.reader = EventReader(run)
@@ -220,7 +225,7 @@ class RoleNews:
         if time.monotonic() < self.next_look:
             return
         is_first, self.next_look = self.next_look == 0, time.monotonic() + HEAR_EVERY
-        with suppress(StorageError):  # one that cannot be read is no reason not to look after the others
+        with suppress(StorageError):  # unreadable events must not end the supervisor
             for record in self.reader.new():
                 data = {**(record.get("data") or {}), "role": record["role"]}
                 event = Event(record["kind"], f"{record['role']}: {record['message']}", record["severity"], data)

@@ -1,4 +1,4 @@
-"""A supervisor in the background, and a run watched from a terminal: `tba run` and `tba resume` without Prefect."""
+"""Supervise a run from a terminal and show its progress: `tba run` and `tba resume`, without Prefect."""
 
 import signal
 import sys
@@ -19,12 +19,12 @@ from storage.runs.run import Run
 from tba.config import Config, parse
 from tba.errors import Stopped
 
-WORD_EVERY = 30.0  # seconds between two words on how far the trainer is, where nothing can be drawn
+WORD_EVERY = 30.0  # seconds between two lines about the trainer's progress if the output is no terminal
 
 
 def run_here(run: Run) -> None:
-    """Keep a run's roles alive on this machine until it has finished, and show how it goes. Ctrl-C stops them in
-    order; once more, and they are left to notice by themselves."""
+    """Keep a run's roles alive on this machine until the run has finished, and show its progress. Ctrl-C stops the
+    roles in order. A second Ctrl-C ends this process at once; the roles then stop by themselves."""
     config = parse(run.config)
     with ending_on_sigterm(), Display(run, config) as display:
         work = partial(supervise, run, local_launcher(run, config), config, on_look=display.look)
@@ -34,7 +34,7 @@ def run_here(run: Run) -> None:
                     if event:
                         display.tell(event)
             except (KeyboardInterrupt, SystemExit):
-                display.say(f"stopping; `tba resume {run.url}` goes on from there (Ctrl-C once more leaves at once)")
+                display.say(f"stopping; `tba resume {run.url}` goes on from there (Ctrl-C again exits at once)")
                 raise
             except Stopped as stopped:
                 raise Stopped(f"{stopped}; `tba resume {run.url}` goes on from there") from None
@@ -42,8 +42,9 @@ def run_here(run: Run) -> None:
 
 @contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the program like Ctrl-C does, through its contexts; a second one, as `make` sends to its children
-    and `timeout` to their group, does not disturb that. Only the main thread can say so."""
+    """Make SIGTERM end the program as Ctrl-C does, by an exception that leaves its contexts. A second SIGTERM is
+    ignored: `make` sends one to its children, and `timeout` one to their group. Outside of the main thread this does
+    nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -60,7 +61,7 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 class Display:
-    """What a supervised run looks like from a terminal: what happens, and under it a line for each role."""
+    """Shows a supervised run in a terminal: its events, and below them one line for each role."""
 
     def __init__(self, run: Run, config: Config):
         from rich.console import Console

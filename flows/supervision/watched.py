@@ -1,4 +1,4 @@
-"""What a supervisor knows of the roles of a run: which are wanted, in which state each of them is, and who is alive."""
+"""What a supervisor knows of the roles of a run: which roles are wanted, the state of each, and which are alive."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ TRAINER, EVALUATOR = Role("trainer"), Role("evaluator")
 
 @dataclass
 class Absent:
-    """Nobody is known to live as the role. It is started as soon as its restart budget and the launcher allow."""
+    """No life of the role is known. The role is started as soon as its restart budget and the launcher allow."""
 
     refusal: str = ""  # why the launcher could not start the role
     refused_since: float | None = None
@@ -35,9 +35,9 @@ class Started:
 
     life: Life
     life_before: int
-    """The life of the lease when this one was started; a higher life in the lease is this one."""
+    """The life number in the lease when this life was started. A higher number in the lease is this life."""
     since: float
-    told_waiting: bool = False  # somebody has heard that this life has not begun yet
+    told_waiting: bool = False  # an event has reported that this life has not begun yet
     kill: RepeatedKill | None = None  # set once the life hangs
 
     def has_begun(self, seen: Seen | None) -> bool:
@@ -46,8 +46,8 @@ class Started:
 
 @dataclass
 class Elsewhere:
-    """The lease of the role is held by a life that this supervisor has not started. The life is adopted once its lease
-    has moved."""
+    """A life that this supervisor has not started holds the lease of the role. The life is adopted once it renews the
+    lease."""
 
     first_seen: tuple[int, int]  # life and counter of the lease
     is_adopted: bool = False
@@ -64,9 +64,9 @@ class Watched:
     def __init__(self, role: Role, restarts: RestartBudget):
         self.role, self.restarts = role, restarts
         self.state: Absent | Started | Elsewhere | Finished = Absent()
-        self.number = 0  # of its latest life that this supervisor has started or adopted
-        self.draining: Draining | None = None  # set while a searcher too many lives
-        self.told_silent = 0  # the life of which somebody has heard that its lease is silent
+        self.number = 0  # number of the latest life that this supervisor has started or adopted
+        self.draining: Draining | None = None  # set while a searcher lives that is not wanted any more
+        self.told_silent = 0  # the latest life for which an event has reported that its lease is silent
 
     @property
     def name(self) -> str:
@@ -97,15 +97,16 @@ class Watched:
         self.number = life.number
 
     def refuse(self, reason: str, now: float, again_in: float) -> tuple[float, bool]:
-        """Take note that the launcher cannot start the role. Return for how many seconds it has not been able to, and
-        whether this reason is a new one."""
+        """Note that the launcher cannot start the role. Return for how many seconds this has been so, and whether the
+        reason is new."""
         before = self.state if isinstance(self.state, Absent) else Absent()
         since = now if before.refused_since is None else before.refused_since
         self.state = Absent(reason, since, now + again_in)
         return now - since, reason != before.refusal
 
     def follow(self, lease: Lease) -> bool:
-        """Take note of a lease that somebody else keeps alive; True if its holder is adopted by that."""
+        """Note a lease that a life renews which this supervisor has not started. Return True if this adopts the
+        life."""
         mark = (lease.life, lease.counter)
         if not isinstance(self.state, Elsewhere):
             self.state = Elsewhere(mark)
@@ -115,7 +116,7 @@ class Watched:
         return True
 
     def end(self) -> None:
-        """Take note that whoever lived as the role has ended; one that could not be started stays as it is."""
+        """Note that the life of the role has ended. Nothing changes if there was none."""
         if not isinstance(self.state, Absent):
             self._change(Absent())
 
@@ -123,7 +124,7 @@ class Watched:
         self._change(Finished())
 
     def forget(self) -> None:
-        """Take note that the role, which is not wanted, is gone: if it is wanted again, it begins anew."""
+        """Note that a role that is not wanted has ended. If it is wanted again later, it starts afresh."""
         self._change(Absent())
 
     def _change(self, state: Absent | Started | Elsewhere | Finished) -> None:
@@ -131,7 +132,7 @@ class Watched:
 
 
 class WatchedRoles:
-    """All roles of a run, as its leases, its wanted state and the lives that the supervisor has started show them."""
+    """All roles of a run, by the leases, the wanted state, and the lives that the supervisor has started."""
 
     def __init__(self, run: Run, limits: LimitsConfig, first_delay: float, tell: Callable[..., None]):
         self.run, self.limits, self.first_delay = run, limits, first_delay
@@ -144,8 +145,8 @@ class WatchedRoles:
         self.next_look = 0.0
 
     def look(self) -> None:
-        """Read the leases and the wanted state. After a blind time every silence is measured anew, so that nobody
-        is taken for dead because of it."""
+        """Read the leases and the wanted state. If the last look was long ago, measure the silence of every lease from
+        now on: a role must not count as dead because this supervisor did not look."""
         if time.monotonic() - self.last_look > max(self.limits.silent_after / 2, 3 * self.limits.lease_every):
             self.watch = LeaseWatch()
         self.seen = self.watch.observe(self.run)
@@ -167,8 +168,8 @@ class WatchedRoles:
     # What is wanted
 
     def wanted(self) -> list[Role]:
-        """In the order in which they are started, and so find a device: the evaluator can best do without its own.
-        Nobody would learn from searchers once the trainer has finished."""
+        """Return the wanted roles in the order in which they are started and get devices. The evaluator is last,
+        because it suffers least from sharing a device. When the trainer has finished, no searchers are wanted."""
         searchers = 0 if self.has_learned() else self.state.searchers
         return [TRAINER, *(Role("searcher", i) for i in range(searchers)), EVALUATOR]
 
@@ -190,7 +191,7 @@ class WatchedRoles:
         return self.seen.get(w.name)
 
     def open_leases(self) -> dict[str, Seen]:
-        """The leases behind which somebody may live."""
+        """Return the leases of roles that may be alive."""
         return {name: seen for name, seen in self.seen.items() if _is_open(seen.lease)}
 
     def is_open(self, w: Watched) -> bool:
@@ -198,7 +199,7 @@ class WatchedRoles:
         return seen is not None and _is_open(seen.lease)
 
     def moves(self, w: Watched) -> bool:
-        """True if the lease of a role is open and has moved lately."""
+        """Return True if the lease of a role is open and was renewed within `limits.silent_after` seconds."""
         seen = self.lease_of(w)
         return seen is not None and _is_open(seen.lease) and seen.silent_for <= self.limits.silent_after
 

@@ -1,7 +1,7 @@
-"""Tells whoever listens at $TBA_WEBHOOK what is more than news: one POST of JSON for each event.
+"""Send important events of a run to the address in $TBA_WEBHOOK, each as one POST of JSON.
 
-`text` is a sentence, which Slack, Mattermost and their like show as it is. The address may hold a secret, so it comes
-from the environment, is never stored, and is never told.
+The field `text` is a sentence, which Slack, Mattermost and similar programs show as it is. The address may contain a
+secret. So it comes from the environment, and is neither stored nor logged.
 """
 
 import json
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 VARIABLE = "TBA_WEBHOOK"
 
 _TRIES, _TIMEOUT, _FIRST_DELAY = 3, 10.0, 1.0  # seconds
-_WAITING = 1000  # events that may wait before further ones are dropped
+_WAITING = 1000  # events that may wait to be sent; further events are dropped
 _REDIRECTED = (301, 302, 303, 307, 308)
-_PATIENCE = 15.0  # seconds for the last ones to be told
+_PATIENCE = 15.0  # seconds to send the last events at the end
 
 
 class _Stays(urllib.request.HTTPRedirectHandler):
-    """A redirected POST would arrive as a GET without what it told."""
+    """Follows no redirect: a redirected POST would arrive as a GET without its body."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None: ...
 
@@ -41,7 +41,7 @@ _opener = urllib.request.build_opener(_Stays)
 
 
 class NoWebhook:
-    """Nobody listens."""
+    """Used if there is no address: drops all events."""
 
     def tell(self, kind: str, message: str, severity: str, data: Mapping[str, Any]) -> None: ...
 
@@ -54,7 +54,7 @@ class NoWebhook:
 
 
 class Webhook:
-    """`tell` never waits, and nothing that happens here reaches the run."""
+    """Sends events from a thread of its own. `tell` never waits, and errors never reach the run."""
 
     def __init__(self, run: Run, address: str):
         self.run, self.address = run, address
@@ -68,7 +68,7 @@ class Webhook:
         try:
             self._queue.put_nowait(json.dumps(body, default=str).encode())
         except queue.Full:
-            self._complain("so many events wait for it that some are left out")
+            self._complain("the address answers too slowly, so some events are left out")
 
     def _work(self) -> None:
         while (body := self._queue.get()) is not None:
@@ -82,7 +82,7 @@ class Webhook:
                 with _opener.open(request, timeout=_TIMEOUT):
                     return
             except urllib.error.HTTPError as error:
-                why = f"answers {error.code}" + (", another address" if error.code in _REDIRECTED else "")
+                why = f"answers {error.code}" + (", a redirect" if error.code in _REDIRECTED else "")
                 error.close()
             except (OSError, ValueError, HTTPException) as error:
                 why = f"cannot be reached: {type(error).__name__}"
@@ -91,7 +91,7 @@ class Webhook:
         self._complain(why)
 
     def _complain(self, why: str) -> None:
-        """Once; the address is not for a log."""
+        """Log a problem, but only the first one. The address itself is never logged."""
         if not self._told_trouble:
             log.warning("$%s: %s", VARIABLE, why)
         self._told_trouble = True
@@ -116,7 +116,7 @@ def open_webhook(run: Run) -> Webhook | NoWebhook:
 
 
 def address_of_webhook() -> str | None:
-    """ConfigError if what stands in the environment is no address."""
+    """Return the address in the environment, or None. Raise ConfigError if it is not an HTTP URL."""
     address = os.environ.get(VARIABLE)
     try:
         parts = urlsplit(address or "")
@@ -124,5 +124,5 @@ def address_of_webhook() -> str | None:
     except ValueError:
         is_one = False
     if address and not is_one:
-        raise ConfigError(f"${VARIABLE}: an address that begins with http:// or https:// is needed")
+        raise ConfigError(f"${VARIABLE}: must be an address that begins with http:// or https://")
     return address

@@ -1,12 +1,12 @@
-"""What has arrived and no record admits yet: found by listing, read once, judged.
+"""Finds shards that have arrived but that no record admits yet. Each shard is listed, read once and checked.
 
-A name that is not a shard's, and an object that is not a good shard, are refused, for good. One that is listed and
-cannot be read is neither: it is passed over, and asked for again at the next look.
+An object that is not a good shard, or that does not have the name of a shard, is refused for good. An object that is
+listed but cannot be read is neither found nor refused: it is skipped and read again at the next look.
 
-What a look costs depends on what is new, not on what is stored. Each look asks what follows a searcher's last settled
-shard. A name before it that no record speaks of is the exception, since searchers number their shards one by one; it
-is found by listing the searcher's folder, which is done at every look while that is small, and then at every second,
-third, … for each further `SMALL` shards in it.
+The cost of a look depends on what is new, not on what is stored. A look asks for the shards after the last settled
+shard of each searcher. Searchers number their shards one by one, so a new shard seldom has an earlier name. Such a
+shard is found by listing the searcher's folder: at every look while the folder is small, then at every second look,
+every third, and so on for each further `SMALL` shards in it.
 """
 
 from bisect import bisect_right
@@ -28,7 +28,7 @@ from storage.runs.run import Run
 from tba.errors import Damaged, StorageError
 
 SMALL = 1000
-"""Shards in a folder that is listed at every look: as many names as one answer of S3 has."""
+"""A folder with fewer shards is listed at every look. One answer of S3 has as many names."""
 
 _LARGEST = 2**31 - 1  # a seq is a column of 32 bits
 
@@ -39,12 +39,12 @@ class Arrival(NamedTuple):
 
 
 class Seqs:
-    """A set of seqs, as spans without a gap: as small as there are few gaps in it."""
+    """A set of sequence numbers, kept as spans without gaps. It takes little memory if there are few gaps."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._starts: list[int] = []  # in order, no two spans touch
-        self._ends: list[int] = []  # each after the last seq of its span
+        self._starts: list[int] = []  # ascending; no two spans touch
+        self._ends: list[int] = []  # 1 more than the last seq of each span
 
     def __contains__(self, seq: int) -> bool:
         place = bisect_right(self._starts, seq) - 1
@@ -56,14 +56,14 @@ class Seqs:
 
     @property
     def end(self) -> int:
-        """After the last one."""
+        """1 more than the last seq; 0 for an empty set."""
         return self._ends[-1] if self._ends else 0
 
     def add(self, seq: int) -> None:
         if seq in self:
             return
         self.count += 1
-        place = bisect_right(self._starts, seq)  # of the first span after it
+        place = bisect_right(self._starts, seq)  # the place of the first span after seq
         follows = place > 0 and self._ends[place - 1] == seq
         precedes = place < len(self._starts) and self._starts[place] == seq + 1
         if follows and precedes:
@@ -79,16 +79,16 @@ class Seqs:
 
 
 class Arrivals:
-    """`look` finds shards; a record that admits or refuses them settles what becomes of them, for good. `check` raises
-    Damaged for a shard that could not be admitted."""
+    """The shards of a run that no record names yet. `look` finds and refuses shards. Once a record admits or refuses
+    them, `settle` forgets them for good. `check` raises Damaged for a shard that cannot be admitted."""
 
     def __init__(self, run: Run, payloads: Payloads, check: Callable[[pa.Table], None]):
         self.run, self.payloads, self.check = run, payloads, check
         self.found: dict[str, Arrival] = {}
         self.refused: dict[str, Refusal] = {}
-        self.unread: dict[str, str] = {}  # why, of each that could not be read at the last look
+        self.unread: dict[str, str] = {}  # by key that could not be read at the last look: the reason
         self._settled: defaultdict[int, Seqs] = defaultdict(Seqs)  # by searcher
-        self._strangers: set[str] = set()  # settled names that are not a shard's
+        self._strangers: set[str] = set()  # settled keys that are not names of shards
         self._pause: defaultdict[int, int] = defaultdict(int)  # by searcher: looks until its folder is listed again
 
     def look(self) -> None:
@@ -101,7 +101,7 @@ class Arrivals:
         return sum(arrival.shard.rows for arrival in self.found.values())
 
     def take(self, shard: Shard) -> pa.Table | None:
-        """The light columns of a shard that was found as a record says it is."""
+        """Return the light columns of a shard if it was found and is exactly as a record describes it, else None."""
         arrival = self.found.get(shard.key)
         return arrival.light if arrival and arrival.shard == shard else None
 
@@ -128,7 +128,8 @@ class Arrivals:
                 yield from self._from(searcher, self._settled[searcher].first_missing)
 
     def _following(self, searcher: int, seq: int) -> Iterator[str]:
-        """A folder on a disk cannot be listed from a name on, but it knows at once whether a name is there."""
+        """Yield the keys of the shards from `seq` on, up to the first gap if the store is a disk. A folder on a disk
+        cannot be listed from a name on, but asking for single names is fast."""
         if self.run.store.local_path(layout.TRAJECTORIES[:-1]) is None:
             yield from self._from(searcher, seq)
             return
@@ -146,7 +147,8 @@ class Arrivals:
                 yield entry.key
 
     def _read(self, keys: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Objects with their keys, some side by side. Where one fails, each is asked for by itself."""
+        """Yield keys with the bytes of their objects. Several objects are read at the same time. If that fails, each is
+        read by itself."""
         for start in range(0, len(keys), SIDE_BY_SIDE):
             batch = keys[start : start + SIDE_BY_SIDE]
             try:
@@ -156,7 +158,7 @@ class Arrivals:
                     read = list(zip(batch, pool.map(self._read_one, batch), strict=True))
                 yield from ((key, data) for key, data in read if data is not None)
                 if not any(data is not None for _, data in read):
-                    return  # the store is away: whoever writes next to it says so
+                    return  # the store cannot be reached: the next write to it raises the error
 
     def _read_one(self, key: str) -> bytes | None:
         try:
@@ -166,13 +168,13 @@ class Arrivals:
             return None
 
     def knows(self, key: str) -> bool:
-        """Whether it was found or refused, or a record has settled it."""
+        """True if a shard was found or refused, or if a record has settled it."""
         name = layout.parse_shard(key)
         settled = name[1] in self._settled[name[0]] if name else key in self._strangers
         return settled or key in self.found or key in self.refused
 
     def _refuse(self, name: str, reason: str) -> None:
-        key = name.encode(errors="backslashreplace").decode()  # on a disk a name may be no text
+        key = name.encode(errors="backslashreplace").decode()  # a file name need not be valid text
         if not self.knows(key):
             self.refused[key] = Refusal(key=key, reason=reason)
 

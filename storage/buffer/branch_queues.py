@@ -1,4 +1,4 @@
-"""The queue of each branch: which prompts it can take now, and in which order the slots of a step take them."""
+"""The queue of each branch: the prompts that can be taken now, and the order in which the slots of a step take them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import md5
@@ -14,12 +14,12 @@ from tba.errors import Damaged
 from tba.types import Branch
 
 Turns = Mapping[Branch, Sequence[int]]
-"""By branch, the prompts that the slots of a step would take one after the other."""
+"""For each branch, the prompts that the slots of a step would take, in order."""
 
 
 class BranchQueues:
-    """The queues of all branches. A branch holds back prompts whose mean reward is not strictly between two bounds, if
-    there are bounds."""
+    """The queues of all branches. If `mean_reward_between` gives two bounds, prompts whose mean reward is not strictly
+    between them are held back."""
 
     def __init__(self, *, seed: int, slots: int, mean_reward_between: tuple[float, float] | None = None):
         self.by_branch: dict[Branch, Queue] = {branch: Queue() for branch in BRANCHES}
@@ -27,15 +27,16 @@ class BranchQueues:
         self._seed, self._slots = seed, slots
 
     def admit(self, recent: np.ndarray, prompts: int) -> None:
-        """Admit the prompts of a record, ascending, after which there are so many prompts in all."""
+        """Admit the prompts of a record. `recent` has their numbers in ascending order; `prompts` is the number of all
+        prompts including them."""
         prioritised = self.by_branch["prioritised"]
         prioritised.add(np.arange(len(prioritised.prompts_P), prompts))
         self.by_branch["recent"] = Queue()
         self.by_branch["recent"].add(recent)
 
     def judge(self, prompts_P: np.ndarray, pool: Pool, first_recent: int) -> None:
-        """Find out of which of these prompts, whose rows have changed, there is nothing to draw now, and which are too
-        easy or too hard. The newest record's rows begin at `first_recent`."""
+        """Update the queues for these prompts, whose rows have changed. Find which of them have nothing to draw now,
+        and which are too easy or too hard. The rows of the newest record begin at `first_recent`."""
         if pool.max_age is not None:
             newest_P = pool.newest_places(prompts_P.tolist())
             self.by_branch["prioritised"].pass_over(prompts_P, newest_P < 0)
@@ -47,7 +48,7 @@ class BranchQueues:
                 queue.hold_back(prompts_P, outside_P)
 
     def without_bounds(self) -> set[Branch]:
-        """Return the branches that draw from all of their prompts, as none is within the bounds."""
+        """Return the branches that draw from all of their prompts because none is within the bounds."""
         return {branch for branch, queue in self.by_branch.items() if queue.has_none_left}
 
     def turns(self, step: int) -> Turns:
@@ -63,12 +64,12 @@ class BranchQueues:
 
     def take(self, drawn: Iterable[tuple[Branch, int]]) -> None:
         """Note which prompts were drawn, in the order of their slots."""
-        taken = list(drawn)
+        pairs = list(drawn)
         for branch, queue in self.by_branch.items():
-            queue.take([prompt for drawn_by, prompt in taken if drawn_by == branch])
+            queue.take([prompt for drawn_by, prompt in pairs if drawn_by == branch])
 
     def table(self, prompt_ids: Sequence[str]) -> pa.Table:
-        """Return the prompts that slots can take, as `storage.buffer.sampler` lays them out."""
+        """Return the prompts that slots can take, as the table `queue` of `storage.buffer.sampler`."""
         names = pa.array(prompt_ids, pa.string())
         return pa.concat_tables(
             pa.table(
@@ -88,7 +89,8 @@ class BranchQueues:
         return {branch: queue.state() for branch, queue in self.by_branch.items()}
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Restore what `state` returned after the same records; Damaged says which queue was not of them."""
+        """Restore what `state` returned after the same records. Raise Damaged, naming the queue, if a state is not of
+        these records."""
         for branch, queue in self.by_branch.items():
             try:
                 queue.restore(states[branch])
@@ -97,7 +99,7 @@ class BranchQueues:
 
 
 def turns_table(turns: Turns, prompt_ids: Sequence[str]) -> pa.Table:
-    """Return the turns of a step, as `storage.buffer.sampler` lays them out."""
+    """Return the turns of a step, as the table `turns` of `storage.buffer.sampler`."""
     rows = [(branch, turn, prompt) for branch in BRANCHES for turn, prompt in enumerate(turns[branch])]
     return pa.table(
         {

@@ -1,4 +1,4 @@
-"""Events that a replay buffer writes: what it refuses, passes over or cannot keep to."""
+"""Events that a replay buffer writes: what it refuses or skips, and when it cannot follow a setting."""
 
 from collections.abc import Collection, Mapping
 
@@ -8,16 +8,17 @@ from tba.types import Branch
 
 
 class BufferEvents:
-    """Remembers what has been told, so that the same trouble is told once."""
+    """Writes events, and remembers them so that the same problem is reported only once."""
 
     def __init__(self, events: Events):
         self._events = events
-        self._unread: set[str] = set()  # shards that could not be read and that an event speaks of
-        self._without_bounds: set[Branch] = set()  # branches that an event says have no prompt within them
+        self._unread: set[str] = set()  # unreadable shards that an event has reported
+        self._without_bounds: set[Branch] = set()  # branches that an event has reported as without a prompt in bounds
 
     def tell_what_is_left_out(self, record: SyncRecord, unread: Mapping[str, str]) -> None:
-        """Tell what a record refuses, before it is stored: a crash in between has it told again, the other way round it
-        would never be. And, once, what could not be read and so is neither in it nor refused."""
+        """Report what a record refuses, and once each shard that could not be read and so is neither admitted nor
+        refused. Call this before the record is stored: after a crash in between, the events are written twice; in the
+        other order they could be lost."""
         for refusal in record.refused:
             self._events.write(
                 "shard-refused",
@@ -28,33 +29,34 @@ class BufferEvents:
                 reason=refusal.reason,
             )
         for key in sorted(unread.keys() - self._unread):
-            message = f"passed over for now: {unread[key]}"
+            message = f"skipped until it can be read: {unread[key]}"
             self._events.write("shard-unread", message, severity="warning", sync=record.sync, key=key)
             self._unread.add(key)
 
     def tell_of_an_empty_record(self, sync: int, newest: int | None) -> None:
-        """Tell that a record admits nothing; `newest` is the newest one that admits anything."""
+        """Report that a record admits nothing. `newest` is the newest record that admits anything."""
         since = "nothing has arrived yet" if newest is None else f"recent is still sync {newest}"
         self._events.write("empty-sync", f"sync {sync} admits nothing; {since}", severity="warning", sync=sync)
 
     def tell_of_bounds(self, sync: int, branches: set[Branch], bounds: tuple[float, float] | None) -> None:
-        """Tell which branches begin to draw from all of their prompts, as none is within the bounds on mean rewards."""
+        """Report which branches now begin to draw from all of their prompts, because none has a mean reward within the
+        bounds."""
         before, self._without_bounds = self._without_bounds, branches
         for branch in sorted(branches - before):
             self._events.write(
                 "no-prompt-within-bounds",
                 f"sync {sync}: no {branch} prompt has a mean reward within sampling.mean_reward_between "
-                f"{list(bounds or ())}; all {branch} ones are drawn until one has",
+                f"{list(bounds or ())}; all {branch} prompts are drawn until one has",
                 severity="warning",
                 sync=sync,
                 branch=branch,
             )
 
     def tell_of_restarted_queues(self, given_up: Collection[str]) -> None:
-        """Tell that every prompt can be drawn again, since shards were given up after the queues were stored."""
+        """Report that every prompt can be drawn again, because shards were given up after the queues were stored."""
         self._events.write(
             "queues-restarted",
-            f"shards were given up since the checkpoint was stored ({', '.join(sorted(given_up)[:3])} and the "
-            "like): every prompt can be drawn again",
+            f"shards were given up since the checkpoint was stored (the first of them all: "
+            f"{', '.join(sorted(given_up)[:3])}), so every prompt can be drawn again",
             severity="warning",
         )

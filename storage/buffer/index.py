@@ -1,8 +1,9 @@
-"""The index of a replay buffer: light columns of what can be drawn, in memory, and the SQL that draws from them.
+"""The index of a replay buffer: light columns of all rows that can be drawn, in memory, and the SQL that draws them.
 
-It is extended record by record, and only the prompts that a record brings are touched. In the order (sync, searcher,
-seq, row) the newest copy of equal content survives, then what each prompt has room for, as `storage.buffer.index_rows`
-says; the log keeps everything. What the index holds follows from the records alone, however they came to be applied.
+The index is extended record by record. A record changes only the prompts that it brings. Of rows with equal content,
+the newest in the order (sync, searcher, seq, row) stays, and then as many rows as each prompt has room for, as
+`storage.buffer.index_rows` says. The log keeps everything. The content of the index follows from the records alone,
+whether they were applied one by one or after a restart.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,20 +43,20 @@ class Index:
             "inv_temp": sampling.inv_temp,
         }
         self.newest: int | None = None  # the newest record that admitted anything
-        self.first_recent = 0  # where its rows begin in the pool
+        self.first_recent = 0  # the place in the pool at which the rows of the newest record begin
         self.pool = Pool(sampling.eligibility)
         self.branches = BranchQueues(
             seed=seed, slots=training.prompts_per_step, mean_reward_between=sampling.mean_reward_between
         )
-        self.prompts: dict[str, int] = {}  # their numbers, in the order in which they appeared
+        self.prompts: dict[str, int] = {}  # by prompt_id: a number, in the order in which prompts appeared
         self.versions: dict[Version, int] = {}
-        self.shards: dict[str, range] = {}  # by searcher/seq: where their rows lie in the pool
+        self.shards: dict[str, range] = {}  # by searcher/seq: the places of its rows in the pool
 
     # --- records in -----------------------------------------------------------------------------------------------
 
     def check(self, table: pa.Table) -> None:
-        """Prove that the rows of a shard can be admitted. Damaged says why not: no record may admit what an index
-        cannot hold, since it would be in the way of every later attempt."""
+        """Raise Damaged, with the reason, if the rows of a shard cannot be admitted. A record must never admit what an
+        index cannot hold, because every later attempt would fail on it."""
         try:
             _light(table)
             for version in _versions(table)[0]:
@@ -64,8 +65,8 @@ class Index:
             raise Damaged(f"it does not fit the index ({str(error).splitlines()[0]})") from None
 
     def extend(self, sync: int, shards: Sequence[tuple[str, pa.Table]], *, step: int) -> None:
-        """Admit the shards of a record, which follows a step, each named searcher/seq and given with at least
-        `COLUMNS`, in order."""
+        """Admit the shards of a record, in order. Each is named searcher/seq and has at least the columns `COLUMNS`.
+        `step` is the step that the record follows."""
         self._grow_old(step + 1)
         if not shards:
             return
@@ -81,23 +82,23 @@ class Index:
         self.branches.judge(recent, self.pool, self.first_recent)
 
     def _grow_old(self, step: int) -> None:
-        """What is too old for a step, and so for all that follow, is drawn no more."""
+        """Stop drawing rows that are too old for a step, and so for all later steps."""
         prompts_P = self.pool.grow_old(step)
         if len(prompts_P):
             self.branches.judge(prompts_P, self.pool, self.first_recent)
 
     def count_young(self, step: int, arrived: Iterable[pa.Table]) -> int:
-        """Of what was admitted and of what has arrived, the rows of which the age at a step will be within the bound,
-        whether or not they are copies, or a prompt has room for them."""
-        found = self.pool.count_young(step)
+        """Count the admitted and the arrived rows whose age at a step will be within the bound. Copies, and rows for
+        which their prompt has no room, count too."""
+        count = self.pool.count_young(step)
         for table in arrived:
             versions, which_N = _versions(table)
             ages = np.array([step - 1 - self.step_of_version(version) for version in versions])
-            found += int((ages <= (self.pool.max_age or 0))[which_N].sum())
-        return found
+            count += int((ages <= (self.pool.max_age or 0))[which_N].sum())
+        return count
 
     def _version_numbers(self, table: pa.Table) -> np.ndarray:
-        """Of the rows; versions that have none yet get one."""
+        """Return the number of each row's version. New versions get a number."""
         versions, which_N = _versions(table)
         for version in versions:
             if version not in self.versions:
@@ -106,7 +107,7 @@ class Index:
         return np.array([self.versions[version] for version in versions], np.int32)[which_N]
 
     def _prompt_numbers(self, table: pa.Table) -> np.ndarray:
-        """Of the rows; prompts that have none yet get one."""
+        """Return the number of each row's prompt. New prompts get a number."""
         distinct = table["prompt_id"].combine_chunks().dictionary_encode()  # in the order in which they appear
         prompt_ids = distinct.dictionary.to_pylist()
         for prompt_id in prompt_ids:
@@ -119,13 +120,13 @@ class Index:
 
     def draw(self, step: int) -> list[Draw]:
         if self.newest is None:
-            raise RunFailed(f"step {step}: there is nothing to draw, no record has admitted a trajectory")
+            raise RunFailed(f"step {step}: there is nothing to draw: no record has admitted a trajectory")
         self._grow_old(step)
         turns = self.branches.turns(step)
         if not turns["prioritised"]:
             raise RunFailed(
-                f"step {step}: nothing that records have admitted is as young as sampling.max_age "
-                f"({self.pool.max_age}) wants it"
+                f"step {step}: there is nothing to draw: every admitted trajectory is older than sampling.max_age, "
+                f"{self.pool.max_age}"
             )
         self._lay(turns)
         share = self.parameters["recent_share"] if turns["recent"] else 0.0
@@ -135,7 +136,7 @@ class Index:
         return draws
 
     def _lay(self, turns: Turns) -> None:
-        """What the sampler reads, as it is at the step of these turns."""
+        """Fill the tables that the sampler reads with their content at the step of these turns."""
         tables = {
             "turns": lambda: turns_table(turns, self.pool.prompt_ids),
             "front": lambda: self.pool.table_of(sorted({*turns["recent"], *turns["prioritised"]})),
@@ -146,11 +147,12 @@ class Index:
             self.tables.lay(name, tables[name]())
 
     def _completed(self, step: int, rows: Sequence[Row]) -> list[Draw]:
-        """With their ages. A row that was never admitted, or of another prompt, is the sampler's mistake."""
+        """Return the sampled rows as draws with ages. Raise ConfigError if the sampler returned a trajectory that was
+        never admitted or that belongs to another prompt."""
         places_N = np.array([self._place(step, row) for row in rows], np.int64)
-        found = self.pool.rows.take(places_N, ["prompt", "version"])
-        steps = self.pool.versions.take(found["version"], ["step"])["step"].tolist()
-        for row, prompt in zip(rows, found["prompt"].tolist(), strict=True):
+        columns = self.pool.rows.take(places_N, ["prompt", "version"])
+        steps = self.pool.versions.take(columns["version"], ["step"])["step"].tolist()
+        for row, prompt in zip(rows, columns["prompt"].tolist(), strict=True):
             if self.prompts.get(row.prompt_id) != prompt:
                 raise ConfigError(
                     f"sampler SQL: step {step}: trajectory {row.trajectory_id!r} is not of prompt {row.prompt_id!r}"
@@ -164,13 +166,13 @@ class Index:
                 prompt_id=row.prompt_id,
                 branch=row.branch,
                 weight=row.weight,
-                age=step - 1 - version_step,  # of the weights that the step starts from
+                age=step - 1 - version_step,  # relative to the weights that the step starts from
             )
             for row, version_step in zip(rows, steps, strict=True)
         ]
 
     def _place(self, step: int, row: Row) -> int:
-        """Where a trajectory lies in the pool."""
+        """Return the place of a trajectory in the pool."""
         name, _, number = row.trajectory_id.rpartition("/")
         places = self.shards.get(name, range(0))
         if not number.isdecimal() or int(number) >= len(places):
@@ -178,11 +180,11 @@ class Index:
         return places[int(number)]
 
     def queues(self) -> dict[str, Any]:
-        """Which prompts have been drawn since each queue was last refilled."""
+        """Return which prompts have been drawn since each queue was last refilled."""
         return self.branches.state()
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """The queues as `queues` once gave them after the same records."""
+        """Restore what `queues` returned after the same records."""
         self.branches.restore(states)
 
 
@@ -192,16 +194,16 @@ def _arrival(name: str, table: pa.Table) -> Arrival:
 
 
 def _versions(table: pa.Table) -> tuple[list[Version], np.ndarray]:
-    """The distinct versions of the rows, and which of them each row has."""
+    """Return the distinct versions of the rows, and for each row the place of its version among them."""
     both_N = [table[name].to_numpy().astype(np.int64) for name in ("version_start", "version_start_attempt")]
     distinct, which_N = np.unique((both_N[0] << 32) + both_N[1], return_inverse=True)
-    return [Version(int(it) >> 32, int(it) & 0xFFFFFFFF) for it in distinct], which_N
+    return [Version(int(code) >> 32, int(code) & 0xFFFFFFFF) for code in distinct], which_N
 
 
 def _light(table: pa.Table) -> dict[str, np.ndarray]:
-    """What the pool keeps of the rows, but for numbers of what they refer to."""
+    """Return the columns that the pool keeps of the rows, except the numbers of their prompts, versions and shards."""
     hashes = table["content_hash"].to_pylist()
-    content = bytes.fromhex("".join(hashes))  # which passes over spaces
+    content = bytes.fromhex("".join(hashes))  # fromhex skips spaces, so the length is checked
     if {*map(len, hashes)} != {32} or len(content) != 16 * len(table):
         raise ValueError("a content_hash is not an md5 in hexadecimal")
     return {

@@ -1,7 +1,8 @@
-"""The rows of the index: of every admitted trajectory its light columns, and of every prompt which rows can be drawn.
+"""The rows of the index: the light columns of every admitted trajectory, and which rows of each prompt can be drawn.
 
-Rows lie in the order in which they entered, in pieces that are never moved; a list per prompt says where its rows are.
-So what a record brings costs what its prompts hold, and what a draw takes costs what it takes, however much is stored.
+Rows lie in the order in which they entered, in pieces that are never moved. A list per prompt holds the places of its
+rows. So the cost of a record depends only on the rows of its prompts, and the cost of a draw only on what it draws, not
+on how much is stored.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +16,13 @@ import pyarrow as pa
 
 from tba.types import Eligibility, Version
 
-PIECE = 1 << 20  # rows; memory that nothing was written to is not taken
+PIECE = 1 << 20  # rows in a piece; the operating system provides memory only for the part that was written to
 
 _ROW = {
     "prompt": "i4", "shard": "i4", "row": "i4", "version": "i4", "length": "i4", "finished": "u1", "drawable": "u1",
     "reward": "f8", "content": "V16",
 }  # fmt: skip
-_BEST = {"best": "i4"}  # where the worst are evicted: the place of the copy, also of those before, with most reward
+_BEST = {"best": "i4"}  # only if the worst are evicted: the place of the row or earlier copy with the highest reward
 _SHARD = {"searcher": "i4", "seq": "i4", "sync": "i4"}
 _VERSION = {"number": "i4", "attempt": "i4", "step": "i4"}
 
@@ -53,14 +54,14 @@ class Growing:
             self.rows += n
 
     def take(self, places_N: np.ndarray, names: Sequence[str] = ()) -> Columns:
-        """Some rows of some columns, or of all."""
+        """Return the rows at these places, with these columns or all."""
         piece_N, within_N = np.divmod(places_N, self.piece)
-        taken = {name: np.empty(len(places_N), self.types[name]) for name in names or self.types}
+        columns = {name: np.empty(len(places_N), self.types[name]) for name in names or self.types}
         for piece in np.unique(piece_N).tolist():
             at = np.flatnonzero(piece_N == piece)
-            for name, values in taken.items():
+            for name, values in columns.items():
                 values[at] = self.pieces[piece][name][within_N[at]]
-        return taken
+        return columns
 
     def set(self, name: str, places_N: np.ndarray, values: int | Sequence[int]) -> None:
         values_N = np.broadcast_to(values, places_N.shape)
@@ -69,7 +70,7 @@ class Growing:
             self.pieces[piece][name][places_N[here_N] % self.piece] = values_N[here_N]
 
     def filled(self) -> Iterator[Columns]:
-        """What there is, piece by piece; not copied."""
+        """Yield all rows, piece by piece, without copying them."""
         for number, piece in enumerate(self.pieces):
             yield {name: values[: self.rows - number * self.piece] for name, values in piece.items()}
 
@@ -83,17 +84,19 @@ class Arrival(NamedTuple):
 
 
 class Pool:
-    """In the order in which rows entered, the newest copy of equal content of a prompt can be drawn, if the prompt has
-    room for it: for the newest `capacity` of such. Where the worst are evicted it has room for those of which any copy
-    ever had the greatest reward, and besides for all that its newest record brought. With all `copies`, each row stands
-    for itself.
+    """All rows of the index, and for each prompt the rows that it has room for.
 
-    So what was once put out stays out until it comes again, however its reward varies, a smaller pool holds a part of a
-    larger one, and a record's prompts have something recent to draw.
+    Of the rows of a prompt with equal content, only the newest can be drawn; if `copies` is "all", every row can. A
+    prompt has room for `capacity` of these rows. If `evict` is "oldest", they are the newest. If `evict` is "worst",
+    they are those with the highest reward, where each row counts with the highest reward that any of its copies ever
+    had; in addition, the prompt has room for all rows that its newest record brought.
 
-    Where ages are bounded, what is too old when it enters is passed over, as if it had not come, and what becomes too
-    old later is drawn no more. It still has its room: only what entered before it, and is older still but for a late
-    searcher's, could have it.
+    So an evicted row stays out until its content arrives again, even if the reward varies between copies. A smaller
+    pool holds a subset of a larger one. The prompts of a record have recent rows to draw.
+
+    If ages are bounded, a row that is too old when it enters is ignored, as if it had not arrived. A row that becomes
+    too old later cannot be drawn any more, but still takes up room. The rows that could take its room entered before
+    it, and so they are even older, unless a late searcher generated the row.
     """
 
     def __init__(self, eligibility: Eligibility):
@@ -105,7 +108,7 @@ class Pool:
             Growing(_VERSION, 1 << 10),
         )
         self.prompt_ids: list[str] = []
-        self.held: list[bytes] = []  # by prompt: the places of its rows that have room, int32, oldest first
+        self.held: list[bytes] = []  # by prompt: the places of the rows that it has room for, int32, oldest first
         self.young: dict[int, list[np.ndarray]] = {}  # by version that is not too old: prompts of its rows, by record
 
     def add_version(self, version: Version, step: int) -> None:
@@ -113,9 +116,9 @@ class Pool:
         self.versions.append({name: np.array([number]) for name, number in numbers.items()})
 
     def extend(self, sync: int, shards: Sequence[Arrival], columns: Columns, *, step: int) -> list[range]:
-        """Admit the shards of a record, which follows a step, given with all their rows in order: prompt, version,
-        length, finished, reward, content. New prompts and versions have been added before. Returns where each shard's
-        rows lie."""
+        """Admit the shards of a record. `columns` has all their rows in order: prompt, version, length, finished,
+        reward, content. New prompts and versions must have been added before. `step` is the step that the record
+        follows. Return the places of each shard's rows."""
         first, known = len(self.rows), len(self.shards)
         searchers, seqs, rows = np.array(shards).T
         starts = np.cumsum(rows) - rows
@@ -137,15 +140,15 @@ class Pool:
         return [range(start, start + n) for start, n in zip((first + starts).tolist(), rows.tolist(), strict=True)]
 
     def _choose(self, first: int, new_N: np.ndarray, arrived_N: np.ndarray) -> None:
-        """Which rows have room of the prompts `arrived_N` of those at `new_N`, which a record brought; all of its rows
-        lie from `first` on."""
+        """Choose which rows the prompts of a record have room for. The record's rows that are not too old lie at
+        `new_N` and have the prompts `arrived_N`. All rows of the record lie from `first` on."""
         prompts = np.unique(arrived_N).tolist()
         old_N, counts = self._held(prompts)
         places_N = np.concatenate([old_N, new_N.astype(np.int32)])
         prompt_N = np.concatenate([np.repeat(np.array(prompts, np.int32), counts), arrived_N])
         chosen_N = self._newest_copies(places_N, prompt_N, len(old_N))
         chosen_N[chosen_N] = self._have_room(places_N[chosen_N], prompt_N[chosen_N], first)
-        by_prompt_N = np.argsort(prompt_N, kind="stable")  # each prompt's oldest first
+        by_prompt_N = np.argsort(prompt_N, kind="stable")  # by prompt, the oldest rows of each first
         by_prompt_N = by_prompt_N[chosen_N[by_prompt_N]]
         ends = np.cumsum(np.unique(prompt_N[by_prompt_N], return_counts=True)[1]).tolist()
         for prompt, (start, end) in zip(prompts, pairwise([0, *ends]), strict=True):
@@ -153,12 +156,12 @@ class Pool:
         self.rows.set("drawable", places_N[~chosen_N], 0)
 
     def _have_room(self, places_N: np.ndarray, prompt_N: np.ndarray, first: int) -> np.ndarray:
-        """Whether each row is among those that its prompt has room for; a record's rows lie from `first` on."""
+        """Return whether each row's prompt has room for the row. The rows of the new record lie from `first` on."""
         keys = [places_N, prompt_N]
         if self.evict == "worst":
             best_N = self.rows.take(places_N, ["best"])["best"]
             keys = [best_N, self.rows.take(best_N, ["reward"])["reward"], prompt_N]
-        leaving_N = np.lexsort(keys)  # each prompt's first to go first
+        leaving_N = np.lexsort(keys)  # by prompt, the rows of each in the order in which they are evicted
         counts = np.unique(prompt_N, return_counts=True)[1]
         stay_N = np.arange(len(places_N)) >= np.repeat(np.cumsum(counts), counts) - self.capacity
         have_room_N = np.empty(len(places_N), bool)
@@ -166,7 +169,7 @@ class Pool:
         return have_room_N | (places_N >= first) if self.evict == "worst" else have_room_N
 
     def _newest_copies(self, places_N: np.ndarray, prompt_N: np.ndarray, old: int) -> np.ndarray:
-        """Whether each row is the last of its prompt and content. Old rows are no copies of each other."""
+        """Return whether each row is the last with its prompt and content. No two of the first `old` are copies."""
         if self.copies == "all":
             return np.ones(len(places_N), bool)
         content_N = self.rows.take(places_N, ["content"])["content"]
@@ -184,22 +187,22 @@ class Pool:
         return chosen_N
 
     def _pass_on_the_best(self, keys: Sequence[tuple[int, bytes]], places_N: np.ndarray) -> None:
-        """To the last copy of equal content, which have equal keys; of equal rewards the newest is the best."""
+        """Note for the last of the copies, which have equal keys, the place of the newest with the highest reward."""
         best_N = self.rows.take(places_N, ["best"])["best"]
         reward_N = self.rows.take(best_N, ["reward"])["reward"]
-        found: dict[tuple[int, bytes], tuple[float, int]] = {}
-        for key, *it in zip(keys, reward_N.tolist(), best_N.tolist(), strict=True):
-            found[key] = max(found.get(key, (it[0], it[1])), (it[0], it[1]))
+        highest: dict[tuple[int, bytes], tuple[float, int]] = {}
+        for key, reward, place in zip(keys, reward_N.tolist(), best_N.tolist(), strict=True):
+            highest[key] = max(highest.get(key, (reward, place)), (reward, place))
         last = dict(zip(keys, places_N.tolist(), strict=True))
-        self.rows.set("best", np.array([last[key] for key in found]), [best for _, best in found.values()])
+        self.rows.set("best", np.array([last[key] for key in highest]), [place for _, place in highest.values()])
 
     def _held(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-        """Places of the rows of these prompts that have room, one prompt after the other; and how many each has."""
+        """Return the places of the rows that prompts have room for, prompt after prompt, and how many each has."""
         lists = [self.held[prompt] for prompt in prompts]
-        return np.frombuffer(b"".join(lists), np.int32), [len(it) // 4 for it in lists]
+        return np.frombuffer(b"".join(lists), np.int32), [len(places) // 4 for places in lists]
 
     def places(self, prompts: Sequence[int]) -> tuple[np.ndarray, list[int]]:
-        """Likewise of the rows that can be drawn."""
+        """Return the places of the rows that can be drawn, prompt after prompt, and how many each prompt has."""
         places_N, counts = self._held(prompts)
         if self.max_age is None:
             return places_N, counts
@@ -208,14 +211,14 @@ class Pool:
         return places_N[drawable_N], np.bincount(of_N, minlength=len(counts)).tolist()
 
     def newest_places(self, prompts: Sequence[int]) -> np.ndarray:
-        """Of each prompt the place of the newest row that can be drawn; -1 where there is none."""
+        """Return the place of the newest row of each prompt that can be drawn; -1 for a prompt without such rows."""
         places_N, counts = self.places(prompts)
         ends = accumulate(counts)
         return np.array([places_N[end - 1] if n else -1 for n, end in zip(counts, ends, strict=True)], np.int64)
 
     def mean_rewards(self, prompts: Sequence[int]) -> list[float]:
-        """Of the rows of each prompt that can be drawn, as near as a number can be: of equal rewards it is that reward,
-        and of any it does not depend on the order in which they lie. Of none it is no number."""
+        """Return the mean reward of the rows of each prompt that can be drawn; NaN if there are none. It is rounded
+        only once: the mean of equal rewards is that reward, and the order of rows does not matter."""
         places_N, counts = self.places(prompts)
         rewards = self.rows.take(places_N, ["reward"])["reward"].tolist()
         return [mean(rewards[start:end] or [nan]) for start, end in pairwise(accumulate(counts, initial=0))]
@@ -223,7 +226,7 @@ class Pool:
     # --- age --------------------------------------------------------------------------------------------------------
 
     def _is_young(self, version_N: np.ndarray, step: int) -> np.ndarray:
-        """Whether the age that rows of these versions have at a step is within the bound."""
+        """Return whether the age of rows of these versions is within the bound at a step."""
         if self.max_age is None:
             return np.ones(len(version_N), bool)
         versions_U, which_N = np.unique(version_N, return_inverse=True)
@@ -235,19 +238,20 @@ class Pool:
                 self.young.setdefault(version, []).append(prompt_N[version_N == version])
 
     def grow_old(self, step: int) -> np.ndarray:
-        """From this step on, what is too old for it is drawn no more; returns the prompts of such rows, once."""
+        """From this step on, do not draw rows that are too old for it. Return the prompts of the rows that have become
+        too old since the last call."""
         versions = np.array(list(self.young), np.int64)
-        found = [self.young.pop(version) for version in versions[~self._is_young(versions, step)].tolist()]
-        if not found:
+        too_old = [self.young.pop(version) for version in versions[~self._is_young(versions, step)].tolist()]
+        if not too_old:
             return np.zeros(0, np.int32)
-        prompts_P = np.unique(np.concatenate([prompts for records in found for prompts in records]))
+        prompts_P = np.unique(np.concatenate([prompts for records in too_old for prompts in records]))
         places_N, _ = self._held(prompts_P.tolist())
         young_N = self._is_young(self.rows.take(places_N, ["version"])["version"], step)
         self.rows.set("drawable", places_N[~young_N], 0)
         return prompts_P
 
     def count_young(self, step: int) -> int:
-        """Rows of which the age at a step is within the bound, whether or not they have room."""
+        """Count the rows whose age at a step is within the bound, whether or not their prompt has room for them."""
         versions = np.array(list(self.young), np.int64)
         young = versions[self._is_young(versions, step)].tolist()
         return sum(len(prompts) for version in young for prompts in self.young[version])
@@ -255,7 +259,7 @@ class Pool:
     # --- as tables ------------------------------------------------------------------------------------------------
 
     def table_of(self, prompts: Sequence[int]) -> pa.Table:
-        """The rows of these prompts that can be drawn."""
+        """Return the rows of these prompts that can be drawn."""
         places_N, _ = self.places(prompts)
         rows = self.rows.take(places_N)
         prompts_U, named_N = np.unique(rows["prompt"], return_inverse=True)
@@ -266,7 +270,7 @@ class Pool:
         return pa.Table.from_batches([_batch(rows, places_N, named_N, shared)])
 
     def table(self) -> pa.Table:
-        """All rows, also those that cannot be drawn; most columns are not copied."""
+        """Return all rows, also those that cannot be drawn. Most columns are not copied."""
         shared = _Shared(
             pa.array(self.prompt_ids, pa.string()),
             self.shards.take(np.arange(len(self.shards))),
@@ -281,7 +285,7 @@ class Pool:
 
 
 class _Shared(NamedTuple):
-    """What many rows have in common, there once."""
+    """Values that many rows share. Each is stored once."""
 
     prompt_ids: pa.Array
     shards: Columns
@@ -289,7 +293,8 @@ class _Shared(NamedTuple):
 
 
 def _batch(rows: Columns, places_N: np.ndarray, named_N: np.ndarray, shared: _Shared) -> pa.RecordBatch:
-    """Rows as `storage.buffer.sampler` lays them out; `named_N` is the place of each row's prompt in `prompt_ids`."""
+    """Return rows as the tables `pool` and `front` of `storage.buffer.sampler`. `named_N` has the place of each row's
+    prompt in `prompt_ids`."""
     content = pa.py_buffer(np.ascontiguousarray(rows["content"]).view(np.uint8))
     content_N = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(places_N), [None, content])
     columns = {

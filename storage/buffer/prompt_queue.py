@@ -1,4 +1,5 @@
-"""In which order the slots of a step take prompts: each prompt of a branch once before any of them again."""
+"""The order in which the slots of a step take prompts. Each prompt of a branch is taken once before any is taken
+again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,8 +8,9 @@ import numpy as np
 
 
 class Queue:
-    """The prompts that a branch can take, by number, and which of them have been drawn since it was last refilled. Some
-    are held back for as long as others are not; where all would be, none is. Empty ones are passed over in any case."""
+    """The prompts of a branch, by number, and which of them have been drawn since the queue was last refilled. Empty
+    prompts, which have no rows to draw, are never taken. Prompts that are held back are taken only while all prompts
+    that are not empty are held back."""
 
     def __init__(self) -> None:
         self.prompts_P = np.zeros(0, np.int32)  # ascending
@@ -17,7 +19,7 @@ class Queue:
         self.empty_P = np.zeros(0, bool)
 
     def add(self, prompts: np.ndarray) -> None:
-        """Prompts with numbers greater than any here."""
+        """Add prompts. Their numbers must be greater than all numbers in the queue."""
         if len(prompts):
             self.prompts_P = np.concatenate([self.prompts_P, prompts.astype(np.int32)])
             self.used_P = np.concatenate([self.used_P, np.zeros(len(prompts), bool)])
@@ -25,11 +27,11 @@ class Queue:
             self.empty_P = np.concatenate([self.empty_P, np.zeros(len(prompts), bool)])
 
     def hold_back(self, prompts: np.ndarray, whether: np.ndarray) -> None:
-        """Those of these prompts that are its own."""
+        """Set whether each of these prompts is held back. Prompts that are not in the queue are ignored."""
         self._set(self.held_back_P, prompts, whether)
 
     def pass_over(self, prompts: np.ndarray, whether: np.ndarray) -> None:
-        """Likewise, as there is nothing of them to draw."""
+        """Set whether each of these prompts is empty. Prompts that are not in the queue are ignored."""
         self._set(self.empty_P, prompts, whether)
 
     def _set(self, values_P: np.ndarray, prompts: np.ndarray, whether: np.ndarray) -> None:
@@ -39,48 +41,49 @@ class Queue:
 
     @property
     def has_none_left(self) -> bool:
-        """Whether all would be held back."""
+        """True if some prompts are not empty, and all of these are held back."""
         return not self.empty_P.all() and bool((self.held_back_P | self.empty_P).all())
 
     @property
     def open_P(self) -> np.ndarray:
-        """Whether slots can take each prompt."""
+        """For each prompt, whether slots can take it."""
         return ~self.empty_P if self.has_none_left else ~(self.held_back_P | self.empty_P)
 
     def turns(self, slots: int, uniform: Callable[[int], float]) -> list[int]:
-        """The prompts that so many slots would take one after the other, uniformly among the unused ones, and among
-        all of them again whenever there are no more. `uniform(turn)` is a number between 0 and 1."""
+        """Return the prompts that this many slots would take one after the other. Each is chosen uniformly among the
+        unused prompts. When none is left, all can be chosen again. `uniform(turn)` is a number between 0 and 1."""
         open_P = self.open_P
-        taken, unused = [], self.prompts_P[open_P & ~self.used_P]
+        chosen, unused = [], self.prompts_P[open_P & ~self.used_P]
         left = len(unused)
         for turn in range(slots if open_P.any() else 0):
             if not left:
                 unused = self.prompts_P[open_P]
                 left = len(unused)
             place = int(uniform(turn) * left)
-            taken.append(int(unused[place]))
+            chosen.append(int(unused[place]))
             left -= 1
             unused[place] = unused[left]
-        return taken
+        return chosen
 
     def take(self, prompts: Sequence[int]) -> None:
-        """They were drawn, in this order. One that had been already shows that the queue was refilled."""
+        """Note that these prompts were drawn, in this order. If a prompt was drawn before, the queue was refilled."""
         places = np.searchsorted(self.prompts_P, prompts)
         for place, prompt in zip(places.tolist(), prompts, strict=True):
             if place == len(self.prompts_P) or self.prompts_P[place] != prompt:
-                continue  # a user's sampler may call recent what it likes
+                continue  # a user's sampler may name the branch `recent` for any prompt
             if self.used_P[place]:
                 self.used_P[:] = False
             self.used_P[place] = True
 
     def state(self) -> dict[str, Any]:
-        """Whether each prompt is used, a bit each in hexadecimal: checkpoints hold it, whatever number of prompts."""
+        """Return which prompts are used, as one bit per prompt in hexadecimal. Checkpoints store this, so it must be
+        small for any number of prompts."""
         return {"prompts": len(self.used_P), "used": np.packbits(self.used_P).tobytes().hex()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """What `state` once gave of the same prompts; ValueError if it did not."""
+        """Restore what `state` returned for the same prompts. Raise ValueError if the state is of other prompts."""
         bits = np.unpackbits(np.frombuffer(bytes.fromhex(state["used"]), np.uint8))
         n = len(self.used_P)
         if state["prompts"] != n or len(bits) != (n + 7) // 8 * 8:
-            raise ValueError(f"it is of {state['prompts']} prompts, the records have {n}")
+            raise ValueError(f"it has {len(bits)} bits of {state['prompts']} prompts, but the records have {n} prompts")
         self.used_P = bits[:n].astype(bool)

@@ -1,4 +1,4 @@
-"""The records of a run, one after the other: each is read, or is created by the newest attempt of the trainer."""
+"""The sync records of a run. Each is read if it exists; otherwise the newest attempt of the trainer creates it."""
 
 from hashlib import sha256
 
@@ -10,22 +10,23 @@ from tba.errors import AlreadyExists, Missing, Superseded
 
 
 class RecordChain:
-    """Each record names the sha256 of the one before, so the chain knows that of the newest one."""
+    """Reads and creates sync records in order. Each record names the sha256 of the previous record, so the chain keeps
+    the sha256 of the newest."""
 
     def __init__(self, run: Run, attempt: int):
-        self.newest_sha256: str | None = None  # of the newest record that was appended
+        self.newest_sha256: str | None = None  # sha256 of the newest record that was appended
         self._run, self._attempt = run, attempt
 
     def has(self, sync: int) -> bool:
         return self._run.store.exists(layout.sync(sync))
 
     def read(self, sync: int) -> StoredRecord | None:
-        """Return the record that follows the newest one; None if it is not there."""
+        """Return the record of a sync, which must follow the newest record; None if it is not stored."""
         return read_record(self._run, sync, previous_sha256=self.newest_sha256)
 
     def create(self, record: SyncRecord) -> StoredRecord:
-        """Store a record. If another was first, that one is the fact and is returned, as long as this attempt is still
-        the newest."""
+        """Store a record and return it. If another process has stored the record of this sync first, return that
+        record instead. Raise Superseded in that case if this attempt is no longer the newest."""
         data = encode(record)
         try:
             self._run.store.create(layout.sync(record.sync), data)
@@ -33,12 +34,12 @@ class RecordChain:
             self.check_attempt()
             stored = self.read(record.sync)
             if stored is None:
-                raise Missing(f"{self._run.url}/{layout.sync(record.sync)} was there and is gone") from None
+                raise Missing(f"{self._run.url}/{layout.sync(record.sync)} existed but has been removed") from None
             return stored
         return StoredRecord(record, sha256(data).hexdigest())
 
     def append(self, stored: StoredRecord) -> None:
-        """Let a record be the newest one."""
+        """Make a record the newest record of the chain."""
         self.newest_sha256 = stored.sha256
 
     def check_attempt(self) -> None:

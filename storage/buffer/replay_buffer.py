@@ -1,4 +1,5 @@
-"""The replay buffer: the trainer's side of the log. Records say what is in it; a draw is SQL over an index of that."""
+"""The replay buffer: the trainer's side of the log. Sync records say what the buffer holds, and a draw is an SQL query
+over an index of that."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,13 +21,14 @@ from tba.errors import Damaged, Missing
 from tba.fetched import Fetched
 from tba.types import Draw, Version
 
-_GIVEN_UP = "given_up"  # beside the branches, in the queues of a checkpoint: the shards they were kept without
+_GIVEN_UP = "given_up"  # in the queues of a checkpoint, beside the branches: the shards that were given up by then
 
 
 class DuckReplayBuffer:
-    """The `ReplayBuffer` of one attempt. A draw follows from seed, sampler and records: the run's name, how often
-    arrivals were looked for, and whether the buffer was rebuilt in between have no part in it. If `searchers_in_step`
-    searchers go in step with the trainer, record n admits round n of each of them."""
+    """The `ReplayBuffer` of one attempt. A draw follows from the seed, the sampler and the sync records alone. It does
+    not depend on the run's name, on how often the buffer looked for arrivals, or on whether the buffer was rebuilt in
+    between. `searchers_in_step` is the number of searchers if they go in step with the trainer; record n then admits
+    round n of each of them."""
 
     def __init__(
         self,
@@ -57,21 +59,21 @@ class DuckReplayBuffer:
             values=settings.objective.needs_values,
         )
         self.arrivals = Arrivals(run, self.payloads, self.index.check)
-        self.given_up = given_up(run).shards  # admitted shards that were lost: the buffer does without them
+        self.given_up = given_up(run).shards  # admitted shards that were lost, which the buffer leaves out
         replays = run.inherits if run.inherits and run.inherits.replays else None
         self.recording = Recording(replays, given_up=self.given_up) if replays else None
-        self.shards: dict[str, Shard] = {}  # admitted ones, by searcher/seq
+        self.shards: dict[str, Shard] = {}  # admitted shards by searcher/seq
         self.in_step = None if self.recording else searchers_in_step
         self.batch = settings.training.prompts_per_step * settings.training.responses_per_prompt
         self.applied = -1
-        self._steps = {0: 0}  # that each applied sync follows, and so the version of its number
+        self._steps = {0: 0}  # the step that each applied sync follows, and so does the version of the same number
         self._queues = self.index.queues()
 
     # --- syncs ----------------------------------------------------------------------------------------------------
 
     def sync(self, sync: int, *, step: int) -> int:
         if sync != self.applied + 1:
-            raise ValueError(f"records are applied one after the other: expected {self.applied + 1}, got {sync}")
+            raise ValueError(f"records are applied in order: expected record {self.applied + 1}, got {sync}")
         stored = self.records.read(sync) or self._create(sync, step)
         if stored.record.step != step:
             raise Damaged(
@@ -99,12 +101,13 @@ class DuckReplayBuffer:
         self._queues = self.index.queues()
 
     def _step_of_version(self, version: Version) -> int:
-        """A version is published once its record is stored, so whatever cites one is applied later; of one that comes
-        before, `ready` knows."""
+        """Return the step that a version follows. A version is published after its record is stored, so a shard that
+        cites the version is admitted by a later record. If searchers go in step, a round can cite the version of the
+        very sync that admits it; `ready` notes the step of that version beforehand."""
         step = self.recording.step_of(version) if self.recording else None
         step = self._steps.get(version.number) if step is None else step
         if step is None:
-            raise Damaged(f"it cites version {version}, which follows no sync that is recorded")
+            raise Damaged(f"it cites version {version}, but no record of that sync has been applied")
         return step
 
     def recorded(self, sync: int) -> bool:
@@ -115,11 +118,11 @@ class DuckReplayBuffer:
         if self.recording or not (bounded or self.in_step) or self.recorded(sync):
             return True
         if self.in_step:
-            self._steps.setdefault(sync, step)  # a round can be by the version of this very sync
+            self._steps.setdefault(sync, step)  # the version of this very sync can have generated a round
         self.arrivals.look()
         if self.in_step:
             return all(self.arrivals.knows(layout.shard(searcher, sync)) for searcher in range(self.in_step))
-        arrived = [it.light for it in self.arrivals.found.values()]
+        arrived = [arrival.light for arrival in self.arrivals.found.values()]
         return self.index.count_young(until, arrived) >= self.batch
 
     def waiting(self) -> int:
@@ -127,7 +130,7 @@ class DuckReplayBuffer:
         return self.arrivals.rows()
 
     def _create(self, sync: int, step: int) -> StoredRecord:
-        """Create a record of all that has arrived; return it, or the one that another attempt created first."""
+        """Create a record of all that has arrived. Return it, or the record that another attempt created first."""
         arrived = self._arrived(sync, step)
         record = SyncRecord(
             sync=sync,
@@ -150,10 +153,10 @@ class DuckReplayBuffer:
         if self.recording:
             return self.recording.arrivals(step, self.shards)
         self.arrivals.look()
-        found = [it.shard for it in self.arrivals.found.values()]
+        shards = [arrival.shard for arrival in self.arrivals.found.values()]
         if self.in_step is not None:
-            found = [shard for shard in found if shard.seq <= sync]
-        return sorted(found, key=lambda shard: (shard.searcher, shard.seq))
+            shards = [shard for shard in shards if shard.seq <= sync]
+        return sorted(shards, key=lambda shard: (shard.searcher, shard.seq))
 
     def _apply(self, record: SyncRecord) -> None:
         shards = sorted(record.shards, key=lambda shard: (shard.searcher, shard.seq))
@@ -171,8 +174,8 @@ class DuckReplayBuffer:
         return {**self._queues, **({_GIVEN_UP: sorted(self.given_up)} if self.given_up else {})}
 
     def restore(self, queues: Mapping[str, Any]) -> None:
-        """Queues number the prompts that are in the buffer, so those that were kept before a shard was given up are of
-        no use: every prompt can be drawn again."""
+        """Restore the queues of a checkpoint. If shards were given up since, its queues cannot be used, because they
+        number the prompts in the buffer. Every prompt can then be drawn again, and an event says so."""
         if set(queues.get(_GIVEN_UP, ())) == self.given_up:
             self.index.restore(queues)
             self._queues = self.index.queues()

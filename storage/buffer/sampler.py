@@ -1,4 +1,5 @@
-"""The sampler: one SELECT over the tables of the index (sql/sampler.sql says which). A run stores the one it uses."""
+"""The sampler: one SELECT over the tables of the index, which `sql/sampler.sql` describes. Each run stores the sampler
+that it uses."""
 
 import json
 import math
@@ -16,7 +17,7 @@ from tba.types import Branch
 _CHANCE = """
 create macro uniform(text) as (('0x' || left(md5(text), 13))::bigint + 0.5::double) / 4503599627370496::double
 """
-"""It takes the first 52 bits of the digest, so it is never 0 and never 1."""
+"""The SQL function `uniform(text)`. It takes the first 52 bits of the digest, so its result is never 0 and never 1."""
 
 _ROWS = """
 create or replace view {name} as
@@ -44,7 +45,7 @@ select branch::varchar as branch, turn::integer as turn, prompt_id::varchar as p
 from {name}_laid
 """,
 }
-"""What a sampler reads, as views of what is laid under them: trajectory_id is made only where it is read."""
+"""The tables that a sampler reads. They are views of `{name}_laid`, so trajectory_id is made only if it is read."""
 
 PARAMETERS = ("seed", "step", "slots", "responses", "recent_share", "inv_temp", "newest")
 BRANCHES: tuple[Branch, ...] = ("recent", "prioritised")
@@ -62,9 +63,9 @@ having bool_or(stability = 'VOLATILE') or bool_and(stability = 'CONSISTENT_WITHI
   )
 except select 'error'
 """
-"""Functions that may give another result when the same draw is repeated: those that DuckDB says so of, those that look
-at the clock or at settings, and those whose result may differ in another version of DuckDB. Since 2.0 the forms of
-functions such as `+` and `range` that take a time with its zone are consistent within a query only; the other forms of
+"""Functions that may give another result when the same draw is repeated: those that DuckDB marks so, those that read
+the clock or settings, and those whose result may differ in another version of DuckDB. Since DuckDB 2.0, the forms of
+functions such as `+` and `range` that take a time with its zone are consistent within a query only. The other forms of
 these functions are repeatable, so their names are allowed."""
 
 _EXAMPLES_ROWS = """
@@ -110,20 +111,20 @@ def default_sampler() -> str:
 
 
 def check_sampler(sql: str) -> None:
-    """Refuse, with a ConfigError, a sampler that cannot work, or whose draws could not be had again: before anything
+    """Raise ConfigError if a sampler cannot work or if its draws cannot be repeated. Call this before anything
     starts."""
     sampler = Sampler(Tables(), sql)
     forwards, backwards = (_try(sampler, direction) for direction in (1, -1))
     if forwards != backwards:
         raise _error(
-            "what it draws depends on the order in which rows happen to lie: limit, row_number() and the like need an "
-            "ORDER BY that leaves no ties (ord differs between any two rows)"
+            "what it draws depends on the order in which rows happen to lie: give limit, row_number() and the like an "
+            "ORDER BY without ties (ord differs between any two rows)"
         )
 
 
 def _try(sampler: "Sampler", direction: int) -> list[tuple[Any, ...]] | None:
-    """What is drawn, but for the weights, from an example whose rows lie in one order or in the other. A sampler may
-    make nothing of the example; then there is nothing to compare."""
+    """Return what a sampler draws from an example, without the weights. `direction` (1 or -1) is the order of the
+    example's rows. Return None if the sampler fails on the example, as it may; then there is nothing to compare."""
     sampler.tables.lay_example(direction)
     try:
         return sorted(row[:5] for row in sampler.rows(_EXAMPLES_PARAMETERS))
@@ -132,7 +133,8 @@ def _try(sampler: "Sampler", direction: int) -> list[tuple[Any, ...]] | None:
 
 
 class Tables:
-    """What samplers read, empty at first. They cannot reach files, other objects of the program or the network."""
+    """The tables that samplers read, empty at first. Samplers cannot read files, other objects of the program or the
+    network."""
 
     def __init__(self, threads: int = 1):
         self.con = duckdb.connect(":memory:", config={"threads": threads, "temp_directory": ""})
@@ -145,7 +147,7 @@ class Tables:
             self.con.execute(view.format(name=name))
 
     def lay(self, name: str, rows: pa.Table) -> None:
-        """Have a table show these rows, and no others."""
+        """Replace the rows of a table."""
         laid = self._laid.get(name)
         if laid and laid.rows.schema.equals(rows.schema):
             laid.rows = rows
@@ -159,8 +161,8 @@ class Tables:
 
 
 class _Laid:
-    """Rows that are replaced without a word to DuckDB: it asks for them whenever it reads. To register others takes
-    longer, and a trainer's thread waits meanwhile."""
+    """Rows that can be replaced without registering a new table with DuckDB, which asks for the rows whenever it reads.
+    Registering takes longer, and a thread of the trainer would wait for it."""
 
     def __init__(self, rows: pa.Table):
         self.rows = rows
@@ -176,10 +178,10 @@ class Sampler:
         self.tables, self.sql = tables, sql
         self.parameters, self.reads = _check_statement(tables.con, sql)
         self._execute(f"prepare sampler as {sql}")
-        self._run(dict.fromkeys(PARAMETERS, 1))  # of an empty index: finds unknown names, wrong types and columns
+        self._run(dict.fromkeys(PARAMETERS, 1))  # a run on empty tables finds unknown names, wrong types and columns
 
     def rows(self, parameters: Mapping[str, float]) -> list[Row]:
-        """In the order of slots and positions."""
+        """Return the rows of a draw, in the order of slots and positions."""
         step = parameters["step"]
         rows = sorted(self._rows(step, parameters))
         wanted = [(slot, k) for slot in range(int(parameters["slots"])) for k in range(int(parameters["responses"]))]
@@ -187,7 +189,7 @@ class Sampler:
             raise _error(f"step {step}: {_mismatch([row[:2] for row in rows], wanted)}")
         for slot, group in groupby(rows, key=lambda row: row.slot):
             if len({(row.prompt_id, row.branch) for row in group}) > 1:
-                raise _error(f"step {step}, slot {slot}: the rows of a slot must be of one prompt and one branch")
+                raise _error(f"step {step}, slot {slot}: the rows of a slot must have one prompt and one branch")
         return rows
 
     def _rows(self, step: float, parameters: Mapping[str, float]) -> Iterator[Row]:
@@ -206,9 +208,9 @@ class Sampler:
             yield row
 
     def _run(self, parameters: Mapping[str, float]) -> list[tuple[Any, ...]]:
-        """The rows with the columns in our order."""
-        given = ", ".join(f"{name} := {_literal(parameters[name])}" for name in self.parameters)
-        names, rows = self._execute(f"execute sampler({given})" if given else "execute sampler")
+        """Run the statement, and return its rows with the columns in the order of `Row`."""
+        arguments = ", ".join(f"{name} := {_literal(parameters[name])}" for name in self.parameters)
+        names, rows = self._execute(f"execute sampler({arguments})" if arguments else "execute sampler")
         missing = [name for name in Row._fields if name not in names]
         if missing:
             raise _error(f"it must return a column {missing[0]!r}; it returns {', '.join(names)}")
@@ -216,7 +218,7 @@ class Sampler:
         return [tuple(row[place] for place in places) for row in rows]
 
     def _execute(self, statement: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Names of columns, and rows."""
+        """Run a statement, and return the names of its columns and its rows."""
         try:
             result = self.tables.con.execute(statement)
             return [column[0] for column in result.description or []], result.fetchall()
@@ -225,13 +227,14 @@ class Sampler:
 
 
 def _literal(value: float) -> str:
-    """A number in SQL. The client would bind it too, but looks for pandas at each one that it binds: a trainer's thread
-    waits for those milliseconds."""
+    """Return a number as SQL. The DuckDB client could bind the value, but it looks for pandas at each value that it
+    binds, and a thread of the trainer would wait for those milliseconds."""
     return str(value) if isinstance(value, int) else f"'{value!r}'::double"
 
 
 def _check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> tuple[Sequence[str], set[str]]:
-    """The names of its parameters and of the tables it reads, if it is one SELECT whose result could be had again."""
+    """Return the names of a sampler's parameters and of the tables that it reads. Raise ConfigError unless it is one
+    SELECT whose result can be repeated."""
     try:
         statements = con.extract_statements(sql)
     except duckdb.Error as error:
@@ -245,7 +248,7 @@ def _check_statement(con: duckdb.DuckDBPyConnection, sql: str) -> tuple[Sequence
     [(tree,)] = con.execute("select json_serialize_sql($sql)", {"sql": sql}).fetchall()
     parsed = json.loads(tree)
     if parsed["error"]:
-        raise _error(f"it cannot be looked into: {parsed['error_message']}")
+        raise _error(f"DuckDB cannot show its syntax tree, so it cannot be checked: {parsed['error_message']}")
     nodes = list(_nodes(parsed))
     _check_functions(con, nodes)
     _check_sources(nodes)
@@ -267,8 +270,8 @@ def _check_functions(con: duckdb.DuckDBPyConnection, nodes: Sequence[Mapping[str
 
 
 def _check_sources(nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Rows come from the index, from the statement's own queries and from numbers: DuckDB's other tables and table
-    functions tell of the process, or run SQL that nobody has looked at."""
+    """Check that rows come only from the index, from the statement's own queries and from number generators. Other
+    tables and table functions of DuckDB reveal the process or run SQL that has not been checked."""
     own = {entry["key"].lower() for node in nodes for entry in (node.get("cte_map") or {}).get("map", ())}
     for node in nodes:
         kind = node.get("type")
@@ -278,11 +281,11 @@ def _check_sources(nodes: Sequence[Mapping[str, Any]]) -> None:
         if kind == "TABLE_FUNCTION" and node["function"]["function_name"].lower() not in _GENERATORS:
             raise _error(f"it can read {', '.join(_TABLES)}, not {node['function']['function_name']}(…)")
         if kind == "SHOW_REF":
-            raise _error(f"it can read {', '.join(_TABLES)}, not what SHOW and DESCRIBE tell")
+            raise _error(f"it can read {', '.join(_TABLES)}, not what SHOW and DESCRIBE return")
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
-    """Every object within parsed JSON."""
+    """Yield every object in parsed JSON."""
     if isinstance(tree, dict):
         yield tree
     for child in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():

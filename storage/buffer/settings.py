@@ -1,7 +1,7 @@
-"""The sections of a run's settings that a replay buffer goes by, and what it reads of each.
+"""The settings that a replay buffer reads, by section.
 
-A `Config` of `tba.config` has sections that fit; this package does not import them. Their docstrings there say what
-each setting means.
+The sections of a `Config` of `tba.config` satisfy these protocols; this package does not import them. The docstrings
+there say what each setting means.
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Limits(Protocol):
 class Objective(Protocol):
     @property
     def needs_tokens(self) -> bool:
-        """True if a step needs the log-probabilities that tokens had when they were sampled."""
+        """True if a step needs the log-probabilities of tokens under the policy that sampled them."""
         ...
 
     @property
@@ -66,7 +66,8 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class NoDraws:
-    """The `Sampling` and `Training` of an index from which nothing is drawn: only what can be drawn matters."""
+    """The `Sampling` and `Training` of an index from which nothing is drawn. Such an index only says which rows can be
+    drawn."""
 
     eligibility: Eligibility
     recent_share: float = 0.0

@@ -1,4 +1,4 @@
-"""Files that appear whole and survive a loss of power, and locks of folders."""
+"""Writes files that appear whole and survive a loss of power, and locks folders."""
 
 import contextlib
 import fcntl
@@ -14,8 +14,8 @@ from storage.local_files.temporary_files import mark_as_written, temporary_besid
 
 @contextmanager
 def written_beside(final: Path, content: bytes | Path) -> Iterator[Path]:
-    """Write content, or that of a file, durably under a hidden name beside the final one. The hidden file is there for
-    as long as the caller needs it."""
+    """Write bytes, or the content of a file, durably to a hidden file beside the final one. Yield the path of the
+    hidden file, which is removed when the context ends."""
     temporary = temporary_beside(final)
     with _created(temporary) as file:
         mark_as_written(file)
@@ -43,14 +43,15 @@ def flush_folder(folder: Path) -> None:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which one process at a time has."""
+    """Hold the lock of a folder. Only one process at a time can hold it; others wait."""
     with open(folder / ".lock", "ab", opener=_open_at_once) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # given back when the file closes, also by a process that dies
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file closes, also if the process dies
         yield
 
 
 def _created(path: Path) -> BinaryIO:
-    """Return a new file, and make its folders. A folder may vanish in between, when another process empties it."""
+    """Create a file and its folders, and return the open file. Try again if another process removes a folder in
+    between."""
     for _ in range(100):
         with contextlib.suppress(FileNotFoundError):
             _make_folder(path.parent)
@@ -68,5 +69,5 @@ def _make_folder(folder: Path) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Fail rather than wait where somebody has put a named pipe in the place of a file."""
+    """Open a file. Fail rather than wait if a named pipe is in its place."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)

@@ -1,7 +1,7 @@
-"""Copies of what a remote store gave as files on this machine, within a budget of bytes: objects, named by their
-content, and what was made of a part of one, named by its origin.
+"""Keeps copies of data from a remote store as local files, within a budget of bytes. Copies of whole objects are named
+by the sha256 of their content; data that was made from a part of an object is named by its origin.
 
-Processes and runs share them. A copy that another process has removed, or that something has changed, is not there.
+Processes and runs share the copies. A copy that was removed or changed counts as missing.
 """
 
 import logging
@@ -18,24 +18,25 @@ from storage.local_files.temporary_files import A_DAY, remove_left_behind, tempo
 log = logging.getLogger(__name__)
 
 _DIGEST = 32  # bytes of a sha256
-_SPARED = 0.9  # of the budget: what stays when it is exceeded, so that not every new copy removes an old one
+_SPARED = 0.9  # share of the budget that stays when it is exceeded, so that not every new copy removes an old one
 
 
 class Copies:
-    """Of one kind, up to `limit` bytes, those that were used last; 0 keeps none. Safe to use from several threads."""
+    """The copies of one kind. Up to `limit` bytes of the most recently used copies are kept, none if it is 0. Safe to
+    use from several threads."""
 
     def __init__(self, kind: str, limit: int):
         self.kind, self.limit = kind, limit
-        self._nbytes: int | None = None  # of the copies that are there, as far as this process knows
+        self._nbytes: int | None = None  # bytes of all copies, as far as this process knows
         self._counting = Lock()
 
     def read(self, digest: str) -> bytes | None:
-        """The content of this sha256, if there is a copy."""
+        """Return the content with this sha256 if there is a copy, else None."""
         data = self._read(digest)
         return data if data is not None and sha256(data).hexdigest() == digest else None
 
     def read_made(self, name: str) -> bytes | None:
-        """What was kept under a name that is not its sha256, which then lies before it."""
+        """Return what `keep_made` has kept under this name, else None. The file begins with the sha256 of the rest."""
         data = self._read(name)
         if data is None or sha256(content := data[_DIGEST:]).digest() != data[:_DIGEST]:
             return None
@@ -56,7 +57,7 @@ class Copies:
         self.keep(name, sha256(data).digest() + data)
 
     def keep(self, name: str, data: bytes) -> None:
-        """A disk that is full is no reason to stop: then there is no copy."""
+        """Keep a copy. If it cannot be written, for example because the disk is full, only log a warning."""
         if len(data) > self.limit:
             return
         path = cache_folder(self.kind) / name
@@ -65,7 +66,7 @@ class Copies:
             unfinished.write_bytes(data)
             os.replace(unfinished, path)
         except OSError as error:
-            log.warning("no copy is kept at %s: %s", path, error.strerror or error)
+            log.warning("cannot keep a copy at %s: %s", path, error.strerror or error)
             return
         finally:
             unfinished.unlink(missing_ok=True)
@@ -79,10 +80,10 @@ class Copies:
         return sum(size for _, size, path in self._all() if not remove_left_behind(Path(path), A_DAY))
 
     def _forget(self) -> int:
-        """Those that were used longest ago. How many bytes stay."""
-        found = sorted(self._all())
-        nbytes = sum(size for _, size, _ in found)
-        for _, size, path in found:
+        """Remove the copies that were used longest ago. Return the number of bytes that stay."""
+        oldest_first = sorted(self._all())
+        nbytes = sum(size for _, size, _ in oldest_first)
+        for _, size, path in oldest_first:
             if nbytes <= _SPARED * self.limit:
                 break
             with suppress(FileNotFoundError):  # another process has just removed it
@@ -91,9 +92,10 @@ class Copies:
         return nbytes
 
     def _all(self) -> Iterator[tuple[float, int, str]]:
-        """When each was used last, its size and where it lies; also what a process that was killed left unfinished."""
+        """Yield the time of the last use, the size and the path of each copy, also of unfinished files that killed
+        processes have left."""
         with os.scandir(cache_folder(self.kind)) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
-                    found = entry.stat()
-                    yield found.st_mtime, found.st_size, entry.path
+                    status = entry.stat()
+                    yield status.st_mtime, status.st_size, entry.path

@@ -1,6 +1,6 @@
-"""Only regular files are read: whoever opens a named pipe, a device or a socket may wait for ever.
+"""Reads regular files only, because opening a named pipe, a device or a socket may wait for ever.
 
-A link counts as what it leads to. What is no regular file is treated as if nothing were there.
+A link counts as the file that it leads to. Anything else than a regular file is treated as if nothing were there.
 """
 
 import errno
@@ -18,11 +18,11 @@ _NOWHERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; FileNotFoundError if there is none. Never waits for a writer."""
+    """Open a regular file for reading. Raise FileNotFoundError if there is none. Never wait for a writer."""
     if not path.is_file():
         raise _missing(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # something else took its place since
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # something else has replaced the file meanwhile
         os.close(descriptor)
         raise _missing(path)
     return os.fdopen(descriptor, "rb")
@@ -39,7 +39,7 @@ def sha256_of_file(path: Path) -> str:
 
 
 def irregular_kind(path: Path) -> str:
-    """Name what lies at a path that is no regular file, such as `a named pipe`; empty for a file and for nothing."""
+    """Return what lies at a path, such as `a named pipe`; empty if it is a regular file or if nothing is there."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -48,7 +48,7 @@ def irregular_kind(path: Path) -> str:
 
 
 def about(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """Return what the file system says of an entry; None for a link that leads nowhere and for what is gone."""
+    """Return the status of an entry of a folder; None if it is a link that leads nowhere or was removed meanwhile."""
     try:
         return entry.stat()
     except OSError as error:

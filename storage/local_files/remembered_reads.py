@@ -1,7 +1,7 @@
-"""Remembers which local files have been read whole, and the result: the sha256 of each, or whether it can be read.
+"""Remembers the result of reading each local file whole: its sha256, or whether it can be read.
 
-A file is known by its path, inode, size and times of change. The results are kept in the cache folder, in one file for
-each run, so that later processes read only what is new.
+A file is recognised by its path, inode, size and times of change. The results are kept in the cache folder, in one file
+for each run, so that later processes read only what is new.
 """
 
 import json
@@ -19,23 +19,23 @@ from storage.local_files.temporary_files import temporary_beside
 from tba.errors import StorageError
 
 MOST_BYTES = 2 * 1024**3
-"""Bytes of files without a remembered result that one connection reads at most."""
+"""Maximum bytes of files without a remembered result that one connection reads."""
 
-_SIDE_BY_SIDE = 8  # files read at once
-_SETTLED = 2.0  # seconds since the last change of a file: a later change within one tick of the clock would not show
-_KEPT = 30 * 24 * 3600.0  # seconds for which the memories of a run stay when nobody asks for it
+_SIDE_BY_SIDE = 8  # number of files that are read at the same time
+_SETTLED = 2.0  # seconds: a file that changed so recently is not remembered, since one more change might not show
+_KEPT = 30 * 24 * 3600.0  # seconds for which the results of a run stay if nothing asks for them
 
 Reader = Callable[[Path], Any]
 """Reads a file whole and returns a result that JSON can hold."""
 
 
 class RememberedReads:
-    """The remembered results of one run. A cache folder that cannot be written costs time, and nothing else. `most` is
-    the number of bytes of files without a remembered result that are read at most."""
+    """The remembered results of one run. If the cache folder cannot be written, this costs time and nothing else.
+    `most` is the maximum number of bytes to read of files without a remembered result."""
 
     def __init__(self, run_url: str, *, most: int | None = None):
         self._left = MOST_BYTES if most is None else most
-        self._remembered: dict[str, dict[str, Any]] = {}  # by path: the identity of a file, and what each reader told
+        self._remembered: dict[str, dict[str, Any]] = {}  # by path: the identity of a file, and the result of each kind
         self._new = False
         self._file = _file_of(run_url)
         if self._file:
@@ -43,10 +43,10 @@ class RememberedReads:
                 self._remembered = dict(json.loads(self._file.read_bytes()))
 
     def ask(self, kind: str, paths: Mapping[str, Path], reader: Reader) -> dict[str, Any]:
-        """Return the results of a reader of this kind, by key. Files come oldest first. Files without a remembered
-        result are read newest first, as far as the bound goes. Files beyond the bound, and files that do not exist,
-        have no result."""
-        told: dict[str, Any] = {}
+        """Return the results of this kind, by key. `paths` has the files, oldest first. Files without a remembered
+        result are read by `reader`, newest first, up to the maximum of bytes. Files beyond the maximum, and files that
+        do not exist, get no result."""
+        results: dict[str, Any] = {}
         wanted: list[str] = []
         for key, path in reversed(list(paths.items())):
             try:
@@ -55,19 +55,19 @@ class RememberedReads:
                 continue
             known = self._known(path, about)
             if kind in known:
-                told[key] = known[kind]
+                results[key] = known[kind]
             elif about.st_size <= self._left:
                 self._left -= about.st_size
                 wanted.append(key)
         with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
-            for key, found in zip(wanted, pool.map(lambda key: _read(paths[key], reader), wanted), strict=True):
-                if found is not None:
-                    told[key], about = found
-                    self._remember(kind, paths[key], about, told[key])
-        return told
+            for key, read in zip(wanted, pool.map(lambda key: _read(paths[key], reader), wanted), strict=True):
+                if read is not None:
+                    results[key], about = read
+                    self._remember(kind, paths[key], about, results[key])
+        return results
 
     def save(self) -> None:
-        """Keep what is new for later processes."""
+        """Store new results for later processes."""
         if not self._new or not self._file:
             return
         temporary = temporary_beside(self._file)
@@ -84,22 +84,22 @@ class RememberedReads:
         known = self._remembered.get(str(path))
         return known if isinstance(known, dict) and known.get("file") == _identity(about) else {}
 
-    def _remember(self, kind: str, path: Path, about: os.stat_result, told: Any) -> None:
+    def _remember(self, kind: str, path: Path, about: os.stat_result, result: Any) -> None:
         if time.time() - max(about.st_mtime, about.st_ctime) < _SETTLED:
             return
-        self._remembered[str(path)] = {**self._known(path, about), "file": _identity(about), kind: told}
+        self._remembered[str(path)] = {**self._known(path, about), "file": _identity(about), kind: result}
         self._new = True
 
 
 def _read(path: Path, reader: Reader) -> tuple[Any, os.stat_result] | None:
-    """Return a reader's result and the file's status; None if the file is not there or was replaced meanwhile."""
+    """Return the reader's result and the file's status; None if the file does not exist or was changed meanwhile."""
     try:
         before = path.stat()
-        told = reader(path)
+        result = reader(path)
         after = path.stat()
     except OSError:
         return None
-    return (told, after) if _identity(before) == _identity(after) else None
+    return (result, after) if _identity(before) == _identity(after) else None
 
 
 def _identity(about: os.stat_result) -> list[int]:

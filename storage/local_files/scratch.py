@@ -1,7 +1,8 @@
-"""Scratch folders among the system's temporary files: each goes with its use, or else when the next one is made.
+"""Scratch folders among the system's temporary files. Each is removed after use, or when the next one is made if its
+process was killed.
 
-Who uses one holds a lock on it, which the kernel gives back when the process dies. So whoever gets the lock of another
-knows that nobody will come back for it.
+The process that uses a folder holds a lock on it, which the kernel releases when the process dies. So a folder whose
+lock is free is no longer needed.
 """
 
 import fcntl
@@ -17,9 +18,9 @@ _PREFIX = "tba-scratch-"
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A folder of one's own; what killed processes have left behind is removed first."""
+    """Yield a new folder for this process alone. Folders that killed processes have left are removed first."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # it is in use, another user's, or has just been removed
+        with suppress(OSError):  # the folder is in use, belongs to another user, or has just been removed
             _remove(left, _lock(left, fcntl.LOCK_EX | fcntl.LOCK_NB))
     folder, lock = _make()
     try:
@@ -29,7 +30,7 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def _make() -> tuple[Path, int]:
-    """And its lock; before that is taken, another process may find the folder and remove it."""
+    """Make a folder and lock it. Try again if another process removes the folder before it is locked."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         with suppress(FileNotFoundError):

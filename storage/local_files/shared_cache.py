@@ -1,8 +1,8 @@
-"""A cache on this machine's disk: copies that can be had again, shared by processes and by runs.
+"""A cache on this machine's disk, shared by processes and runs. Its copies can be made again at any time.
 
-Two locks keep the processes out of each other's way; the kernel gives back those of a process that dies. The *guard*
-of a name is held, shared or alone, while a copy is looked at, made or removed. A copy that is *in use* is not removed:
-each process uses those of each kind that it was given last.
+Two locks coordinate the processes; the kernel releases the locks of a process that dies. The *guard* of a name is held,
+shared or exclusive, while a copy is checked, made or removed. A second lock marks a copy as *in use*, so that it is not
+removed: each process uses the last few copies of each kind that it has asked for.
 """
 
 import fcntl
@@ -16,19 +16,21 @@ from pathlib import Path
 
 from tba.errors import DeadlinePassed, StorageError, TBAError
 
-_USED = 3  # of each kind: one that waits for its use, one that is being fetched meanwhile, and what that is made from
+_USED = 3  # copies of each kind: one waiting for its use, one being fetched meanwhile, and one that it is made from
 
-_in_use: dict[Path, dict[Path, int]] = {}  # by kind, the open files whose locks say so, the one given last at the end
-_changing = threading.Lock()  # of what is in use
+_in_use: dict[Path, dict[Path, int]] = {}  # by kind: the copies in use, the latest last, and the open file of each lock
+_changing = threading.Lock()  # protects _in_use
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder for one kind of copy, under `$TBA_CACHE`, else `~/.cache/tba`. Made if it is not there."""
+    """Return the folder for one kind of copy, under `$TBA_CACHE` or else `~/.cache/tba`. Make it if necessary."""
     folder = Path(os.environ.get("TBA_CACHE") or "~/.cache/tba").expanduser().absolute() / kind
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StorageError(f"the cache folder {folder} cannot be made (set TBA_CACHE): {error.strerror}") from error
+        raise StorageError(
+            f"the cache folder {folder} cannot be made: {error.strerror}; set TBA_CACHE to another folder"
+        ) from error
     return folder
 
 
@@ -42,10 +44,12 @@ def shared_copy(
     prepare: Callable[[], object] = lambda: None,
     deadline: float = 600.0,
 ) -> Path:
-    """A folder of the cache that is `whole`, by `make` if it is not there or not whole: of several processes that ask,
-    one makes it. Nobody removes it before this process has been given three others of its kind, or ends. The cache
-    keeps the `keep` of a kind that were asked for last, and what is in use. `prepare` comes before `make`, and may ask
-    for another copy, as this process holds no guard then. `deadline` bounds the wait for another process."""
+    """Return a folder of the cache that is `whole`. If it does not exist or is not whole, `make` makes it; if several
+    processes ask at the same time, one makes it and the others wait, at most `deadline` seconds.
+
+    The folder stays until this process ends or has asked for three others of its kind. The cache keeps the `keep` most
+    recent copies of a kind, and those in use. `prepare` is called before `make`. It may ask for another copy, because
+    this process then holds no guard."""
     copy = cache_folder(kind) / name
     try:
         with _guard(copy, fcntl.LOCK_SH, deadline):
@@ -54,24 +58,24 @@ def shared_copy(
         if not there:
             prepare()
             with _guard(copy, fcntl.LOCK_EX, deadline):
-                if not whole(copy):  # it may have been made while we waited
+                if not whole(copy):  # another process may have made it during the wait
                     _make(copy, make)
                 _use(copy)
         _forget_old(copy.parent, keep)
     except TBAError:
         raise
     except OSError as error:
-        raise StorageError(f"the cache folder {copy}: {error.strerror or error}") from error
+        raise StorageError(f"the cache folder {copy} cannot be used: {error.strerror or error}") from error
     return copy
 
 
 def _make(copy: Path, make: Callable[[Path], object]) -> None:
-    """Under its final name only when it is whole."""
+    """Make a copy. It gets its final name only when it is whole."""
     unfinished = _beside(copy, "part")
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
         make(unfinished)
-        shutil.rmtree(copy, ignore_errors=True)  # there, and not whole
+        shutil.rmtree(copy, ignore_errors=True)  # a copy that exists but is not whole
         unfinished.rename(copy)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -82,17 +86,17 @@ def _beside(copy: Path, kind: str) -> Path:
 
 
 def _use(copy: Path) -> None:
-    """In place of what this process was given long ago. The caller has the guard."""
+    """Mark a copy as in use, and the oldest ones beyond `_USED` as no longer in use. The caller holds the guard."""
     os.utime(copy)
     descriptor = os.open(_beside(copy, "used"), os.O_RDWR | os.O_CREAT, 0o644)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)  # at once: who removes copies has a guard too
+    fcntl.flock(descriptor, fcntl.LOCK_SH)  # does not wait: a process that removes copies needs the guard
     with _changing:
         used = _in_use.setdefault(copy.parent, {})
-        given_up = [used.pop(it) for it in list(used) if it == copy]
+        released = [used.pop(copy)] if copy in used else []
         used[copy] = descriptor
-        given_up += [used.pop(it) for it in list(used)[:-_USED]]
-    for it in given_up:
-        os.close(it)
+        released += [used.pop(oldest) for oldest in list(used)[:-_USED]]
+    for old_descriptor in released:
+        os.close(old_descriptor)
 
 
 def _forget_old(folder: Path, keep: int) -> None:
@@ -124,7 +128,8 @@ def _is_used(copy: Path) -> bool:
 
 @contextmanager
 def _guard(copy: Path, kind: int, wait: float) -> Iterator[None]:
-    """A few names share a guard, so that there are never more than 256 of them."""
+    """Hold the guard of a copy. Copies whose names begin with the same two characters share a guard, so there are at
+    most 256 guards."""
     path, began = copy.with_name(f".{copy.name[:2]}.lock"), time.monotonic()
     with path.open("ab") as file:
         while True:

@@ -1,7 +1,7 @@
-"""Temporary files beside the names that they are written for: `.NAME.` and twelve hexadecimal digits.
+"""Temporary files beside the files that they will become. Their names are `.NAME.` and twelve hexadecimal digits.
 
-A writer holds a lock on its temporary file. The kernel gives the lock back when the process ends, so an old file that
-nobody has locked was left behind by a process that was killed.
+A writer holds a lock on its temporary file. The kernel releases the lock when the process ends, so an old file without
+a lock was left by a process that was killed.
 """
 
 import fcntl
@@ -21,25 +21,26 @@ _NAME = re.compile(r"\.([A-Za-z0-9_][A-Za-z0-9_.=+@-]{0,240})\.[0-9a-f]{12}")
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return a new name beside a path for writing what the path is to hold."""
+    """Return a new temporary path for writing what the path will hold."""
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}")
 
 
 def name_written(name: str) -> str | None:
-    """Return the final name that a temporary file is written for; None if the name is not one of ours."""
+    """Return the final name of a temporary file; None if this is not the name of a temporary file."""
     match = _NAME.fullmatch(name)
     return match[1] if match else None
 
 
 def mark_as_written(file: BinaryIO) -> None:
-    """Lock a temporary file for as long as it is open. Where locks are not known its age alone says that it is old."""
+    """Lock a temporary file for as long as it is open. On a file system without locks, only the age of a file shows
+    that it was left behind."""
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def remove_left_behind(path: Path, seconds: float) -> bool:
-    """Remove a temporary file that was written to last more than `seconds` ago and that no writer holds; True if it was
-    removed. A file of any other name is never touched, nor is what cannot be looked at."""
+    """Remove a temporary file if it was last written more than `seconds` ago and no writer has locked it. Return True
+    if it was removed. A file with any other name, or that cannot be read, is never removed."""
     if name_written(path.name) is None:
         return False
     with suppress(OSError):
@@ -47,8 +48,8 @@ def remove_left_behind(path: Path, seconds: float) -> bool:
             return False
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            found = os.fstat(descriptor)
-            if stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > seconds and not _is_held(descriptor):
+            status = os.fstat(descriptor)
+            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime > seconds and not _is_held(descriptor):
                 path.unlink()
                 return True
         finally:

@@ -1,7 +1,8 @@
-"""Compactions: objects that hold the rows of many admitted shards, which are removed once a record says so.
+"""Compactions: objects that hold the rows of many admitted shards. The shards are removed once the record of the
+compaction is stored.
 
-A shard has row groups of its own in the object. Where it is in several compactions, as when one was made again with
-others or two were made at once, the one that counts is that of the highest rank, for everybody.
+Each shard has row groups of its own in the object. A shard can be in several compactions, for example if a compaction
+was itself compacted, or if two were made at the same time. Then every reader uses the compaction of the highest rank.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,9 +21,9 @@ from storage.runs.run import Run
 from tba.errors import Damaged, Missing
 
 PAYLOAD = ("prompt_tokens", "response_tokens", "behaviour_logps", "ref_logps")
-"""Columns that can be given up of rows that no step will draw again: null from then on."""
+"""Columns that become null when the payload of a row is given up. Only rows that no step will draw again lose it."""
 FACTS = {name: pa.int32() for name in ("seq", "sync", "step")}
-"""What a compaction adds to the rows: of which shard they are, and which record admitted them."""
+"""Columns that a compaction adds to the rows: the shard that they come from, and the record that admitted them."""
 
 _HEAVY = ("prompt", "response", *PAYLOAD, *LATER)
 COLUMNS = pa.schema(
@@ -32,7 +33,8 @@ COLUMNS = pa.schema(
         *(TRAJECTORY_SCHEMA.field(name) for name in _HEAVY),
     ]
 )
-"""What every compaction has, in this order: what an index is made of is read in one piece per row group."""
+"""The columns of every compaction, in this order. The columns that an index is made from are neighbours, so they are
+read in one piece per row group."""
 
 _FIELDS = ("object", "bytes", "sha256", "generation", "retention", "parts", "created_at")
 _PART = ("sync", "step", "first_group", "end_group", "given_up")
@@ -43,11 +45,11 @@ class Part:
     """The rows of one shard: its row groups from `first_group` up to, but without, `end_group`."""
 
     shard: Shard
-    sync: int  # that admitted it, in the run whose compaction this is
+    sync: int  # the sync that admitted the shard, in the run that made the compaction
     step: int
     first_group: int
     end_group: int
-    given_up: int  # how many rows have lost their payload
+    given_up: int  # number of rows that have lost their payload
 
     @property
     def groups(self) -> range:
@@ -67,9 +69,9 @@ class Compaction:
     object: str
     bytes: int
     sha256: str
-    generation: int  # 1 more than that of any compaction that it takes the place of
-    retention: tuple[int, ...]  # the retention records that gave up what its rows lack
-    parts: tuple[Part, ...]  # in the order of the records
+    generation: int  # 1 more than the highest generation of the compactions that this one replaces
+    retention: tuple[int, ...]  # the retention records that gave up the payloads that rows lack
+    parts: tuple[Part, ...]  # in the order of the sync records
     created_at: str
 
     @property
@@ -90,23 +92,23 @@ def encode(compaction: Compaction) -> bytes:
 
 
 def decode(data: bytes, name: str) -> Compaction:
-    """What a record says; Damaged if it is not one of this name."""
-    found = understood(records.decode(data, name, *_FIELDS), name)
+    """Return the compaction that a record describes. Raise Damaged if it is not the record of this name."""
+    compaction = understood(records.decode(data, name, *_FIELDS), name)
     with records.reading(name):
-        if not name.endswith(found.record):
-            raise Damaged(f"{name} says it is of {found.object}")
-    return found
+        if not name.endswith(compaction.record):
+            raise Damaged(f"{name} is the record of another compaction, {compaction.object}")
+    return compaction
 
 
 def understood(fields: Mapping[str, Any], name: str) -> Compaction:
     with records.reading(name):
         parts = tuple(Part.decode(part) for part in fields["parts"])
         lists = {"parts": parts, "retention": tuple(fields["retention"])}
-        found = records.known(Compaction, {field: fields[field] for field in _FIELDS}, **lists)
+        compaction = records.known(Compaction, {field: fields[field] for field in _FIELDS}, **lists)
         ends = [0, *(part.end_group for part in parts)]
         if [part.first_group for part in parts] != ends[:-1] or not all(part.groups for part in parts):
-            raise Damaged(f"{name}: its shards have row groups with gaps, or none")
-    return found
+            raise Damaged(f"{name}: the row groups of its shards have gaps, or a shard has no row group")
+    return compaction
 
 
 class Place(NamedTuple):
@@ -117,8 +119,8 @@ class Place(NamedTuple):
 
 
 class Compactions:
-    """Where the shards that a run admits lie, as far as it has been looked. A record never changes and is read once.
-    Safe to use from several threads."""
+    """The compactions that hold admitted shards of a run, as of the last look at the store. A record never changes, so
+    it is read once. Safe to use from several threads."""
 
     def __init__(self, run: Run):
         self.run, self.store = run, run.store
@@ -128,27 +130,30 @@ class Compactions:
         self._looking = Lock()
 
     def look(self) -> list[Compaction]:
-        """All that there are: those with a record."""
+        """Look at the store, and return all compactions that have a record."""
         with self._looking:
             return self._look()
 
     def place(self, shard: Shard) -> Place | None:
-        """None: it is an object of its own, or nobody has looked since."""
+        """Return where the rows of a shard lie. None if the shard is an object of its own, or if it was compacted after
+        the last look."""
         return self._places.get((shard.key, shard.sha256))
 
     def place_now(self, shard: Shard, known: Place | None) -> Place | None:
-        """For whoever did not find a shard in the place that was known."""
+        """Return where a shard lies now, after it was not found in the place `known`. Look at the store again unless
+        another thread has done so."""
         with self._looking:
             if self.place(shard) == known:
                 self._look()
         return self.place(shard)
 
     def shards(self) -> dict[str, Shard]:
-        """Those of this run, by their keys. What a fork sees of its parent's compactions holds others too."""
+        """Return the compacted shards of this run by key. A compaction that a fork inherits from its parent can also
+        hold shards that the fork does not inherit; these are left out."""
         if self._shards is None:
             shared = self.run.inherits.inherits if self.run.inherits else lambda key: False
-            found = [(shared(place.compaction.object), place.part.shard) for place in self._places.values()]
-            self._shards = {shard.key: shard for inherited, shard in found if inherited == shared(shard.key)}
+            shards = [(shared(place.compaction.object), place.part.shard) for place in self._places.values()]
+            self._shards = {shard.key: shard for inherited, shard in shards if inherited == shared(shard.key)}
         return self._shards
 
     def _look(self) -> list[Compaction]:
@@ -169,16 +174,16 @@ def is_record(key: str) -> bool:
 
 
 def places(compactions: Iterable[Compaction]) -> dict[tuple[str, str], Place]:
-    """Of every shard, by its key and sha256, the place that counts."""
-    found: dict[tuple[str, str], Place] = {}
-    for compaction in sorted(compactions, key=lambda it: it.rank):
+    """Return, for every compacted shard by its key and sha256, its place in the compaction of the highest rank."""
+    by_shard: dict[tuple[str, str], Place] = {}
+    for compaction in sorted(compactions, key=lambda compaction: compaction.rank):
         for part in compaction.parts:
-            found[part.shard.key, part.shard.sha256] = Place(compaction, part)
-    return found
+            by_shard[part.shard.key, part.shard.sha256] = Place(compaction, part)
+    return by_shard
 
 
 def _read(store: Store, keys: list[str]) -> list[bytes | None]:
-    """None of what has been removed meanwhile."""
+    """Return the bytes of these objects; None for an object that has been removed meanwhile."""
     try:
         return list(store.read_many(keys))
     except Missing:

@@ -1,7 +1,7 @@
 """The ledger: what each gradient step drew, found and measured.
 
-A sync of an attempt has two objects, its draws and its steps, and then a record with the digests of both. The record
-also names the record before it, so a record that was replaced is found by the one that follows.
+For each sync of an attempt, the ledger has two objects, the draws and the steps, and then a record with the digests of
+both. Each record also holds the digest of the record before it, which reveals a record that was replaced.
 """
 
 from collections.abc import Iterator, Sequence
@@ -52,10 +52,10 @@ _STEP = (
 _LAST = (("weights_sha256", pa.string()), ("created_at", pa.timestamp("us", tz="UTC")))
 
 SIDE_BY_SIDE = 16
-"""Syncs whose ledger is read at the same time."""
+"""Number of syncs whose ledger is read at the same time."""
 
 NO_METRICS = tuple(name for name, _ in (*_STEP, *_LAST))
-"""Columns of steps that were not measured."""
+"""Columns of steps that are not metrics."""
 
 
 class ParquetLedger:
@@ -67,7 +67,8 @@ class ParquetLedger:
         self._unfinished: dict[int, dict[str, bytes]] = {}  # by sync, the objects that are being stored
 
     def write(self, sync: int, steps: Sequence[StepRecord], *, weights_sha256: str) -> None:
-        """Write the draws, the steps and then their record: where the record is, the ledger of the sync is whole."""
+        """Write the draws, the steps and then their record. So if the record exists, the ledger of the sync is
+        complete."""
         _check(sync, steps)
         if sync not in self._unfinished:
             self._unfinished = {sync: self._encoded(sync, steps, weights_sha256)}
@@ -78,8 +79,8 @@ class ParquetLedger:
         self._unfinished = {}
 
     def _encoded(self, sync: int, steps: Sequence[StepRecord], weights_sha256: str) -> dict[str, bytes]:
-        """The three objects by key, in the order in which they are stored. They say when they were made, so whoever
-        tries again after a failure stores the same ones."""
+        """Return the three objects by key, in the order in which they must be stored. They contain the time at which
+        they were made, so a retry after a failure must store these same bytes."""
         draws = parquet.encode(_draws(steps))
         measured = parquet.encode(self._steps(steps, weights_sha256))
         record = LedgerRecord(
@@ -97,9 +98,9 @@ class ParquetLedger:
         }
 
     def _steps(self, records: Sequence[StepRecord], weights_sha256: str) -> pa.Table:
-        """One column per metric that any of the steps measured; null where a step did not."""
-        taken = {name for name, _ in (*_STEP, *_LAST)}
-        names = sorted({name for record in records for name in record.metrics} - taken)
+        """Return a table with one row per step, and one column per metric that any of the steps measured. A metric is
+        null for the steps that did not measure it."""
+        names = sorted({name for record in records for name in record.metrics} - {*NO_METRICS})
         now = datetime.now(UTC)
         columns = {
             "step": [record.step for record in records],
@@ -119,7 +120,7 @@ class ParquetLedger:
         except AlreadyExists:
             if self.run.store.read(key) != data:
                 raise Superseded(
-                    f"{self.run.url}/{key} holds something else: another trainer is attempt {self.attempt} too"
+                    f"{self.run.url}/{key} has other content: another trainer writes as attempt {self.attempt} too"
                 ) from None
 
 
@@ -140,7 +141,7 @@ class LedgerRecord:
     attempt: int
     draws: Digest
     steps: Digest
-    previous: LedgerLink | None  # None for the first sync, and after a ledger of a version that wrote no records
+    previous: LedgerLink | None  # None for the first sync, and if the ledger before it has no record, as in older runs
     created_at: str
 
     def encode(self) -> bytes:
@@ -175,7 +176,8 @@ def read_ledger_record(run: Run, sync: int, attempt: int) -> LedgerRecord | None
 
 
 def find_faults(run: Run, names: Sequence[Version]) -> Iterator[str]:
-    """Say what is wrong with the ledger of these syncs, as far as records describe it. No later step depends on it."""
+    """Describe what is wrong with the ledgers of these syncs, as far as they have records. No later step depends on a
+    ledger."""
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
         yield from filter(None, pool.map(lambda name: _fault(run, name), names))
 
@@ -191,7 +193,7 @@ def _fault(run: Run, name: Version) -> str:
 
 
 def _last_of_others(run: Run, attempt: int) -> LedgerLink | None:
-    """Return the record of the checkpoint from which an attempt goes on, if it has one."""
+    """Return a link to the ledger record of the checkpoint that an attempt continues, if there is one."""
     origin = read_attempt(run, attempt).continues if run.store.exists(layout.attempt(attempt)) else None
     if origin is None:
         return None
@@ -204,15 +206,15 @@ def _last_of_others(run: Run, attempt: int) -> LedgerLink | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """What the ledger says of one step, as rows by column."""
+    """What the ledger says about one step. Each row is a dict by column."""
 
     step: dict[str, Any]
     draws: list[dict[str, Any]]  # in the order of slots and positions
 
 
 def read_entries(run: Run, sync: int, attempt: int) -> list[Entry]:
-    """Return the steps that a sync closed, in order. Missing if that attempt has not stored it; Damaged if it is not
-    what its record says."""
+    """Return the steps that a sync closed, in order. Raise Missing if this attempt has not stored the ledger of the
+    sync. Raise Damaged if the ledger is not what its record says."""
     steps, draws = f"{run.url}/{layout.steps(sync, attempt)}", f"{run.url}/{layout.draws(sync, attempt)}"
     measured, data = run.store.read(layout.steps(sync, attempt)), run.store.read(layout.draws(sync, attempt))
     if record := read_ledger_record(run, sync, attempt):
@@ -221,9 +223,9 @@ def read_entries(run: Run, sync: int, attempt: int) -> list[Entry]:
     drawn = parquet.decode(data, draws, DRAWS_SCHEMA, later=LATER).to_pylist()
     drawn.sort(key=lambda row: (row["step"], row["slot"], row["position"]))
     with reading(steps):
-        found = parquet.decode(measured, steps).to_pylist()
-        found.sort(key=lambda row: row["step"])
-        return [Entry(row, [draw for draw in drawn if draw["step"] == row["step"]]) for row in found]
+        rows = parquet.decode(measured, steps).to_pylist()
+        rows.sort(key=lambda row: row["step"])
+        return [Entry(row, [draw for draw in drawn if draw["step"] == row["step"]]) for row in rows]
 
 
 def _draws(records: Sequence[StepRecord]) -> pa.Table:
@@ -236,12 +238,13 @@ def _draws(records: Sequence[StepRecord]) -> pa.Table:
 
 
 def _check(sync: int, records: Sequence[StepRecord]) -> None:
-    """What the trainer promises: whole consecutive steps of this sync, outcomes in the order of the draws."""
+    """Raise ValueError unless the records are consecutive steps of this sync, with outcomes in the order of the
+    draws."""
     if not records:
         raise ValueError(f"sync {sync} closes no step")
     first = records[0].step
     if [record.step for record in records] != list(range(first, first + len(records))):
-        raise ValueError(f"sync {sync}: steps must follow each other, got {[record.step for record in records]}")
+        raise ValueError(f"sync {sync}: steps must be consecutive, got {[record.step for record in records]}")
     for record in records:
         if record.sync != sync:
             raise ValueError(f"step {record.step} belongs to sync {record.sync}, not {sync}")

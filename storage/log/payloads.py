@@ -1,4 +1,4 @@
-"""Keeps the rows that are drawn in memory, those that were used last, and reads the others."""
+"""Fetches the rows that are drawn. The row groups used most recently stay in memory; others are read from storage."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,14 +15,16 @@ from tba.errors import Missing
 from tba.fetched import Fetched, Lists
 
 _DRAWN = ("prompt_id", "prompt_tokens", "response_tokens", "ref_logps", "loss_mask", "reward", "finished")
-"""Columns that are read of the rows that are drawn."""
+"""Columns that are read of every drawn row."""
 _STEPS = ("step_ends", "step_values")
 
 
 class Payloads:
-    """Trajectories of admitted shards. What batches need of the row groups that were used last stays in memory as Arrow
-    keeps it, up to `memory_bytes`, and for as long as a fetch lasts what it uses. With `behaviour`, that includes the
-    log-probabilities of the tokens when they were sampled, with `values` those of the states between steps."""
+    """Fetches trajectories of admitted shards.
+
+    The columns that batches need stay in memory as Arrow batches: up to `memory_bytes` of the row groups that were used
+    most recently, and all that a fetch uses until it returns. With `behaviour`, the log-probabilities under the
+    policy that sampled the tokens are fetched too; with `values`, the values of the states between steps."""
 
     def __init__(self, run: Run, *, memory_bytes: int, disk_bytes: int, behaviour: bool = False, values: bool = False):
         self.run, self.limit = run, memory_bytes
@@ -30,15 +32,15 @@ class Payloads:
         self.schema = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in names])
         self.reader = ShardReader(run, disk_bytes=disk_bytes)
         self.nbytes = 0
-        self._kept: OrderedDict[str, list[Piece]] = OrderedDict()  # by key of the shard, the one used last at the end
+        self._kept: OrderedDict[str, list[Piece]] = OrderedDict()  # by key of the shard, most recently used last
 
     def keep(self, shard: Shard, table: pa.Table, data: bytes) -> None:
-        """A shard that has just been read, and judged good."""
+        """Keep a shard that has just been read and found good, in memory and as a copy on disk."""
         self.reader.copy(shard, data)
         self._keep(shard.key, [Piece(0, to_batch(table, self.schema.names))])
 
     def fetch(self, places: Sequence[tuple[Shard, int]]) -> Fetched:
-        """The trajectories at these rows of these shards; what is not in memory is read."""
+        """Return the trajectories at these rows of these shards. Rows that are not in memory are read."""
         used = {shard.key: self._used(shard.key) for shard, _ in places}
         missing: dict[str, tuple[Shard, set[int]]] = {}
         for shard, row in places:
@@ -47,30 +49,30 @@ class Payloads:
         for key, pieces in zip(missing, self.reader.pieces(missing.values(), self.schema.names), strict=True):
             used[key] = used[key] + pieces
             self._keep(key, used[key])
-        slices = [self._found(used[shard.key], shard, row) for shard, row in places]
-        found = pa.Table.from_batches([pa.concat_batches(slices)] if slices else [], self.schema)
+        slices = [self._existing_row(used[shard.key], shard, row) for shard, row in places]
+        table = pa.Table.from_batches([pa.concat_batches(slices)] if slices else [], self.schema)
         for name in PAYLOAD:
-            if name in self.schema.names and found[name].null_count:
-                shard, row = places[found[name].is_null().to_pylist().index(True)]
+            if name in self.schema.names and table[name].null_count:
+                shard, row = places[table[name].is_null().to_pylist().index(True)]
                 raise Missing(f"{self.run.url}/{shard.key}: the tokens of row {row} have been given up on purpose")
         return Fetched(
             trajectory_ids=[f"{shard.searcher}/{shard.seq}/{row}" for shard, row in places],
-            prompt_ids=found["prompt_id"].to_pylist(),
-            prompt_tokens=flat(found["prompt_tokens"]),
-            response_tokens=flat(found["response_tokens"]),
-            ref_logps=flat(found["ref_logps"]),
-            reward_B=found["reward"].to_numpy(),
-            finished_B=found["finished"].to_numpy(),
-            behaviour_logps=flat(found["behaviour_logps"]) if "behaviour_logps" in self.schema.names else None,
-            loss_mask=_mask(found),
-            **{name: flat(found[name]) for name in _STEPS if name in self.schema.names},
+            prompt_ids=table["prompt_id"].to_pylist(),
+            prompt_tokens=flat(table["prompt_tokens"]),
+            response_tokens=flat(table["response_tokens"]),
+            ref_logps=flat(table["ref_logps"]),
+            reward_B=table["reward"].to_numpy(),
+            finished_B=table["finished"].to_numpy(),
+            behaviour_logps=flat(table["behaviour_logps"]) if "behaviour_logps" in self.schema.names else None,
+            loss_mask=_mask(table),
+            **{name: flat(table[name]) for name in _STEPS if name in self.schema.names},
         )
 
-    def _found(self, pieces: Sequence[Piece], shard: Shard, row: int) -> pa.RecordBatch:
-        found = _row(pieces, row)
-        if found is None:
+    def _existing_row(self, pieces: Sequence[Piece], shard: Shard, row: int) -> pa.RecordBatch:
+        batch = _row(pieces, row)
+        if batch is None:
             raise Missing(f"{self.run.url}/{shard.key} has {shard.rows} rows, none at {row}")
-        return found
+        return batch
 
     def _used(self, key: str) -> list[Piece]:
         if key in self._kept:
@@ -84,13 +86,13 @@ class Payloads:
             self.nbytes -= _nbytes(self._kept.popitem(last=False)[1])
 
 
-def _mask(found: pa.Table) -> Lists | None:
-    """None if the policy wrote every token of every row."""
-    column = found["loss_mask"].combine_chunks()
+def _mask(table: pa.Table) -> Lists | None:
+    """Return which tokens the policy wrote; None if it wrote every token of every row."""
+    column = table["loss_mask"].combine_chunks()
     if column.null_count == len(column):
         return None
     stored_B = column.is_valid().to_numpy(zero_copy_only=False)
-    lengths_B = np.where(stored_B, column.value_lengths().fill_null(0), flat(found["response_tokens"]).lengths_B)
+    lengths_B = np.where(stored_B, column.value_lengths().fill_null(0), flat(table["response_tokens"]).lengths_B)
     stored_N = np.repeat(stored_B, lengths_B)
     elements_N = np.ones(len(stored_N), bool)
     elements_N[stored_N] = column.flatten().to_numpy(zero_copy_only=False)

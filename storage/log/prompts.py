@@ -1,5 +1,5 @@
-"""The prompts of a run, tokenised once: one object per split, written before anything is generated, and a record with
-its digest."""
+"""The prompts of a run, tokenised once. Each split is one object, with a record that holds its digest. Both are written
+before anything is generated."""
 
 import json
 from collections.abc import Sequence
@@ -26,11 +26,12 @@ PROMPTS_SCHEMA = pa.schema(
 
 
 def write_prompts(run: Run, split: str, prompts: Sequence[Prompt]) -> None:
-    """Store a split, then its record. Done already if it holds the same prompts; DataError if it holds others."""
+    """Store the prompts of a split, then its record. Do nothing if the same prompts are stored already. Raise DataError
+    if other prompts are stored."""
     ids = [prompt.prompt_id for prompt in prompts]
     if len(set(ids)) < len(ids):
         twice = next(prompt_id for prompt_id in ids if ids.count(prompt_id) > 1)
-        raise DataError(f"split {split!r}: prompt_id {twice!r} is there more than once")
+        raise DataError(f"split {split!r}: prompt_id {twice!r} occurs more than once")
     key, table = layout.prompts(split), _table(prompts)
     data = parquet.encode(table)
     try:
@@ -38,7 +39,8 @@ def write_prompts(run: Run, split: str, prompts: Sequence[Prompt]) -> None:
     except AlreadyExists:
         if _read(run, split) != table:
             raise DataError(
-                f"{run.url}/{key} holds other prompts than the task gives now: its data changed; start a new run"
+                f"{run.url}/{key} holds other prompts than the task makes now: the task's data has changed; "
+                "start a new run"
             ) from None
         data = run.store.read(key)
     record = {"split": split, "prompts": len(prompts), **Digest.of(data).encode(), "created_at": records.now()}
@@ -51,7 +53,7 @@ def has_prompts(run: Run, split: str) -> bool:
 
 
 def read_prompts(run: Run, split: str) -> list[Prompt]:
-    """The prompts of a split, in the order in which the task gave them."""
+    """Return the prompts of a split, in the order in which the task made them."""
     rows = _read(run, split).to_pylist()
     with records.reading(f"{run.url}/{layout.prompts(split)}"):
         return [
@@ -78,7 +80,7 @@ def _read(run: Run, split: str) -> pa.Table:
 
 
 def read_digest(run: Run, split: str) -> Digest | None:
-    """Return the digest that a split's record holds; None if it has no record, as in older runs."""
+    """Return the digest of a split's object from its record; None if the split has no record, as in older runs."""
     key = layout.prompts_record(split)
     try:
         record = records.read(run.store, key, "split", "bytes", "sha256")

@@ -1,7 +1,8 @@
-"""A shard's columns, and how trajectories become them.
+"""The columns of a shard, and the conversion of trajectories to columns.
 
-A shard is one Parquet object: the trajectories of one append, sorted by prompt, round and slot. Its metadata says whose
-it is, so an object that was moved or copied from elsewhere is recognised. Columns that a task adds are kept.
+A shard is one Parquet object: the trajectories of one append, sorted by prompt, round and slot. Its metadata names the
+run, the searcher and the sequence number, so an object that was moved or copied from elsewhere is recognised. A task
+may add columns to its shards; readers keep them.
 """
 
 import hashlib
@@ -43,7 +44,7 @@ TRAJECTORY_SCHEMA = pa.schema(
         "behaviour_logps": _NUMBERS,
         "ref_logps": _NUMBERS,
         "loss_mask": _MASK,  # null where the policy wrote every token
-        "step_ends": _INTEGERS,  # null, like the next, where no values were estimated
+        "step_ends": _INTEGERS,  # null, like step_values, where no values were estimated
         "step_values": _NUMBERS,
         "reference_version": pa.int32(),
         "reference_version_attempt": pa.int32(),
@@ -61,20 +62,21 @@ TRAJECTORY_SCHEMA = pa.schema(
     }
 )
 LATER = ("loss_mask", "step_ends", "step_values")
-"""Columns that shards of 0.1.0 do not have, and that are null where there is nothing to say."""
+"""Columns that shards of version 0.1.0 do not have, and that may be null."""
 
 _AS_THEY_ARE = (
     "trajectory_id", "searcher", "round", "slot", "prompt_id", "group_id", "prompt", "response", "reward", "finished",
     "temperature", "top_p", "seed", "created_at", "generate_seconds", *LATER,
 )  # fmt: skip
 _LISTS = {"prompt_tokens": "i", "response_tokens": "i", "behaviour_logps": "f", "ref_logps": "f"}
-"""Columns of lists, each with what `struct` calls their elements."""
+"""Columns of lists, each with the `struct` format of its elements."""
 VERSIONS = ("version_start", "version_end", "reference_version")
-"""Each with its attempt in a column of its own."""
+"""Columns of versions. The attempt of each version is in another column, `..._attempt`."""
 _FLOATS = ["behaviour_logps.list.element", "ref_logps.list.element"]
 _REPETITIVE = ["group_id", "prompt_id", "prompt", "reward_parts.key_value.key"]
 _SCALARS = [field.name for field in TRAJECTORY_SCHEMA if pa.types.is_primitive(field.type)] + ["prompt_id"]
-"""What queries choose rows by; statistics of text and lists only make a shard longer."""
+"""Columns for which statistics are stored, because queries choose rows by them. Statistics of text and lists would
+only make a shard larger."""
 
 
 def trajectory_ids(searcher: int, seq: int, rows: int) -> list[str]:
@@ -82,8 +84,8 @@ def trajectory_ids(searcher: int, seq: int, rows: int) -> list[str]:
 
 
 def content_hash(prompt_id: str, response_tokens: Sequence[int]) -> str:
-    """What makes two trajectories the same: md5, in hexadecimal, of the prompt's id, a line feed, and the response's
-    tokens as little-endian 32-bit integers."""
+    """Return the hash that is equal for two trajectories of equal content. It is the md5, in hexadecimal, of the
+    prompt's id, a line feed, and the response's tokens as little-endian 32-bit integers."""
     return _content_hash(prompt_id, np.array(response_tokens, dtype="<i4"))
 
 
@@ -92,7 +94,7 @@ def _content_hash(prompt_id: str, tokens_T: np.ndarray) -> str:
 
 
 def content_hashes(columns: Mapping[str, pa.Array]) -> list[str]:
-    """The content hash of every row, computed anew."""
+    """Compute the content hash of every row. A stored hash is not used."""
     tokens = flat(columns["response_tokens"])
     tokens_N, ends_B = np.asarray(tokens.elements_N, dtype="<i4"), np.cumsum(tokens.lengths_B)
     spans = zip(columns["prompt_id"].to_pylist(), pairwise([0, *ends_B.tolist()]), strict=True)
@@ -100,8 +102,8 @@ def content_hashes(columns: Mapping[str, pa.Array]) -> list[str]:
 
 
 def to_table(trajectories: Sequence[Trajectory], *, run: str, searcher: int, seq: int) -> pa.Table:
-    """A shard's table. Rows are numbered after sorting; whatever `trajectory_id` they carried is replaced. DataError
-    names a column that cannot hold its values."""
+    """Return the table of a shard. Rows are sorted and then numbered, so any earlier `trajectory_id` is replaced. Raise
+    DataError, naming the column, if a column cannot hold its values."""
     ordered = sorted(trajectories, key=lambda t: (t.prompt_id, t.round, t.slot))
     columns: dict[str, Any] = {name: [getattr(t, name) for t in ordered] for name in (*_AS_THEY_ARE, *_LISTS)}
     for name in VERSIONS:
@@ -125,7 +127,7 @@ def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
 
 
 def _lists(field: pa.Field, values: Sequence[Sequence[float]]) -> pa.Array:
-    """As `pa.array` would make it of numbers, in a third of the time."""
+    """Return the same array as `pa.array`, in a third of the time."""
     ends_B = np.cumsum([len(value) for value in values], dtype="<i4")
     elements = struct.pack(f"<{ends_B[-1]}{_LISTS[field.name]}", *chain.from_iterable(values))
     starts = pa.py_buffer(np.concatenate([np.zeros(1, "<i4"), ends_B]))
@@ -134,40 +136,42 @@ def _lists(field: pa.Field, values: Sequence[Sequence[float]]) -> pa.Array:
 
 
 ENCODING: dict[str, Any] = {
-    "row_group_size": 256,  # smaller ones are read faster one by one, and make the object larger and slower to write
+    "row_group_size": 256,  # a smaller row group is read faster, but the object gets larger and slower to write
     "compression": "zstd",
     "compression_level": 1,
     "use_dictionary": _REPETITIVE,
-    # Of floats only: DuckDB reads no other such column.
+    # Only for floats: DuckDB cannot read other columns with this encoding.
     "column_encoding": dict.fromkeys(_FLOATS, "BYTE_STREAM_SPLIT"),
     "write_statistics": _SCALARS,
     "write_page_checksum": True,
 }
-"""How pyarrow is asked to write a shard."""
+"""Arguments of pyarrow's `write_table` for a shard."""
 
 
 def encode(table: pa.Table) -> bytes:
-    """A shard's bytes; the same table gives the same bytes."""
+    """Return the bytes of a shard. The same table gives the same bytes."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, **ENCODING)
     return sink.getvalue().to_pybytes()
 
 
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, ArithmeticError, TypeError)
-"""What pyarrow and Python raise over bytes that are not what they say."""
+"""Errors that pyarrow and Python raise for damaged bytes."""
 
 
 def decode(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """The table in a shard's bytes, or some of its columns; one of `UNREADABLE` where there is none."""
+    """Return the table in the bytes of a shard, or only some of its columns. Raise one of `UNREADABLE` if the bytes are
+    damaged."""
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
     table = file.read(list(columns) if columns else None, use_threads=False)
-    if len(table) != file.metadata.num_rows:  # checksums cover pages, not what is said about them
-        raise ValueError(f"it has {len(table)} rows and says {file.metadata.num_rows}")
+    if len(table) != file.metadata.num_rows:  # the checksums cover the pages but not the metadata
+        raise ValueError(f"it has {len(table)} rows, but its metadata says {file.metadata.num_rows}")
     return with_later(table, columns or TRAJECTORY_SCHEMA.names)
 
 
 def with_later(table: pa.Table, columns: Sequence[str] = TRAJECTORY_SCHEMA.names) -> pa.Table:
-    """With nulls in those of these columns that were not known yet when the rows were stored."""
+    """Return the table with a column of nulls for each of these columns that did not exist yet when its rows were
+    stored."""
     for field in (TRAJECTORY_SCHEMA.field(name) for name in LATER if name in columns):
         if field.name not in table.column_names:
             table = table.append_column(field, pa.nulls(len(table), field.type))
@@ -179,15 +183,15 @@ def _metadata(run: str, searcher: int, seq: int) -> dict[str, str]:
 
 
 def expected_metadata(run: str, searcher: int, seq: int) -> dict[bytes, bytes]:
-    """What a shard of this name must say of itself."""
+    """Return the metadata that a shard of this name must have."""
     return {key.encode(): value.encode() for key, value in _metadata(run, searcher, seq).items()}
 
 
 def flat(column: pa.ChunkedArray | pa.Array) -> Lists:
-    """A column of lists; null is an empty one."""
+    """Return a column of lists as flat elements and lengths. A null counts as an empty list."""
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return Lists(whole.flatten().to_numpy(), whole.value_lengths().fill_null(0).to_numpy().astype(np.int64))
 
 
 COLUMNS = ("prompt_id", "content_hash", "reward", "length", "finished", "version_start", "version_start_attempt")
-"""Of a shard, what the index is made from."""
+"""Columns of a shard from which the index is made."""

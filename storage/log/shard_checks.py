@@ -1,4 +1,4 @@
-"""Decodes a shard, and decides whether its rows can be trusted."""
+"""Decodes a shard and checks whether its rows can be trusted."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -24,15 +24,15 @@ from storage.log.schema import (
 from tba.errors import Damaged, first_line
 
 LARGEST_REWARD = 1e100
-"""In size. Far beyond it, inverse temperature times reward is no longer a number."""
+"""Largest absolute value of a reward. Far beyond it, inverse temperature times reward is no longer a number."""
 _TYPES = {field.name: field.type for field in TRAJECTORY_SCHEMA}
 _NUMBERED = ("round", "slot", *(f"{name}{of}" for name in VERSIONS for of in ("", "_attempt")))
 _CALENDAR = tuple(pa.scalar(day, pa.timestamp("us")).value for day in (datetime.min, datetime.max))
 
 
 def read_shard(run: str, key: str, data: bytes) -> pa.Table:
-    """The table of a shard that is whole, sane, and of this run and schema; Damaged, naming key and fault, if not.
-    Whatever the buffer and its draws make of the rows can be made of them."""
+    """Return the table of a shard. Raise Damaged, naming the key and the fault, unless the shard is whole, belongs to
+    this run, has this schema, and has only values that the buffer and its draws can work with."""
     try:
         name = parse_name(key)
         table = _decoded(data)
@@ -43,14 +43,14 @@ def read_shard(run: str, key: str, data: bytes) -> pa.Table:
 
 
 def check_compacted(table: pa.Table, key: str, *, given_up: int) -> None:
-    """That these rows are those of a shard which a compaction has taken in, of which so many have lost their payload;
-    Damaged, naming key and fault, if not."""
+    """Check the rows of a shard that a compaction holds. Raise Damaged, naming the key and the fault, unless exactly
+    `given_up` of them have lost their payload and the others are as in the shard."""
     try:
         columns = columns_of(table)
         lost = columns["response_tokens"].is_null()
         with _naming_nonsense():
             if any(not columns[name].is_null().equals(lost) for name in PAYLOAD):
-                raise ShardFault(f"it has rows with a part of {', '.join(PAYLOAD)}")
+                raise ShardFault(f"it has rows with only some of {', '.join(PAYLOAD)}")
             kept = table.filter(columns["response_tokens"].is_valid())
             if len(table) - len(kept) != given_up:
                 raise ShardFault(f"{len(table) - len(kept)} of its rows lack their payload, not {given_up}")
@@ -93,14 +93,15 @@ def _check(table: pa.Table, run: str, searcher: int, seq: int) -> None:
 
 
 def columns_of(table: pa.Table) -> dict[str, pa.Array]:
-    """Those of the schema, each in one piece; a fault if one is not there or of another type."""
+    """Return the columns of the schema, each in one piece. Raise ShardFault if a column is missing or has another
+    type."""
     _check_schema(table)
     with _naming_nonsense():
         return {name: table[name].combine_chunks() for name in _TYPES}
 
 
 def check_values(columns: Mapping[str, pa.Array]) -> None:
-    """What `to_table` leaves open."""
+    """Check everything about values that `to_table` does not ensure."""
     with _naming_nonsense():
         _check_nulls(columns)
         _check_lengths(columns)
@@ -112,7 +113,7 @@ def _naming_nonsense() -> Iterator[None]:
     try:
         yield
     except UNREADABLE as error:
-        raise ShardFault(f"it has values that are none ({first_line(error)[:200]})") from None
+        raise ShardFault(f"it has values that cannot be read ({first_line(error)[:200]})") from None
 
 
 def _check_metadata(table: pa.Table, run: str, searcher: int, seq: int) -> None:
@@ -141,15 +142,15 @@ def _check_schema(table: pa.Table) -> None:
 def _check_names(columns: Mapping[str, pa.Array], searcher: int, seq: int) -> None:
     expected_ids = trajectory_ids(searcher, seq, len(columns["trajectory_id"]))
     if columns["trajectory_id"].to_pylist() != expected_ids:
-        raise ShardFault(f"its trajectories are not numbered {expected_ids[0]} and on")
+        raise ShardFault(f"its trajectories are not numbered from {expected_ids[0]} on")
     for name, expected in (("searcher", searcher), ("schema_version", SCHEMA_VERSION)):
         if (columns[name].to_numpy() != expected).any():
-            raise ShardFault(f"column {name!r} is not {expected} throughout")
+            raise ShardFault(f"column {name!r} is not {expected} in every row")
 
 
 def _check_hashes(columns: Mapping[str, pa.Array]) -> None:
     if content_hashes(columns) != columns["content_hash"].to_pylist():
-        raise ShardFault("column 'content_hash' disagrees with the tokens")
+        raise ShardFault("column 'content_hash' does not match the tokens")
 
 
 def _check_nulls(columns: Mapping[str, pa.Array]) -> None:
@@ -163,11 +164,11 @@ def _check_lengths(columns: Mapping[str, pa.Array]) -> None:
     length_B = columns["length"].to_numpy()
     for name in ("response_tokens", "behaviour_logps", "ref_logps"):
         if not np.array_equal(columns[name].value_lengths().to_numpy(), length_B):
-            raise ShardFault(f"the lengths of {name!r} disagree with column 'length'")
+            raise ShardFault(f"the lengths of {name!r} do not match column 'length'")
     mask = columns["loss_mask"]
     has_mask_B = mask.is_valid().to_numpy(zero_copy_only=False)
     if not np.array_equal(mask.drop_null().value_lengths().to_numpy(), length_B[has_mask_B]):
-        raise ShardFault("the lengths of 'loss_mask' disagree with column 'length'")
+        raise ShardFault("the lengths of 'loss_mask' do not match column 'length'")
     _check_steps(columns["step_ends"], columns["step_values"], length_B)
     if not columns["prompt_tokens"].value_lengths().to_numpy().all():
         raise ShardFault("a prompt has no tokens")
@@ -176,7 +177,7 @@ def _check_lengths(columns: Mapping[str, pa.Array]) -> None:
 def _check_steps(ends: pa.Array, values: pa.Array, length_B: np.ndarray) -> None:
     stored = ends.is_valid()
     if not (stored.equals(values.is_valid()) and ends.value_lengths().equals(values.value_lengths())):
-        raise ShardFault("the lengths of 'step_values' disagree with column 'step_ends'")
+        raise ShardFault("the lengths of 'step_values' do not match column 'step_ends'")
     length_M = length_B[stored.to_numpy(zero_copy_only=False)]
     ends_N, steps_M = ends.flatten().to_numpy(), ends.drop_null().value_lengths().to_numpy()
     last_M = np.cumsum(steps_M) - 1
@@ -194,7 +195,7 @@ def _check_numbers(columns: Mapping[str, pa.Array]) -> None:
         if values is not None and not np.isfinite(values).all():
             raise ShardFault(f"column {name!r} has a number that is not finite")
     if np.abs(columns["reward"].to_numpy()).max() > LARGEST_REWARD:
-        raise ShardFault(f"a reward is beyond {LARGEST_REWARD:g}")
+        raise ShardFault(f"a reward has an absolute value above {LARGEST_REWARD:g}")
     microseconds_B = columns["created_at"].cast(pa.int64()).to_numpy()
     if ((microseconds_B < _CALENDAR[0]) | (microseconds_B > _CALENDAR[1])).any():
         raise ShardFault("column 'created_at' has a time beyond all calendars")
@@ -207,7 +208,7 @@ def _check_numbers(columns: Mapping[str, pa.Array]) -> None:
 
 
 def _floats(column: pa.Array) -> np.ndarray | None:
-    """The floating-point numbers in a column, whatever it nests them in; None if it holds no such."""
+    """Return the floating-point numbers in a column, also those in lists and maps; None if the column has none."""
     if pa.types.is_map(column.type):
         column = column.items
     elif pa.types.is_list(column.type):

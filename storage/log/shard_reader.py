@@ -1,15 +1,17 @@
 """Reads rows of admitted shards, wherever they lie now, and verifies what was read.
 
-A shard is an object of its own until a compaction takes it in and it is removed. So whoever does not find one looks at
-the newest records of compactions, also while a run is compacted, and again for a while where listings may be behind.
+A shard is an object of its own until it is compacted, and then removed. So if a shard is not found, the reader looks at
+the newest records of compactions. In a remote store it does so repeatedly for a while, because listings may be behind.
 
-Up to `WHOLE` bytes an object is read at once and compared with the sha256 of the record that admits it: one request to
-a remote store costs less than several small ones, and the checksum less than making rows of the bytes. Of a larger
-object, and of any on this machine's disk where only light columns are wanted, just the row groups and columns that are
-needed are read. Then the number of rows and whose they are must be as the record says, and every page as its checksum.
-So damage is found either way, and so is another shard in the place of one; a forgery that has its name, its rows and
-its size is found where it is read whole, which is before its rows are learned from unless it is larger than `WHOLE` or
-lies in a compaction, and by `tba check`.
+An object of up to `WHOLE` bytes is read whole and compared with the sha256 in the record that admits it. One request to
+a remote store costs less than several small ones, and the checksum costs less than decoding the rows. Of a larger
+object, only the needed row groups and columns are read; so it is for any object on a local disk if only light columns
+are needed. Then the number of rows, the run, the searcher and the seq must be as recorded, and every page must match
+its checksum.
+
+Both ways find damage, and a shard that lies in the place of another. A forged shard with the right name, number of rows
+and size is found only when it is read whole, and by `tba check`. Rows are read whole before they are learned from,
+unless the shard is larger than `WHOLE` or lies in a compaction.
 """
 
 import io
@@ -41,12 +43,12 @@ log = logging.getLogger(__name__)
 A = TypeVar("A")
 T = TypeVar("T")
 SIDE_BY_SIDE = 32
-"""Shards asked for at once of a remote store."""
+"""Number of shards that are requested from a remote store at the same time."""
 WHOLE = 4 << 20
-"""Bytes up to which an object is read whole: about what arrives in the time of one more request."""
-_FOOTERS = 256 << 20  # bytes of the footers of compactions that stay in memory
-_PAUSE = 0.1, 5.0  # seconds between two looks for a shard, at first and at most
-_UNPACKED = 7  # times what it is as bytes: what a footer takes in memory
+"""Largest object, in bytes, that is read whole. About so many bytes arrive in the time that one more request takes."""
+_FOOTERS = 256 << 20  # maximum bytes of memory for the footers of compactions
+_PAUSE = 0.1, 5.0  # seconds between two looks for a shard: the first pause, and the longest
+_UNPACKED = 7  # a footer takes this many times its stored size in memory
 
 
 class Piece(NamedTuple):
@@ -60,9 +62,9 @@ class Piece(NamedTuple):
 
 
 class ShardReader:
-    """Where the rows of an admitted shard lie and how they are read; nobody else knows. Missing or Damaged names a
-    shard that is not as its record says. Copies of what a remote store gave are kept, `disk_bytes` of them: of a shard
-    in a compaction the columns that were read."""
+    """Finds and reads the rows of admitted shards. No other class knows where they lie. Its methods raise Missing or
+    Damaged, naming the shard, if a shard is not as its record says. Copies of what was read from a remote store are
+    kept on disk, up to `disk_bytes`; of a shard in a compaction, only the columns that were read."""
 
     def __init__(self, run: Run, *, disk_bytes: int):
         self.run = run
@@ -75,32 +77,32 @@ class ShardReader:
         return self.run.store.local_path("trajectories") is None
 
     def light(self, shards: Iterable[Shard], columns: Sequence[str]) -> Iterator[tuple[Shard, pa.Table]]:
-        """Some columns of shards, in their order."""
+        """Yield some columns of each of these shards, in order."""
         wanted = [(shard, columns) for shard in shards]
         for (shard, _), table in zip(wanted, self._side_by_side(self._light, wanted, on_disk=4), strict=True):
             yield shard, table
 
     def pieces(self, wanted: Iterable[tuple[Shard, Collection[int]]], columns: Sequence[str]) -> Iterator[list[Piece]]:
-        """For each shard some columns of the row groups that hold the rows asked for."""
+        """Yield, for each shard, some columns of the row groups that hold the wanted rows."""
 
         def read(shard: Shard, rows: Collection[int]) -> list[Piece]:
             return self._wherever(shard, columns, rows)
 
-        # A gradient step goes on meanwhile, and each thread asks for the interpreter.
+        # Only 2 threads on a disk: a gradient step runs meanwhile, and every thread competes for the interpreter.
         return self._side_by_side(read, list(wanted), on_disk=2)
 
     def _side_by_side(
         self, work: Callable[[Shard, A], T], wanted: Sequence[tuple[Shard, A]], *, on_disk: int
     ) -> Iterator[T]:
-        """In the order of what is wanted; shards in one object are read one after the other, while its footer is
-        there."""
+        """Yield results in the order of `wanted`. Shards in the same object are read one after the other, while its
+        footer is in memory."""
         order = sorted(range(len(wanted)), key=lambda number: self._object_of(wanted[number][0]))
         done: dict[int, T] = {}
         with ThreadPoolExecutor(SIDE_BY_SIDE if self.remote else on_disk) as pool:
-            found = zip(order, pool.map(lambda number: work(*wanted[number]), order), strict=True)
+            results = zip(order, pool.map(lambda number: work(*wanted[number]), order), strict=True)
             for number in range(len(wanted)):
                 while number not in done:
-                    done.update([next(found)])
+                    done.update([next(results)])
                 yield done.pop(number)
 
     def _object_of(self, shard: Shard) -> str:
@@ -114,8 +116,8 @@ class ShardReader:
     def _wherever(
         self, shard: Shard, columns: Sequence[str], rows: Collection[int] | None, *, in_part: bool = False
     ) -> list[Piece]:
-        """Some columns of the row groups that hold these rows, or of all in one piece, from the object where a shard
-        lies."""
+        """Return some columns of the row groups that hold these rows of a shard, from the object where the shard lies.
+        If `rows` is None, return all row groups as one piece."""
         place, pauses = self.compactions.place(shard), self._pauses(shard)
         while True:
             try:
@@ -131,11 +133,12 @@ class ShardReader:
                     raise
 
     def _pauses(self, shard: Shard) -> Iterator[float]:
-        """Before one looks again for a shard that was found nowhere: what a remote store lists may be behind."""
+        """Wait before each new look for a shard that was not found, until `store_deadline`. In a remote store the
+        listing may be behind; for a local store, do not wait."""
         if not self.remote:
             return
         patience, pause = self.run.store_deadline, _PAUSE[0]
-        log.warning("%s/%s is not there; looking for it for up to %g s", self.run.url, shard.key, patience)
+        log.warning("%s/%s was not found; trying again for up to %g s", self.run.url, shard.key, patience)
         ends = time.monotonic() + patience
         while time.monotonic() + pause < ends:
             time.sleep(pause)
@@ -143,7 +146,8 @@ class ShardReader:
             pause = min(2 * pause, _PAUSE[1])
 
     def _compacted(self, place: Place, columns: Sequence[str], rows: Collection[int] | None) -> list[Piece]:
-        """Of a remote object all rows of a shard are asked for at once, and a copy of them is kept."""
+        """Return pieces of a shard in a compaction. From a remote compaction, all rows of the shard are requested at
+        once, and a copy of them is kept."""
         shard, groups = place.part.shard, place.part.groups
         if not (self.remote and self.copies.limit and shard.bytes <= WHOLE):
             with self._compaction(place) as file:
@@ -164,13 +168,13 @@ class ShardReader:
         footer = self._footers.get(compaction, lambda: pq.read_metadata(source()))
         file = pq.ParquetFile(source(), metadata=footer, pre_buffer=self.remote, page_checksum_verification=True)
         if (file.metadata.metadata or {}).get(b"run") != self.run.writer_of(compaction.object).encode():
-            raise ValueError("it is another run's")
+            raise ValueError("it belongs to another run")
         if file.num_row_groups != compaction.parts[-1].end_group:
-            raise ValueError(f"it has {file.num_row_groups} row groups")
+            raise ValueError(f"it has {file.num_row_groups} row groups, not {compaction.parts[-1].end_group}")
         if any(_whose(file.metadata, group) != (part.shard.searcher, part.shard.seq) for group in part.groups):
-            raise ValueError("its row groups are another shard's")
+            raise ValueError("its row groups belong to another shard")
         if sum(file.metadata.row_group(group).num_rows for group in part.groups) != part.shard.rows:
-            raise ValueError("its row groups have more or fewer rows")
+            raise ValueError(f"its row groups do not have {part.shard.rows} rows")
         return file
 
     def _opened(self, shard: Shard, whole: bytes | None, *, in_part: bool) -> pq.ParquetFile:
@@ -181,13 +185,13 @@ class ShardReader:
         expected = expected_metadata(self.run.writer_of(shard.key), shard.searcher, shard.seq)
         found = file.metadata.metadata or {}
         if file.metadata.num_rows != shard.rows or any(found.get(key) != value for key, value in expected.items()):
-            raise Damaged(f"{self.run.url}/{shard.key} is not what the record that admits it found: it is another's")
+            raise Damaged(f"{self.run.url}/{shard.key} is not the shard that was admitted: it is another shard")
         return file
 
     def _whole(self, shard: Shard) -> bytes:
         data = self.run.store.read(shard.key)
         if sha256(data).hexdigest() != shard.sha256:
-            raise Damaged(f"{self.run.url}/{shard.key} is not what the record that admits it found: its sha256 differs")
+            raise Damaged(f"{self.run.url}/{shard.key} is not the shard that was admitted: its sha256 differs")
         self.copy(shard, data)
         return data
 
@@ -195,7 +199,7 @@ class ShardReader:
         return self.copies.read(shard.sha256) if self.remote and shard.bytes <= WHOLE else None
 
     def copy(self, shard: Shard, data: bytes) -> None:
-        """What is written here need not be asked for again."""
+        """Keep a copy of a shard that this process has read or written, so that it need not be requested again."""
         if self.remote and shard.bytes <= WHOLE:
             self.copies.keep(shard.sha256, data)
 
@@ -206,12 +210,12 @@ class ShardReader:
         with open_regular(path) as file:
             found = os.fstat(file.fileno()).st_size
         if found != size:
-            raise Damaged(f"{self.run.url}/{key} has {found} bytes, its record says {size}")
+            raise Damaged(f"{self.run.url}/{key} has {found} bytes, but its record says {size}")
         return str(path)
 
     @contextmanager
     def _naming(self, shard: Shard, place: Place | None) -> Iterator[None]:
-        """What goes wrong while a shard is read, as an error that names it."""
+        """Turn what goes wrong while a shard is read into an error that names the shard."""
         within = f" in {place.compaction.object}" if place else ""
         name = f"{self.run.url}/{shard.key}{within}"
         try:
@@ -221,14 +225,15 @@ class ShardReader:
         except FileNotFoundError:
             raise Missing(f"{name} does not exist") from None
         except UNREADABLE as error:
-            if isinstance(error, OSError) and error.errno:  # of the disk; pyarrow's own have no number
+            if isinstance(error, OSError) and error.errno:  # an error of the disk; pyarrow's own have no number
                 raise StorageError(f"{name}: {error.strerror}") from error
             why = first_line(error)[:200]
-            raise Damaged(f"{name} is not what the record that admits it found: {why}") from None
+            raise Damaged(f"{name} is not the shard that was admitted: {why}") from None
 
 
 class _Footers:
-    """Of compactions, those that were used last. Each is read by one thread while others that need it wait."""
+    """The footers of compactions, of which the most recently used stay in memory. If several threads need the same
+    footer, one reads it and the others wait."""
 
     def __init__(self, limit: int):
         self.limit, self.nbytes = limit, 0
@@ -258,20 +263,21 @@ class _Footers:
 
 
 def _whose(footer: pq.FileMetaData, group: int) -> tuple[int, int] | None:
-    """Searcher and seq of the rows in a row group of a compaction, if they are one shard's."""
-    found = []
+    """Return searcher and seq of the rows in a row group of a compaction; None if the rows differ or do not say."""
+    shared = []
     for name in ("searcher", "seq"):
         statistics = footer.row_group(group).column(COLUMNS.get_field_index(name)).statistics
         if statistics is None or statistics.min != statistics.max:
             return None
-        found.append(statistics.min)
-    return found[0], found[1]
+        shared.append(statistics.min)
+    return shared[0], shared[1]
 
 
 def _pieces(
     file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], rows: Collection[int] | None
 ) -> list[Piece]:
-    """The row groups that hold these rows, or all of them as one."""
+    """Return one piece for each row group that holds any of these rows; one piece of all row groups if `rows` is
+    None."""
     if rows is None:
         return [Piece(0, to_batch(_read(file, groups, columns), columns))]
     pieces, start = [], 0
@@ -284,25 +290,26 @@ def _pieces(
 
 
 def _read(file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str]) -> pa.Table:
-    """Checksums cover pages, not what is said about them."""
+    """Return some columns of row groups. Also check the number of rows and the types, which page checksums do not
+    cover."""
     table = file.read_row_groups(groups, list(columns), use_threads=False)
     if len(table) != (said := sum(file.metadata.row_group(group).num_rows for group in groups)):
-        raise ValueError(f"row groups have {len(table)} rows and say {said}")
+        raise ValueError(f"its row groups have {len(table)} rows, but its metadata says {said}")
     table = with_later(table, columns)
     for name in columns:
         if table[name].type != TRAJECTORY_SCHEMA.field(name).type:
-            raise ValueError(f"column {name!r} is {table[name].type}")
+            raise ValueError(f"column {name!r} is {table[name].type}, not {TRAJECTORY_SCHEMA.field(name).type}")
     return table
 
 
 def _name_of_copy(place: Place, columns: Sequence[str], *, in_one_piece: bool) -> str:
-    """Which rows they are, by their shard, and what is in them, by the compaction."""
+    """Return the name of a copy. The shard says which rows the copy has; the compaction says what is in them."""
     how = sha256(f"{in_one_piece} {' '.join(columns)}".encode()).hexdigest()[:8]
     return f"{place.part.shard.sha256}-{place.compaction.sha256}-{how}"
 
 
 def _encoded(pieces: Sequence[Piece]) -> bytes:
-    """In a form that is read in a fraction of the time that Parquet takes."""
+    """Encode pieces as an Arrow stream, which is read in a fraction of the time that Parquet takes."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pieces[0].rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         for piece in pieces:
@@ -319,7 +326,7 @@ def _decoded(data: bytes) -> list[Piece]:
 
 
 class _Object(io.RawIOBase):
-    """A remote object as a file, of which only what is read is asked for."""
+    """A remote object as a file. Only the bytes that are read are requested from the store."""
 
     def __init__(self, store: Store, key: str, size: int):
         self._store, self._key, self._size, self._place = store, key, size, 0
@@ -346,6 +353,6 @@ class _Object(io.RawIOBase):
 
 
 def to_batch(table: pa.Table, columns: Sequence[str]) -> pa.RecordBatch:
-    """These columns of the whole table in one piece."""
+    """Return these columns of the whole table as one batch."""
     schema = pa.schema([TRAJECTORY_SCHEMA.field(name) for name in columns])
     return pa.RecordBatch.from_arrays([table[name].combine_chunks() for name in columns], schema=schema)

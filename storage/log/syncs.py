@@ -1,7 +1,8 @@
-"""Sync records: what each sync admitted to the replay buffer, chained by hash. Whoever wrote one, it is a fact.
+"""Sync records: what each sync admitted to the replay buffer. The records form a chain of hashes. A record counts for
+all attempts, whichever attempt wrote it.
 
-A shard that a retention record gives up is admitted as ever, and no longer in the buffer. `SyncRecord.without` leaves
-such shards out.
+A shard that a retention record gives up stays admitted but is no longer in the buffer. `SyncRecord.without` leaves such
+shards out.
 """
 
 from collections.abc import Collection, Sequence
@@ -23,7 +24,7 @@ _FIELDS = ("sync", "step", "attempt", "shards", "rows", "previous_sha256", "refu
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """A shard as the record that admits it found it."""
+    """A shard as it was when a record admitted it."""
 
     key: str
     searcher: int
@@ -35,7 +36,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A shard that was looked at once and never will be again."""
+    """A shard that was read, found faulty, and will never be read again."""
 
     key: str
     reason: str
@@ -44,16 +45,16 @@ class Refusal:
 @dataclass(frozen=True, kw_only=True)
 class SyncRecord:
     sync: int
-    step: int  # that it follows
-    attempt: int  # of the trainer that wrote it
+    step: int  # the step that the sync follows
+    attempt: int  # the attempt that wrote the record
     shards: Sequence[Shard]  # in the order (searcher, seq), which is the order of their trajectories
     rows: int
-    previous_sha256: str | None  # of the bytes of the record before; None for sync 0
+    previous_sha256: str | None  # of the bytes of the previous record; None for sync 0
     refused: Sequence[Refusal]
     created_at: str
 
     def without(self, given_up: Collection[str]) -> "SyncRecord":
-        """Return the record as it would be, had these shards, by key, never arrived."""
+        """Return the record as it would be if the shards with these keys had never arrived."""
         kept = [shard for shard in self.shards if shard.key not in given_up]
         return replace(self, shards=kept, rows=sum(shard.rows for shard in kept))
 
@@ -61,7 +62,7 @@ class SyncRecord:
 @dataclass(frozen=True)
 class StoredRecord:
     record: SyncRecord
-    sha256: str  # of its bytes
+    sha256: str  # of the bytes of the record
 
 
 def encode(record: SyncRecord) -> bytes:
@@ -81,10 +82,11 @@ def decode(data: bytes, name: str) -> SyncRecord:
 
 
 class Recording:
-    """What a fork that replays lives on: whatever had entered its parent's buffer by the same step arrives."""
+    """The sync records of a fork's parent, for a fork that replays them. By each step, the shards that had entered the
+    parent's buffer by the same step arrive in the fork."""
 
     def __init__(self, store: ForkedStore, looking_at: LookingAt | None = None, *, given_up: Collection[str] = ()):
-        """`looking_at` decides what becomes of a damaged record: Damaged is raised unless it says otherwise."""
+        """`looking_at` decides what happens with a damaged record; by default Damaged is raised."""
         keys = [layout.sync(number) for number in range(store.origin.newest_record + 1)]
         self._records: list[SyncRecord] = []
         for key, read in read_each(store.parent, keys):
@@ -92,31 +94,33 @@ class Recording:
                 self._records.append(decode(read(), f"{store.parent.url}/{key}").without(given_up))
         self._steps = {record.sync: record.step for record in self._records}
         self._attempts = store.origin.attempts
-        self._entered = 0  # records from the first one on whose shards have all been admitted
+        self._entered = 0  # number of records, from the first on, whose shards have all been admitted
 
     def arrivals(self, step: int, admitted: Collection[str]) -> list[Shard]:
-        """By a step, in the order of a record, but for shards that are admitted, by searcher/seq: ever more of them."""
-        found: list[Shard] = []
+        """Return the shards that have arrived by a step, ordered as in a record. Shards in `admitted`, named as
+        searcher/seq, are left out. `admitted` may only grow from call to call."""
+        arrived: list[Shard] = []
         for record in islice(self._records, self._entered, None):
             if record.step > step:
                 break
             new = [shard for shard in record.shards if f"{shard.searcher}/{shard.seq}" not in admitted]
-            self._entered += not (new or found)
-            found += new
-        return sorted(found, key=lambda shard: (shard.searcher, shard.seq))
+            self._entered += not (new or arrived)
+            arrived += new
+        return sorted(arrived, key=lambda shard: (shard.searcher, shard.seq))
 
     def step_of(self, version: Version) -> int | None:
-        """The step that a version of the parent follows; None if it is not one of the parent's."""
+        """Return the step that a version of the parent follows; None if it is not a version of the parent."""
         return self._steps.get(version.number) if version.attempt <= self._attempts else None
 
     def steps(self) -> dict[Version, int]:
-        """That each version of the parent follows."""
+        """Return the step that each version of the parent follows."""
         attempts = range(1, self._attempts + 1)
         return {Version(sync, attempt): step for attempt in attempts for sync, step in self._steps.items()}
 
 
 def read_record(run: Run, sync: int, *, previous_sha256: str | None) -> StoredRecord | None:
-    """A record that continues the chain; None if it is not there, Damaged if it does not fit."""
+    """Return the record of a sync; None if it is not stored. Raise Damaged if the record does not continue the
+    chain."""
     name = f"{run.url}/{layout.sync(sync)}"
     try:
         data = run.store.read(layout.sync(sync))
@@ -127,12 +131,13 @@ def read_record(run: Run, sync: int, *, previous_sha256: str | None) -> StoredRe
 
 
 def named_shards(run: Run) -> set[str]:
-    """Return the keys of all shards that any record admits or refuses: none of them is ever written again."""
-    return {it.key for record in read_chain(run) for it in (*record.shards, *record.refused)}
+    """Return the keys of all shards that any record admits or refuses. No shard of such a key is ever written again."""
+    return {shard.key for record in read_chain(run) for shard in (*record.shards, *record.refused)}
 
 
 def read_chain(run: Run) -> list[SyncRecord]:
-    """Every record up to the first that is not there; Damaged if one does not continue the one before."""
+    """Return all records before the first that is missing. Raise Damaged if a record does not continue the previous
+    record."""
     stored = {layout.parse_sync(entry.key) for entry in run.store.list(layout.SYNCS)}
     keys = [layout.sync(number) for number in takewhile(stored.__contains__, count())]
     found: list[SyncRecord] = []
@@ -148,5 +153,5 @@ def _continuing(data: bytes, name: str, sync: int, previous_sha256: str | None) 
     if record.sync != sync:
         raise Damaged(f"{name} says it is record {record.sync}")
     if record.previous_sha256 != previous_sha256:
-        raise Damaged(f"{name} does not continue record {sync - 1}: it was written after one with other content")
+        raise Damaged(f"{name} does not continue record {sync - 1}: it was written after another record {sync - 1}")
     return record

@@ -1,4 +1,4 @@
-"""The replay log: a searcher appends shards, and whoever reads one learns whether it can be trusted."""
+"""The replay log, to which searchers append shards."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import sha256
@@ -26,26 +26,26 @@ class Trajectories:
         self.run = run
         self.reader = ShardReader(run, disk_bytes=0)
         self.compactions = self.reader.compactions
-        self._taken: dict[int, int] = {}  # by searcher that began here: the last seq that may be taken
+        self._taken: dict[int, int] = {}  # by searcher that has called next_seq: the last seq that may be taken
 
     def next_seq(self, searcher: int) -> int:
-        """Return the first free seq beyond all that records name: no record names any seq after it either."""
+        """Return the first free seq after every seq that a record names."""
         entries = self.run.store.list(layout.searcher_folder(searcher))
-        self.compactions.look()  # afterwards: what has been taken in since is in both
+        self.compactions.look()  # after the listing, so a shard that is compacted meanwhile is in one of the two
         stored = _seqs_of(searcher, {*(entry.key for entry in entries), *self.compactions.shards()})
         named = _seqs_of(searcher, named_shards(self.run))
         free = (seq for seq in count(1 + max(named, default=-1)) if seq not in stored)
         first = next(seq for seq in free if not self.run.store.exists(layout.shard(searcher, seq)))
-        self._taken[searcher] = max([first, *stored])  # also the first: what was listed may have been behind
+        self._taken[searcher] = max([first, *stored])  # includes the first, because the listing may be behind
         return first
 
     def asked(self, searcher: int, seqs: Iterable[int]) -> list[Asked]:
-        return [it for seq in seqs for it in self._asked(layout.shard(searcher, seq))]
+        return [asked for seq in seqs for asked in self._asked(layout.shard(searcher, seq))]
 
     def _asked(self, key: str) -> list[Asked]:
         try:
             table = read_shard(self.run.writer_of(key), key, self.run.store.read(key))
-        except Damaged:  # nobody admits it either
+        except Damaged:  # no trainer admits such a shard either
             return []
         except Missing:
             self.compactions.look()
@@ -55,16 +55,17 @@ class Trajectories:
         return [Asked(**row) for row in table.select(Asked._fields).to_pylist()]
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
-        """As the protocol says. What the buffer would refuse is not stored: DataError says why."""
+        """Store a shard as `TrajectoryLog` says. Raise DataError, and store nothing, if the buffer would refuse the
+        shard."""
         if not trajectories:
             raise ValueError(f"searcher {searcher}, seq {seq}: a shard needs at least 1 trajectory, got 0")
         strangers = {t.searcher for t in trajectories} - {searcher}
         if strangers:
-            raise ValueError(f"searcher {searcher} cannot append trajectories of searcher {strangers.pop()}")
+            raise ValueError(f"searcher {searcher} cannot append a trajectory of searcher {strangers.pop()}")
         key = layout.shard(searcher, seq)
         table, data = self._encoded(key, trajectories)
         is_new = searcher in self._taken and seq > self._taken[searcher]
-        if is_new:  # until it is tried again, when the answer to this was lost
+        if is_new:  # a second try, after the answer to the first was lost, is not new
             self._taken[searcher] = seq
         try:
             self.run.store.create(key, data)
@@ -72,14 +73,15 @@ class Trajectories:
             if not (self._holds(key, table, data) or self._compacted(key) == sha256(data).hexdigest()):
                 raise self._another_incarnation(key) from None
         else:
-            if not is_new and (digest := self._compacted(key)):  # so its name had become free
+            if not is_new and (digest := self._compacted(key)):  # the name was free only because of the compaction
                 self.run.store.delete(key)
                 if digest != sha256(data).hexdigest():
                     raise self._another_incarnation(key)
         return key
 
     def _encoded(self, key: str, trajectories: Sequence[Trajectory]) -> tuple[pa.Table, bytes]:
-        """Better that the searcher stops than that every round of it is refused where nobody waits for it."""
+        """Return a shard's table and bytes. Raise DataError if the buffer would refuse the shard: the searcher stops
+        rather than go on while all its rounds are refused."""
         searcher, seq = parse_name(key)
         try:
             table = to_table(trajectories, run=self.run.name, searcher=searcher, seq=seq)
@@ -87,27 +89,27 @@ class Trajectories:
             return table, encode(table)
         except (DataError, ShardFault) as fault:
             raise DataError(
-                f"{self.run.url}/{key}: {fault}; it was not stored, the replay buffer would refuse it"
+                f"{self.run.url}/{key}: {fault}; the shard was not stored, because the replay buffer would refuse it"
             ) from None
 
     def _compacted(self, key: str) -> str | None:
-        """The sha256 of the shard of this name that a compaction has taken in, if one has."""
+        """Return the sha256 of the shard of this name if a compaction holds it, else None."""
         self.compactions.look()
         shard = self.compactions.shards().get(key)
         return shard.sha256 if shard else None
 
     def _another_incarnation(self, key: str) -> Superseded:
         searcher, _ = parse_name(key)
-        return Superseded(f"{self.run.url}/{key} holds other trajectories: searcher {searcher} has another incarnation")
+        return Superseded(f"{self.run.url}/{key} holds trajectories of another incarnation of searcher {searcher}")
 
     def _holds(self, key: str, table: pa.Table, data: bytes) -> bool:
         try:
             stored = self.run.store.read(key)
-        except Missing:  # a compaction has just taken it in
+        except Missing:  # the shard has just been compacted and removed
             return False
         if stored == data:
             return True
-        try:  # another version of the Parquet library writes other bytes
+        try:  # the bytes may differ because another version of the Parquet library wrote them
             return read_shard(self.run.name, key, stored).equals(table)
         except Damaged:
             return False

@@ -1,4 +1,5 @@
-"""The bytes of a compaction's object: the rows of its shards, and what its record will say of them."""
+"""The format of a compaction's object. The object holds the rows of its shards, and in its metadata what the record of
+the compaction will say about them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from storage.objects import records
 from tba.errors import Damaged
 
 ROWS = 1024
-"""Rows of a row group: a shard has few groups, since each costs time in every query."""
+"""Rows of a row group. A shard has few groups, because each group costs time in every query."""
 
 _COMPUTED = ("version_step", "age")  # columns of the view of trajectories
 _TAKEN = {name.lower() for name in (*COLUMNS.names, *_COMPUTED)}
@@ -35,13 +36,14 @@ class Admitted(NamedTuple):
 
 
 def misfit(table: pa.Table, others: Sequence[pa.Table]) -> str:
-    """Say why columns that a task has added to a shard cannot lie beside those of other shards; empty if they can."""
+    """Return why the columns that a task has added to a shard cannot be stored with those of other shards; empty if
+    they can."""
     added = [name for name in table.column_names if name not in TRAJECTORY_SCHEMA.names]
     if taken := [name for name in added if name.lower() in _TAKEN]:
-        return f"it has a column {taken[0]!r} of its own"
+        return f"it has an added column {taken[0]!r}, whose name is reserved"
     known = {other.schema.field(name) for other in others for name in added if name in other.column_names}
-    if odd := [name for name in added if any(it.name == name and it != table.schema.field(name) for it in known)]:
-        return f"its column {odd[0]!r} is of another type than in other shards"
+    if odd := [name for name in added if any(its.name == name and its != table.schema.field(name) for its in known)]:
+        return f"its column {odd[0]!r} has another type than in other shards"
     return ""
 
 
@@ -49,7 +51,7 @@ def encode_object(
     run: str, shards: Sequence[Admitted], tables: Sequence[pa.Table], *, generation: int, retention: Sequence[int]
 ) -> tuple[Compaction, bytes]:
     """Return the compaction of these shards, each with the table of its rows, and the bytes of its object."""
-    ends = np.cumsum([-(-it.shard.rows // ROWS) for it in shards]).tolist()
+    ends = np.cumsum([-(-admitted.shard.rows // ROWS) for admitted in shards]).tolist()
     given_up = [table["response_tokens"].null_count for table in tables]
     compaction = Compaction(
         object="",
@@ -58,8 +60,8 @@ def encode_object(
         generation=generation,
         retention=tuple(retention),
         parts=tuple(
-            Part(shard=it.shard, sync=it.sync, step=it.step, first_group=first, end_group=end, given_up=rows)
-            for it, (first, end), rows in zip(shards, pairwise([0, *ends]), given_up, strict=True)
+            Part(shard=shard, sync=sync, step=step, first_group=first, end_group=end, given_up=rows)
+            for (shard, sync, step), (first, end), rows in zip(shards, pairwise([0, *ends]), given_up, strict=True)
         ),
         created_at="",
     )
@@ -68,15 +70,16 @@ def encode_object(
 
 
 def decode_object(data: bytes, key: str) -> Compaction:
-    """Return the compaction that an object says it is; Damaged if it is none."""
+    """Return the compaction that the metadata of an object describes. Raise Damaged if the object is not a
+    compaction."""
     try:
         footer = pq.read_metadata(pa.BufferReader(data))
     except UNREADABLE as error:
-        raise Damaged(f"{key} is no compaction: {str(error).splitlines()[0]}") from None
+        raise Damaged(f"{key} is not a compaction: {str(error).splitlines()[0]}") from None
     said = (footer.metadata or {}).get(b"compaction", b"{}")
     named = _named(understood(records.decode(said, key), key), data)
     if named.object != key:
-        raise Damaged(f"{key} is not what its name says")
+        raise Damaged(f"{key} has another content than its name says")
     return named
 
 

@@ -1,4 +1,4 @@
-"""Removes what a compaction of higher rank holds: shards, and other compactions with their records."""
+"""Removes objects whose rows a compaction of higher rank holds: shards, and other compactions with their records."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,20 +12,21 @@ from tba.errors import Damaged, Missing
 
 
 class CompactionRemoval:
-    """Removes nothing before the compactions that hold it have been read whole."""
+    """Removes such objects, but only after the compactions that hold their rows have been read whole."""
 
     def __init__(self, run: Run, compactions: Compactions, sources: CompactionSources):
-        self.shards = 0  # that lie in compactions
-        self.removed = 0  # objects
-        self.left: dict[str, str] = {}  # objects that stay, and why
+        self.shards = 0  # number of shards that lie in compactions
+        self.removed = 0  # number of removed objects
+        self.left: dict[str, str] = {}  # by key of an object that stays: the reason
         self._run, self._compactions, self._sources = run, compactions, sources
 
     def remove(self) -> None:
         stored = {entry.key for entry in self._run.own.list(layout.TRAJECTORIES)}
-        found = self._compactions.look()
         shared = self._run.inherits
-        own = [it for it in found if not (shared and shared.inherits(it.object))]
-        holders = {it.object: self._holders(it) for it in own}
+        own = [
+            compaction for compaction in self._compactions.look() if not (shared and shared.inherits(compaction.object))
+        ]
+        holders = {compaction.object: self._holders(compaction) for compaction in own}
         for compaction in own:
             mine = [key for key, holder in holders[compaction.object] if holder == compaction]
             self.shards += len(mine)
@@ -37,7 +38,7 @@ class CompactionRemoval:
                 self._remove_all([compaction.object], list(others.values()))
 
     def _holders(self, compaction: Compaction) -> list[tuple[str, Compaction]]:
-        """Return the key of each of its shards, with the compaction that counts for it."""
+        """Return the key of each shard of a compaction, with the compaction from which that shard is read."""
         places = [(part.shard.key, self._compactions.place(part.shard)) for part in compaction.parts]
         return [(key, place.compaction) for key, place in places if place]
 

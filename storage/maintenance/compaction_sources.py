@@ -1,4 +1,4 @@
-"""Reads the rows that go into a compaction: of shards that are objects of their own, and of earlier compactions."""
+"""Reads the rows that go into a compaction, from shards that are objects of their own and from earlier compactions."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,51 +22,54 @@ class Source(NamedTuple):
     """A shard that was read."""
 
     admitted: Admitted
-    compaction: Compaction | None  # that it lay in
+    compaction: Compaction | None  # the compaction that it was read from
     table: pa.Table
 
 
 class CompactionSources:
     def __init__(self, run: Run, compactions: Compactions):
-        self.left: dict[str, str] = {}  # shards that stay as they are, and why
+        self.left: dict[str, str] = {}  # by key of a shard that stays as it is: the reason
         self._run, self._compactions = run, compactions
         self._whole: set[str] = set()  # objects that have been read and found whole
         self._last_read: tuple[Compaction, pq.ParquetFile] | None = None
 
     def read(self, group: Sequence[Admitted]) -> Iterator[Source]:
-        """Yield those of the shards that can be read; `left` says why the others cannot."""
+        """Yield the shards that can be read; `left` says why the others cannot."""
         with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
             loose = dict(zip(group, pool.map(self._read_loose, group), strict=True))
-        for it in group:
-            place = self._compactions.place(it.shard)
-            table = self._read_compacted(it.shard, place) if place else loose[it]
+        for admitted in group:
+            place = self._compactions.place(admitted.shard)
+            table = self._read_compacted(admitted.shard, place) if place else loose[admitted]
             if table is not None:
-                yield Source(it, place.compaction if place else None, table)
+                yield Source(admitted, place.compaction if place else None, table)
 
     def check_whole(self, compaction: Compaction) -> None:
-        """Read the object of a compaction, unless it has been read. Missing or Damaged if it is not whole."""
+        """Read the object of a compaction, unless it has been read already. Raise Missing or Damaged if it is not
+        whole."""
         if compaction.object not in self._whole:
             self._read_whole(compaction)
 
-    def _read_loose(self, it: Admitted) -> pa.Table | None:
-        """Return the rows of a shard that is an object of its own; None, and why, if it is not as its record says."""
-        if self._compactions.place(it.shard):
+    def _read_loose(self, admitted: Admitted) -> pa.Table | None:
+        """Return the rows of a shard that is an object of its own. Return None if it lies in a compaction; also if it
+        is not as its record says, and then note the reason in `left`."""
+        shard = admitted.shard
+        if self._compactions.place(shard):
             return None
         try:
-            data = self._run.store.read(it.shard.key)
-            if sha256(data).hexdigest() != it.shard.sha256:
-                raise Damaged("it is not what the record that admits it found: its sha256 differs")
+            data = self._run.store.read(shard.key)
+            if sha256(data).hexdigest() != shard.sha256:
+                raise Damaged("it is not the shard that was admitted: its sha256 differs")
             return decode_shard(data)
         except Missing:
-            if self._compactions.place_now(it.shard, None) is None:
-                self.left[it.shard.key] = "it is missing"
+            if self._compactions.place_now(shard, None) is None:
+                self.left[shard.key] = "it is missing"
         except (Damaged, *UNREADABLE) as error:
-            self.left[it.shard.key] = str(error).splitlines()[0]
+            self.left[shard.key] = str(error).splitlines()[0]
         return None
 
     def _read_compacted(self, shard: Shard, place: Place) -> pa.Table | None:
-        """Return the rows of a shard that lies in a compaction; None, and why, if the compaction is damaged, or another
-        process that compacts has just removed it."""
+        """Return the rows of a shard that lies in a compaction. If the compaction is damaged, or if another process
+        that compacts has just removed it, return None and note the reason in `left`."""
         try:
             return self._read_part(place.compaction, place.part)
         except (Missing, Damaged, *UNREADABLE) as error:

@@ -1,8 +1,8 @@
-"""Compaction: the rows of many admitted shards move into one object; if asked to, payloads are given up on the way.
+"""Compaction: the rows of many admitted shards move into one object. On request, payloads are given up on the way.
 
-The object comes first, then its record, then the shards are removed. Nothing is removed unless a compaction of higher
-rank holds it whole, so it does no harm to be killed anywhere, or to be two at once: whoever comes next goes on with
-what it finds, and removes what is there twice.
+First the object is stored, then its record, and then the shards are removed. Nothing is removed unless a compaction of
+higher rank holds all of it. So it does no harm if a compaction is killed at any point, or if two run at the same time:
+the next one continues with what it finds, and removes what is stored twice.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,10 +24,10 @@ from tba.errors import AlreadyExists, Damaged, Missing
 from tba.types import Eligibility, Version
 
 Progress = Callable[[int, int], None]
-"""Told how many of how many shards are done."""
+"""Called with the number of objects done so far and the number of all objects to write."""
 
 SHARDS, BYTES = 256, 64 << 20
-"""What an object holds at most."""
+"""The maximum number of shards in an object, and the maximum of their bytes together."""
 
 
 @dataclass
@@ -35,15 +35,15 @@ class Compacted:
     """What a compaction has done."""
 
     run: str
-    upto: Version | None  # the checkpoint whose record is the last that was looked at; None if there is none
-    shards: int = 0  # that lie in compactions now
-    written: list[str] = field(default_factory=list)  # objects
-    removed: int = 0  # objects
+    upto: Version | None  # shards admitted up to this checkpoint were considered; None if there is no checkpoint
+    shards: int = 0  # number of shards that lie in compactions now
+    written: list[str] = field(default_factory=list)  # keys of objects
+    removed: int = 0  # number of objects
     bytes_written: int = 0
-    payloads_given_up: int = 0  # of how many rows
-    retention: int | None = None  # the record that says so
-    forks: list[str] = field(default_factory=list)  # that may draw what no step of the run can
-    left: dict[str, str] = field(default_factory=dict)  # shards that stay as they are, and why
+    payloads_given_up: int = 0  # number of rows
+    retention: int | None = None  # the retention record that gives these payloads up
+    forks: list[str] = field(default_factory=list)  # forks that may draw rows which no step of the run can draw
+    left: dict[str, str] = field(default_factory=dict)  # by key of an object that stays as it is: the reason
 
 
 def compact(
@@ -53,8 +53,9 @@ def compact(
     drop_beyond: Eligibility | None = None,
     progress: Progress | None = None,
 ) -> Compacted:
-    """Compact what was admitted up to the oldest of the newest `keep_checkpoints`. With `drop_beyond`, which is the
-    rule of the run's index, rows that it cannot draw from then on lose their payloads, unless a fork may draw them."""
+    """Compact the shards that were admitted up to the oldest of the newest `keep_checkpoints` checkpoints. If
+    `drop_beyond`, the eligibility rule of the run's index, is passed, rows that the index cannot draw from then on lose
+    their payloads, unless a fork may draw them."""
     return _Compactor(run, keep_checkpoints, drop_beyond).compact(progress or (lambda done, total: None))
 
 
@@ -93,13 +94,13 @@ class _Compactor:
     # --- what there is to do ----------------------------------------------------------------------------------------
 
     def _adopt(self) -> None:
-        """Write the records of objects that lack theirs, since whoever made them was killed. A process that lives may
-        just be about to write such a record. Either way the object counts from then on as any other."""
-        found = {entry.key for entry in self._run.own.list(layout.COMPACTIONS)}
+        """Write the missing records of objects. Usually the process that made the object was killed, but a live process
+        may just be about to write the record. In both cases, the object then counts like any other."""
+        stored = {entry.key for entry in self._run.own.list(layout.COMPACTIONS)}
         admitted = {shard.key: shard.sha256 for record in self._synced for shard in record.shards}
-        for key in sorted(found):
+        for key in sorted(stored):
             name = layout.parse_compaction(key)
-            if name is None or key != name.object or name.record in found or self._run.store.exists(name.record):
+            if name is None or key != name.object or name.record in stored or self._run.store.exists(name.record):
                 continue
             with suppress(Missing, Damaged):
                 compaction = decode_object(self._run.store.read(key), key)
@@ -107,33 +108,33 @@ class _Compactor:
                     self._record(compaction)
 
     def _chosen(self) -> list[Admitted]:
-        """Return the run's own shards that a compaction may take in."""
+        """Return the run's own shards that may be compacted."""
         if self._checkpoint is None:
             return []
-        found = [
+        shared = self._run.inherits
+        return [
             Admitted(shard, record.sync, record.step)
             for record in self._synced
             if record.sync <= self._checkpoint.number
             for shard in record.shards
+            if not (shared and shared.inherits(shard.key))
         ]
-        shared = self._run.inherits
-        return [it for it in found if not (shared and shared.inherits(it.shard.key))]
 
     def _groups(self, chosen: Sequence[Admitted]) -> Iterator[list[Admitted]]:
-        """Yield the shards of one object each, in the order of the records. A compaction that is large enough stays as
-        it is, unless enough of its payloads can be given up."""
-        again = {it.object: self._is_made_again(it) for it in self._compactions.look()}
+        """Yield groups of shards, one for each object to write, in the order of the sync records. A compaction that is
+        large enough stays as it is, unless enough of its payloads can be given up."""
+        again = {compaction.object: self._is_made_again(compaction) for compaction in self._compactions.look()}
         group: list[Admitted] = []
         size = 0
-        for it in chosen:
-            place = self._compactions.place(it.shard)
+        for admitted in chosen:
+            place = self._compactions.place(admitted.shard)
             stays = place is not None and not again.get(place.compaction.object, True)
-            if group and (stays or len(group) == SHARDS or size + it.shard.bytes > BYTES):
+            if group and (stays or len(group) == SHARDS or size + admitted.shard.bytes > BYTES):
                 yield group
                 group, size = [], 0
             if not stays:
-                group.append(it)
-                size += it.shard.bytes
+                group.append(admitted)
+                size += admitted.shard.bytes
         if group:
             yield group
 
@@ -142,42 +143,43 @@ class _Compactor:
         return small or self._payloads.are_worth_it([part.shard for part in compaction.parts])
 
     def _is_worth_it(self, group: Sequence[Admitted]) -> bool:
-        """Return False if writing the group would make one compaction out of the same."""
-        places = [self._compactions.place(it.shard) for it in group]
+        """Return False if writing the group would only rewrite one compaction without giving up enough payloads."""
+        places = [self._compactions.place(admitted.shard) for admitted in group]
         sources = {place.compaction.object for place in places if place}
-        return None in places or len(sources) > 1 or self._payloads.are_worth_it([it.shard for it in group])
+        return None in places or len(sources) > 1 or self._payloads.are_worth_it([admitted.shard for admitted in group])
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def _write(self, group: Sequence[Admitted]) -> None:
-        taken: list[Source] = []
+        sources: list[Source] = []
         for source in self._sources.read(group):
-            if why := misfit(source.table, [other.table for other in taken]):
+            if why := misfit(source.table, [other.table for other in sources]):
                 self._sources.left[source.admitted.shard.key] = why
             else:
-                taken.append(source)
-        objects = {source.compaction.object if source.compaction else None for source in taken}
+                sources.append(source)
+        objects = {source.compaction.object if source.compaction else None for source in sources}
         same = len(objects) == 1 and None not in objects
-        if taken and not (same and not any(self._payloads.count(it.admitted.shard) for it in taken)):
-            self._store(*self._encode(taken))
+        if sources and not (same and not any(self._payloads.count(source.admitted.shard) for source in sources)):
+            self._store(*self._encode(sources))
 
-    def _encode(self, taken: Sequence[Source]) -> tuple[Compaction, bytes]:
-        shards = [source.admitted for source in taken]
-        sources = [source.compaction for source in taken if source.compaction]
-        numbers = {number for source in sources for number in source.retention}
+    def _encode(self, sources: Sequence[Source]) -> tuple[Compaction, bytes]:
+        shards = [source.admitted for source in sources]
+        replaced = [source.compaction for source in sources if source.compaction]
+        numbers = {number for compaction in replaced for number in compaction.retention}
         compaction, data = encode_object(
             self._run.name,
             shards,
-            [self._payloads.without(it.shard, source.table) for it, source in zip(shards, taken, strict=True)],
-            generation=1 + max((source.generation for source in sources), default=0),
-            retention=sorted(numbers | self._payloads.records_about(it.shard for it in shards)),
+            [self._payloads.without(source.admitted.shard, source.table) for source in sources],
+            generation=1 + max((compaction.generation for compaction in replaced), default=0),
+            retention=sorted(numbers | self._payloads.records_about(admitted.shard for admitted in shards)),
         )
-        before = sum(place.part.given_up for it in shards if (place := self._compactions.place(it.shard)))
+        places = (self._compactions.place(admitted.shard) for admitted in shards)
+        before = sum(place.part.given_up for place in places if place)
         self._outcome.payloads_given_up += sum(part.given_up for part in compaction.parts) - before
         return compaction, data
 
     def _store(self, compaction: Compaction, data: bytes) -> None:
-        with suppress(AlreadyExists):  # somebody was at the same; what it holds is seen before anything is removed
+        with suppress(AlreadyExists):  # another process made the same object; removal first reads what it holds
             self._run.store.create(compaction.object, data)
         self._record(compaction)
         self._outcome.written.append(compaction.object)
@@ -189,10 +191,9 @@ class _Compactor:
 
 
 def _oldest_checkpoint(run: Run, keep: int) -> Version | None:
-    """Return the oldest of the newest `keep` checkpoints that the run keeps for itself, not for its forks. A fork has
-    some of its own later."""
+    """Return the oldest of the newest `keep` checkpoints that the run itself has written; None if it has none. A fork
+    has no such checkpoint at first."""
     spans, shared = chain(run), run.parent.sync if run.parent else 0
-    own = [
-        it for it in manifest_folders.complete(run.own, layout.CHECKPOINTS) if accepts(spans, it) and it.number > shared
-    ]
+    complete = manifest_folders.complete(run.own, layout.CHECKPOINTS)
+    own = [checkpoint for checkpoint in complete if accepts(spans, checkpoint) and checkpoint.number > shared]
     return own[-keep:][0] if own else None

@@ -1,4 +1,4 @@
-"""The payloads of rows that no step will draw again: which they are, and the record that gives them up."""
+"""Finds the payloads of rows that no step will draw again, and writes the record that gives them up."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -19,22 +19,22 @@ from storage.runs.retention import GivenUpPayloads
 from storage.runs.run import Run
 from tba.types import Eligibility, Version
 
-_WORTH = 0.25  # of a compaction's payloads: the least for which it is written anew
+_WORTH = 0.25  # share of its payloads that must be droppable before a compaction is written anew
 
 
 class DroppablePayloads:
-    """Rows whose payloads can be dropped: no rows until `choose` finds some."""
+    """The rows whose payloads can be dropped. There are none until `choose` has found some."""
 
     def __init__(self, run: Run, compactions: Compactions):
         self.record: int | None = None  # the retention record that gives them up
-        self.forks: list[str] = []  # that may draw what no step of the run can
+        self.forks: list[str] = []  # forks that may draw rows which no step of the run can draw
         self._run, self._compactions = run, compactions
-        self._drawable: dict[str, np.ndarray] = {}  # by key of the shards that may lose payloads: which rows may not
+        self._drawable: dict[str, np.ndarray] = {}  # by key of a shard that may lose payloads: which rows keep theirs
         self._payloads: GivenUpPayloads | None = None
 
     def choose(self, synced: Sequence[SyncRecord], checkpoint: Version, eligibility: Eligibility) -> None:
-        """Choose the rows that no step after the checkpoint can draw: the index says so, as it is then. Damaged if
-        nobody could go on from there, and steps would have to be taken from further back again."""
+        """Choose the rows that no step after the checkpoint can draw, according to the index as it is at the
+        checkpoint. Raise Damaged if the checkpoint is damaged: steps would then be repeated from further back."""
         manifest_folders.check_sizes(self._run.own, layout.checkpoint(checkpoint))
         self.forks = forks.names(self._run)
         last = [record for record in synced if record.sync <= checkpoint.number]
@@ -57,40 +57,41 @@ class DroppablePayloads:
         )
 
     def count(self, shard: Shard) -> int:
-        """Return how many rows of a shard have a payload that nobody needs."""
+        """Return the number of rows of a shard with a payload that nothing needs."""
         drawable_B = self._drawable.get(shard.key)
         place = self._compactions.place(shard)
         known = place.part.given_up if place else 0
         return 0 if drawable_B is None else max(0, int((~drawable_B).sum()) - known)
 
     def are_worth_it(self, shards: Sequence[Shard]) -> bool:
-        """Return True if enough payloads can be dropped that the shards are written anew for it."""
+        """Return True if so many payloads can be dropped that the shards should be written anew."""
         places = [self._compactions.place(shard) for shard in shards]
-        left = sum(shard.rows - (it.part.given_up if it else 0) for shard, it in zip(shards, places, strict=True))
+        left = sum(shard.rows for shard in shards) - sum(place.part.given_up for place in places if place)
         number = sum(map(self.count, shards))
         return number > 0 and number >= _WORTH * left
 
     def give_up(self, groups: Sequence[Sequence[Admitted]]) -> None:
-        """Write the record before anything is done, and then look at the forks again: whoever makes one registers it
-        and then looks for what has been given up, so that one of the two sees the other."""
-        if self._payloads is None or not any(self.count(it.shard) for group in groups for it in group):
+        """Write the record that gives the payloads up, before any is dropped. Then look at the forks again. A process
+        that makes a fork first registers it and then looks for what has been given up, so one of the two sees the
+        other."""
+        if self._payloads is None or not any(self.count(admitted.shard) for group in groups for admitted in group):
             self._drawable = {}
             return
-        said = [it for it in retention.given_up_payloads(self._run) if it.payloads == self._payloads]
+        same = [record for record in retention.given_up_payloads(self._run) if record.payloads == self._payloads]
         why = f"payloads that no step after {self._payloads.step} can draw"
-        self.record = said[0].number if said else retention.give_up(self._run, why=why, payloads=self._payloads)
+        self.record = same[0].number if same else retention.give_up(self._run, why=why, payloads=self._payloads)
         pinned = forks.newest_pinned_record(self._run)
         for group in groups:
-            for it in group:
-                if it.sync <= pinned:
-                    self._drawable.pop(it.shard.key, None)
+            for admitted in group:
+                if admitted.sync <= pinned:
+                    self._drawable.pop(admitted.shard.key, None)
 
     def records_about(self, shards: Iterable[Shard]) -> set[int]:
-        """Return the record that gives payloads up, if it speaks of any of these shards."""
+        """Return the number of the record that gives payloads up, if it concerns any of these shards."""
         return {self.record} if self.record and any(shard.key in self._drawable for shard in shards) else set()
 
     def without(self, shard: Shard, table: pa.Table) -> pa.Table:
-        """Return the rows of a shard without the payloads that nobody needs."""
+        """Return the rows of a shard without the payloads that nothing needs."""
         drawable_B = self._drawable.get(shard.key)
         if drawable_B is None or drawable_B.all():
             return table
@@ -102,7 +103,8 @@ class DroppablePayloads:
 
 
 def _index(run: Run, synced: Sequence[SyncRecord], eligibility: Eligibility) -> tuple[Index, Mapping[str, str]]:
-    """Return the index after these records, and the names by which it knows shards. Nothing is drawn from it."""
+    """Return the index after these records, from which nothing is drawn, and the name of each shard in the index by
+    its key."""
     steps = {record.sync: record.step for record in synced}
     undrawn = NoDraws(eligibility)
     index = Index(

@@ -1,4 +1,4 @@
-"""Remove what killed writers have left in a run: half-written files, and uploads that were never completed."""
+"""Removes what killed writers have left in a run: half-written files, and uploads that were never completed."""
 
 import logging
 
@@ -10,18 +10,19 @@ from tba.errors import StorageError
 log = logging.getLogger(__name__)
 
 SWEPT = "swept"
-"""The kind of event that tells what was removed."""
-_NAMED = 20  # keys that the event lists
+"""The kind of event that reports what was removed."""
+_NAMED = 20  # maximum number of keys that the event lists
 
 
 def sweep(run: Run, events: Events, prefix: str = "") -> None:
-    """Free what unfinished writes under a folder of the run hold, a day after their last sign of life. An event tells
-    how many keys there were, and the first of them. Trouble with the store is logged: the next life sweeps again."""
+    """Free the space of unfinished writes under a folder of the run, a day after their last progress. An event reports
+    the number of keys and the first of them. An error of the store is only logged, because the role sweeps again when
+    it next starts."""
     try:
         keys = run.own.discard_older(prefix, A_DAY)
     except StorageError as error:
-        log.warning("what killed writers have left in %s/%s is not removed: %s", run.url, prefix, error)
+        log.warning("unfinished writes of killed processes in %s/%s were not removed: %s", run.url, prefix, error)
         return
     if keys:
-        told = f"unfinished writes of {len(keys)} objects, older than a day, were removed: {', '.join(keys[:3])}"
-        events.write(SWEPT, told + (" and the like" if len(keys) > 3 else ""), number=len(keys), keys=keys[:_NAMED])
+        message = f"unfinished writes of {len(keys)} objects, older than a day, were removed: {', '.join(keys[:3])}"
+        events.write(SWEPT, message + (", …" if len(keys) > 3 else ""), number=len(keys), keys=keys[:_NAMED])

@@ -1,29 +1,29 @@
-"""Reads objects that will all be asked for, several of them side by side: most of the time of a single read from an
-object store is waiting."""
+"""Reads objects ahead, several at the same time, if all of them will be needed. A single read from an object store
+mostly waits."""
 
 from collections.abc import Iterable
 
 from storage.objects.store import Entry, Store
 from tba.errors import StorageError
 
-_SIDE_BY_SIDE = 32  # objects read at once
-_BYTES = 64 << 20  # that wait to be asked for, but for one object that is larger
+_SIDE_BY_SIDE = 32  # number of objects that are read at the same time
+_BYTES = 64 << 20  # maximum bytes that are read at the same time, unless a single object is larger
 
 
 class ReadAhead:
-    """The reading side of a store. Objects of one folder are read together with those that follow in the listing, and
-    each is handed over once."""
+    """Reads objects of a store. An object is read together with those that follow in the listing of its folder. What
+    was read ahead is returned once and then forgotten."""
 
     def __init__(self, store: Store, listings: Iterable[list[Entry]]):
         self._store = store
         self._waiting: dict[str, bytes] = {}
-        self._after: dict[str, tuple[list[Entry], int]] = {}  # where in its listing each object comes
+        self._after: dict[str, tuple[list[Entry], int]] = {}  # by key: its listing, and its place there
         if store.local_path("run.json") is None:
             for listing in listings:
                 self._after.update({entry.key: (listing, place) for place, entry in enumerate(listing)})
 
     def read(self, key: str) -> bytes:
-        """Return an object as it was once since this was made; Missing if it is gone."""
+        """Return the bytes of an object, as they are now or were shortly before. Raise Missing if it does not exist."""
         if key not in self._waiting and key in self._after:
             self._fetch(key)
         data = self._waiting.pop(key, None)
@@ -33,15 +33,15 @@ class ReadAhead:
         listing, place = self._after[key]
         wanted, size = [key], listing[place].size
         for entry in listing[place + 1 : place + _SIDE_BY_SIDE]:
-            if entry.key not in self._after:  # fetched already: they may be asked for in any order
+            if entry.key not in self._after:  # fetched already, because objects may be read in any order
                 continue
             size += entry.size
             if size > _BYTES:
                 break
             wanted.append(entry.key)
-        for it in wanted:
-            del self._after[it]
+        for wanted_key in wanted:
+            del self._after[wanted_key]
         try:
             self._waiting.update(zip(wanted, self._store.read_many(wanted), strict=True))
         except (StorageError, KeyError):
-            return  # each is asked for by itself, and says what is wrong
+            return  # each is then read by itself, which raises the error

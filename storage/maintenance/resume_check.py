@@ -1,8 +1,8 @@
 """Compares what records admit with what is stored, before anything is written on top of damage.
 
-A run goes on only with all that its records admit: a searcher that found the name of a lost shard free, or a trainer
-that drew from a buffer with a hole, would replace recorded facts by other ones. `tba resume` looks here first, and so
-does the trainer before it claims an attempt.
+A run may continue only with everything that its records admit. Otherwise a searcher could reuse the name of a lost
+shard, or a trainer could draw from an incomplete buffer, and so contradict the records. `tba resume` makes this check
+first, and so does the trainer before it claims an attempt.
 """
 
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 
 from storage import layout
-from storage.log.compactions import Compactions, Place
+from storage.log.compactions import Compaction, Compactions, Place
 from storage.log.prompts import has_prompts, read_prompts
 from storage.log.syncs import Shard, read_chain
 from storage.queries.mirror import Progress
@@ -18,38 +18,39 @@ from storage.runs.retention import given_up
 from storage.runs.run import Run
 from tba.errors import Damaged, Missing
 
-_THREADS = 4  # that read a disk at the same time
+_THREADS = 4  # number of threads that read a disk at the same time
 
 
 def refuse_damage(run: Run, *, whole: bool, progress: Progress | None = None) -> None:
-    """Raise Damaged, with what a person can do, if a shard that records admit or a split of prompts is lost. With
-    `whole`, objects on a disk are read and compared with their sha256. Otherwise, and in an object store, sizes are
-    compared: the trainer's reader compares the sha256 of each shard that it fetches."""
+    """Raise Damaged, and say what a person can do, if an admitted shard or a split of prompts is lost. With `whole`,
+    objects on a disk are read and compared with their sha256. Otherwise, and in an object store, only sizes are
+    compared; the trainer's reader compares the sha256 of each shard that it fetches."""
     _refuse_lost_prompts(run)
     if lost := find_lost(run, whole=whole, progress=progress):
         first, why = next(iter(lost.items()))
         more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
         raise Damaged(
-            f"{run.url} cannot go on: {first}, which its records admit, {why}{more}. Restore what "
+            f"{run.url} cannot go on: {first}, which its records admit, {why}{more}. Restore the objects that "
             f"`tba check {run.url}` names, or go on without these trajectories: `tba give-up {run.url}`"
         )
 
 
 def find_lost(run: Run, *, whole: bool, progress: Progress | None = None) -> dict[str, str]:
-    """Return what is wrong with each admitted shard that is not as its record says and was not given up, by key.
-    `progress` is told how many of how many shards have been compared."""
+    """Return, by key, what is wrong with each admitted shard that is not as its record says and was not given up.
+    `progress` is called with the number of shards compared so far and the number of all shards."""
     return _Admitted(run, whole=whole).find_lost(progress or (lambda done, total: None))
 
 
 def first_sync(run: Run, keys: Collection[str]) -> int:
-    """Return the first sync that admits any of these shards; the next one if none has admitted any yet."""
+    """Return the first sync that admits any of these shards; if no record admits any yet, the next sync."""
     records = read_chain(run)
-    found = [record.sync for record in records if any(shard.key in keys for shard in record.shards)]
-    return min(found, default=len(records))
+    syncs = [record.sync for record in records if any(shard.key in keys for shard in record.shards)]
+    return min(syncs, default=len(records))
 
 
 def _refuse_lost_prompts(run: Run) -> None:
-    """Prompts are read as they are stored: what the task would make of its data today may be something else."""
+    """Raise Damaged if a needed split of prompts is missing or damaged. Stored prompts cannot be made again, because
+    the task might make other prompts of its data today."""
     for split, prefix in (("train", layout.SYNCS), ("test", layout.EVALUATIONS)):
         if has_prompts(run, split):
             read_prompts(run, split)
@@ -58,7 +59,7 @@ def _refuse_lost_prompts(run: Run) -> None:
 
 
 def _needed(run: Run) -> list[Shard]:
-    """Return the shards that records of the run admit and, in a fork that replays, those that it will admit."""
+    """Return the shards that the run's records admit and, for a fork that replays, those that it will admit."""
     records = read_chain(run)
     if run.older and run.inherits and run.inherits.replays:
         newest = run.inherits.origin.newest_record
@@ -85,7 +86,7 @@ class _Admitted:
         with ThreadPoolExecutor(_THREADS) as pool:
             places = filter(None, map(self.compactions.place, shards))
             objects = {place.compaction.object: place.compaction for place in places}.values()
-            wrong = dict(pool.map(lambda it: (it.object, self._fault(it.object, it.bytes, it.sha256)), objects))
+            wrong = dict(pool.map(lambda made: (made.object, self._fault_of_object(made)), objects))
             faults = pool.map(lambda shard: self._fault_of(shard, wrong), shards)
             for done, (shard, why) in enumerate(zip(shards, faults, strict=True), start=1):
                 progress(done, len(shards))
@@ -93,8 +94,11 @@ class _Admitted:
                     lost[shard.key] = why
         return lost
 
+    def _fault_of_object(self, compaction: Compaction) -> str:
+        return self._fault(compaction.object, compaction.bytes, compaction.sha256)
+
     def _fault_of(self, shard: Shard, wrong: dict[str, str]) -> str:
-        """Return what is wrong with a shard, wherever it lies; empty if nothing is."""
+        """Return what is wrong with a shard, wherever it lies; empty if it is as its record says."""
         place = self.compactions.place(shard)
         why = wrong[place.compaction.object] if place else self._fault(shard.key, shard.bytes, shard.sha256)
         if why and place:
@@ -102,14 +106,14 @@ class _Admitted:
         return why and self._fault_elsewhere(shard, place, why)
 
     def _fault_elsewhere(self, shard: Shard, known: Place | None, why: str) -> str:
-        """Look again where a compaction that is at work may just have moved the shard."""
+        """Look again, because a running compaction may just have moved the shard. Return what is wrong with it."""
         place = self.compactions.place_now(shard, known)
         if place is None or place == known:
             return why
-        return self._fault(place.compaction.object, place.compaction.bytes, place.compaction.sha256)
+        return self._fault_of_object(place.compaction)
 
     def _fault(self, key: str, size: int, digest: str) -> str:
-        """Return what is wrong with an object of this size and sha256; empty if nothing is."""
+        """Return what is wrong with an object that must have this size and sha256; empty if nothing is."""
         if self.whole and self.sizes.get(key) == size:
             try:
                 same = sha256(self.store.read(key)).hexdigest() == digest
@@ -117,5 +121,5 @@ class _Admitted:
                 return "is missing"
             return "" if same else "is not what its record says: its sha256 differs"
         if key not in self.sizes:
-            return "" if self.store.exists(key) else "is missing"  # a listing may be behind
-        return "" if self.sizes[key] == size else f"has {self.sizes[key]} bytes, its record says {size}"
+            return "" if self.store.exists(key) else "is missing"  # the listing may be behind
+        return "" if self.sizes[key] == size else f"has {self.sizes[key]} bytes, but its record says {size}"

@@ -1,8 +1,8 @@
-"""Where a trainer's metrics go besides the ledger: to Weights & Biases if asked, else nowhere.
+"""Sends a trainer's metrics to Weights & Biases (W&B) if the settings say so.
 
-The ledger's `steps` are the truth; W&B shows a view of it. One process of the run speaks to W&B, a child of the trainer
-(storage/metrics/wandb_writer.py), so that neither a slow network nor any failure there reaches a gradient step. A
-resumed trainer takes steps again, so W&B may show a step twice; its axis is `trainer/step`, never the order of arrival.
+The ledger is the authoritative record of metrics; W&B only shows them. A child process of the trainer
+(storage/metrics/wandb_writer.py) talks to W&B, so a slow network or a failure there never affects a gradient step. A
+resumed trainer repeats steps, so W&B may show a step twice. Its axis is `trainer/step`, never the order of arrival.
 """
 
 import json
@@ -18,7 +18,7 @@ from storage.runs.run import Run
 
 log = logging.getLogger(__name__)
 
-_WAITING = 10_000  # lines that may wait for W&B before further ones are dropped
+_WAITING = 10_000  # maximum number of lines that wait for W&B; further lines are dropped
 
 
 class Settings(Protocol):
@@ -32,18 +32,18 @@ class Settings(Protocol):
 
 
 def open_metric_log(run: Run, settings: Settings) -> "WandbMetrics | NoMetrics":
-    """Never raises: a W&B that cannot be had is a warning."""
+    """Return the destination of metrics. If W&B cannot be started, only log a warning."""
     if settings.wandb == "off":
         return NoMetrics()
     try:
         return WandbMetrics(run, project=settings.wandb_project, mode=settings.wandb)
     except OSError as error:
-        log.warning("wandb cannot be started, the run goes on without it: %s", error)
+        log.warning("wandb cannot be started: %s; the run goes on without it", error)
         return NoMetrics()
 
 
 class NoMetrics:
-    """The ledger is enough."""
+    """A metric log that drops everything: the ledger has all metrics."""
 
     def write(self, metrics: Mapping[str, float], *, step: int) -> None: ...
 
@@ -51,12 +51,12 @@ class NoMetrics:
 
 
 class WandbMetrics:
-    """Feeds the process that speaks to W&B. `write` never waits; `close` waits for at most `patience` seconds."""
+    """Sends metrics to the process that talks to W&B. `write` never waits; `close` waits at most `patience` seconds."""
 
     def __init__(self, run: Run, *, project: str, mode: str, patience: float = 30.0):
         self.patience = patience
         command = [sys.executable, "-m", "storage.metrics.wandb_writer", run.url, project, mode, str(patience)]
-        # In a session of its own, a Ctrl-C meant for the run does not reach it before the last metrics do.
+        # In a session of its own, so that Ctrl-C for the run does not end the writer before the last metrics arrive.
         self._writer = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
         self._queue: queue.Queue[str | None] = queue.Queue(_WAITING)
         self._dropped = 0
@@ -65,19 +65,19 @@ class WandbMetrics:
         self._thread.start()
 
     def write(self, metrics: Mapping[str, float], *, step: int) -> None:
-        if self._thread.is_alive():  # else the writer is gone, and has said why
+        if self._thread.is_alive():  # otherwise the writer has ended and has logged the reason
             try:
                 self._queue.put_nowait(json.dumps({"step": step, "metrics": dict(metrics)}))
             except queue.Full:
                 self._dropped += 1
 
     def close(self) -> None:
-        """Hand over what is waiting; a writer that cannot get rid of it in time is ended."""
+        """Send the lines that still wait. Kill the writer if it does not finish in time."""
         try:
             self._queue.put_nowait(None)
             self._writer.wait(self.patience)
         except (queue.Full, subprocess.TimeoutExpired):
-            log.warning("wandb: not finished after %.0f s, left alone", self.patience)
+            log.warning("wandb: not finished after %.0f s, stopped; the ledger has all metrics", self.patience)
             self._writer.kill()
             self._writer.wait()
         self._thread.join(1.0)
@@ -85,7 +85,7 @@ class WandbMetrics:
             log.warning("wandb: %d steps were dropped; the ledger has them all", self._dropped)
 
     def _feed(self, pipe: IO[str]) -> None:
-        """The thread: lines into the pipe until there are no more, or nobody reads them."""
+        """Run in a thread: write lines into the pipe until there are no more or the writer has ended."""
         try:
             while (line := self._queue.get()) is not None:
                 pipe.write(line + "\n")
@@ -95,5 +95,5 @@ class WandbMetrics:
         finally:
             try:
                 pipe.close()
-            except OSError:  # what could not be written before the reader went
+            except OSError:  # the writer ended before it had read all lines
                 log.debug("wandb: the pipe was closed with lines in it")

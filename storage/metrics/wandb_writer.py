@@ -1,7 +1,7 @@
-"""The process that speaks to Weights & Biases: `python -m storage.metrics.wandb_writer RUN PROJECT MODE PATIENCE`.
+"""The process that talks to Weights & Biases: `python -m storage.metrics.wandb_writer RUN PROJECT MODE PATIENCE`.
 
-Metrics arrive on standard input, one JSON object a line. When the input ends, because the trainer closed it or died,
-the session is finished; the process never outlives that by more than PATIENCE seconds.
+Metrics arrive on standard input, one JSON object per line. When the input ends, because the trainer has closed it or
+died, the process finishes the W&B session. It ends at most PATIENCE seconds later.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _NAMES = {
     "log_ratio_mean": "kl/ref", "entropy": "entropy/mean",
 }  # fmt: skip
 _LOOK_EVERY = 30.0  # seconds between two looks for new scores
-_FAILURES = 5  # in a row, after which W&B is given up
+_FAILURES = 5  # number of failures in a row after which nothing more is sent to W&B
 
 
 def main(arguments: list[str]) -> int:
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     try:
         session = begin(run, project, mode)
     except Exception as error:
-        log.warning("wandb is not available, the run goes on without it: %s: %s", type(error).__name__, error)
+        log.warning("wandb is not available: %s: %s; the run goes on without it", type(error).__name__, error)
         return 1
     try:
         pass_on(run, session)
@@ -57,8 +57,8 @@ def main(arguments: list[str]) -> int:
 
 
 def begin(run: Run, project: str, mode: str, *, anew: str = "") -> Any:
-    """One W&B run per run: later attempts of the trainer continue it. With `anew` another one, as W&B gives the id of a
-    run that was deleted to none again."""
+    """Start a W&B session. All attempts of the trainer use the same W&B run. A text in `anew` makes another W&B run,
+    because W&B never accepts the id of a deleted run again."""
     import wandb
 
     session = wandb.init(
@@ -79,7 +79,7 @@ def begin(run: Run, project: str, mode: str, *, anew: str = "") -> Any:
 
 
 def pass_on(run: Run, session: Any) -> None:
-    """Consumes lines until there are no more; scores are looked up beside."""
+    """Send each line of standard input to W&B until there are no more. Also send new scores of the evaluator."""
     scores, failures = _Scores(run), 0
     for line in sys.stdin:
         message = json.loads(line)
@@ -91,14 +91,14 @@ def pass_on(run: Run, session: Any) -> None:
             failures += 1
             log.warning("wandb: %s: %s", type(error).__name__, error)
             if failures == _FAILURES:
-                log.warning("wandb failed %d times in a row and is left alone; the ledger has everything", failures)
+                log.warning("wandb failed %d times in a row, nothing more is sent; the ledger has it all", failures)
                 return
     scores.send(session, now=True)
 
 
 def rebuild(run: Run, project: str, mode: str) -> tuple[str, int, int]:
-    """A W&B run of all that the ledger and the evaluator have stored, each step once: the folder it was written to, and
-    how many steps and versions it has."""
+    """Make a new W&B run of everything that the ledger and the evaluator have stored, each step once. Return its local
+    folder, its number of steps and its number of versions with scores."""
     import wandb
 
     entries = [entry.step for sync, attempt in _closed(run) for entry in read_entries(run, sync, attempt)]
@@ -106,15 +106,15 @@ def rebuild(run: Run, project: str, mode: str) -> tuple[str, int, int]:
     for score in Evaluations(run).scores():
         if stands(spans, score.version):
             by_version.setdefault(score.version, []).append(score)
-    # Two attempts may share a version, the one that the second goes on from, and each have had it scored.
-    last = {version.number: own for version, own in sorted(by_version.items(), key=lambda it: it[0].order)}
+    # The version that a second attempt continues from may have scores of both attempts: the later ones count.
+    last = {version.number: own for version, own in sorted(by_version.items(), key=lambda pair: pair[0].order)}
     lines = [(entry["step"], _line(entry)) for entry in entries]
-    lines += [(own[0].step, {f"eval/{it.metric}": it.value for it in own}) for own in last.values()]
+    lines += [(own[0].step, {f"eval/{score.metric}": score.value for score in own}) for own in last.values()]
     try:
         session = begin(run, project, mode, anew=f" {records.now()}")
     except Exception as error:
         raise StorageError(f"W&B is not available: {type(error).__name__}: {error}") from error
-    for step, line in sorted(lines, key=lambda it: it[0]):
+    for step, line in sorted(lines, key=lambda pair: pair[0]):
         session.log({AXIS: step, **line})
     folder = str(Path(session.dir).parent)
     session.finish()
@@ -123,10 +123,9 @@ def rebuild(run: Run, project: str, mode: str) -> tuple[str, int, int]:
 
 
 def _closed(run: Run) -> list[tuple[int, int]]:
-    """The syncs whose ledgers count, in order, each with its attempt."""
+    """Return the syncs whose ledgers count, in order, each with its attempt."""
     spans, names = chain(run), (layout.parse_ledger(entry.key) for entry in run.store.list(layout.STEPS))
-    found = [name for name in names if name and accepts(spans, name)]
-    return sorted((name.number, name.attempt) for name in found)
+    return sorted((name.number, name.attempt) for name in names if name and accepts(spans, name))
 
 
 def _line(entry: Mapping[str, Any]) -> dict[str, float]:
@@ -135,19 +134,19 @@ def _line(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def leave_after(seconds: float) -> None:
-    """End this process soon, also when W&B cannot be persuaded to."""
+    """End this process after this time even if W&B has not finished."""
 
     def leave() -> None:
         time.sleep(seconds)
-        log.warning("wandb: not finished after %.0f s, left alone", seconds)
+        log.warning("wandb: not finished after %.0f s, stopped; the ledger has all metrics", seconds)
         os._exit(1)
 
     threading.Thread(target=leave, daemon=True).start()
 
 
 class _Scores:
-    """What the evaluator has stored, sent at the steps of its versions. Scores that come after the trainer has ended
-    are in storage alone."""
+    """Sends the scores that the evaluator has stored, at the steps of their versions. Scores that arrive after the
+    trainer has ended are not sent."""
 
     def __init__(self, run: Run):
         self.evaluations = Evaluations(run)
@@ -159,7 +158,7 @@ class _Scores:
             return
         self.next_look = time.monotonic() + _LOOK_EVERY
         new: dict[Version, list[Score]] = {}
-        with suppress(StorageError):  # then at the next look
+        with suppress(StorageError):  # try again at the next look
             if not self.evaluations.done() <= self.sent:
                 for score in self.evaluations.scores():
                     new.setdefault(score.version, []).append(score)
@@ -170,14 +169,15 @@ class _Scores:
 
 
 def _name(metric: str) -> str:
-    """What W&B calls a column of `steps`; groups make its panels."""
+    """Return the name in W&B of a column of `steps`. W&B makes one panel per prefix."""
     if metric.startswith("seconds_"):
         return f"time/{metric.removeprefix('seconds_')}"
     return _NAMES.get(metric, f"train/{metric}")
 
 
 def _folder(run: Run) -> Path:
-    """Beside the logs of a local run; in the cache for a remote one, from where `wandb sync` sends it."""
+    """Return the folder for W&B's files: beside the logs of a local run, or in the cache for a remote run. `wandb sync`
+    can send the files from there."""
     logs = run.store.local_path(layout.LOGS.rstrip("/"))
     folder = logs or cache_folder("wandb") / run.name
     folder.mkdir(parents=True, exist_ok=True)

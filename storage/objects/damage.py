@@ -54,7 +54,7 @@ class DamageLog:
 
     @contextmanager
     def looking_at(self, key: str) -> Iterator[None]:
-        """Note whatever the block finds wrong with an object, and go on after the block. A store that does not answer
+        """Note what the block finds wrong with an object, and continue after the block. A store that does not answer
         is no damage: its error is raised."""
         try:
             with records.reading(key):

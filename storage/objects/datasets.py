@@ -55,7 +55,7 @@ def placed_rows(url: str, *, fields: Collection[str]) -> dict[str, list[Placed]]
 def _suffix(url: str) -> str:
     suffix = PurePosixPath(url).suffix
     if suffix not in _READABLE:
-        raise DataError(f"{url}: rows come from {', '.join(_READABLE)} files, not {suffix or 'one without a suffix'!r}")
+        raise DataError(f"{url}: rows come from {', '.join(_READABLE)} files, got suffix {suffix!r}")
     return suffix
 
 

@@ -34,7 +34,7 @@ def apply(base: Path, difference: Path, into: Path) -> None:
             except OSError as error:
                 raise Damaged(f"{difference.name} cannot be decompressed: {error}") from None
             if len(change) != len(piece):
-                raise Damaged(f"{difference.name} ends before its base does")
+                raise Damaged(f"{difference.name} is shorter than its base")
             new.write(_xor(piece, change))
 
 

@@ -30,6 +30,6 @@ class Digest:
     def verify(self, data: bytes, name: str) -> None:
         """Raise Damaged, naming the object, unless these are the bytes that the record describes."""
         if len(data) != self.size:
-            raise Damaged(f"{name} has {len(data)} bytes, its record says {self.size}")
+            raise Damaged(f"{name} has {len(data)} bytes, but its record says {self.size}")
         if sha256(data).hexdigest() != self.sha256:
             raise Damaged(f"{name} is not what its record says: its sha256 differs")

@@ -209,13 +209,13 @@ class LocalStore:
 def _refuse_irregular(path: Path) -> None:
     """Raise StorageError if something lies at a path that is no regular file; the error names what it is."""
     if kind := irregular_kind(path):
-        raise StorageError(f"{path} is {kind}, and an object is a regular file: move it away")
+        raise StorageError(f"{path} is {kind}, but an object must be a regular file: move it away")
 
 
 def _instead(path: Path) -> str:
     """Say what lies at a path in place of an object; empty if nothing does, or a folder."""
     kind = irregular_kind(path)
-    return f": {kind} of that name is no object" if kind not in ("", "a folder") else ""
+    return f": {kind} of that name is not an object" if kind not in ("", "a folder") else ""
 
 
 def _is_folder(found: os.stat_result | None) -> bool:

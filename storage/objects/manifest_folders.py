@@ -88,9 +88,9 @@ def read_manifest(store: Store, prefix: str) -> dict[str, Any] | None:
         if "difference" in manifest:
             Version.parse(manifest["difference"]["base"])  # the name of the base decides where `fetch` reads
         if manifest["sha256"] != _digest(manifest["files"]):  # this sha256 names the folder's copy in the cache
-            raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST}: its sha256 is not that of the files it names")
+            raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST}: its sha256 does not match the list of its files")
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST} does not say which files there are: {error!r}") from None
+        raise Damaged(f"{store.url}/{prefix}{layout.MANIFEST} has an invalid list of files: {error!r}") from None
     return manifest
 
 
@@ -134,7 +134,7 @@ def check_sizes(store: Store, prefix: str) -> None:
     for file in stored_files(_existing(store, prefix)):
         key = prefix + file["name"]
         if sizes.get(key) != file["bytes"]:
-            raise Damaged(f"{store.url}/{key} has {sizes.get(key, 'no')} bytes, its manifest says {file['bytes']}")
+            raise Damaged(f"{store.url}/{key} has {sizes.get(key, 'no')} bytes, but its manifest says {file['bytes']}")
 
 
 def complete(store: Store, prefix: str) -> list[Version]:
@@ -215,7 +215,7 @@ def _look_again(store: Store, prefix: str, manifest: Mapping[str, Any]) -> None:
     unlisted = [key for key in needed if key not in stored]
     if not all(store.exists(key) for key in unlisted):  # the listing may be older than they are
         remove(store, prefix)
-        raise Superseded(f"{store.url}/{prefix} was swept up while it was written: a later attempt has taken over")
+        raise Superseded(f"{store.url}/{prefix} was removed while it was written: a later attempt has taken over")
 
 
 def _describe(folder: Path) -> list[dict[str, Any]]:
@@ -258,7 +258,7 @@ def _stored(store: Store, prefix: str, files: Sequence[Mapping[str, Any]]) -> di
     other files are stored."""
     stored = read_manifest(store, prefix)
     if stored and stored["files"] != files:
-        raise AlreadyExists(f"{store.url}/{prefix} exists already, with other content")
+        raise AlreadyExists(f"{store.url}/{prefix} exists already with other content")
     return stored
 
 
@@ -278,7 +278,7 @@ def _base(store: Store, prefix: str, manifest: Mapping[str, Any]) -> Path | None
         return _local_copy(store, base, theirs, _COPIES)
     except (Missing, Damaged) as error:
         _existing(store, prefix)  # raises Missing if both folders were removed while they were read
-        raise Damaged(f"{store.url}/{prefix} is stored as the difference from another: {error}") from error
+        raise Damaged(f"{store.url}/{prefix} is stored as the difference from an unusable base: {error}") from error
 
 
 def _existing(store: Store, prefix: str) -> dict[str, Any]:
@@ -328,7 +328,7 @@ def _hand_over(prefix: str, folder: Path, manifest: Mapping[str, Any]) -> None:
             prefix.partition("/")[0], manifest["sha256"], whole=Path.is_dir, make=link, keep=_COPIES, deadline=0.0
         )
     except (StorageError, DeadlinePassed) as error:
-        log.warning("%s is not kept on this machine: %s", prefix, error)
+        log.warning("%s cannot be kept in the cache of this machine: %s", prefix, error)
 
 
 def _is_whole(store: Store, prefix: str, folder: Path, manifest: Mapping[str, Any]) -> bool:
@@ -350,8 +350,8 @@ def _verify_file(store: Store, prefix: str, folder: Path, file: Mapping[str, Any
         with open_regular(path) as content:
             size = os.fstat(content.fileno()).st_size
         if size != file["bytes"]:
-            raise Damaged(f"{name} has {size} bytes, its manifest says {file['bytes']}")
+            raise Damaged(f"{name} has {size} bytes, but its manifest says {file['bytes']}")
         if sha256_of_file(path) != file["sha256"]:
-            raise Damaged(f"{name} has not the content that its manifest promises (sha256 differs)")
+            raise Damaged(f"{name} does not have the content that its manifest promises (sha256 differs)")
     except FileNotFoundError:
         raise Damaged(f"{name} is gone, but its manifest names it") from None

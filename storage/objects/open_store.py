@@ -45,7 +45,7 @@ def _probe_create(store: Store, key: str, racers: int) -> None:
     with ThreadPoolExecutor(racers) as pool:
         winners = [racer for racer, won in enumerate(pool.map(create, range(racers))) if won]
     if len(winners) != 1 or create(racers) or store.read(key) != b"%d" % winners[0]:
-        raise _unsafe(store, "a name that was taken could be created again")
+        raise _unsafe(store, "an object whose name was taken could be created again")
 
 
 def _probe_replace(store: Store, key: str) -> None:
@@ -55,13 +55,13 @@ def _probe_replace(store: Store, key: str) -> None:
     try:
         tag = store.replace(key, b"second", tag=found[1])
     except Conflict:
-        raise _unsafe(store, "an object nobody changed could not be replaced") from None
+        raise _unsafe(store, "an unchanged object could not be replaced") from None
     for stale in (found[1], None):
         try:
             store.replace(key, b"third", tag=stale)
         except Conflict:
             continue
-        raise _unsafe(store, "an object that had changed could be replaced")
+        raise _unsafe(store, "an object could be replaced with an outdated tag")
     if store.read_tagged(key) != (b"second", tag):
         raise _unsafe(store, "an object is not what was last written")
 

@@ -25,7 +25,7 @@ def decode(data: bytes, name: str, schema: pa.Schema | None = None, *, later: Co
     except (pa.ArrowException, OSError, ValueError) as error:
         raise Damaged(f"{name} is not a readable Parquet object: {first_line(error)[:200]}") from None
     if len(table) != file.metadata.num_rows:  # checksums cover pages, but not the metadata of the file
-        raise Damaged(f"{name} has {len(table)} rows and says {file.metadata.num_rows}")
+        raise Damaged(f"{name} has {len(table)} rows, but its metadata says {file.metadata.num_rows}")
     if schema is None:
         return table
     for column in later:
@@ -41,7 +41,7 @@ def _differing(found: pa.Schema, wanted: pa.Schema) -> str:
     for field in wanted:
         places = found.get_all_field_indices(field.name)
         if len(places) != 1:
-            return f"{field.name!r} is there {len(places)} times"
+            return f"{field.name!r} occurs {len(places)} times"
         if not found.field(places[0]).equals(field):
             return f"{field.name!r} is {found.field(places[0]).type}, not {field.type}"
     return ""

@@ -109,7 +109,7 @@ def reading(name: str) -> Iterator[None]:
     except KeyError as error:
         raise Damaged(f"{name} lacks {error}") from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Damaged(f"{name} is not understood: {first_line(error)}") from None
+        raise Damaged(f"{name} cannot be decoded: {first_line(error)}") from None
 
 
 def read(store: Store, key: str, *fields: str) -> dict[str, Any]:

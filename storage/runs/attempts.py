@@ -52,7 +52,7 @@ def decode(data: bytes, name: str, number: int) -> Attempt:
         origin = record["continues"]
         continues = Version(int(origin["sync"]), int(origin["attempt"])) if origin else None
     if record.get("attempt", number) != number:
-        raise Damaged(f"{name} says it is attempt {record['attempt']!r:.20}")
+        raise Damaged(f"{name} is the record of another attempt, {record['attempt']!r:.20}")
     if continues and continues.attempt >= number:
         raise Damaged(f"{name} continues a later attempt, {continues.attempt}")
     return Attempt(

@@ -25,12 +25,12 @@ class State:
 
     def __post_init__(self) -> None:
         if self.desired not in ("run", "stop"):
-            raise ConfigError(f"desired: 'run' or 'stop', got {self.desired!r}")
+            raise ConfigError(f"desired must be 'run' or 'stop', got {self.desired!r}")
         for name, text in (("why", self.why), ("changed_at", self.changed_at)):
             if not isinstance(text, str):
-                raise ConfigError(f"{name}: a text, got {text!r}")
+                raise ConfigError(f"{name} must be a text, got {text!r}")
         if isinstance(self.searchers, bool) or not isinstance(self.searchers, int) or self.searchers < 0:
-            raise ConfigError(f"searchers: a number, 0 or more, got {self.searchers!r}")
+            raise ConfigError(f"searchers must be a whole number from 0, got {self.searchers!r}")
 
 
 def find_state(run: Run) -> State | None:
@@ -49,7 +49,7 @@ def keep_state(run: Run, last: State | None) -> State | None:
     also if there was one and its record is gone."""
     found = find_state(run)
     if found is None and last is not None:
-        raise Damaged(f"{run.url}/{layout.STATE} is missing, though it was there before")
+        raise Damaged(f"{run.url}/{layout.STATE} is missing, although it existed before")
     return found
 
 
@@ -62,7 +62,7 @@ def change_state(run: Run, **changes: Any) -> State:
     """Change `desired`, `searchers` or `why`, and keep what other processes change at the same time."""
     unknown = changes.keys() - {"desired", "searchers", "why"}
     if unknown:
-        raise ConfigError(f"a run's state has no {', '.join(sorted(unknown))}")
+        raise ConfigError(f"a run's state has no field {', '.join(sorted(unknown))}")
     while True:
         found = run.store.read_tagged(layout.STATE)
         before = _known(run, found[0]) if found else State()

@@ -126,7 +126,7 @@ class EventReader:
                 for field in _FIELDS:
                     records.check_kind(field, event[field], str)
         except Damaged as error:
-            log.warning("an event is passed over: %s", error)
+            log.warning("an event is skipped: %s", error)
             return None
         return event
 

@@ -71,7 +71,7 @@ class HeldLease:
         if verdict := self._superseded or self._stop_reasons.reason:
             raise verdict
         if not self._thread.is_alive() and not self._closing.is_set():
-            raise StorageError(f"{self.run.url}/{self._key} is no longer renewed: its thread has died")
+            raise StorageError(f"{self.run.url}/{self._key} is no longer renewed: its renewal thread has died")
 
     def stop(self, why: str) -> None:
         """Stop as if the run had been asked to. Takes no lock: it may be called by a signal handler."""
@@ -135,7 +135,7 @@ class HeldLease:
             except Conflict:
                 continue  # the life before this one was just renewing it
             if damage:
-                self._tell_repair(lease, f"{damage}: life {life} has replaced it, and whoever held it ends")
+                self._tell_repair(lease, f"{damage}: life {life} has replaced it, and a process that held it ends")
             return lease, tag
 
     def _tell_repair(self, lease: Lease, message: str) -> None:

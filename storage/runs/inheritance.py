@@ -44,7 +44,7 @@ class Parent:
         with records.reading(name):
             parent = cls(**{field: record[field] for field in cls.__dataclass_fields__})
         if not layout.is_run_name(parent.run):
-            raise Damaged(f"{name}: parent.run is no name of a run: {parent.run!r:.120}")
+            raise Damaged(f"{name}: parent.run is not the name of a run: {parent.run!r:.120}")
         if parent.replays is not None and parent.replays < parent.sync:
             raise Damaged(f"{name}: a fork from sync {parent.sync} cannot replay up to sync {parent.replays}")
         return parent

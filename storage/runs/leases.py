@@ -96,13 +96,13 @@ def decode_lease(run: Run, key: str, data: bytes) -> Lease:
 def _check(lease: Lease, role: str | None) -> None:
     """ValueError unless the values can be those of a lease."""
     if lease.role != role:
-        raise ValueError(f"role is {lease.role!r}")
+        raise ValueError(f"role must be {role!r}, got {lease.role!r}")
     if not 0 < lease.life < lives.MOST_LIVES:
-        raise ValueError(f"life is {lease.life}")
+        raise ValueError(f"life must be a number between 0 and {lives.MOST_LIVES}, got {lease.life}")
     disk_gb = 0.0 if lease.disk_gb is None else lease.disk_gb
     for name, value in {**vars(lease), "disk_gb": disk_gb}.items():
         if name in ("counter", "pid", "quiet", "hears_every", "disk_gb") and not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} is {value!r}")
+            raise ValueError(f"{name} must be a finite number from 0, got {value!r}")
     if datetime.fromisoformat(lease.renewed_at).tzinfo is None:
         raise ValueError(f"renewed_at has no time zone: {lease.renewed_at!r}")
 
@@ -110,10 +110,10 @@ def _check(lease: Lease, role: str | None) -> None:
 def _numbers(progress: Any) -> dict[str, float]:
     """Return what a role says of its progress, without numbers that were not finite and so were stored as null."""
     if not isinstance(progress, dict):
-        raise TypeError(f"progress is of type {type(progress).__name__}")
+        raise TypeError(f"progress must be an object, got a {type(progress).__name__}")
     for name, value in progress.items():
         if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-            raise ValueError(f"progress has {name}={value!r}")
+            raise ValueError(f"progress must have finite numbers, got {name}={value!r}")
     return {name: value for name, value in progress.items() if value is not None}
 
 

@@ -42,18 +42,18 @@ class GivenUpShards:
 
 @dataclass(frozen=True, kw_only=True)
 class GivenUpPayloads:
-    """Of what records `first_sync` to `last_sync` admit, the rows that an index of this rule cannot draw after record
-    `last_sync` have lost these columns."""
+    """Says that rows have lost these columns: the rows admitted by records `first_sync` to `last_sync` that an index of
+    this eligibility rule cannot draw after record `last_sync`."""
 
     columns: tuple[str, ...]
     first_sync: int
     last_sync: int
-    step: int  # that record `last_sync` follows: steps after it can be taken
+    step: int  # the step that record `last_sync` follows; later steps can still be taken
     eligibility: Eligibility
 
     def lacks(self, start: int, newest: int) -> bool:
-        """Whether it can be in the way of steps that start from the state of sync `start` and draw from records up to
-        `newest`."""
+        """True if steps that start from the state of sync `start` and draw from records up to `newest` may need what is
+        given up."""
         return start < self.last_sync and newest >= self.first_sync
 
     def encode(self) -> dict[str, Any]:
@@ -62,7 +62,8 @@ class GivenUpPayloads:
 
     @classmethod
     def decode(cls, said: Mapping[str, Any]) -> Self:
-        """Records from before there was a choice lack what it is between."""
+        """Decode the payloads that a record gives up. Older records lack the settings that did not exist yet; these get
+        their only values of that time."""
         names = {it.name for it in fields(Eligibility)}
         rule = {**_FIRST_RULE, **{name: value for name, value in said.items() if name in names}}
         others = {name: value for name, value in said.items() if name not in names}
@@ -91,7 +92,7 @@ def give_up(
     payloads: GivenUpPayloads | None = None,
     shards: GivenUpShards | None = None,
 ) -> int:
-    """Write the record that allows these to be removed, or says that they are lost; return its number."""
+    """Write the record that allows these objects to be removed, or says that they are lost. Return its number."""
     removed: dict[str, Any] = {"versions": [str(v) for v in versions], "checkpoints": [str(c) for c in checkpoints]}
     if shards:
         removed["shards"] = asdict(shards)
@@ -117,11 +118,11 @@ def give_up(
 def keep_only(
     run: Run, prefix: str, found: Found, kept: Callable[[], Collection[Version]], *, why: str
 ) -> list[Version]:
-    """Of the versions, or checkpoints, that were found, give up and remove all others, and sweep up what interrupted
-    writes and removals have left behind. Returns what was removed.
+    """Give up and remove all versions or checkpoints that were found, except those in `kept`. Also remove what
+    interrupted writes and removals have left. Return what was removed.
 
-    `kept` is asked again once the record is written: whoever comes to need one registers first, and then looks for
-    such records, so that one of the two sees the other."""
+    `kept` is called again after the record is written. A process that begins to need a version registers first and then
+    looks for such records, so one of the two sees the other."""
     removed = _remove(run, prefix, [it for it in found.complete if it not in kept()], kept, why)
     left = manifest_folders.left_behind(run.own, prefix, found)
     appeared = [it for it in left if not manifest_folders.sweep(run.own, f"{prefix}{it}/")]
@@ -155,7 +156,7 @@ def given_up(run: Run, looking_at: LookingAt | None = None) -> GivenUp:
         with (looking_at or raising(run.url))(key):
             record = records.decode(data, f"{run.url}/{key}", "retention", "removed")
             if layout.retention(record["retention"]) != key:
-                raise Damaged(f"{key} says it is record {record['retention']}")
+                raise Damaged(f"{key} is another record, number {record['retention']}")
             removed = [set(map(Version.parse, record["removed"][name])) for name in ("versions", "checkpoints")]
             versions |= removed[0]
             checkpoints |= removed[1]
@@ -170,7 +171,8 @@ def given_up(run: Run, looking_at: LookingAt | None = None) -> GivenUp:
 
 
 def given_up_payloads(run: Run) -> list[RetentionRecord]:
-    """By records of this run, and by those of runs it inherits from about what it shares with them."""
+    """Return the records that give up payloads: those of this run, and those of runs that it inherits from, if they
+    concern syncs that it shares."""
     with records.reading(f"{run.url}/{layout.RETENTION}"):
         found = [_of_payloads(it) for it in _told(run) if "payloads" in it["removed"]]
     if run.older and run.parent:
@@ -191,7 +193,8 @@ def lost_for(run: Run, sync: int, attempt: int) -> str | None:
 
 
 def in_the_way(run: Run, start: int, newest: int) -> RetentionRecord | None:
-    """What keeps steps from being taken from the state of sync `start` on records up to `newest`; the last such."""
+    """Return the record that prevents steps from the state of sync `start` that draw from records up to `newest`. If
+    there are several, return the one that gives up the most recent syncs; None if there is none."""
     found = [it for it in given_up_payloads(run) if it.payloads.lacks(start, newest)]
     return max(found, key=lambda it: it.payloads.last_sync, default=None)
 
@@ -211,7 +214,7 @@ def _note_gaps(run: Run, looking_at: LookingAt) -> None:
     numbers = _numbers(run)
     for number in sorted({*range(1, max(numbers, default=0))} - {*numbers}):
         with looking_at(key := layout.retention(number)):
-            raise Missing(f"{run.url}/{key} is missing, though a later record is there")
+            raise Missing(f"{run.url}/{key} is missing, although a later record exists")
 
 
 def _numbers(run: Run) -> list[int]:

@@ -79,7 +79,7 @@ class Run:
         """Open a stored run. `forks` are the URLs of the forks that are being opened and that descend from this run."""
         store = open_store(url.rstrip("/"))
         if store.url in forks:
-            raise Damaged(f"{forks[0]}/{layout.RUN}: parent.run leads back to {store.url}")
+            raise Damaged(f"{forks[0]}/{layout.RUN}: the parents of this run lead back to {store.url}")
         try:
             data = store.read(layout.RUN)
         except Missing:
@@ -88,7 +88,7 @@ class Run:
         written = records.decode(data, name, "schema_version")["schema_version"]
         if written != SCHEMA_VERSION:  # before anything else is asked of a record that may say it in another way
             raise StorageError(
-                f"{store.url} was written with schema version {written}, this code reads {SCHEMA_VERSION}"
+                f"{store.url} was written with schema version {written}, but this code reads only {SCHEMA_VERSION}"
             )
         record = records.decode(data, name, *_FIELDS)
         return cls._of(open_store(store.url, deadline=_deadline(record["config"])), record, forks)
@@ -97,7 +97,7 @@ class Run:
     def _of(cls, store: Store, record: Mapping[str, Any], forks: tuple[str, ...] = ()) -> Self:
         name = f"{store.url}/{layout.RUN}"
         if not layout.is_run_name(record["run"]):
-            raise Damaged(f"{name}: run is no name of a run: {record['run']!r:.120}")
+            raise Damaged(f"{name}: run is not the name of a run: {record['run']!r:.120}")
         parent = Parent.decode(record["parent"], name) if record["parent"] else None
         older = _parent_beside(store, parent, forks) if parent else None
         forked = ForkedStore(store, older.store, parent) if parent and older else None
@@ -151,7 +151,7 @@ def _parent_beside(store: Store, parent: Parent, forks: tuple[str, ...]) -> Run:
     try:
         return Run.open(url, forks=(*forks, store.url))
     except Missing:
-        raise Missing(f"{store.url} is a fork of {parent.run!r}, which is not beside it: {url}") from None
+        raise Missing(f"{store.url} is a fork of {parent.run!r}, which does not exist beside it: {url}") from None
 
 
 def _deadline(config: Any) -> float:

@@ -1,4 +1,4 @@
-"""Claims the next attempt of a run, and chooses the checkpoint that it continues."""
+"""Claims the next attempt of a run, and chooses the checkpoint that the attempt continues."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -18,18 +18,20 @@ from tba.types import Version
 log = logging.getLogger(__name__)
 
 Check = Callable[[Version, Path], object]
-"""Raises Damaged if a trainer could not go on from a checkpoint whose verified files lie in this folder."""
+"""Raises Damaged if a trainer cannot continue from a checkpoint. Its verified files are in the folder."""
 
 PassOver = Callable[[Version, Damaged], object]
-"""Hears of a damaged checkpoint, which stays where it is, before an older one is tried."""
+"""Called for each damaged checkpoint before an older checkpoint is tried. The damaged checkpoint is not removed."""
 
 
 def claim_attempt(run: Run, *, check: Check | None = None, pass_over: PassOver | None = None) -> Attempt:
-    """Become the newest attempt, continuing the newest intact checkpoint there is a way to. All its files have been
-    read and compared with the manifest before the attempt names it. From then on every earlier attempt is superseded.
+    """Become the newest attempt. The attempt continues the newest intact checkpoint from which steps can be taken. All
+    files of this checkpoint are read and compared with its manifest before the attempt names it. Every earlier attempt
+    is superseded once this one is stored.
 
-    Damaged if there are checkpoints and none is intact, or a fork lacks the one it starts from. UnsafeStore if the
-    store would let two trainers become the same attempt: the run may have been moved since it was created."""
+    Raise Damaged if there are checkpoints and none is intact, or if a fork lacks the checkpoint that it starts from.
+    Raise UnsafeStore if the store would let two trainers become the same attempt: the run may have been moved to such
+    a store since it was created."""
     probe(run.store, racers=1)
     choice = _Choice(run, check, pass_over)
     while True:
@@ -44,17 +46,17 @@ def claim_attempt(run: Run, *, check: Check | None = None, pass_over: PassOver |
         try:
             run.store.create(layout.attempt(attempt.number), encode(attempt))
         except AlreadyExists:
-            continue  # another trainer was first: look again, it is part of the chain now
+            continue  # another trainer was first: its attempt is part of the chain now, so choose again
         if continues and manifest_folders.read_manifest(run.store, layout.checkpoint(continues)) is None:
             log.warning("%s: checkpoint %s was pruned while attempt %d claimed it", run.url, continues, attempt.number)
-            continue  # by the trainer before this one, which did not know yet and has a newer one
+            continue  # the previous trainer pruned it, unaware of this attempt; that trainer has a newer checkpoint
         if before and not continues and not run.parent:
             log.warning("%s: attempt %d starts from the beginning: no checkpoint exists", run.url, attempt.number)
         return attempt
 
 
 class _Choice:
-    """Chooses the checkpoint that the next attempt continues, and remembers which ones cannot serve."""
+    """Chooses the checkpoint that the next attempt continues, and remembers which checkpoints cannot be used."""
 
     def __init__(self, run: Run, check: Check | None, pass_over: PassOver | None):
         self.run, self.check, self.pass_over = run, check, pass_over
@@ -62,7 +64,7 @@ class _Choice:
         self.removed: set[Version] = set()
 
     def newest_intact(self, attempt: int) -> Version | None:
-        """Return the best checkpoint after this attempt; None if the run has to start from the beginning."""
+        """Return the best checkpoint to continue after this attempt; None if the run must start from the beginning."""
         for checkpoint in _candidates(self.run, attempt):
             if checkpoint in self.removed or checkpoint in self.damaged:
                 continue
@@ -75,7 +77,7 @@ class _Choice:
             except Missing as error:
                 log.warning("%s", error)
                 self.removed.add(checkpoint)
-                return self.newest_intact(attempt)  # who has pruned it meanwhile has a newer one
+                return self.newest_intact(attempt)  # the trainer that pruned it meanwhile has a newer checkpoint
             except Damaged as error:
                 self._pass_over(checkpoint, error)
             else:
@@ -91,21 +93,23 @@ class _Choice:
         if self.pass_over:
             self.pass_over(checkpoint, error)
         else:
-            log.warning("%s: checkpoint %s is passed over: %s", self.run.url, checkpoint, error)
+            log.warning("%s: checkpoint %s is skipped: %s", self.run.url, checkpoint, error)
 
 
 def _candidates(run: Run, attempt: int) -> Iterator[Version]:
-    """The checkpoints that can be gone on from after an attempt, best first: the newest ones of the chain that led to
-    the attempt, then those of the chain without it. So an attempt whose checkpoints are all gone or damaged is as if
-    it had never been. A fork goes back to the checkpoint it starts from, and no further."""
+    """Yield the checkpoints from which a run can continue after an attempt, best first. First come those of the chain
+    that led to the attempt, newest first; then those of the chain that led to the attempt before; and so on. So an
+    attempt whose checkpoints are all gone or damaged is ignored. A fork goes back no further than the checkpoint that
+    it starts from."""
     start = run.parent.sync if run.parent else 0
-    stored = [it for it in manifest_folders.complete(run.store, layout.CHECKPOINTS) if it.number >= start]
+    complete = manifest_folders.complete(run.store, layout.CHECKPOINTS)
+    stored = [checkpoint for checkpoint in complete if checkpoint.number >= start]
     offered: set[Version] = set()
     for number in range(attempt, 0, -1):
         spans = chain(run, number)
-        found = [it for it in stored if it not in offered and accepts(spans, it)]
-        offered.update(found)
-        yield from reversed(found)
+        new = [checkpoint for checkpoint in stored if checkpoint not in offered and accepts(spans, checkpoint)]
+        offered.update(new)
+        yield from reversed(new)
         if len(offered) == len(stored):
             return
 

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a trainer needs to go on from a sync, one manifest folder each."""
+"""Checkpoints: all that a trainer needs to continue from a sync. Each checkpoint is one manifest folder."""
 
 import logging
 from collections.abc import Sequence
@@ -17,41 +17,44 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """Named by sync and attempt, like versions."""
+    """The checkpoints of a run. Like a version, a checkpoint is named by its sync and attempt."""
 
     def __init__(self, run: Run):
         self.run = run
-        self._intact: set[Version] = set()  # as far as this object has looked
+        self._intact: set[Version] = set()  # checkpoints that this object has found intact
 
     def save(self, sync: int, attempt: int, step: int, folder: Path) -> None:
-        """Store the files of a folder. The ledger up to the sync comes first: a checkpoint without it is refused,
-        since resuming from it would lose the steps in between."""
+        """Store the files of a folder as a checkpoint. Raise StorageError if the ledger of the sync is not stored yet:
+        resuming from the checkpoint would then lose steps."""
         if sync:
             for key in (layout.draws(sync, attempt), layout.steps(sync, attempt)):
                 if not self.run.store.exists(key):
-                    raise StorageError(f"{self.run.url}: checkpoint {sync} of attempt {attempt} needs {key} first")
+                    raise StorageError(
+                        f"{self.run.url}: checkpoint {sync} of attempt {attempt} cannot be saved before {key} is stored"
+                    )
         extra = {"sync": sync, "attempt": attempt, "step": step}
         manifest_folders.publish(self.run.store, layout.checkpoint(Version(sync, attempt)), folder, extra)
         self._intact.add(Version(sync, attempt))  # its files have just been read whole
 
     def complete(self) -> list[Version]:
-        """Those that exist, oldest first, also of abandoned attempts."""
+        """Return all complete checkpoints, oldest first, including those of abandoned attempts."""
         return manifest_folders.complete(self.run.store, layout.CHECKPOINTS)
 
     def newest(self, attempt: int | None = None) -> Version | None:
-        """The newest one on the chain that led to `attempt` (the newest attempt if not given)."""
+        """Return the newest checkpoint on the chain that led to `attempt` (by default the newest attempt)."""
         return attempts.newest_checkpoint(self.run, attempts.chain(self.run, attempt))
 
     def load(self, sync: int, attempt: int) -> Path:
-        """Return a local folder with the files, each compared with the sha256 in the manifest. Missing if there is no
-        such checkpoint, also when it is removed meanwhile; Damaged, naming the file, if one is not what was saved."""
+        """Return a local folder with the files of a checkpoint. Each file has been compared with the sha256 in the
+        manifest. Raise Missing if there is no such checkpoint, or if it is removed meanwhile. Raise Damaged, naming the
+        file, if a file is not what was saved."""
         checkpoint = Version(sync, attempt)
         self.check_manifest(checkpoint)
         return manifest_folders.local_copy(self.run.store, layout.checkpoint(checkpoint), keep=2)
 
     def check(self, checkpoint: Version) -> None:
-        """Raise as `load` does, without a download: files on a disk here are read whole, files of an object store are
-        only looked for, by name and size."""
+        """Raise as `load` does, but download nothing. Files on a local disk are read whole. For files in an object
+        store, only the names and sizes are checked."""
         prefix = layout.checkpoint(checkpoint)
         if self.run.store.local_path(prefix.rstrip("/")):
             self.load(*checkpoint)
@@ -60,28 +63,30 @@ class Checkpoints:
             manifest_folders.check_sizes(self.run.store, prefix)
 
     def check_manifest(self, checkpoint: Version) -> None:
-        """Damaged unless the manifest is of the checkpoint of this name, and of the step that its sync follows."""
+        """Raise Damaged unless the manifest names this checkpoint and the step that its sync follows. Raise Missing if
+        there is no manifest."""
         name = f"{self.run.url}/{layout.checkpoint(checkpoint)}{layout.MANIFEST}"
         manifest = manifest_folders.read_manifest(self.run.store, layout.checkpoint(checkpoint))
         if manifest is None:
-            raise Missing(f"{name} does not exist, and so the checkpoint does not")
+            raise Missing(f"{name} does not exist: a checkpoint without a manifest does not count as stored")
         with records.reading(name):
             sync, attempt, step = records.integers(manifest, "sync", "attempt", "step")
         if (sync, attempt) != checkpoint:
-            raise Damaged(f"{name} says that this is checkpoint {Version(sync, attempt)}")
+            raise Damaged(f"{name} says that this is checkpoint {Version(sync, attempt)}, not {checkpoint}")
         if (recorded := recorded_step(self.run, sync)) not in (step, None):
             raise Damaged(
                 f"{name} says step {step}, but {layout.sync(sync)} says that sync {sync} follows step {recorded}"
             )
 
     def prune(self, keep: int) -> list[Version]:
-        """Give up all but the newest `keep` intact ones of the chain, and those that this run or a fork starts from.
-        Damaged ones that are newer than these stay too: they do not count, and are never the only ones left. Returns
-        what was removed."""
+        """Remove all checkpoints except the newest `keep` intact ones of the chain, and those that this run or a fork
+        of it starts from. Damaged checkpoints among the newest do not count towards `keep` and stay too. Nothing is
+        removed if no checkpoint is intact. Return the removed checkpoints."""
         spans = attempts.chain(self.run)
         found = manifest_folders.survey(self.run.own, layout.CHECKPOINTS)
-        newest = self._newest_intact([it for it in found.complete if attempts.accepts(spans, it)], keep)
-        if not newest:  # a chain that starts anew has none to go back to yet
+        on_chain = [checkpoint for checkpoint in found.complete if attempts.accepts(spans, checkpoint)]
+        newest = self._newest_intact(on_chain, keep)
+        if not newest:  # for example, a chain that starts from the beginning has no checkpoint yet
             return []
         why = f"checkpoints beyond the newest {keep}"
         start = [Version(self.run.parent.sync, self.run.parent.attempt)] if self.run.parent else []
@@ -90,7 +95,7 @@ class Checkpoints:
         )
 
     def _newest_intact(self, oldest_first: Sequence[Version], keep: int) -> list[Version]:
-        """The newest `keep` that are intact, with the damaged ones among them; empty if none is intact."""
+        """Return the newest `keep` intact checkpoints and the damaged ones among them; nothing if none is intact."""
         newest: list[Version] = []
         intact = 0
         for checkpoint in reversed(oldest_first):
@@ -101,19 +106,21 @@ class Checkpoints:
         return newest if intact else []
 
     def _is_intact(self, checkpoint: Version) -> bool:
-        """True if a checkpoint is what was saved. Each is read at most once, since reading large files takes long."""
+        """True if a checkpoint is what was saved. A checkpoint that was found intact is not read again, because reading
+        large files takes long."""
         if checkpoint not in self._intact:
             try:
                 self.check(checkpoint)
             except (Missing, Damaged) as error:
-                log.warning("%s: checkpoint %s does not count among those to keep: %s", self.run.url, checkpoint, error)
+                log.warning("%s: checkpoint %s does not count as one to keep: %s", self.run.url, checkpoint, error)
                 return False
             self._intact.add(checkpoint)
         return True
 
 
 def recorded_step(run: Run, sync: int) -> int | None:
-    """Return the step that a sync follows. None if its record does not tell: whoever applies the record says why."""
+    """Return the step that a sync follows; None if its record is missing or damaged. An error that says so is raised
+    where the record is applied."""
     key = layout.sync(sync)
     with suppress(Missing, Damaged), records.reading(f"{run.url}/{key}"):
         [step] = records.integers(records.read(run.store, key, "step"), "step")

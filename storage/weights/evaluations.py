@@ -1,7 +1,7 @@
 """Scores of versions: one record per version, written once.
 
-Each record names the record that was written before it, so a record that was lost or replaced is found, and its version
-is not evaluated again under the same name.
+Each record names the record that was written before it. So a lost or replaced record is noticed, and its version is not
+evaluated again under the same name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,10 +25,10 @@ class Evaluations:
     def __init__(self, run: Run):
         self.run = run
         self._newest: dict[str, Any] | None = None  # names the record that was written last
-        self._named: dict[str, Version | None] = {}  # by key of each record that was read: the version it names
+        self._named: dict[str, Version | None] = {}  # by key of each record that was read: the version that it links to
 
     def write(self, scores: Sequence[Score]) -> None:
-        """Store the scores of each version. One that was evaluated before keeps its scores."""
+        """Store the scores of each version. A version that was evaluated before keeps its earlier scores."""
         for version in sorted({score.version for score in scores}):
             own = [score for score in scores if score.version == version]
             record = {
@@ -46,21 +46,22 @@ class Evaluations:
             self._newest = _link(version, data)
 
     def _last_stored(self) -> dict[str, Any] | None:
-        """Name the record of the newest version that has one: whoever wrote records before is unknown here."""
-        found = (layout.parse_evaluation(entry.key) for entry in self.run.store.list(layout.EVALUATIONS))
-        newest = max((version for version in found if version), key=lambda it: it.order, default=None)
+        """Return a link to the record of the newest version that has one. Which record was written last is unknown,
+        because other processes may have written records before."""
+        versions = (layout.parse_evaluation(entry.key) for entry in self.run.store.list(layout.EVALUATIONS))
+        newest = max((version for version in versions if version), key=lambda version: version.order, default=None)
         return _link(newest, self.run.store.read(layout.evaluation(newest))) if newest else None
 
     def done(self) -> set[Version]:
-        """Return the versions that have scores, or had some that were lost since, and that the current weights descend
-        from: the others' numbers come again."""
+        """Return the versions that have scores, or had scores that were lost since. Versions from which the current
+        weights do not descend are left out, because versions of the same number will be published again."""
         spans = chain(self.run)
         keys = [entry.key for entry in self.run.store.list(layout.EVALUATIONS)]
-        found = [*map(layout.parse_evaluation, keys), *self._named_by(keys)]
-        return {version for version in found if version and stands(spans, version)}
+        versions = [*map(layout.parse_evaluation, keys), *self._named_by(keys)]
+        return {version for version in versions if version and stands(spans, version)}
 
     def _named_by(self, keys: Sequence[str]) -> list[Version | None]:
-        """Return the versions that records name as those before them. Each record is read once."""
+        """Return the versions of the records that these records link to. Each record is read once."""
         new = [key for key in keys if key not in self._named and layout.is_part(key)]
         for key, data in zip(new, self.run.store.read_many(new), strict=True):
             try:
@@ -70,19 +71,20 @@ class Evaluations:
         return list(self._named.values())
 
     def scores(self, looking_at: LookingAt | None = None) -> list[Score]:
-        """Every score, oldest version first, those of a version in the order in which they were written. One that was
-        not finite, as a task's own measure may be, is null where it is stored and is left out. `looking_at` decides
-        what becomes of a damaged record: Damaged is raised unless it says otherwise."""
+        """Return every score, oldest version first. The scores of a version are in the order in which they were
+        written. Scores that are not finite, as a task's own measure may be, are stored as null and left out here.
+        `looking_at` decides what happens with a damaged record; by default Damaged is raised."""
         keys = [entry.key for entry in self.run.store.list(layout.EVALUATIONS) if layout.is_part(entry.key)]
-        found: list[Score] = []
+        scores: list[Score] = []
         for key, read in records.read_each(self.run.store, keys):
             with (looking_at or raising(self.run.url))(key):
-                found += _scores(read(), f"{self.run.url}/{key}")
-        return sorted(found, key=lambda score: score.version.order)
+                scores += _scores(read(), f"{self.run.url}/{key}")
+        return sorted(scores, key=lambda score: score.version.order)
 
 
 def named_before(record: Mapping[str, Any]) -> Version | None:
-    """Return the version whose record was written before this one; None if it names none, as in older runs."""
+    """Return the version whose record was written before this record; None if this record does not say, as in older
+    runs."""
     previous = record.get("previous")
     try:
         return Version(*records.integers(previous, "version", "attempt")) if previous else None
@@ -99,6 +101,6 @@ def _scores(data: bytes, name: str) -> list[Score]:
     number, attempt, step = records.integers(record, "version", "attempt", "step")
     version = Version(number, attempt)
     if not name.endswith(layout.evaluation(version)):
-        raise Damaged(f"{name} says it is of version {version}")
+        raise Damaged(f"{name} is the record of another version, {version}")
     finite = [score for score in record["scores"] if score["value"] is not None]
     return [records.known(Score, score, version=version, step=step) for score in finite]

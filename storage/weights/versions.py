@@ -1,4 +1,5 @@
-"""Published policies: one manifest folder each, named after the sync it follows and the attempt that made it."""
+"""Published policies. Each version is one manifest folder, named after the sync that it follows and the attempt that
+made it."""
 
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -45,7 +46,7 @@ class Versions:
         return "difference" not in manifest
 
     def complete(self) -> list[Version]:
-        """Those that exist, oldest first."""
+        """Return all complete versions, oldest first."""
         return manifest_folders.complete(self.run.store, layout.VERSIONS)
 
     def newest(self) -> Version | None:
@@ -55,7 +56,7 @@ class Versions:
         return _reference(self.complete())
 
     def step(self, version: Version) -> int:
-        """The step it follows; Missing if it was never published or is pruned."""
+        """Return the step that a version follows. Raise Missing if the version was never published or is pruned."""
         if version not in self._steps:
             manifest = manifest_folders.read_manifest(self.run.store, layout.version(version))
             if manifest is None:
@@ -65,7 +66,7 @@ class Versions:
         return self._steps[version]
 
     def weights_sha256(self, version: Version) -> str | None:
-        """Of the trainer's weights when it was published; None if that is not known."""
+        """Return the digest of the trainer's weights when a version was published; None if it is not known."""
         manifest = manifest_folders.read_manifest(self.run.store, layout.version(version))
         return manifest.get("weights_sha256") if manifest else None
 
@@ -73,7 +74,8 @@ class Versions:
         return manifest_folders.local_copy(self.run.store, layout.version(version))
 
     def base(self, version: Version) -> Version | None:
-        """The one that it is stored as the difference from; None if it is stored whole, or nothing says."""
+        """Return the base of a version that is stored as a difference; None if the version is stored whole, or if its
+        manifest is missing or damaged."""
         if version not in self._bases:
             with suppress(Damaged):
                 manifest = manifest_folders.read_manifest(self.run.store, layout.version(version)) or {}
@@ -82,10 +84,10 @@ class Versions:
         return self._bases.get(version)
 
     def prune(self, *, keep: int, every: int) -> list[Version]:
-        """Give up what nothing needs: not the newest `keep`, not each `every`-th, which is evaluated, not one whose
-        sync has a checkpoint, and, as 0 is a multiple of all, not the reference; nor the base of any of these. Where
-        searchers go in step, also not an earlier attempt's of the newest numbers: a round may have to be by it. Returns
-        what was given up."""
+        """Remove the versions that nothing needs. These stay: the newest `keep`; every `every`-th, because it is
+        evaluated (this includes the reference, whose number is 0); those with a checkpoint of the same name; and the
+        bases of all these. If searchers go in step, the newest `keep` numbers stay of earlier attempts too, because a
+        round may need such a version. Return the removed versions."""
         found = manifest_folders.survey(self.run.own, layout.VERSIONS)
         in_step = self.run.config.get("sync", {}).get("lag") is not None
         newest = found.complete[-1].number if in_step and found.complete else -1
@@ -102,9 +104,10 @@ class Versions:
         return removed + (self._prune_stranded(removed) if removed else [])
 
     def _prune_stranded(self, removed: Collection[Version]) -> list[Version]:
-        """What a superseded trainer has stored meanwhile as the difference from one of those that were removed. What it
-        stores later it removes itself, as it looks for the base afterwards."""
-        stranded = [it for it in manifest_folders.complete(self.run.own, layout.VERSIONS) if self.base(it) in removed]
+        """Remove the versions that a superseded trainer has meanwhile stored as differences from a removed version. If
+        that trainer stores such a version later, it removes the version itself: it looks for the base afterwards."""
+        complete = manifest_folders.complete(self.run.own, layout.VERSIONS)
+        stranded = [version for version in complete if self.base(version) in removed]
         found = manifest_folders.Found(complete=stranded, unfinished=[])
         return retention.keep_only(self.run, layout.VERSIONS, found, set, why="their base was removed meanwhile")
 

@@ -4,15 +4,16 @@
 """
 
 from tba.config.config import Config, parse, parse_known, parse_options
-from tba.config.fields import settings
-from tba.config.model import EngineConfig, ModelConfig, TaskConfig
-from tba.config.objective import ObjectiveConfig, ObjectiveName
+from tba.config.engine import CustomEngine, Engine, TransformersEngine, VLLMEngine
+from tba.config.model import ModelConfig, TaskConfig
 from tba.config.operations import AlarmsConfig, LimitsConfig, MetricsConfig, StartConfig
 from tba.config.search import SamplingConfig, SearchConfig
 from tba.config.training import EvaluationConfig, OptimizerName, SyncConfig, TrainingConfig, same_moments
+from tba.settings import settings
 
 __all__ = [
-    "AlarmsConfig", "Config", "EngineConfig", "EvaluationConfig", "LimitsConfig", "MetricsConfig", "ModelConfig",
-    "ObjectiveConfig", "ObjectiveName", "OptimizerName", "SamplingConfig", "SearchConfig", "StartConfig", "SyncConfig",
-    "TaskConfig", "TrainingConfig", "parse", "parse_known", "parse_options", "same_moments", "settings",
+    "AlarmsConfig", "Config", "CustomEngine", "Engine", "EvaluationConfig", "LimitsConfig", "MetricsConfig",
+    "ModelConfig", "OptimizerName", "SamplingConfig", "SearchConfig", "StartConfig", "SyncConfig", "TaskConfig",
+    "TrainingConfig", "TransformersEngine", "VLLMEngine", "parse", "parse_known", "parse_options", "same_moments",
+    "settings",
 ]  # fmt: skip

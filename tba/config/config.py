@@ -8,23 +8,23 @@ k steps per sync, m the share of the newest data.
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from difflib import get_close_matches
 from typing import Annotated, Any, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from tba.config.fields import (
-    T,
-    settings,
-)
-from tba.config.model import EngineConfig, ModelConfig, TaskConfig
-from tba.config.objective import ObjectiveConfig
+from tba.config.engine import AnyEngine, VLLMEngine
+from tba.config.kinds import KINDS, kind_of, names_of, switched
+from tba.config.model import ModelConfig, TaskConfig
 from tba.config.operations import AlarmsConfig, LimitsConfig, MetricsConfig, StartConfig
 from tba.config.rules import rules
 from tba.config.search import SamplingConfig, SearchConfig
 from tba.config.training import EvaluationConfig, SyncConfig, TrainingConfig
+from tba.config.upgrade import upgraded
 from tba.errors import ConfigError
+from tba.objectives import AnyObjective, TrajectoryBalance
+from tba.settings import T, settings
 
 
 @settings
@@ -35,10 +35,10 @@ class Config:
     """Seed of everything random."""
     task: TaskConfig = Field(default_factory=TaskConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
-    objective: ObjectiveConfig = Field(default_factory=ObjectiveConfig)
+    objective: AnyObjective = Field(default_factory=TrajectoryBalance)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     search: SearchConfig = Field(default_factory=SearchConfig)
-    engine: EngineConfig = Field(default_factory=EngineConfig)
+    engine: AnyEngine = Field(default_factory=VLLMEngine)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     sync: SyncConfig = Field(default_factory=SyncConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
@@ -127,28 +127,53 @@ class Config:
         return 200 + 3 * self.search.max_prompt_tokens + 8 * self.search.max_response_tokens
 
     def replace(self, changes: Mapping[str, Any] | None = None, /, **sections: Any) -> "Config":
-        """A copy with changes by dotted key, `replace({"training.steps": 10})`; `replace(seed=1)` also works."""
-        plain = asdict(self)
-        for key, value in {**(changes or {}), **sections}.items():
-            *path, leaf = key.split(".")
-            place = plain
-            for name in path:
-                if not isinstance(place.get(name), dict):
-                    raise ConfigError(f"unknown setting {key!r}: there is no section {name!r}{_meant(key, plain)}")
-                place = place[name]
-            if leaf not in place and place is not plain["task"]["options"]:
-                known = _meant(key, plain) or _near(key, place) or f"; known here: {', '.join(sorted(place))}"
-                raise ConfigError(f"unknown setting {key!r}{known}")
-            if isinstance(place.get(leaf), dict):
-                if not isinstance(value, Mapping):
-                    known = next(iter(place[leaf]), "NAME")
-                    raise ConfigError(f"{key}: a section; name a setting in it, such as {key}.{known}")
-                value = {**place[leaf], **value}
-            place[leaf] = value
+        """Return a copy with changes by dotted key, `replace({"training.steps": 10})`; `replace(seed=1)` also works.
+
+        If `objective.name` or `engine.name` changes, the other settings of the section that have their defaults take
+        the defaults of the new choice.
+        """
+        plain, changes = asdict(self), {**(changes or {}), **sections}
+        for section in KINDS:
+            name = changes.get(f"{section}.name", _name_in(changes.get(section)))
+            if name not in (None, plain[section]["name"]):
+                plain[section] = switched(getattr(self, section), name, section)
+        known = _with_all_kinds(plain)
+        for key, value in changes.items():
+            _set(plain, known, key, value)
         return parse(plain)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _name_in(section: Any) -> Any:
+    return section.get("name") if isinstance(section, Mapping) else None
+
+
+def _with_all_kinds(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections with the names of all settings that they can have."""
+    return {**plain, **{section: dict.fromkeys(sorted(names_of(section))) | plain[section] for section in KINDS}}
+
+
+def _set(plain: dict[str, Any], known: Mapping[str, Any], key: str, value: Any) -> None:
+    """Set one setting by its dotted key. Raise ConfigError, which says what was probably meant, if there is none."""
+    *path, leaf = key.split(".")
+    place, names = plain, known
+    for name in path:
+        if not isinstance(place.get(name), dict):
+            raise ConfigError(f"unknown setting {key!r}: there is no section {name!r}{_meant(key, known)}")
+        place, names = place[name], names[name]
+    if leaf not in names and path[-1:] != ["options"]:
+        raise ConfigError(
+            f"unknown setting {key!r}"
+            + (_meant(key, known) or _near(key, names) or f"; known here: {', '.join(sorted(names))}")
+        )
+    if isinstance(place.get(leaf), dict):
+        if not isinstance(value, Mapping):
+            example = next(iter(place[leaf]), "NAME")
+            raise ConfigError(f"{key}: a section; name a setting in it, such as {key}.{example}")
+        value = {**place[leaf], **value}
+    place[leaf] = value
 
 
 def _meant(key: str, known: Mapping[str, Any]) -> str:
@@ -166,14 +191,15 @@ def _near(key: str, place: Mapping[str, Any]) -> str:
 
 
 _adapter = TypeAdapter(Config)
+_adapter_of_json = TypeAdapter(Any)
 
 
 def parse(plain: Mapping[str, Any] | str) -> Config:
-    """A config from nested dicts or JSON; one clear line for every field at fault."""
+    """Make a config from nested dicts or JSON, also of older runs. Raise ConfigError with one line for every setting at
+    fault."""
     try:
-        if isinstance(plain, str):
-            return _adapter.validate_json(plain)
-        return _adapter.validate_python(dict(plain) if isinstance(plain, Mapping) else plain)
+        plain = _adapter_of_json.validate_json(plain) if isinstance(plain, str) else plain
+        return _adapter.validate_python(upgraded(plain) if isinstance(plain, Mapping) else plain)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(e) for e in error.errors())) from None
 
@@ -189,9 +215,13 @@ def parse_options(kind: type[T], task: TaskConfig) -> T:
 
 
 def parse_known(plain: Mapping[str, Any]) -> Config:
-    """For whoever only looks at a run: settings of a later version, which this one does not know, are left out. To go
-    on with such a run would be another experiment, which `parse` refuses."""
-    return parse(_known(plain, Config().to_dict()))
+    """Make a config for a command that only reads a run. Settings of a later version, which this version does not know,
+    are left out. To continue such a run would be another experiment, which `parse` refuses."""
+    plain, known = upgraded(plain), Config().to_dict()
+    for section in KINDS:
+        if kind := kind_of(section, _name_in(plain.get(section))):
+            known[section] = {field.name: None for field in fields(kind)}
+    return parse(_known(plain, known))
 
 
 def _known(plain: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,8 +233,18 @@ def _known(plain: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _explain(error: Any, *section: str) -> str:
-    field = ".".join(map(str, (*section, *error["loc"]))) or "the settings"
+    """Say in one line which setting is at fault, and what it may be."""
+    place, chosen = [*section, *map(str, error["loc"])], ""
+    if place[0:1] and place[0] in KINDS:
+        if error["type"] == "union_tag_invalid" and isinstance(error["input"], Mapping):
+            return f"{place[0]}.name: must be one of {error['ctx']['expected_tags']}, got {error['input']['name']!r}"
+        if len(place) == 1 and not isinstance(error["input"], Mapping):
+            return f"{place[0]}: must be a section of settings, got {error['input']!r}"
+        chosen = place.pop(1) if len(place) > 1 else ""
+    field = ".".join(place) or "the settings"
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        if chosen and place[1] in names_of(place[0]):
+            return f"{field} does not apply to {chosen!r}, got {error['input']!r}"
         return f"unknown setting {field!r}"
     if error["type"] == "value_error":
         return error["msg"].removeprefix("Value error, ")

@@ -1,12 +1,10 @@
-"""Settings of the task, the model, and the engine that generates responses."""
+"""Settings of the task and the model."""
 
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from tba.config.fields import Count as Count
-from tba.config.fields import Positive as Positive
-from tba.config.fields import settings as settings
+from tba.settings import Count, settings
 
 
 @settings
@@ -77,41 +75,3 @@ class ModelConfig:
     def peft_alpha(self) -> float:
         """As peft takes it."""
         return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
-
-
-@settings
-class EngineConfig:
-    """The engine that generates responses, for searchers and the evaluator."""
-
-    name: Literal["auto", "vllm", "transformers"] = "auto"
-    """The engine. `auto` uses vLLM on a GPU if vLLM is installed, and transformers otherwise."""
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Fraction of the memory of a GPU that vLLM uses. The reference model, and models that a task rewards with, need
-    room beside it. Unset, it is 0.6 divided by the number of roles that share the GPU."""
-    cache_gigabytes: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Gigabytes for the key-value cache of vLLM. More cache lets more responses be generated at once. Unset, it is what
-    the memory fraction leaves on a GPU, and 1 on a CPU."""
-    tensor_parallel: Positive = 1
-    """Number of GPUs that one vLLM engine is spread over."""
-    in_flight: Literal["finish", "update"] = "finish"
-    """What happens to unfinished responses when a new version appears. `finish`: the round is finished with the version
-    that began it. `update`: the engine loads the new version at once, and unfinished responses go on with its weights.
-    With adapters vLLM serves several versions at once: each response ends with the version that began it, and new
-    responses begin with the newest."""
-    compile: bool = True
-    """Whether vLLM compiles the model and records CUDA graphs on a GPU. Generation becomes faster, and the engine takes
-    longer to start."""
-
-    @model_validator(mode="after")
-    def _settings_of_vllm_apply(self) -> Self:
-        for name in ("memory_fraction", "cache_gigabytes", "tensor_parallel", "compile"):
-            found = getattr(self, name)
-            if self.name == "transformers" and found != getattr(type(self), name):
-                raise ValueError(f"engine.{name} does not apply where engine.name is 'transformers', got {found!r}")
-        return self
-
-    def fraction(self, roles: int = 1) -> float:
-        """Of a GPU's memory that an engine takes where so many roles share it. Each role has an equal part of it, the
-        trainer as well as those with an engine, and leaves 0.6 of its part to that: the engines of as many roles take
-        no more than 0.6 together."""
-        return self.memory_fraction or 0.6 / roles

@@ -4,12 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tba.config.fields import Count as Count
-from tba.config.fields import Patience as Patience
-from tba.config.fields import Positive as Positive
-from tba.config.fields import Seconds as Seconds
-from tba.config.fields import Share as Share
-from tba.config.fields import settings as settings
+from tba.settings import Count, Patience, Positive, Seconds, Share, settings
 
 
 @settings

@@ -96,7 +96,7 @@ def _lockstep(config: "Config") -> Iterator[Rule]:
 
 def _micro_batches(config: "Config") -> Iterator[Rule]:
     """Yield the rules about how a batch is divided."""
-    training = config.training
+    training, objective = config.training, config.objective
     yield (
         (training.groups_per_micro_batch or 1) <= training.prompts_per_step,
         f"training.groups_per_micro_batch must be <= training.prompts_per_step "
@@ -108,8 +108,8 @@ def _micro_batches(config: "Config") -> Iterator[Rule]:
         f"have nothing to learn from, got {training.ranks}",
     )
     single_process = {
-        "objective.name": (config.objective.name not in ("ppo", "vine-ppo"), config.objective.name),
-        "objective.log_z": (config.objective.log_z != "learned", config.objective.log_z),
+        "objective.name": (not objective.needs_whole_batch, objective.name),
+        "objective.log_z": (not (objective.auxiliary and objective.auxiliary.kind == "log_z"), "learned"),
         "model.lora_rank": (not config.model.lora_rank, config.model.lora_rank),
     }
     for name, (holds, found) in single_process.items():
@@ -121,18 +121,8 @@ def _micro_batches(config: "Config") -> Iterator[Rule]:
 
 def _schedules(config: "Config") -> Iterator[Rule]:
     """Yield the rules about what changes from step to step."""
-    training, objective = config.training, config.objective
+    training = config.training
     schedule_ends = training.warmup_steps + training.peak_steps + training.decay_steps
-    yield (
-        objective.beta_stop <= objective.beta_target,
-        f"objective.beta_stop must be <= objective.beta_target ({objective.beta_target}), got {objective.beta_stop}",
-    )
-    yield (
-        objective.beta_stop > 1 or objective.beta_start == objective.beta_end,
-        f"objective.beta_start must be objective.beta_end ({objective.beta_end:g}), which is beta from step "
-        "objective.beta_stop (1) on; for a schedule set objective.beta_target and objective.beta_stop too, "
-        f"got {objective.beta_start:g}",
-    )
     yield (
         training.schedule != "warmup-stable-decay" or schedule_ends >= training.steps,
         f"training.schedule: 'warmup-stable-decay' ends at step {schedule_ends} (warmup_steps "

@@ -4,13 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from tba.config.fields import Count as Count
-from tba.config.fields import Positive as Positive
-from tba.config.fields import Reward as Reward
-from tba.config.fields import Share as Share
-from tba.config.fields import Temperature as Temperature
-from tba.config.fields import TopP as TopP
-from tba.config.fields import settings as settings
+from tba.settings import Count, Positive, Reward, Share, Temperature, TopP, settings
 from tba.types import Copies, Eligibility, Evict
 
 

@@ -4,12 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tba.config.fields import Count as Count
-from tba.config.fields import Positive as Positive
-from tba.config.fields import Share as Share
-from tba.config.fields import Temperature as Temperature
-from tba.config.fields import TopP as TopP
-from tba.config.fields import settings as settings
+from tba.settings import Count, Positive, Temperature, TopP, settings
 
 OptimizerName = Literal["adamw", "adamw-fused", "adamw-8bit", "adamw-on-host"]
 

@@ -16,7 +16,7 @@ from vllm.config import WeightTransferConfig  # pyright: ignore[reportMissingImp
 from vllm.v1.engine.exceptions import EngineDeadError  # pyright: ignore[reportMissingImports]
 from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
 
-from tba.config import EngineConfig
+from tba.config import VLLMEngine
 from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed, TBAError
 from tba.generation.requests import check_request
 from tba.generation.version_folder import describe, is_gone, shapes_of
@@ -55,7 +55,7 @@ class VLLMGenerator:
         max_prompt_tokens: int = 512,
         max_response_tokens: int = 512,
         logps: LogpsMode = "uncut",
-        engine: EngineConfig | None = None,
+        engine: VLLMEngine | None = None,
         trust_remote_code: bool = False,
         starting: Callable[[], AbstractContextManager[int]] = lambda: nullcontext(1),
         adapter: Adapter | None = None,
@@ -65,7 +65,7 @@ class VLLMGenerator:
         self.batch_responses, self.max_response_tokens = batch_responses, max_response_tokens
         self.max_tokens = max_prompt_tokens + max_response_tokens
         self.logps: LogpsMode = logps
-        self.config, self.starting = engine or EngineConfig(), starting
+        self.config, self.starting = engine or VLLMEngine(), starting
         self.version: Version | None = None
         self._requests: EngineRequests | None = None  # set while an engine runs
         self._adapters: EngineAdapters | None = None  # set while an engine runs, if versions are adapters

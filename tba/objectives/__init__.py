@@ -1,18 +1,19 @@
-"""The training objectives: the losses that a gradient step minimises. Each has a file of its own, and all are pure
-functions of tensors."""
+"""The training objectives: the losses that a gradient step minimises. Each has a file of its own, beside its settings,
+and is a pure function of tensors."""
 
 from tba.objectives.groups import Estimates, Groups, Loss, joined
-from tba.objectives.registry import Estimator, Objective, make_estimator, make_objective
-from tba.objectives.trajectory_balance import trajectory_balance
+from tba.objectives.objective import Objective
+from tba.objectives.registry import OBJECTIVES, AnyObjective
+from tba.objectives.trajectory_balance import TrajectoryBalance, trajectory_balance
 
 __all__ = [
+    "OBJECTIVES",
+    "AnyObjective",
     "Estimates",
-    "Estimator",
     "Groups",
     "Loss",
     "Objective",
+    "TrajectoryBalance",
     "joined",
-    "make_estimator",
-    "make_objective",
     "trajectory_balance",
 ]

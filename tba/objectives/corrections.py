@@ -17,13 +17,17 @@ would be 1. For `decoupled`, log prox lies `prox_share` of the way from log mu t
 is that of `clip`; with 1 nothing is clipped, and the weight pi / mu has no bound. SG stops the gradient.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tba.objectives.groups import LARGEST
+from tba.runtime.lazy_torch import torch
 from tba.types import CorrectionKind, Level
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,16 @@
 """The inputs and outputs of objectives: groups of responses, estimates for a whole batch, and the loss."""
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor
+from tba.runtime.lazy_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Anchor = Literal["reference", "behaviour"]
 """The policy to which a log-ratio is taken: the reference, or the policy that sampled the response."""
@@ -30,6 +34,7 @@ class Groups:
     length_PK: Tensor | None = None  # tokens of prompt and response
     batch_reward: float | None = None  # mean reward of the whole batch
     batch_tokens: float | None = None  # mean number of tokens that count per response, over the whole batch
+    max_tokens: int | None = None  # maximum length of a response
     reference_power: float = 1.0  # exponent of pi_ref in the target of trajectory balance
     step_value_PKT: Tensor | None = None  # value before the step that contains the token, under the sampling policy
     step_next_PKT: Tensor | None = None  # value after that step; after the last step it is the reward
@@ -93,7 +98,7 @@ def joined(parts: Sequence[Groups]) -> Groups:
 
     def whole(name: str) -> Any:
         found = [getattr(part, name) for part in parts]
-        if not isinstance(found[0], Tensor):
+        if not isinstance(found[0], torch.Tensor):
             return found[0]
         if found[0].ndim == 3:
             found = [torch.nn.functional.pad(it, (0, width - it.shape[2])) for it in found]

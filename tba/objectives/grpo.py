@@ -8,21 +8,45 @@ std has the divisor K - 1. Dividing by std gives more weight to prompts whose re
 a response's own tokens favours short right answers and long wrong ones. Dr. GRPO leaves out both.
 """
 
-from tba.objectives.corrections import Correction
+from __future__ import annotations
+
+from typing import Literal
+
 from tba.objectives.groups import Groups, Loss
-from tba.objectives.policy_gradient import Surrogate, centred, policy_gradient, rewards
+from tba.objectives.policy_gradient import PolicyGradient, centred, policy_gradient, rewards
+from tba.settings import settings
+from tba.types import CorrectionKind, Level, Normaliser, Penalty
 
 EPSILON = 1e-4
-OWN = Surrogate(correction=Correction(kind="clip"), normaliser="response", penalty="loss")
-OWN_DR = Surrogate(correction=Correction(kind="clip"), normaliser="constant")
-"""The surrogate of Dr. GRPO, in which the caller must still set the constant `max_tokens`."""
 
 
-def grpo(groups: Groups, *, beta: float, surrogate: Surrogate = OWN) -> Loss:
-    reward_PK = rewards(groups, surrogate, beta=beta)
-    advantage_PK = centred(reward_PK) / (reward_PK.std(dim=1, keepdim=True) + EPSILON)
-    return policy_gradient(groups, advantage_PK, surrogate, beta=beta)
+@settings
+class GRPO(PolicyGradient):
+    """Group relative policy optimisation."""
+
+    name: Literal["grpo"] = "grpo"
+    correction: CorrectionKind = "clip"
+    correction_level: Level = "token"
+    """Level at which importance ratios are taken: per token, per response, or the mean over a response."""
+    normaliser: Normaliser = "response"
+    penalty: Penalty = "loss"
+    """Where the KL penalty against the reference is applied: in the reward, in the loss, or nowhere."""
+
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        reward_PK = rewards(groups, self, beta=beta)
+        advantage_PK = centred(reward_PK) / (reward_PK.std(dim=1, keepdim=True) + EPSILON)
+        return policy_gradient(groups, advantage_PK, self, beta=beta)
 
 
-def dr_grpo(groups: Groups, *, beta: float, surrogate: Surrogate) -> Loss:
-    return policy_gradient(groups, centred(rewards(groups, surrogate, beta=beta)), surrogate, beta=beta)
+@settings
+class DrGRPO(PolicyGradient):
+    """GRPO without its two biases."""
+
+    name: Literal["dr-grpo"] = "dr-grpo"
+    correction: CorrectionKind = "clip"
+    correction_level: Level = "token"
+    normaliser: Normaliser = "constant"
+    penalty: Penalty = "none"
+
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        return policy_gradient(groups, centred(rewards(groups, self, beta=beta)), self, beta=beta)

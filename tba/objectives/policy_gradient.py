@@ -8,33 +8,89 @@ A correction at the level of responses has one term per response; n then divides
 """
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
 
-from dataclasses import dataclass, field
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import Field, model_validator
 
 from tba.objectives.corrections import Correction
 from tba.objectives.groups import LARGEST, Groups, Loss, equal_rewards
-from tba.types import Normaliser, Penalty
+from tba.objectives.objective import Objective
+from tba.runtime.lazy_torch import torch
+from tba.settings import Share, settings
+from tba.types import CorrectionKind, Normaliser, Penalty
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_USED_BY: Mapping[str, Sequence[CorrectionKind]] = {
+    "correction_level": ("clip", "cap", "truncate", "cispo", "mask", "decoupled"),
+    "clip_low": ("clip", "cispo", "decoupled"),
+    "clip_high": ("clip", "cispo", "decoupled"),
+    "ratio_cap": ("cap", "truncate", "mask"),
+    "prox_share": ("decoupled",),
+}
+"""The corrections that use a setting. With other corrections the setting must keep its default."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Surrogate:
-    """How rewards and advantages become a loss."""
+@settings
+class PolicyGradient(Objective):
+    """How advantages become a loss. An objective that lets users choose the level of the correction, or the penalty,
+    declares `correction_level` or `penalty` itself."""
 
-    correction: Correction = field(default_factory=Correction)
+    correction: CorrectionKind = "none"
+    """Off-policy correction: how the loss accounts for responses that another policy sampled."""
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
+    """Importance ratios are clipped below 1 minus this value. Higher values allow larger updates."""
+    clip_high: Annotated[float, Field(ge=0, le=1e9)] = 0.2
+    """Importance ratios are clipped above 1 plus this value. Higher values allow larger updates."""
+    ratio_cap: Annotated[float, Field(ge=1, le=1e9)] = 8.0
+    """Limit of the importance ratio for corrections that cap, truncate or mask. Higher values cut fewer ratios and let
+    single responses weigh more."""
+    prox_share: Share = 0.5
+    """For the decoupled correction: position of the proximal policy between the behaviour policy (0) and the current
+    policy (1)."""
     normaliser: Normaliser = "sum"
-    max_tokens: int = 0
-    """The divisor of the normaliser `constant`: the maximum length of a response in tokens."""
-    penalty: Penalty = "none"
+    """Number by which the sum over the tokens of a response is divided."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        return self.correction != "none" or self.kl_penalty == "loss"
+
+    @property
+    def kl_penalty(self) -> Penalty:
+        return getattr(self, "penalty", "none")
+
+    @property
+    def ratio_correction(self) -> Correction:
+        return Correction(
+            kind=self.correction,
+            level=getattr(self, "correction_level", "token"),
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            cap=self.ratio_cap,
+            prox_share=self.prox_share,
+        )
+
+    @model_validator(mode="after")
+    def _settings_of_the_correction_apply(self) -> Self:
+        for name, corrections in _USED_BY.items():
+            value, default = (getattr(it, name, None) for it in (self, type(self)))
+            if self.correction not in corrections and value != default:
+                raise ValueError(
+                    f"objective.{name} does not apply where objective.correction is {self.correction!r}, got {value!r}"
+                )
+        return self
 
 
-def policy_gradient(groups: Groups, advantage: Tensor, surrogate: Surrogate, *, beta: float) -> Loss:
+def policy_gradient(groups: Groups, advantage: Tensor, objective: PolicyGradient, *, beta: float) -> Loss:
     """Compute the loss from advantages of responses, [P, K], or of tokens, [P, K, T]. No gradient goes through the
     advantages. If they are per token, the reported advantage of a response is their mean over its tokens."""
     advantage = advantage.detach()
     advantage_PK = advantage if advantage.ndim == 2 else _mean_of_tokens(groups, advantage)
-    correction, n = surrogate.correction, _divisor(groups, surrogate)
+    correction, n = objective.ratio_correction, _divisor(groups, objective)
     logp, behaviour_logp, advantage = _terms(groups, advantage, correction)
     maximised = correction.maximised(logp, behaviour_logp, advantage)
     if correction.level == "token":
@@ -49,17 +105,17 @@ def policy_gradient(groups: Groups, advantage: Tensor, surrogate: Surrogate, *, 
             if correction.level == "token":  # per response first, so that the means of a batch's parts add up
                 value = _mean_of_tokens(groups, value)
             metrics[name] = value.to(groups.reward_PK.dtype).mean()
-    if surrogate.penalty == "loss":
+    if objective.kl_penalty == "loss":
         away_PK = (k3(groups) * groups.mask_PKT).sum(dim=2)
         maximised = maximised - beta * away_PK / n
         metrics["k3"] = away_PK.detach().mean()
     return Loss(-maximised.mean(), metrics, advantage_PK)
 
 
-def rewards(groups: Groups, surrogate: Surrogate, *, beta: float) -> Tensor:
+def rewards(groups: Groups, objective: PolicyGradient, *, beta: float) -> Tensor:
     """Return the task's rewards, [P, K], less the penalty if `penalty` is `reward`. The log-ratio has no gradient. It
     needs none, because the expectation of its gradient under the policy is 0."""
-    if surrogate.penalty != "reward":
+    if objective.kl_penalty != "reward":
         return groups.reward_PK
     return groups.reward_PK - beta * (groups.logp_PK.detach() - groups.ref_logp_PK)
 
@@ -92,8 +148,8 @@ def _terms(groups: Groups, advantage: Tensor, correction: Correction) -> tuple[T
     return groups.logp_PK / n_PK, behaviour_PK, advantage
 
 
-def _divisor(groups: Groups, surrogate: Surrogate) -> Tensor | float:
-    match surrogate.normaliser:
+def _divisor(groups: Groups, objective: PolicyGradient) -> Tensor | float:
+    match objective.normaliser:
         case "sum":
             return 1.0
         case "response":
@@ -103,6 +159,6 @@ def _divisor(groups: Groups, surrogate: Surrogate) -> Tensor | float:
         case "tokens":
             return groups.mean_tokens
         case "constant":
-            if surrogate.max_tokens < 1:
-                raise ValueError(f"max_tokens must be >= 1, got {surrogate.max_tokens}")
-            return surrogate.max_tokens
+            if not groups.max_tokens:
+                raise ValueError(f"a constant divisor needs the maximum length of a response, got {groups.max_tokens}")
+            return groups.max_tokens

@@ -19,46 +19,81 @@ and its results go into the parts that `ppo` gets.
 """
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-from tba.objectives.corrections import Correction
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
 from tba.objectives.groups import Estimates, Groups, Loss
-from tba.objectives.policy_gradient import Surrogate, policy_gradient
+from tba.objectives.objective import Auxiliary
+from tba.objectives.policy_gradient import PolicyGradient, policy_gradient
+from tba.runtime.lazy_torch import torch
+from tba.settings import Share, settings
+from tba.types import CorrectionKind, Normaliser, Penalty
 
-OWN = Surrogate(correction=Correction(kind="clip"), normaliser="tokens", penalty="reward")
+if TYPE_CHECKING:
+    from torch import Tensor
+
 VALUE_CLIP = 0.2
 EPSILON = 1e-8
 
 
-def estimates(
-    groups: Groups, *, beta: float, surrogate: Surrogate = OWN, discount: float = 1.0, decay: float = 0.95
-) -> Estimates:
-    """Compute whitened advantages and returns of each token of a whole batch."""
-    value_PKT, mask_PKT = groups.needed("value_PKT").detach(), groups.mask_PKT
-    reward_PKT = token_rewards(groups, surrogate, beta=beta)
-    advantage_PKT = gae(reward_PKT, value_PKT, mask_PKT, discount=discount, decay=decay)
-    return_PKT = advantage_PKT + value_PKT * mask_PKT
-    metrics = {"explained_variance": explained(return_PKT[mask_PKT], value_PKT[mask_PKT])}
-    return Estimates(whiten(advantage_PKT, mask_PKT), return_PKT, metrics)
+@settings
+class PPO(PolicyGradient):
+    """Proximal policy optimisation with a value model."""
+
+    name: Literal["ppo"] = "ppo"
+    correction: CorrectionKind = "clip"
+    normaliser: Normaliser = "tokens"
+    penalty: Penalty = "reward"
+    discount: Share = 1.0
+    """Discount factor per token. 1 counts a later reward in full."""
+    gae_decay: Share = 0.95
+    """Lambda of generalised advantage estimation. 1 uses the whole rest of the response; lower values rely more on the
+    value model."""
+    value_share: Annotated[float, Field(gt=0, le=1e3)] = 0.1
+    """Weight of the value loss relative to the policy loss."""
+    value_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Peak learning rate of the value model, on the schedule of the policy. 0 uses `training.learning_rate`."""
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        return True
+
+    @property
+    def needs_tokens(self) -> bool:
+        return True
+
+    @property
+    def auxiliary(self) -> Auxiliary:
+        return Auxiliary("value", self.value_learning_rate)
+
+    def estimates(self, groups: Groups, *, beta: float) -> Estimates:
+        """Compute whitened advantages and returns of each token of a whole batch."""
+        value_PKT, mask_PKT = groups.needed("value_PKT").detach(), groups.mask_PKT
+        reward_PKT = token_rewards(groups, self, beta=beta)
+        advantage_PKT = gae(reward_PKT, value_PKT, mask_PKT, discount=self.discount, decay=self.gae_decay)
+        return_PKT = advantage_PKT + value_PKT * mask_PKT
+        metrics = {"explained_variance": explained(return_PKT[mask_PKT], value_PKT[mask_PKT])}
+        return Estimates(whiten(advantage_PKT, mask_PKT), return_PKT, metrics)
+
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        loss = policy_gradient(groups, groups.needed("advantage_PKT"), self, beta=beta)
+        value_PKT = groups.needed("value_PKT")
+        lost_PKT = value_loss(value_PKT, value_PKT.detach(), groups.needed("return_PKT"))
+        value = (lost_PKT * groups.mask_PKT).sum(dim=2).mean() / groups.mean_tokens
+        metrics = {**loss.metrics, "value_loss": value.detach()}
+        return Loss(loss.value + self.value_share * value, metrics, loss.advantage_PK)
 
 
-def ppo(groups: Groups, *, beta: float, surrogate: Surrogate = OWN, value_share: float = 0.1) -> Loss:
-    loss = policy_gradient(groups, groups.needed("advantage_PKT"), surrogate, beta=beta)
-    value_PKT = groups.needed("value_PKT")
-    lost_PKT = value_loss(value_PKT, value_PKT.detach(), groups.needed("return_PKT"))
-    value = (lost_PKT * groups.mask_PKT).sum(dim=2).mean() / groups.mean_tokens
-    metrics = {**loss.metrics, "value_loss": value.detach()}
-    return Loss(loss.value + value_share * value, metrics, loss.advantage_PK)
-
-
-def token_rewards(groups: Groups, surrogate: Surrogate, *, beta: float) -> Tensor:
+def token_rewards(groups: Groups, objective: PolicyGradient, *, beta: float) -> Tensor:
     """Return the reward of each token, [P, K, T], without gradient. The last token that counts has the reward of the
     response. If `penalty` is `reward`, each token's KL penalty is subtracted."""
     mask_PKT = groups.mask_PKT
     last_PKT = mask_PKT & (mask_PKT.flip(2).cumsum(2).flip(2) == 1)
     reward_PKT = groups.reward_PK[:, :, None] * last_PKT
-    if surrogate.penalty != "reward":
+    if objective.kl_penalty != "reward":
         return reward_PKT
     return reward_PKT - beta * (groups.logp_PKT.detach() - groups.needed("ref_logp_PKT")) * mask_PKT
 

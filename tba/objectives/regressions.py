@@ -11,24 +11,55 @@ must be reset often. OAPL estimates log Z from responses that the anchor sampled
 """
 # Shapes: P prompts in the batch, K responses per prompt.
 
-import math
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from tba.objectives.groups import Anchor, Groups, Loss, equal_rewards
+from tba.objectives.objective import Objective
+from tba.runtime.lazy_torch import torch
+from tba.settings import settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def kimi(groups: Groups, *, beta: float, anchor: Anchor = "reference") -> Loss:
-    return _regression(groups, groups.reward_PK.mean(dim=1) / beta, beta, anchor)
+@settings
+class Kimi(Objective):
+    """The regression of Kimi k1.5."""
+
+    name: Literal["kimi"] = "kimi"
+    anchor: Anchor = "reference"
+    """Policy that the log-ratio is taken against: the reference, or the behaviour policy that sampled each response."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        return self.anchor == "behaviour"
+
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        return _regression(groups, groups.reward_PK.mean(dim=1) / beta, beta, self.anchor)
 
 
-def oapl(groups: Groups, *, beta: float, value_beta: float | None = None, anchor: Anchor = "behaviour") -> Loss:
-    """Compute the loss of OAPL. `value_beta` is the temperature at which the rewards of a group are averaged; its
-    default is beta."""
-    value_beta = value_beta or beta
-    log_mean_P = torch.logsumexp(groups.reward_PK / value_beta, dim=1) - math.log(groups.reward_PK.shape[1])
-    return _regression(groups, value_beta / beta * log_mean_P, beta, anchor)
+@settings
+class OAPL(Objective):
+    """The regression of OAPL, with log Z estimated from responses of the behaviour policy."""
+
+    name: Literal["oapl"] = "oapl"
+    anchor: Anchor = "behaviour"
+    value_beta: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """Temperature with which the rewards of a group are averaged. 0 uses beta."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        return self.anchor == "behaviour"
+
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        value_beta = self.value_beta or beta
+        log_mean_P = torch.logsumexp(groups.reward_PK / value_beta, dim=1) - math.log(groups.reward_PK.shape[1])
+        return _regression(groups, value_beta / beta * log_mean_P, beta, self.anchor)
 
 
 def _regression(groups: Groups, log_z_P: Tensor, beta: float, anchor: Anchor) -> Loss:

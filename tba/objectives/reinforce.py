@@ -6,14 +6,26 @@ The baseline averages rewards without the penalty, because those are known befor
 of past batches as baseline. The gradient estimate is unbiased only on policy.
 """
 
+from __future__ import annotations
+
+from typing import Literal
+
 from tba.objectives.groups import Groups, Loss
-from tba.objectives.policy_gradient import Surrogate, policy_gradient, rewards
+from tba.objectives.policy_gradient import PolicyGradient, policy_gradient, rewards
+from tba.settings import settings
+from tba.types import Level, Penalty
 
-OWN = Surrogate(penalty="reward")
 
+@settings
+class Reinforce(PolicyGradient):
+    """REINFORCE with the mean reward of the batch as its baseline."""
 
-def reinforce(groups: Groups, *, beta: float, surrogate: Surrogate = OWN) -> Loss:
-    if groups.batch_reward is None:
-        raise ValueError("the baseline is the mean reward of the batch, which is not given")
-    advantage_PK = rewards(groups, surrogate, beta=beta) - groups.batch_reward
-    return policy_gradient(groups, advantage_PK, surrogate, beta=beta)
+    name: Literal["reinforce"] = "reinforce"
+    correction_level: Level = "token"
+    penalty: Penalty = "reward"
+
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        if groups.batch_reward is None:
+            raise ValueError("the baseline is the mean reward of the batch, which is not given")
+        advantage_PK = rewards(groups, self, beta=beta) - groups.batch_reward
+        return policy_gradient(groups, advantage_PK, self, beta=beta)

@@ -11,15 +11,42 @@ penalty, and rho = pi(y|x) / mu(y|x) is the ratio of the whole response to the p
 takes the ratio to the policy at the start of the update; here that ratio would be 1.
 """
 
-from tba.objectives.corrections import Correction
+from __future__ import annotations
+
+from typing import Literal
+
 from tba.objectives.groups import Groups, Loss
-from tba.objectives.policy_gradient import Surrogate, centred, policy_gradient, rewards
+from tba.objectives.policy_gradient import PolicyGradient, centred, policy_gradient, rewards
+from tba.settings import settings
+from tba.types import CorrectionKind, Level, Penalty
 
-OWN = Surrogate(penalty="reward")
-PROXIMAL = Surrogate(correction=Correction(kind="clip", level="response"))
+
+@settings
+class RLOO(PolicyGradient):
+    """REINFORCE with a leave-one-out baseline."""
+
+    name: Literal["rloo"] = "rloo"
+    correction_level: Level = "token"
+    penalty: Penalty = "reward"
+
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        return _rloo(groups, self, beta)
 
 
-def rloo(groups: Groups, *, beta: float, surrogate: Surrogate = OWN) -> Loss:
+@settings
+class ProximalRLOO(PolicyGradient):
+    """RLOO with the clipped importance ratio of whole responses."""
+
+    name: Literal["proximal-rloo"] = "proximal-rloo"
+    correction: CorrectionKind = "clip"
+    correction_level: Level = "response"
+    penalty: Penalty = "none"
+
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        return _rloo(groups, self, beta)
+
+
+def _rloo(groups: Groups, objective: PolicyGradient, beta: float) -> Loss:
     k = groups.reward_PK.shape[1]
-    advantage_PK = k / (k - 1) * centred(rewards(groups, surrogate, beta=beta))
-    return policy_gradient(groups, advantage_PK, surrogate, beta=beta)
+    advantage_PK = k / (k - 1) * centred(rewards(groups, objective, beta=beta))
+    return policy_gradient(groups, advantage_PK, objective, beta=beta)

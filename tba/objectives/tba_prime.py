@@ -12,29 +12,43 @@ group, and raises older ones more.
 """
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
 
-from typing import Literal
+from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
-from tba.objectives.corrections import Correction
 from tba.objectives.groups import Groups, Loss
-from tba.objectives.policy_gradient import Surrogate, centred, policy_gradient
+from tba.objectives.policy_gradient import PolicyGradient, centred, policy_gradient
+from tba.settings import settings
+from tba.types import CorrectionKind, Level, Normaliser
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LARGEST = 10.0
-OWN = Surrogate(correction=Correction(kind="cap", cap=8.0), normaliser="row")
 
 
-def tba_prime(
-    groups: Groups,
-    *,
-    beta: float,
-    surrogate: Surrogate = OWN,
-    centre: Literal["policy", "behaviour"] = "policy",
-) -> Loss:
-    away_PK = _away(groups, groups.logp_PKT.detach())
-    mean_P1 = (away_PK if centre == "policy" else _away(groups, groups.needed("behaviour_logp_PKT"))).mean(1, True)
-    advantage_PK = centred(groups.reward_PK) - beta * (away_PK - mean_P1)
-    return policy_gradient(groups, advantage_PK, surrogate, beta=beta)
+@settings
+class TBAPrime(PolicyGradient):
+    """TBA': trajectory balance as a policy gradient with capped importance ratios."""
+
+    name: Literal["tba-prime"] = "tba-prime"
+    correction: CorrectionKind = "cap"
+    correction_level: Level = "token"
+    normaliser: Normaliser = "row"
+    centre: Literal["policy", "behaviour"] = "policy"
+    """Policy under which the mean log-ratio of a group is taken: the current policy, or the behaviour policy that
+    sampled the responses. The runs of the paper use the behaviour policy."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        return True
+
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        away_PK = _away(groups, groups.logp_PKT.detach())
+        at_policy = self.centre == "policy"
+        mean_P1 = (away_PK if at_policy else _away(groups, groups.needed("behaviour_logp_PKT"))).mean(1, True)
+        advantage_PK = centred(groups.reward_PK) - beta * (away_PK - mean_P1)
+        return policy_gradient(groups, advantage_PK, self, beta=beta)
 
 
 def _away(groups: Groups, logp_PKT: Tensor) -> Tensor:

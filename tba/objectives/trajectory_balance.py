@@ -17,14 +17,107 @@ Left out, as in the paper: clipping, and any normalisation by length or by the s
 """
 # Shapes: P prompts in the batch, K responses per prompt.
 
+from __future__ import annotations
+
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from torch import Tensor
+from pydantic import Field, model_validator
 
-from tba.objectives.groups import Loss, check_groups, equal_rewards
+from tba.objectives.groups import Anchor, Groups, Loss, check_groups, equal_rewards
+from tba.objectives.objective import Auxiliary, Objective, line
+from tba.runtime.lazy_torch import torch
+from tba.settings import Positive, Tempering, settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LogZ = Literal["group", "leave-one-out"]
+
+
+@settings
+class TrajectoryBalance(Objective):
+    """The variance of the residuals of trajectory balance within each group (VarGrad)."""
+
+    name: Literal["trajectory-balance"] = "trajectory-balance"
+    target_temperature_start: Tempering = 1.0
+    """T at step 1: log pi_ref and reward / beta are both divided by T. A higher T flattens the target distribution."""
+    target_temperature_steps: Positive = 1
+    """Number of steps over which T moves to 1 in a straight line."""
+    reference_temperature_end: Tempering = 1.0
+    """Gamma at the end of its schedule: log pi_ref alone is divided by gamma, on top of T. A higher gamma weakens the
+    pull of the reference."""
+    reference_temperature_steps: Positive = 1
+    """Number of steps over which gamma moves from 1 to its final value in a straight line."""
+    log_z: Literal["group", "leave-one-out", "learned"] = "group"
+    """How log Z is estimated: as the mean over the whole group, as the mean over the other responses of the group, or
+    learned by a model beside the policy."""
+    log_z_learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    """Peak learning rate of the model that learns log Z. The schedule is the one of the policy."""
+    anchor: Anchor = "reference"
+    """Policy that the log-ratio is taken against: the reference, or the behaviour policy that sampled each response."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        return self.anchor == "behaviour"
+
+    @property
+    def auxiliary(self) -> Auxiliary | None:
+        return Auxiliary("log_z", self.log_z_learning_rate) if self.log_z == "learned" else None
+
+    @property
+    def tempers(self) -> bool:
+        return self.target_temperature_start != 1 or self.reference_temperature_end != 1
+
+    def target_temperature_at(self, step: int) -> float:
+        """A straight line from `target_temperature_start` at step 1 to 1."""
+        return line(self.target_temperature_start, 1.0, min(1.0, (step - 1) / self.target_temperature_steps))
+
+    def reference_temperature_at(self, step: int) -> float:
+        """A straight line from 1 at step 1 to `reference_temperature_end`."""
+        return line(1.0, self.reference_temperature_end, min(1.0, (step - 1) / self.reference_temperature_steps))
+
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        loss = trajectory_balance(
+            groups.logp_PK,
+            groups.anchor_logp_PK(self.anchor),
+            groups.reward_PK,
+            beta=beta,
+            log_z=groups.needed("log_z_P") if self.log_z == "learned" else self.log_z,
+            reference_power=groups.reference_power,
+        )
+        log_ratio = (groups.logp_PK - groups.ref_logp_PK).detach().mean()  # to the reference, whatever the anchor is
+        return loss._replace(metrics={**loss.metrics, "log_ratio_mean": log_ratio})
+
+    @model_validator(mode="after")
+    def _schedules_of_temperatures_apply(self) -> Self:
+        for of, end in (("target_temperature", "start"), ("reference_temperature", "end")):
+            if getattr(self, f"{of}_{end}") == 1 and (steps := getattr(self, f"{of}_steps")) != 1:
+                raise ValueError(f"objective.{of}_steps does not apply where objective.{of}_{end} is 1, got {steps}")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_of_log_z_apply(self) -> Self:
+        if self.log_z != "learned" and self.log_z_learning_rate != type(self).log_z_learning_rate:
+            raise ValueError(
+                f"objective.log_z_learning_rate does not apply where objective.log_z is {self.log_z!r}, "
+                f"got {self.log_z_learning_rate}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _an_anchor_at_the_behaviour_policy_has_no_reference(self) -> Self:
+        if self.anchor == "reference":
+            return self
+        if self.log_z == "learned":
+            raise ValueError(
+                "objective.log_z must be 'group' or 'leave-one-out' where objective.anchor is 'behaviour', got "
+                "'learned'"
+            )
+        for name in ("reference_reset", "reference_decay", "target_temperature_start", "reference_temperature_end"):
+            if (value := getattr(self, name)) != getattr(type(self), name):
+                raise ValueError(f"objective.{name} does not apply where objective.anchor is 'behaviour', got {value}")
+        return self
 
 
 def trajectory_balance(
@@ -47,8 +140,8 @@ def trajectory_balance(
     log_ratio_PK = logp_PK - reference_power * ref_logp_PK
     target_PK = reward_PK / beta
     estimate_PK = (target_PK - log_ratio_PK).detach()
-    learned = isinstance(log_z, Tensor)
-    log_z_P1 = log_z[:, None] if learned else estimate_PK.mean(dim=1, keepdim=True)
+    learned = isinstance(log_z, torch.Tensor)
+    log_z_P1 = log_z[:, None] if isinstance(log_z, torch.Tensor) else estimate_PK.mean(dim=1, keepdim=True)
     if not learned and log_z == "leave-one-out":
         k = estimate_PK.shape[1]
         residual_PK = (k * log_z_P1 - estimate_PK) / (k - 1) + log_ratio_PK - target_PK

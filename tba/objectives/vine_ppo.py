@@ -15,22 +15,47 @@ Left out: the paper clips k3 to [0, 10] at each token and sums over a response's
 the rest of the loss, and the log-ratios are clipped.
 """
 
-from tba.objectives.corrections import Correction
+from __future__ import annotations
+
+from typing import Literal
+
 from tba.objectives.groups import Estimates, Groups, Loss
-from tba.objectives.policy_gradient import Surrogate, policy_gradient
+from tba.objectives.policy_gradient import PolicyGradient, policy_gradient
 from tba.objectives.ppo import explained, whiten
-
-OWN = Surrogate(correction=Correction(kind="clip"), normaliser="tokens", penalty="loss")
-
-
-def estimates(groups: Groups, *, beta: float) -> Estimates:
-    """Compute whitened advantages of each token of a whole batch."""
-    mask_PKT = groups.mask_PKT
-    value_PKT, next_PKT = groups.needed("step_value_PKT"), groups.needed("step_next_PKT")
-    reward_PKT = groups.reward_PK[:, :, None].expand_as(value_PKT)
-    metrics = {"explained_variance": explained(reward_PKT[mask_PKT], value_PKT[mask_PKT])}
-    return Estimates(whiten(next_PKT - value_PKT, mask_PKT), None, metrics)
+from tba.settings import settings
+from tba.types import CorrectionKind, Normaliser
 
 
-def vine_ppo(groups: Groups, *, beta: float, surrogate: Surrogate = OWN) -> Loss:
-    return policy_gradient(groups, groups.needed("advantage_PKT"), surrogate, beta=beta)
+@settings
+class VinePPO(PolicyGradient):
+    """PPO with Monte-Carlo values in place of a value model."""
+
+    name: Literal["vine-ppo"] = "vine-ppo"
+    correction: CorrectionKind = "clip"
+    normaliser: Normaliser = "tokens"
+    penalty: Literal["none", "loss"] = "loss"
+    """Where the KL penalty against the reference is applied: in the loss, or nowhere. It cannot be in the reward,
+    because the stored values are of the task's rewards alone."""
+
+    @property
+    def needs_values(self) -> bool:
+        return True
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        return True
+
+    @property
+    def needs_tokens(self) -> bool:
+        return True
+
+    def estimates(self, groups: Groups, *, beta: float) -> Estimates:
+        """Compute whitened advantages of each token of a whole batch."""
+        mask_PKT = groups.mask_PKT
+        value_PKT, next_PKT = groups.needed("step_value_PKT"), groups.needed("step_next_PKT")
+        reward_PKT = groups.reward_PK[:, :, None].expand_as(value_PKT)
+        metrics = {"explained_variance": explained(reward_PKT[mask_PKT], value_PKT[mask_PKT])}
+        return Estimates(whiten(next_PKT - value_PKT, mask_PKT), None, metrics)
+
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        return policy_gradient(groups, groups.needed("advantage_PKT"), self, beta=beta)

@@ -80,7 +80,7 @@ class Child:
         try:
             code = self.process.wait(END_PATIENCE)
         except subprocess.TimeoutExpired:
-            return "it is still there"
+            return "it has not ended"
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def release(self) -> None:

@@ -1,7 +1,5 @@
 """Check the settings and rows of tasks. Errors name the setting, or the row and its field."""
 
-import os
-import sys
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -20,9 +18,3 @@ def text_in(split: str, index: int, row: Mapping[str, Any], field: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{split} row {index}: field {field!r} must be text, got {value!r}")
     return value
-
-
-def look_here() -> None:
-    """Let imports search the working folder too, as `python -m` does."""
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from tba.config import TaskConfig, parse_options, settings
-from tba.config.fields import Positive
 from tba.errors import ConfigError
 from tba.generation.requests import generate
 from tba.interfaces import Locate
 from tba.models import chat_template
 from tba.seeds import seed_of
+from tba.settings import Positive
 from tba.types import Prompt, Response, Reward, Version
 
 if TYPE_CHECKING:

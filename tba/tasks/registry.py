@@ -2,10 +2,8 @@
 the path of its class. Imports without torch.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, cast
 
@@ -13,8 +11,8 @@ from tba.config import Config, TaskConfig
 from tba.errors import ConfigError, TBAError
 from tba.interfaces import PolicyMaker, TakesOptions, Task
 from tba.presets import PRESETS, preset
+from tba.runtime.loading import load_class
 from tba.tasks import gsm8k, math, quickstart, redteam, tldr, verifiers
-from tba.tasks.fields import look_here
 from tba.tasks.guard import describe
 
 Rule = Callable[[str, str], bool]  # is this response right, given the answer?
@@ -64,9 +62,9 @@ def find_task(name: str) -> TaskMaker:
     if name in OURS:
         return OURS[name]
     if found := entry_points(group=GROUP, name=name):
-        return _loaded(name, next(iter(found)).load)
+        return cast(TaskMaker, load_class("task.name", name, next(iter(found)).load))
     if "/" not in name and not name.endswith(".py") and ("." in name or ":" in name):
-        return _loaded(name, lambda: _at(name))
+        return cast(TaskMaker, load_class("task.name", name))
     raise ConfigError(
         f"task.name: unknown task {name!r}; known: {', '.join(known_tasks())}; or the path of a class, "
         "such as package.module:Class"
@@ -117,22 +115,3 @@ def _telling(what: str, made: Any) -> Iterator[None]:
         raise
     except Exception as error:
         raise ConfigError(f"task.name: {what}: {describe(error, made)}") from error
-
-
-def _loaded(name: str, load: Callable[[], Any]) -> TaskMaker:
-    look_here()
-    try:
-        made = load()
-    except Exception as error:  # a module runs when it is imported, and may raise anything
-        raise ConfigError(
-            f"task.name: {name!r} cannot be loaded: {type(error).__name__}: {error}; is it installed, or a module in "
-            f"{os.getcwd()}?"
-        ) from error
-    if not callable(made):
-        raise ConfigError(f"task.name: {name!r} is {made!r}, not a class")
-    return cast(TaskMaker, made)
-
-
-def _at(path: str) -> Any:
-    module, _, name = path.replace(":", ".").rpartition(".")
-    return getattr(import_module(module), name)

@@ -27,7 +27,7 @@ from pydantic import Field, JsonValue
 from tba.config import Config, EvaluationConfig, SearchConfig, TaskConfig, TrainingConfig, parse_options, settings
 from tba.errors import ConfigError, DataError, RunFailed
 from tba.models import chat_template
-from tba.tasks.fields import look_here
+from tba.runtime.loading import search_working_folder
 from tba.tasks.verifiers_client import Again, Asked
 from tba.types import Prompt, Response, Reward
 
@@ -281,7 +281,7 @@ def _check_installed() -> None:
 
 
 def _check_module(environment: str) -> None:
-    look_here()
+    search_working_folder()
     module = environment.replace("-", "_").split("/")[-1]  # as the library has it
     try:
         found = find_spec(module)

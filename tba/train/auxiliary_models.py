@@ -74,13 +74,12 @@ class LogZ(nn.Module):
 
 def make_companion(config: Config, policy: PreTrainedModel) -> Trained[ValueModel | LogZ] | None:
     """What the objective has trained beside this policy, if anything."""
-    objective, training = config.objective, config.training
-    if objective.name == "ppo":
-        rate = objective.value_learning_rate or training.learning_rate
-        return Trained(ValueModel(policy), training, learning_rate=rate, name="value")
-    if objective.log_z == "learned":
-        return Trained(LogZ(policy), training, learning_rate=objective.log_z_learning_rate, name="log_z")
-    return None
+    auxiliary, training = config.objective.auxiliary, config.training
+    if auxiliary is None:
+        return None
+    model = {"value": ValueModel, "log_z": LogZ}[auxiliary.kind](policy)
+    rate = auxiliary.learning_rate or training.learning_rate
+    return Trained(model, training, learning_rate=rate, name=auxiliary.kind)
 
 
 def _backbone(policy: PreTrainedModel) -> Any:

@@ -20,7 +20,7 @@ from tba.distributed.ranks import ALONE, Ranks, at_rest
 from tba.fetched import Fetched
 from tba.models.policy import AdapterSnapshot, Policy, Snapshot
 from tba.models.pretrained import computing
-from tba.objectives import Estimates, Groups, Loss, joined, make_estimator, make_objective
+from tba.objectives import Estimates, Groups, Loss, joined
 from tba.train.auxiliary_models import LogZ, ValueModel, make_companion
 from tba.train.micro_batches import MicroBatch, Piece, Reader, Reading, micro_batches, read, side_by_side
 from tba.train.moving_reference import MovingReference
@@ -43,8 +43,7 @@ class Learned:
 class Learner:
     def __init__(self, config: Config, policy: Policy, ranks: Ranks = ALONE):
         self.config, self.policy, self.ranks = config, policy, ranks
-        self.objective = make_objective(config.objective, max_tokens=config.search.max_response_tokens)
-        self.estimator = make_estimator(config.objective)
+        self.objective = config.objective
         self.reference: MovingReference | None = None  # until it moves, what is stored of it serves
         self.trained = Trained(policy.model, config.training, learning_rate=config.training.learning_rate)
         self.companion = make_companion(config, policy.model)
@@ -87,23 +86,23 @@ class Learner:
             fetched,
             responses_per_prompt=self.config.training.responses_per_prompt,
             pad_id=self.policy.pad_id,
-            include_eos=self.config.objective.include_eos,
-            by_token=self.config.objective.needs_tokens,
-            by_step=self.config.objective.needs_values,
+            include_eos=self.objective.include_eos,
+            by_token=self.objective.needs_tokens,
+            by_step=self.objective.needs_values,
             device=self.policy.device,
         )
 
     def learn(self, step: int, batch: Batch) -> Learned:
         """One update, of the policy and of what is trained beside it, on the mean of the groups' losses."""
         training = self.config.training
-        beta, factor = beta_at(step, self.config.objective), learning_rate_factor(step, training)
-        batch = replace(batch, reference_power=reference_power_at(step, self.config.objective))
+        beta, factor = beta_at(step, self.objective), learning_rate_factor(step, training)
+        batch = replace(batch, reference_power=reference_power_at(step, self.objective))
         self._reset_reference(step)
         outcomes, metrics = self._differentiate(batch, beta)
         norms = [it.grad_norm() for it in self._all_trained()]
         metrics |= {it.norm_name: float(norm) for it, norm in zip(self._all_trained(), norms, strict=True)}
         metrics |= {"lr": learning_rate_at(step, training), "beta": beta}
-        if self.config.objective.tempers:
+        if self.objective.tempers:
             metrics["reference_power"] = batch.reference_power
         if not all(map(math.isfinite, (metrics["loss"], *map(float, norms)))):
             found = " and ".join(str(float(norm)) for norm in norms)
@@ -113,7 +112,7 @@ class Learner:
             )
         for it, norm in zip(self._all_trained(), norms, strict=True):
             metrics |= it.update(norm, factor=factor)
-        if self.reference and (decay := self.config.objective.reference_decay):
+        if self.reference and (decay := self.objective.reference_decay):
             self.reference.follow(self.policy.model, decay=decay)
         return Learned(outcomes=outcomes, metrics=metrics)
 
@@ -143,7 +142,8 @@ class Learner:
             groups = self._groups(part.batch, reading.found, whole=batch)
             if estimates:
                 groups = estimates.of(part.first_slot, groups)
-            loss, weight = self.objective(groups, beta=beta), part.batch.groups / batch.groups if n < counted else 0.0
+            loss = self.objective.loss(groups, beta=beta)
+            weight = part.batch.groups / batch.groups if n < counted else 0.0
             reading.backward(loss.value * weight)
             if n < counted:
                 outcomes += _outcomes(share.slots[part.first_slot :], groups, loss)
@@ -156,16 +156,17 @@ class Learner:
         self, parts: Sequence[MicroBatch], batch: Batch, beta: float
     ) -> tuple[Sequence[Mapping[str, Tensor] | None], Estimates | None]:
         """A first pass over the whole batch, where the objective asks for one: what it read, and made of that."""
-        if self.estimator is None:
+        if not self.objective.needs_whole_batch:
             return [None] * len(parts), None
         known = [read(self._readers(), part) for part in parts]
         whole = joined([self._groups(part.batch, found, whole=batch) for part, found in zip(parts, known, strict=True)])
-        return known, self.estimator(whole, beta=beta)
+        return known, self.objective.estimates(whole, beta=beta)
 
     def _groups(self, part: Batch, found: Mapping[str, Tensor], *, whole: Batch) -> Groups:
         """A part of the batch, given what readers found in it."""
         spread = {name: _spread(it, part) for name, it in found.items()}
-        groups = as_groups(spread.pop("logp"), part, whole=whole)
+        longest = self.config.search.max_response_tokens
+        groups = as_groups(spread.pop("logp"), part, whole=whole, max_tokens=longest)
         if "value" in spread:
             value_PKT = spread["value"].unflatten(0, (-1, part.responses_per_prompt))
             return replace(groups, value_PKT=value_PKT)
@@ -201,7 +202,7 @@ class Learner:
 
     def _reset_reference(self, step: int) -> None:
         """Before a step: the reference becomes the policy as it is. One that follows begins so, too."""
-        objective = self.config.objective
+        objective = self.objective
         follows = objective.reference_decay > 0
         due = objective.reference_reset > 0 and step > 1 and (step - 1) % objective.reference_reset == 0
         if self.reference is None and (follows or due):
@@ -234,7 +235,7 @@ def _spread(found_R: Tensor, part: Batch) -> Tensor:
     return found_R.new_zeros(part.tokens_BT.shape).masked_scatter(part.response_mask_BT, found_R)
 
 
-def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch) -> Groups:
+def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch, max_tokens: int | None = None) -> Groups:
     """Rows under the policy as groups of K, with what an objective asks of the batch that they are a part of."""
 
     def grouped(rows: Tensor) -> Tensor:
@@ -252,6 +253,7 @@ def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch) -> Groups:
         length_PK=grouped(torch.tensor(part.lengths, device=logp_BT.device)),
         batch_reward=float(whole.reward_B.mean()),
         batch_tokens=float(whole.response_mask_BT.sum()) / len(whole.lengths),
+        max_tokens=max_tokens,
         reference_power=part.reference_power,
     )
 

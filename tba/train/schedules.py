@@ -3,10 +3,11 @@ Pure functions; steps count from 1."""
 
 import math
 
-from tba.config import ObjectiveConfig, TrainingConfig
+from tba.config import TrainingConfig
+from tba.objectives.objective import Objective, line
 
 
-def beta_at(step: int, objective: ObjectiveConfig) -> float:
+def beta_at(step: int, objective: Objective) -> float:
     """A line from `beta_start` at step 1 towards `beta_end` at step `beta_target` + 1, cut short at `beta_stop`.
 
     From step `beta_stop` on it is `beta_end`: a jump where that comes before the line has arrived. Where the whole
@@ -16,22 +17,14 @@ def beta_at(step: int, objective: ObjectiveConfig) -> float:
     if step >= objective.beta_stop:
         beta = objective.beta_end
     else:
-        beta = _line(objective.beta_start, objective.beta_end, (step - 1) / objective.beta_target)
-    return beta * target_temperature_at(step, objective)
+        beta = line(objective.beta_start, objective.beta_end, (step - 1) / objective.beta_target)
+    return beta * objective.target_temperature_at(step)
 
 
-def reference_power_at(step: int, objective: ObjectiveConfig) -> float:
+def reference_power_at(step: int, objective: Objective) -> float:
     """How much log pi_ref counts in the target: 1 / (gamma T)."""
     _check(step)
-    done = min(1.0, (step - 1) / objective.reference_temperature_steps)
-    gamma = _line(1.0, objective.reference_temperature_end, done)
-    return 1 / (gamma * target_temperature_at(step, objective))
-
-
-def target_temperature_at(step: int, objective: ObjectiveConfig) -> float:
-    """A line from `target_temperature_start` at step 1 to 1 at step `target_temperature_steps` + 1."""
-    _check(step)
-    return _line(objective.target_temperature_start, 1.0, min(1.0, (step - 1) / objective.target_temperature_steps))
+    return 1 / (objective.reference_temperature_at(step) * objective.target_temperature_at(step))
 
 
 def learning_rate_at(step: int, training: TrainingConfig) -> float:
@@ -55,10 +48,6 @@ def learning_rate_factor(step: int, training: TrainingConfig) -> float:
     if step < warmup + stable + decay:
         return 0.5 * (1 + math.cos(math.pi * (step - warmup - stable) / decay))
     return 0.0
-
-
-def _line(start: float, end: float, done: float) -> float:
-    return start * (1 - done) + end * done
 
 
 def _check(step: int) -> None:

@@ -3,8 +3,11 @@ from functools import reduce
 
 import pytest
 
-from tba.config import Config, parse
+from tba.config import Config, CustomEngine, TransformersEngine, VLLMEngine, parse, parse_known
 from tba.errors import ConfigError
+from tba.objectives import OBJECTIVES
+from tba.objectives.grpo import GRPO, DrGRPO
+from tba.objectives.rloo import RLOO
 from tba.presets import PRESETS, preset
 
 
@@ -138,7 +141,7 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"sync.lag": -1}, "sync.lag"),
         (
             {"engine.name": "transformers", "engine.compile": False},
-            "engine.compile does not apply where engine.name is 'transformers', got False",
+            "engine.compile does not apply to 'transformers', got False",
         ),
         (
             {"sync.lag": 0, "search.prompts_per_round": 128, "engine.in_flight": "update"},
@@ -180,6 +183,10 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ),
         (
             {"objective.clip_low": 0.1},
+            "objective.clip_low does not apply to 'trajectory-balance', got 0.1",
+        ),
+        (
+            {"objective.name": "rloo", "objective.clip_low": 0.1},
             "objective.clip_low does not apply where objective.correction is 'none', got 0.1",
         ),
         (
@@ -235,7 +242,7 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"search.value_steps": 5}, "search.value_steps does not apply where search.value_samples is 0, got 5"),
         (
             {"objective.name": "vine-ppo", "search.value_samples": 9, "objective.penalty": "reward"},
-            "objective.penalty must be 'loss' or 'none' for 'vine-ppo'",
+            "objective.penalty: input should be 'none' or 'loss', got 'reward'",
         ),
         ({"objective.gae_decay": 0.5, "objective.name": "vine-ppo"}, "objective.gae_decay does not apply"),
         ({"objective.name": "ppo", "objective.log_z": "learned"}, "objective.log_z does not apply to 'ppo'"),
@@ -243,7 +250,7 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"objective.name": "ppo", "objective.discount": -0.1}, "objective.discount"),
         ({"objective.name": "ppo", "objective.value_share": 0}, "objective.value_share"),
         ({"objective.name": "ppo", "objective.value_learning_rate": 2}, "objective.value_learning_rate"),
-        ({"objective.gae_decay": 1}, "objective.gae_decay does not apply to 'trajectory-balance', got 1.0"),
+        ({"objective.gae_decay": 1}, "objective.gae_decay does not apply to 'trajectory-balance', got 1"),
         ({"objective.log_z": "learned", "objective.log_z_learning_rate": 0}, "objective.log_z_learning_rate"),
         (
             {"objective.log_z_learning_rate": 0.1},
@@ -356,3 +363,73 @@ def test_a_micro_batch_is_of_eight_groups_at_most_unless_it_is_said_otherwise():
     assert unset.replace({"training.prompts_per_step": 3, "search.initial_fill": 24}).training.most_groups == 3
     assert unset.replace({"training.groups_per_micro_batch": 2}).training.most_groups == 2
     assert unset.replace({"training.tokens_per_micro_batch": 9}).training.most_groups is None
+
+
+# --- sections whose settings depend on a name -------------------------------------------------------------------------
+
+OLD_OBJECTIVE = {
+    "name": "trajectory-balance", "beta_start": 0.05, "beta_end": 0.05, "beta_target": 1, "beta_stop": 1,
+    "target_temperature_start": 1.0, "target_temperature_steps": 1, "reference_temperature_end": 1.0,
+    "reference_temperature_steps": 1, "include_eos": True, "reference_reset": 0, "reset_optimizer": False,
+    "reference_decay": 0.0, "log_z": "group", "log_z_learning_rate": 0.001, "correction": "own",
+    "correction_level": "own", "clip_low": 0.2, "clip_high": 0.2, "ratio_cap": 8.0, "prox_share": 0.5,
+    "normaliser": "own", "penalty": "own", "centre": "policy", "anchor": "own", "value_beta": 0.0, "discount": 1.0,
+    "gae_decay": 0.95, "value_share": 0.1, "value_learning_rate": 0.0,
+}  # fmt: skip
+"""The section `objective` as runs stored it when one class held the settings of all objectives."""
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_objective_of_an_older_run_is_read_with_the_values_that_it_ran_with(name: str):
+    older = {**Config().to_dict(), "objective": {**OLD_OBJECTIVE, "name": name}}
+    values = {"vine-ppo": {"search": {**older["search"], "value_samples": 4}}}.get(name, {})
+    assert parse({**older, **values}).objective == OBJECTIVES[name]()
+    assert parse_known({**older, **values}).objective == OBJECTIVES[name]()
+
+
+def test_what_an_older_run_had_chosen_stays():
+    chosen = {"name": "dr-grpo", "correction": "truncate", "ratio_cap": 2.0, "penalty": "loss", "beta_start": 0.1,
+              "beta_end": 0.1}  # fmt: skip
+    objective = parse({"objective": {**OLD_OBJECTIVE, **chosen}}).objective
+    assert objective == DrGRPO(correction="truncate", ratio_cap=2.0, penalty="loss", beta_start=0.1, beta_end=0.1)
+    with pytest.raises(ConfigError, match=r"objective\.ratio_cap does not apply to 'kimi', got 2\.0"):
+        parse({"objective": {**OLD_OBJECTIVE, **chosen, "name": "kimi"}})
+
+
+def test_the_engine_of_an_older_run_is_read():
+    older = {"name": "transformers", "memory_fraction": None, "cache_gigabytes": None, "tensor_parallel": 1,
+             "in_flight": "update", "compile": True}  # fmt: skip
+    assert parse({"engine": older}).engine == TransformersEngine(in_flight="update")
+    assert parse({"engine": {**older, "name": "vllm"}}).engine == VLLMEngine(name="vllm", in_flight="update")
+    with pytest.raises(ConfigError, match=r"engine\.tensor_parallel does not apply to 'transformers', got 2"):
+        parse({"engine": {**older, "tensor_parallel": 2}})
+
+
+def test_another_objective_keeps_what_was_chosen_and_brings_its_own_defaults():
+    rloo = preset("quickstart").replace({"objective.name": "rloo", "objective.reference_reset": 9})
+    assert rloo.objective == RLOO(reference_reset=9)
+    grpo = rloo.replace({"objective.name": "grpo"})
+    assert grpo.objective == GRPO(reference_reset=9), "a penalty that RLOO had by default is GRPO's own again"
+    loss = rloo.replace({"objective.penalty": "none"}).replace({"objective.name": "grpo"})
+    assert loss.objective == GRPO(reference_reset=9, penalty="none")
+    both = grpo.replace({"objective": {"name": "rloo", "correction": "cap"}})
+    assert both.objective == RLOO(reference_reset=9, correction="cap")
+    assert both.replace({"objective.name": "rloo"}) == both
+    capped = preset("math").replace({"objective.ratio_cap": 3})
+    with pytest.raises(ConfigError, match=r"objective\.ratio_cap does not apply to 'online-dpo', got 3"):
+        capped.replace({"objective.name": "online-dpo"})
+
+
+def test_an_engine_of_ones_own_is_named_by_its_path_and_has_options():
+    changes = {"engine.name": "package.module:Class", "engine.options": {"url": "http://localhost"}}
+    config = preset("quickstart").replace(changes)
+    assert config.engine == CustomEngine(name="package.module:Class", options={"url": "http://localhost"})
+    assert parse(json.loads(json.dumps(config.to_dict()))) == config
+    with pytest.raises(ConfigError, match=r"engine\.name: .*'package:a:b'"):
+        preset("quickstart").replace({"engine.name": "package:a:b"})
+
+
+@pytest.mark.parametrize("section", ["objective", "engine"])
+def test_a_section_that_is_none_is_refused(section: str):
+    with pytest.raises(ConfigError, match=f"{section}: must be a section of settings, got 3"):
+        parse({section: 3})

@@ -1,11 +1,11 @@
-"""Checks everything that a run has stored: what is damaged, missing, doubled or contradicts itself.
+"""Checks everything that a run has stored. Finds what is damaged, missing, stored twice, or contradicts other objects.
 
-A check reads the store itself, never a copy of it, and changes nothing. A run may be live: what is merely under way
-(shards that wait for the next record, a ledger that is being written, uploads without a manifest) is noted and not held
-against it.
+A check reads the store itself, never a copy of it, and changes nothing. The run may be live: work in progress (shards
+that wait for the next record, a ledger that is being written, uploads without a manifest) is noted but is not a
+problem.
 
-Each module checks one kind of thing. `check` runs them in an order in which each is given what it needs from those
-before it.
+Each module checks one kind of object. `check` runs them in such an order that each gets what it needs from the earlier
+ones.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,8 @@ __all__ = ["Findings", "Problem", "check"]
 
 
 def check(run: Run, *, progress: Progress | None = None) -> Findings:
-    """Look at everything a run has stored. `progress` is told how many of how many objects have been looked at."""
+    """Check everything that a run has stored. `progress` is called with the number of objects checked so far and the
+    number of all objects."""
     context = CheckContext.of(run, progress or (lambda done, total: None))
     attempts, spans = check_attempts(context)
     sync_records = check_sync_records(context)
@@ -54,8 +55,8 @@ def check(run: Run, *, progress: Progress | None = None) -> Findings:
 
 
 def _newest_sync(run: Run, spans: Sequence[Span], checkpoints: Iterable[Version], versions: Iterable[Version]) -> int:
-    """Return the newest sync of the chain whose ledger must be stored, since a checkpoint or a version comes after it.
-    In synchronous runs, where searchers are waited for, a version comes before the ledger of its sync."""
+    """Return the newest sync of the chain whose ledger must be stored, because a checkpoint or a version is stored
+    after it. In synchronous runs (`sync.lag` is 0), a version is stored before the ledger of its sync."""
     ahead = int(run.config.get("sync", {}).get("lag") == 0)
     reached = [
         *(name.number for name in checkpoints if stands(spans, name)),
@@ -65,11 +66,11 @@ def _newest_sync(run: Run, spans: Sequence[Span], checkpoints: Iterable[Version]
 
 
 def _report_across_objects(context: CheckContext) -> None:
-    """Report what shows only once all objects have been read, and note records without a digest."""
+    """Report problems that appear only when all objects have been read, and note records without a digest."""
     findings, records = context.findings, context.records
     for key, problem in context.relations.problems():
         findings.report(key, problem)
     for key, problem in records.problems():
         findings.report_unless_known(key, problem)
     if unverified := records.unverified:
-        findings.note(f"{len(unverified)} records have no digest and are not verified: {unverified[0]} and the like")
+        findings.note(f"{len(unverified)} records have no digest and are not verified, the first is {unverified[0]}")

@@ -1,4 +1,4 @@
-"""Checks the records of attempts: no gap, each whole, each continuing a checkpoint that is known."""
+"""Checks the records of attempts. None may be missing or damaged, and each must continue a checkpoint that is known."""
 
 from collections.abc import Collection, Sequence
 
@@ -13,8 +13,8 @@ from tba.types import Version
 
 
 def check_attempts(context: CheckContext) -> tuple[list[Attempt], list[Span]]:
-    """Return the attempts whose records can be read, and the chain of the newest attempt. The chain is empty if a
-    record that it needs cannot be read: then every object of the ledger is checked by itself alone."""
+    """Return the attempts whose records can be read, and the chain of the newest attempt. If a record that the chain
+    needs cannot be read, the chain is empty, and each object of the ledger is checked only by itself."""
     findings, listed = context.findings, context.listed[layout.ATTEMPTS]
     attempts: list[Attempt] = []
     for key in listed:
@@ -30,13 +30,13 @@ def check_attempts(context: CheckContext) -> tuple[list[Attempt], list[Span]]:
     try:
         with records.reading(layout.ATTEMPTS):
             return attempts, chain(context.run)
-    except (Missing, Damaged):  # it is reported above
+    except (Missing, Damaged):  # already reported above
         return attempts, []
 
 
 def check_continued(context: CheckContext, attempts: Sequence[Attempt], checkpoints: Collection[Version]) -> None:
-    """Check that each attempt continues one of these checkpoints, which are stored or given up. What a fork inherits is
-    its parent's to check."""
+    """Check that each attempt continues one of these checkpoints, which are stored or given up. Attempts that a fork
+    inherits are checked with its parent."""
     inherited = context.run.parent.attempts if context.run.parent else 0
     for attempt in attempts:
         if attempt.number > inherited and attempt.continues and attempt.continues not in checkpoints:

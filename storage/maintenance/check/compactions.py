@@ -20,31 +20,32 @@ Admitted = Mapping[str, tuple[Shard, SyncRecord]]
 
 
 def read_compactions(context: CheckContext) -> list[Compaction]:
-    """Return what the records of compactions say, as far as they can be read."""
-    found: list[Compaction] = []
+    """Return the compactions whose records can be read."""
+    compactions: list[Compaction] = []
     for key in filter(is_record, context.listed[layout.COMPACTIONS]):
         with context.findings.looking_at(key):
             try:
-                found.append(decode(context.records.read(key), key))
+                compactions.append(decode(context.records.read(key), key))
             except Missing:
-                context.findings.note(f"{key} has just been taken the place of")
-    if found:
-        context.findings.count("compactions", len(found))
-    return found
+                context.findings.note(f"{key} has just been replaced by another compaction")
+    if compactions:
+        context.findings.count("compactions", len(compactions))
+    return compactions
 
 
 class CompactedRows:
-    """Reads and verifies the rows of shards that lie in compactions. A shard may be compacted again while it is looked
-    for: then its rows are read where they lie by then."""
+    """Reads and verifies the rows of shards that lie in compactions. If a shard is compacted again meanwhile, its rows
+    are read from the new place."""
 
     def __init__(self, context: CheckContext, payloads: Sequence[RetentionRecord]):
         self._context, self._run = context, context.run
-        self._payloads = payloads  # the records that give up payloads, as far as they were read
+        self._payloads = payloads  # the records that give up payloads, as known so far
         self._compactions = Compactions(context.run)
-        self._opened: tuple[Compaction, pq.ParquetFile] | None = None  # the last, whose shards are asked for in turn
+        self._opened: tuple[Compaction, pq.ParquetFile] | None = None  # the last one, as its shards are read in turn
 
     def read(self, place: Place, record: SyncRecord) -> pa.Table:
-        """Return the rows of a shard that `record` admits; Missing or Damaged unless they are what was admitted."""
+        """Return the rows of a shard that `record` admits. Raise Missing or Damaged if they are not what was
+        admitted."""
         try:
             file = self.open_object(place.compaction)
         except Missing:
@@ -56,14 +57,14 @@ class CompactedRows:
         return with_later(table)
 
     def place_now(self, shard: Shard, gone: Place | None) -> Place | None:
-        """Return where a shard lies that is not where it was: it is compacted, perhaps again, while it is looked for.
-        None if it lies nowhere else than in `gone`."""
+        """Return the new place of a shard that has just been compacted, perhaps again, so that it no longer is in the
+        place `gone`. Return None if there is no new place."""
         known = self._compactions.place(shard)
         now = self._compactions.place_now(shard, known) if known in (None, gone) else known
         return None if now == gone else now
 
     def has_taken_in(self, key: str) -> bool:
-        """True if a shard of this key lies in a compaction by now."""
+        """True if a shard of this key now lies in a compaction."""
         self._compactions.look()
         return key in self._compactions.shards()
 
@@ -76,38 +77,38 @@ class CompactedRows:
     def _open(self, compaction: Compaction) -> pq.ParquetFile:
         data = self._run.store.read(compaction.object)
         if hashlib.sha256(data).hexdigest() != compaction.sha256 or len(data) != compaction.bytes:
-            raise Damaged(f"{compaction.object} has not the content that its record promises (sha256 differs)")
+            raise Damaged(f"{compaction.object} does not have the content that its record promises (sha256 differs)")
         file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
         if (file.metadata.metadata or {}).get(b"run") != self._run.writer_of(compaction.object).encode():
-            raise Damaged(f"{compaction.object} is another run's")
+            raise Damaged(f"{compaction.object} belongs to another run")
         if file.num_row_groups != compaction.parts[-1].end_group:
             wanted = compaction.parts[-1].end_group
-            raise Damaged(f"{compaction.object} has {file.num_row_groups} row groups, its record says {wanted}")
+            raise Damaged(f"{compaction.object} has {file.num_row_groups} row groups, but its record says {wanted}")
         return file
 
     def _check_rows(self, table: pa.Table, part: Part, record: SyncRecord) -> None:
         key = part.shard.key
         if len(table) != part.shard.rows:
-            raise Damaged(f"{key} has {len(table)} rows in it, its record says {part.shard.rows}")
+            raise Damaged(f"{key} has {len(table)} rows in it, but its record says {part.shard.rows}")
         facts = {"seq": part.shard.seq, "sync": part.sync, "step": part.step}
         if odd := [name for name, value in facts.items() if set(table[name].to_pylist()) != {value}]:
-            raise Damaged(f"{key}: column {odd[0]!r} is not {facts[odd[0]]} throughout")
+            raise Damaged(f"{key}: column {odd[0]!r} is not {facts[odd[0]]} in every row")
         check_compacted(with_later(table), key, given_up=part.given_up)
         if part.given_up and not self._context.is_inherited(key):
             if (part.sync, part.step) != (record.sync, record.step):
                 raise Damaged(f"{key} was admitted by record {record.sync}, not {part.sync}")
             if not self._gives_up(part):
-                raise Damaged(f"{key}: {part.given_up} rows lack their tokens, which no retention record gives up")
+                raise Damaged(f"{key}: {part.given_up} rows lack their tokens, but no retention record gives these up")
 
     def _gives_up(self, part: Part) -> bool:
-        """True if a retention record gives up the payloads of a shard, be it a record that was written meanwhile."""
+        """True if a retention record gives up the payloads of a shard. Also look at records written meanwhile."""
         if not _is_given_up(part.sync, self._payloads):
             self._payloads = given_up_payloads(self._run)
         return _is_given_up(part.sync, self._payloads)
 
 
 class CompactionCheck:
-    """Checks compactions against the shards that records admit, and hands the rows in them to the relations."""
+    """Checks compactions against the shards that records admit, and adds their rows to the relations."""
 
     def __init__(
         self, context: CheckContext, rows: CompactedRows, compactions: Sequence[Compaction], admitted: Admitted
@@ -135,19 +136,19 @@ class CompactionCheck:
                 self._check_admitted(compaction)
 
     def note_leftovers(self) -> None:
-        """Note what a compaction that was killed, or is at work, has left. The next compaction removes it."""
+        """Note the objects that a killed or running compaction has left. The next compaction removes them."""
         listed = self._context.listed[layout.TRAJECTORIES]
         doubled = [shard.key for shard, _ in self._admitted.values() if self.holds(shard) and shard.key in listed]
         if doubled := [key for key in doubled if not self._context.is_inherited(key)]:
             self._findings.note(
-                f"{len(doubled)} shards lie in a compaction and are not removed yet: {doubled[0]} and the like"
+                f"{len(doubled)} shards lie in a compaction and are not removed yet, the first is {doubled[0]}"
             )
         counting = {place.compaction.object for place in self._places.values()}
         objects = {key for key in self._listed if not is_record(key)}
         objects.update(compaction.object for compaction in self._compactions)
         for key in sorted(objects - counting):
             if not self._context.is_inherited(key):
-                self._findings.note(f"{key} is unfinished, or another has taken its place")
+                self._findings.note(f"{key} is unfinished, or another compaction has replaced it")
 
     def _parts(self, compaction: Compaction) -> list[tuple[Part, SyncRecord]]:
         """Return the parts of a compaction whose shards are admitted, each with the record that admits its shard."""
@@ -155,7 +156,7 @@ class CompactionCheck:
         return [(part, self._admitted[part.shard.key][1]) for part in parts]
 
     def _counts(self, compaction: Compaction, part: Part) -> bool:
-        """True if an admitted shard is to be found here, and not in a compaction of higher rank."""
+        """True if an admitted shard is read from this compaction, and not from one of higher rank."""
         place = self._places.get((part.shard.key, part.shard.sha256))
         return self._is_admitted(part) and place == (compaction, part)
 
@@ -164,7 +165,7 @@ class CompactionCheck:
         return part.shard.key in self._admitted and self._admitted[part.shard.key][0] == part.shard
 
     def _check_lost(self, compaction: Compaction) -> None:
-        """Report an object that is gone, if it holds shards that lie nowhere else."""
+        """Report a missing object if it held shards that lie nowhere else."""
         lost = [
             part.shard
             for part, _ in self._parts(compaction)
@@ -173,12 +174,14 @@ class CompactionCheck:
             and self._rows.place_now(part.shard, Place(compaction, part)) is None
         ]
         if lost:
-            self._findings.report(compaction.object, f"is missing, and holds {lost[0].key} and the like")
+            self._findings.report(compaction.object, f"is missing, with {len(lost)} shards, the first is {lost[0].key}")
 
     def _check_admitted(self, compaction: Compaction) -> None:
         for part in compaction.parts:
             if not self._is_admitted(part) and not self._has_new_record(part.sync):
-                self._findings.report(compaction.record, f"holds {part.shard.key}, which no record admits as it says")
+                self._findings.report(
+                    compaction.record, f"holds {part.shard.key}, which no sync record admits as described there"
+                )
 
     def _has_new_record(self, sync: int) -> bool:
         """True if the record of this sync was written after the records were listed."""

@@ -1,4 +1,4 @@
-"""What all checkers of one check share: the run, its listing, the readers of its objects, and where findings go."""
+"""What all checkers of one check share: the run, its listing, the readers of its objects, and the findings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ Listing = Mapping[str, Mapping[str, Entry]]
 class CheckContext:
     run: Run
     listed: Listing  # the objects that were there when the check began
-    strangers: Sequence[str]  # keys that were listed too, but are no part of a run
-    reading: ReadAhead  # reads objects that are no records
+    strangers: Sequence[str]  # keys that were listed too, but are not part of a run
+    reading: ReadAhead  # reads objects that are not records
     records: RecordDigests  # reads records
     findings: FindingsLog
     relations: Relations  # the rows that must fit together
@@ -57,18 +57,18 @@ class CheckContext:
         )
 
     def is_inherited(self, key: str) -> bool:
-        """True if an object is the parent's, and so the parent's check answers for it."""
+        """True if an object belongs to the parent, so that the check of the parent covers it."""
         return self.run.owner_of(key) is not self.run
 
 
 def _is_read_whole(entry: Entry) -> bool:
-    """True unless an object is read in another way: the files of versions and checkpoints, and compactions."""
+    """True unless the object is a file of a version or checkpoint, or a compaction, which are read in other ways."""
     is_file = layout.parse_folder(entry.key) and not _is_manifest(entry.key)
     return not is_file and (layout.parse_compaction(entry.key) is None or is_record(entry.key))
 
 
 def _size(listed: Listing) -> int:
-    """Return how many objects there are to look at, where a folder with a manifest is one object."""
+    """Return the number of objects to check. A folder with a manifest counts as one object."""
     return sum(len(list(filter(_is_manifest, found))) or len(found) for found in listed.values())
 
 

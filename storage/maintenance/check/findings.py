@@ -1,4 +1,4 @@
-"""What a check finds: problems, notes, and how many things of each kind were checked."""
+"""The findings of a check: problems, notes, and how many things of each kind were checked."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +22,9 @@ class Findings:
     """What a check looked at and what it found."""
 
     run: str
-    checked: dict[str, int] = field(default_factory=dict)  # how many of each kind
+    checked: dict[str, int] = field(default_factory=dict)  # the number of things of each kind
     problems: list[Problem] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # nothing wrong, but worth knowing
+    notes: list[str] = field(default_factory=list)  # worth knowing, but not wrong
 
     @property
     def ok(self) -> bool:
@@ -32,7 +32,7 @@ class Findings:
 
 
 class FindingsLog:
-    """Collects the findings of all checkers of one run, and tells how far the check has come."""
+    """Collects the findings of all checkers of one run, and reports the progress of the check."""
 
     def __init__(self, run: str, url: str, *, total: int, progress: Progress):
         self.findings = Findings(run)
@@ -43,7 +43,7 @@ class FindingsLog:
         self.findings.problems.append(Problem(key, problem))
 
     def report_unless_known(self, key: str, problem: str) -> None:
-        """Report a problem of an object that has none yet: one problem is enough to look at the object."""
+        """Report a problem of an object unless a problem of the object is reported already."""
         if all(known.key != key for known in self.findings.problems):
             self.report(key, problem)
 
@@ -55,8 +55,8 @@ class FindingsLog:
 
     @contextmanager
     def looking_at(self, key: str) -> Iterator[None]:
-        """Report whatever the block finds wrong with an object, and go on after the block. A store that does not answer
-        is no problem of the object: its error is raised and ends the check."""
+        """Report what the block finds wrong with an object, and continue after the block. If the store does not answer,
+        this is not a problem of the object: the error is raised and ends the check."""
         try:
             with records.reading(key):
                 yield

@@ -1,4 +1,5 @@
-"""Checks the records of a run's forks, which pruning must understand, and of a fork, that its parent has one of it."""
+"""Checks the records of a run's forks, which pruning must understand. For a fork, also checks that its parent has a
+record of it."""
 
 from contextlib import suppress
 
@@ -15,7 +16,7 @@ from tba.types import Version
 def check_forks(context: CheckContext) -> None:
     run, findings, forks = context.run, context.findings, context.listed[layout.FORKS]
     for key in forks:
-        with findings.looking_at(key), suppress(Missing):  # the record of a fork that was given up before it was made
+        with findings.looking_at(key), suppress(Missing):  # removed meanwhile: the fork was abandoned before it existed
             origin = Parent.decode(context.records.decode(key, "fork"), key)
             if origin.run != run.name:
                 findings.report(key, f"says that it leaves run {origin.run!r}")
@@ -31,16 +32,16 @@ def check_forks(context: CheckContext) -> None:
 
 
 def versions_of_parent(run: Run) -> list[Version]:
-    """Return the versions that trajectories of a fork may cite beyond those that it shares with its parent: a fork that
-    replays draws on what the parent recorded later."""
+    """Return all versions of a fork's parent, also those that the fork does not inherit. A fork that replays admits
+    trajectories that the parent recorded later, and these may cite such versions."""
     if run.older is None:
         return []
     return [*manifest_folders.complete(run.older.store, layout.VERSIONS), *given_up(run.older).versions]
 
 
 def _registered_origins(run: Run, parent: Run) -> list[Parent]:
-    """Return where the fork leaves its parent, as the parent's records say. The parent's check answers for records that
-    cannot be read."""
+    """Return where the fork leaves its parent according to the parent's records. Records that cannot be read are
+    skipped, because the check of the parent reports them."""
     found: list[Parent] = []
     for key in (entry.key for entry in parent.own.list(layout.FORKS) if layout.is_part(entry.key)):
         with suppress(Missing, Damaged):

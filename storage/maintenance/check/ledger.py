@@ -1,7 +1,7 @@
 """Checks the ledger: the draws and the steps of each sync, and the record with the digests of both.
 
-The ledger of the chain of attempts has no gap up to the newest sync that the ledger, a version or a checkpoint has
-reached. What other attempts have left is checked too, each object by itself.
+The ledger of the chain of attempts must have no gap up to the newest sync that the ledger, a version or a checkpoint
+has reached. Objects that other attempts have left are checked too, each by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,14 +19,14 @@ from tba.errors import Damaged
 from tba.types import Version
 
 Weights = Mapping[Version, str | None]
-"""The sha256 of the weights of each version, as far as its manifest tells."""
+"""The sha256 of the weights of each version; None if its manifest does not have it."""
 
 
 def check_ledger(
     context: CheckContext, spans: Sequence[Span], sync_records: Sequence[SyncRecord], weights: Weights, *, reached: int
 ) -> None:
-    """`reached` is the newest sync of the chain that a version or a checkpoint has reached. The rows of the chain go to
-    the relations, with the steps that each sync must have."""
+    """Check the ledger. Add the rows of the chain to the relations, with the steps that each sync must have. `reached`
+    is the newest sync of the chain that a version or a checkpoint has reached."""
     findings = context.findings
     draws, steps = _syncs_in(context, layout.DRAWS), _syncs_in(context, layout.STEPS)
     whole = draws & steps
@@ -39,14 +39,14 @@ def check_ledger(
     objects.check(draws=draws | expected | ledger_records.keys(), steps=steps | expected | ledger_records.keys())
     if halves := (steps ^ draws) - expected:
         findings.note(
-            f"syncs of which half the ledger is stored, by a trainer that was killed or is at it: {len(halves)}"
+            f"syncs of which only half the ledger is stored, by a trainer that was killed or is running: {len(halves)}"
         )
     _relate_steps(context, expected, {record.sync: record.step for record in sync_records})
     if abandoned := whole - standing:
-        findings.note(f"syncs in the ledger that a later attempt took again after a crash: {len(abandoned)}")
+        findings.note(f"syncs in the ledger that a later attempt repeated after a crash: {len(abandoned)}")
     newest_record = max((record.sync for record in sync_records), default=0)
     if newest_record > upto:
-        findings.note(f"the steps up to record {newest_record} are not in the ledger yet, those up to {newest} are")
+        findings.note(f"the ledger has the steps up to sync {newest}, not yet those up to record {newest_record}")
 
 
 def _syncs_in(context: CheckContext, folder: str) -> set[Version]:
@@ -54,19 +54,19 @@ def _syncs_in(context: CheckContext, folder: str) -> set[Version]:
 
 
 def _check_records(context: CheckContext, expected: set[Version], *, reached: int) -> dict[Version, LedgerRecord]:
-    """Return the record of each sync's draws and steps. Report records of `expected` syncs that are missing, and note
-    those that older runs never had."""
+    """Return the ledger record of each sync. Report missing records of `expected` syncs, but only note those that an
+    older run never had."""
     findings, listed = context.findings, context.listed[layout.LEDGER]
-    found: dict[Version, LedgerRecord] = {}
+    ledger_records: dict[Version, LedgerRecord] = {}
     for key in listed:
         with findings.looking_at(key):
             record = LedgerRecord.decode(context.records.read(key), key)
             if key != layout.ledger(record.sync, record.attempt):
-                findings.report(key, f"says it is of sync {record.sync} of attempt {record.attempt}")
+                findings.report(key, f"is the record of another ledger: sync {record.sync}, attempt {record.attempt}")
             if before := record.previous:
                 context.records.link(key, layout.ledger(before.sync, before.attempt), before.sha256)
-            found[Version(record.sync, record.attempt)] = record
-    findings.count("ledger records", len(found))
+            ledger_records[Version(record.sync, record.attempt)] = record
+    findings.count("ledger records", len(ledger_records))
     without_digests = 0
     for name in sorted(expected, key=lambda name: name.order):
         key = layout.ledger(*name)
@@ -78,12 +78,12 @@ def _check_records(context: CheckContext, expected: set[Version], *, reached: in
             findings.report(key, "is missing, but a version or a checkpoint has gone past it")
     if without_digests:
         findings.note(f"the ledger of {without_digests} syncs has no digests and is not verified")
-    return found
+    return ledger_records
 
 
 class _LedgerObjects:
-    """Checks objects of draws and of steps against their records, and hands the rows of `expected` syncs to the
-    relations, which check how they fit together."""
+    """Checks objects of draws and of steps against their records. Adds the rows of `expected` syncs to the relations,
+    which check how they fit together."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class _LedgerObjects:
         self._records, self._weights = ledger_records, weights
 
     def check(self, *, draws: set[Version], steps: set[Version]) -> None:
-        """Check the draws and the steps of these syncs. An object that is not there is reported as missing."""
+        """Check the draws and the steps of these syncs. Report objects that are missing."""
         findings, relations = self._context.findings, self._context.relations
         for name in sorted(draws | steps, key=lambda name: name.order):
             if name in draws:
@@ -128,21 +128,21 @@ class _LedgerObjects:
         _check_column(table, "attempt", name.attempt)
         digest = self._weights.get(name)
         if digest and {*table["weights_sha256"].drop_null().to_pylist()} - {digest}:
-            self._context.findings.report(layout.version(name), f"says that its weights are others than {key} says")
+            self._context.findings.report(layout.version(name), f"has another digest of its weights than {key}")
         self._context.findings.count("ledger objects")
         if name in self._expected:
             self._context.relations.add_steps(table, key=key, sync=name.number)
 
 
 def _check_column(table: pa.Table, column: str, value: int) -> None:
-    """Damaged unless the rows say what the name of their object says."""
+    """Raise Damaged if a row has another value than the name of the object."""
     if set(table[column].to_pylist()) - {value}:
         raise Damaged(f"has rows of another {column} than its name says")
 
 
 def _relate_steps(context: CheckContext, expected: set[Version], step_of: Mapping[int, int]) -> None:
-    """Tell the relations which steps each sync of the chain must have: those after the step that the record of the sync
-    before follows, up to the step that its own record follows."""
+    """Add to the relations which steps each sync of the chain must have. They begin after the step that the previous
+    sync record follows, and end with the step that its own sync record follows."""
     for name in sorted(expected):
         key = layout.sync(name.number)
         if key not in context.listed[layout.SYNCS]:

@@ -1,16 +1,17 @@
-"""Notes what is no part of a run: objects that somebody else has stored, and writes that were never finished."""
+"""Notes what is not part of a run: objects that somebody else has stored, and unfinished writes."""
 
 from storage import layout
 from storage.maintenance.check.context import CheckContext
 
-_SHOWN = 20  # names that do not belong to a run; the rest is counted
+_SHOWN = 20  # number of such objects that are named; the others are only counted
 
 
 def check_other_objects(context: CheckContext) -> None:
-    """Note such names, which nobody reads. Report names of the run at which something else than a file lies."""
+    """Note objects that are not part of a run, which nothing reads. Report names of the run at which something lies
+    that is not a file."""
     store, findings = context.run.store, context.findings
     if left := store.unfinished():
-        findings.note(f"{len(left)} writes are under way or were never finished: of {left[0]} and the like")
+        findings.note(f"{len(left)} writes are under way or were never finished, the first is of {left[0]}")
     strangers = list(context.strangers)
     for key in store.irregular():
         if layout.is_part(key):

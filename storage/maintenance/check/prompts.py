@@ -10,8 +10,8 @@ from storage.objects.digests import Digest
 
 
 def check_prompts(context: CheckContext) -> None:
-    """Check that the prompts of all trajectories and of all evaluations are stored, and are what was stored. The
-    prompts of the training split go to the relations."""
+    """Check that the prompts of all trajectories and evaluations are stored and undamaged. Add the prompts of the
+    training split to the relations."""
     listed = context.listed[layout.PROMPTS]
     for prefix, split in ((layout.TRAJECTORIES, "train"), (layout.EVALUATIONS, "test")):
         key = layout.prompts(split)
@@ -35,7 +35,7 @@ def _check_records(context: CheckContext) -> dict[str, Digest]:
                 record = context.records.decode(key, "split", "bytes", "sha256")
                 split = record["split"]
                 if key != layout.prompts_record(split):
-                    findings.report(key, f"says it is of split {split!r}")
+                    findings.report(key, f"is the record of another split, {split!r}")
                 if layout.prompts(split) not in listed:
                     findings.report_unless_known(layout.prompts(split), f"is missing, but {key} names it")
                 digests[split] = Digest.decode(record)
@@ -43,12 +43,12 @@ def _check_records(context: CheckContext) -> dict[str, Digest]:
 
 
 def _check_every_record_is_there(context: CheckContext, lacking: Mapping[str, str]) -> None:
-    """Say of each of these objects, given with its split, that its record is missing. Older runs have no such records,
-    and a run that has not begun may be about to write them."""
+    """Report the missing record of each of these objects; `lacking` has the split of each. Only note it in older runs,
+    which have no such records, and in a run without syncs, which may be about to write them."""
     for key, split in lacking.items():
         record_key = layout.prompts_record(split)
         if record_key in context.listed[layout.PROMPTS]:
-            continue  # its record is there and cannot be read, which has been reported
+            continue  # its record exists but cannot be read, which is already reported
         if context.run.owner_of(key).digests and context.listed[layout.SYNCS]:
             context.findings.report(record_key, "is missing")
         else:
@@ -61,7 +61,7 @@ def _check_split(context: CheckContext, key: str, digest: Digest | None) -> None
         digest.verify(data, key)
     prompts = parquet.decode(data, key, PROMPTS_SCHEMA)
     if doubled := len(prompts) - len(set(prompts["prompt_id"].to_pylist())):
-        context.findings.report(key, f"has {doubled} prompt ids twice")
+        context.findings.report(key, f"has {doubled} rows with a prompt_id that occurs before")
     if key == layout.prompts("train"):
         context.relations.add_prompts(prompts, key=key)
     context.findings.count("prompts", len(prompts))

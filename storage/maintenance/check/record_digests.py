@@ -1,4 +1,5 @@
-"""Checks the digests of records: whether each record has one, and whether it is the record that the next one names."""
+"""Checks the digests of records: whether each record has a digest, and whether it is the record that the next record
+names."""
 
 from collections.abc import Iterator
 from hashlib import sha256
@@ -18,7 +19,7 @@ class RecordDigests:
         self.unverified: list[str] = []  # keys of records that older versions wrote, without a digest
         self._lacking: list[str] = []  # keys of records without a digest, in runs whose records all have one
         self._sha256: dict[str, str] = {}
-        self._links: list[tuple[str, str, str]] = []  # a record, the record it names, and the sha256 it names it by
+        self._links: list[tuple[str, str, str]] = []  # a record, the record that it names, and the sha256 it states
 
     def read(self, key: str) -> bytes:
         data = self._reading.read(key)
@@ -33,20 +34,21 @@ class RecordDigests:
         return records.decode(self.read(key), f"{self.run.url}/{key}", *fields)
 
     def link(self, key: str, previous: str, said: str | None) -> None:
-        """Note that a record names another by its sha256; `problems` compares them. The parent's check answers for what
-        a fork inherits."""
+        """Note that a record names another record and its sha256, which `problems` compares. Records that a fork
+        inherits are left out, because the check of the parent covers them."""
         if said and self.run.owner_of(key) is self.run:
             self._links.append((key, previous, said))
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Return records without a digest where all have one, and records that are not what the next one names."""
+        """Yield records without a digest in runs whose records all have one, and records that are missing or differ
+        from what the next record names."""
         for key in self._lacking:
             yield key, "has no digest, but every record of this run was written with one"
         for key, previous, said in self._links:
             try:
-                found = self._sha256.get(previous) or sha256(self.run.store.read(previous)).hexdigest()
+                actual = self._sha256.get(previous) or sha256(self.run.store.read(previous)).hexdigest()
             except Missing:
                 yield previous, f"is missing, but {key} names it"
                 continue
-            if found != said:
-                yield previous, f"is not what {key} says was written before it: its sha256 differs"
+            if actual != said:
+                yield previous, f"is not the record that {key} names: its sha256 differs"

@@ -12,7 +12,7 @@ from tba.types import Version
 
 CHECK_SQL = files("storage.queries").joinpath("sql/check.sql").read_text()
 
-_SHOWN = 20  # problems of one kind; the rest is counted
+_SHOWN = 20  # number of problems of one kind that are shown; the others are only counted
 _OF_TRAJECTORIES = (
     "trajectory_id", "searcher", "round", "slot", "prompt_id", "version_start", "version_start_attempt",
     "version_end", "version_end_attempt",
@@ -42,7 +42,7 @@ from drawn
 
 
 class Relations:
-    """Collects rows of every object that can be read, with the columns that the queries need."""
+    """Collects the rows of every readable object, with the columns that the queries need."""
 
     def __init__(self, *, slots: int | None, responses: int | None):
         self.rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -50,7 +50,7 @@ class Relations:
         self.rows["numbers"].append({"slots": slots, "responses": responses})
 
     def add_shard(self, searcher: int, seq: int, rows: int, *, sync: int, step: int) -> None:
-        """Add what a record says of a shard that it admits."""
+        """Add what a record says about a shard that it admits."""
         shard = {"searcher": searcher, "seq": seq, "rows": rows, "sync": sync, "step": step}
         self.rows["shards"].append(shard)
 
@@ -81,18 +81,18 @@ class Relations:
         return sum(map(len, self.tables[name]))
 
     def problems(self) -> list[tuple[str, str]]:
-        """Return the object at fault and what is wrong with it, for every row that a query of check.sql returns."""
-        found: list[tuple[str, str]] = []
+        """Return the key of an object and what is wrong with it, for every row that a query of check.sql returns."""
+        problems: list[tuple[str, str]] = []
         with duckdb.connect(":memory:", config={"temp_directory": ""}) as con:
             for name in _TABLES:
                 con.from_arrow(self._table(name)).create(name)
             con.execute(_PLACES_OF_DRAWS)
             for statement in con.extract_statements(CHECK_SQL):
                 rows = con.execute(statement).fetchall()
-                found += rows[:_SHOWN]
+                problems += rows[:_SHOWN]
                 if len(rows) > _SHOWN:
-                    found.append((rows[_SHOWN][0], f"… and {len(rows) - _SHOWN} more like this"))
-        return found
+                    problems.append((rows[_SHOWN][0], f"… and {len(rows) - _SHOWN} more like this"))
+        return problems
 
     def _add(self, name: str, table: pa.Table, **known: Any) -> None:
         """Add the columns of a table that has been read, and the `known` values that all its rows share."""

@@ -9,15 +9,15 @@ from tba.types import Version
 
 
 def check_retention(context: CheckContext) -> tuple[GivenUp, list[RetentionRecord]]:
-    """Return what the records give up, and those of them that give up payloads. If one cannot be read, nothing counts
-    as given up."""
+    """Return all that the records give up, and the records that give up payloads. If a record cannot be read, nothing
+    counts as given up."""
     findings = context.findings
     for key in context.listed[layout.RETENTION]:
         with findings.looking_at(key):
             record = context.records.decode(key, "retention", "removed", "why")
             removed, number = record["removed"], record["retention"]
             if key != layout.retention(number):
-                findings.report(key, f"says it is record {number}")
+                findings.report(key, f"is another record, number {number}")
             context.records.link(key, layout.retention(number - 1), record.get("previous_sha256"))
             for name in (*removed["versions"], *removed["checkpoints"]):
                 Version.parse(name)
@@ -26,5 +26,5 @@ def check_retention(context: CheckContext) -> tuple[GivenUp, list[RetentionRecor
         with records.reading(layout.RETENTION):
             payloads = given_up_payloads(context.run)
             return given_up(context.run), payloads
-    except (Missing, Damaged):  # it is reported above
+    except (Missing, Damaged):  # already reported above
         return GivenUp(versions=frozenset(), checkpoints=frozenset()), payloads

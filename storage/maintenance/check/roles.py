@@ -25,7 +25,7 @@ def check_roles(context: CheckContext) -> None:
             context.records.read(layout.STATE)
             read_state(run)
         elif leases:
-            raise Missing(layout.STATE)  # it is written before any role is started
+            raise Missing(layout.STATE)  # the state is written before any role starts
     findings.count("events", len(events))
 
 

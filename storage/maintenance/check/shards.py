@@ -1,4 +1,4 @@
-"""Checks the shards of trajectories: those that records admit, wherever they lie, and those that wait for a record."""
+"""Checks the shards of trajectories: admitted shards, wherever they lie, and shards that wait for a record."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -21,9 +21,9 @@ def check_shards(
     lost: Collection[str],
     payloads: Sequence[RetentionRecord],
 ) -> None:
-    """Check every shard by itself and against its record, be it an object of its own or in a compaction. `lost` are the
-    keys of admitted shards that were given up, `payloads` the records that give up payloads. What records say of
-    shards goes to the relations, and so do all rows."""
+    """Check every shard by itself and against its record, whether it is an object of its own or in a compaction. `lost`
+    has the keys of admitted shards that were given up; `payloads` has the records that give up payloads. Add what the
+    sync records say about shards, and all rows, to the relations."""
     findings, relations = context.findings, context.relations
     admitted = {shard.key: (shard, record) for record in sync_records for shard in record.shards}
     rows = CompactedRows(context, payloads)
@@ -31,7 +31,7 @@ def check_shards(
     for shard, record in admitted.values():
         relations.add_shard(shard.searcher, shard.seq, shard.rows, sync=record.sync, step=record.step)
         if shard.key in lost:
-            findings.note(f"{shard.key} was lost, and is given up")
+            findings.note(f"{shard.key} was lost and is given up")
         elif not compactions.holds(shard):
             with findings.looking_at(shard.key):
                 table = _read_admitted(context, rows, shard, record)
@@ -44,7 +44,7 @@ def check_shards(
 
 
 def check_waiting_shards(context: CheckContext, rows: CompactedRows, sync_records: Sequence[SyncRecord]) -> None:
-    """Check the shards that no record speaks of, and note those that a record has refused."""
+    """Check the shards that no record names, and note those that a record has refused."""
     refused = {refusal.key: refusal.reason for record in sync_records for refusal in record.refused}
     spoken_of = {shard.key for record in sync_records for shard in record.shards} | refused.keys()
     for key, reason in refused.items():
@@ -63,7 +63,8 @@ def check_waiting_shards(context: CheckContext, rows: CompactedRows, sync_record
 
 
 def _read_admitted(context: CheckContext, rows: CompactedRows, shard: Shard, record: SyncRecord) -> pa.Table:
-    """Return the rows of a shard that was an object of its own; Missing or Damaged unless it is what was admitted."""
+    """Return the rows of a shard that was an object of its own when the check began. Raise Missing or Damaged unless it
+    is what was admitted."""
     try:
         data = context.reading.read(shard.key)
     except Missing:
@@ -71,17 +72,17 @@ def _read_admitted(context: CheckContext, rows: CompactedRows, shard: Shard, rec
             raise
         return rows.read(place, record)
     if len(data) != shard.bytes:
-        raise Damaged(f"has {len(data)} bytes, its record says {shard.bytes}")
+        raise Damaged(f"has {len(data)} bytes, but its record says {shard.bytes}")
     if hashlib.sha256(data).hexdigest() != shard.sha256:
-        raise Damaged("has not the content that was admitted (sha256 differs)")
+        raise Damaged("does not have the content that was admitted (sha256 differs)")
     table = read_shard(context.run.writer_of(shard.key), shard.key, data)
     if table.num_rows != shard.rows:
-        raise Damaged(f"has {table.num_rows} rows, its record says {shard.rows}")
+        raise Damaged(f"has {table.num_rows} rows, but its record says {shard.rows}")
     return table
 
 
 def _read_waiting(context: CheckContext, rows: CompactedRows, key: str) -> bytes | None:
-    """Return the bytes of a shard that waits; None if it has been admitted and compacted meanwhile."""
+    """Return the bytes of a shard that waits for a record; None if it has been admitted and compacted meanwhile."""
     try:
         return context.reading.read(key)
     except Missing:

@@ -1,4 +1,5 @@
-"""Checks the sync records: no gap, each with the hash of the one before it, no shard admitted twice."""
+"""Checks the sync records. None may be missing, each must have the hash of the previous record, and no shard may be
+admitted twice."""
 
 import hashlib
 
@@ -26,7 +27,7 @@ def check_sync_records(context: CheckContext) -> list[SyncRecord]:
             fitting([tables.sync_row(record)], tables.SYNCS)
             _check_fields(context, key, record, found[-1] if found else None)
             if record.previous_sha256 != previous:
-                findings.report(key, "its hash of the record before it does not fit: one of the two was changed")
+                findings.report(key, "has another hash of the previous record: one of the two was changed")
             for shard in record.shards:
                 if shard.key in admitted:
                     findings.report(key, f"admits {shard.key}, which {admitted[shard.key]} had admitted already")
@@ -38,11 +39,11 @@ def check_sync_records(context: CheckContext) -> list[SyncRecord]:
 
 
 def _check_fields(context: CheckContext, key: str, record: SyncRecord, before: SyncRecord | None) -> None:
-    """Check what a record says of itself and of the shards that it admits."""
+    """Check what a record says about itself and about the shards that it admits."""
     if layout.sync(record.sync) != key:
-        raise Damaged(f"says it is sync {record.sync}")
+        raise Damaged(f"is the record of another sync, {record.sync}")
     if before and record.step <= before.step:
-        context.findings.report(key, f"follows step {record.step}, not after step {before.step} of the one before")
+        context.findings.report(key, f"follows step {record.step}, not after step {before.step} of the previous record")
     for shard in record.shards:
         fitting([vars(shard)], tables.SHARDS)
         if layout.parse_shard(shard.key) != (shard.searcher, shard.seq):

@@ -1,4 +1,4 @@
-"""Checks versions and checkpoints, each a folder with a manifest of its files, and the evaluations of versions."""
+"""Checks versions and checkpoints, which are folders with manifests of their files, and the evaluations of versions."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -18,12 +18,12 @@ from tba.types import Version
 
 Manifest = dict[str, Any]
 CheckManifest = Callable[[Version, Manifest], Version]
-"""Checks the manifest in the folder of this name, and returns the name that the manifest says."""
+"""Checks the manifest in the folder of this name, and returns the name that the manifest states."""
 
 
 def check_versions(context: CheckContext, removed: GivenUp) -> dict[Version, str | None]:
-    """Return each complete version with the sha256 of its weights, which the ledger has too; None where the manifest
-    does not tell. Versions that are `removed` may be on their way out."""
+    """Check the versions. Return each complete version with the sha256 of its weights, which the ledger has too, or
+    None if the manifest does not have it. Versions in `removed` are given up and may be disappearing."""
     digests: dict[Version, str | None] = {}
 
     def check_manifest(version: Version, manifest: Manifest) -> Version:
@@ -36,7 +36,8 @@ def check_versions(context: CheckContext, removed: GivenUp) -> dict[Version, str
 
 
 def check_checkpoints(context: CheckContext, removed: GivenUp) -> list[Version]:
-    """Return the complete checkpoints. Checkpoints that are `removed` may be on their way out."""
+    """Check the checkpoints. Return the complete ones. Checkpoints in `removed` are given up and may be
+    disappearing."""
 
     def check_manifest(checkpoint: Version, manifest: Manifest) -> Version:
         fitting([tables.checkpoint_row(checkpoint, manifest)], tables.CHECKPOINTS)
@@ -58,7 +59,7 @@ def check_evaluations(context: CheckContext, published: Collection[Version]) -> 
                 context.records.link(key, layout.evaluation(before), record["previous"].get("sha256"))
             version = Version(record["version"], record["attempt"])
             if key != layout.evaluation(version):
-                findings.report(key, f"says it is of version {version}")
+                findings.report(key, f"is the record of another version, {version}")
             if version not in published:
                 findings.report(key, f"evaluates version {version}, which is neither stored nor given up")
             if not fitting(tables.score_rows(record), tables.EVALUATIONS):
@@ -71,7 +72,7 @@ def check_evaluations(context: CheckContext, published: Collection[Version]) -> 
 def _check_folders(
     context: CheckContext, prefix: str, removed: Collection[Version], check_manifest: CheckManifest
 ) -> list[Version]:
-    """Return the names of the folders under `prefix` that are complete, after checking the files of each."""
+    """Check the files of each folder under `prefix`. Return the names of the complete folders."""
     findings, listed = context.findings, context.listed[prefix]
     complete: list[Version] = []
     for name in sorted({place[0] for key in listed if (place := layout.parse_folder(key))}):
@@ -113,8 +114,8 @@ def _check_file_name(folder: str, name: str) -> None:
 
 
 def _is_being_removed(context: CheckContext, prefix: str, name: Version) -> bool:
-    """True if a folder has lost its manifest and is given up by now. Of what is given up, a folder that a fork needs
-    keeps its manifest."""
+    """True if a folder has lost its manifest and is now given up. A folder that is given up but that a fork needs keeps
+    its manifest."""
     if context.run.store.exists(f"{prefix}{name}/{layout.MANIFEST}"):
         return False
     removed = given_up(context.run)

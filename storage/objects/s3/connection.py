@@ -45,5 +45,5 @@ def _connect(environment: tuple[tuple[str, str], ...], silence: float) -> s3fs.S
     try:
         connection.connect()
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
-        raise ConfigError(f"the AWS_* environment does not make a connection to S3: {describe(error)}") from None
+        raise ConfigError(f"AWS_* environment variables: no connection to S3 can be made: {describe(error)}") from None
     return connection

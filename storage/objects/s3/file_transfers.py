@@ -51,7 +51,7 @@ class FileTransfers:
             if isinstance(error, Refused) and error.code == "NoSuchUpload":
                 if await self._requests.tag_written_with(key, token) is not None:
                     return  # an earlier try has completed the upload, and only its answer was lost
-                raise StorageError(f"{self._requests.url}/{key}: its upload was ended by somebody else") from None
+                raise StorageError(f"{self._requests.url}/{key}: its upload was aborted by another process") from None
             await self._uploads.abort(key, begun["UploadId"], within=5.0)
             raise
 

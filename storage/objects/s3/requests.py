@@ -118,7 +118,7 @@ class Requests:
             raise Missing(f"{self.url}/{key} does not exist") from None
         if refused.status == 501:
             raise UnsafeStore(
-                f"{self.url} at {self.endpoint}: this store cannot do what is asked of it ({refused})"
+                f"{self.url} at {self.endpoint}: this store does not support a request that is needed ({refused})"
             ) from None
         raise StorageError(f"{self.url}/{key}: {refused}") from None
 

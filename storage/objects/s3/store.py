@@ -24,7 +24,7 @@ class S3Store:
     def __init__(self, url: str, *, deadline: float = 60.0):
         bucket, _, prefix = url.removeprefix("s3://").partition("/")
         if not _BUCKET.fullmatch(bucket):
-            raise ConfigError("a store on S3 is s3://bucket/prefix, and this is not the name of a bucket")
+            raise ConfigError("a store on S3 is s3://bucket/prefix; the name of the bucket is missing or invalid")
         prefix = prefix.strip("/")
         self.requests = Requests(bucket, f"{check_key(prefix)}/" if prefix else "", deadline=deadline)
         self.uploads = UnfinishedUploads(self.requests)

@@ -1,11 +1,15 @@
--- What must not be found in a run. Each statement returns the object at fault and what is wrong with it, over the
--- tables that storage/maintenance/check/relations.py fills: trajectories (of every readable shard; sync and step are
--- null for those that wait), shards (that records admit), draws and steps (of the chain of attempts; key is the object
--- they are in), recorded (steps that the ledger's syncs close), prompts, published (versions, also given up ones) and
--- numbers (slots, responses: B and K), and readable (the keys of objects of prompts, steps and draws that could be
--- read).
+-- Each statement finds one kind of error in a run, and returns the object at fault and what is wrong with it. The
+-- statements read tables that storage/maintenance/check/relations.py fills:
+--     trajectories  rows of every readable shard; sync and step are null for those that wait
+--     shards        shards that records admit
+--     draws, steps  rows of the chain of attempts; key is the object that they are in
+--     recorded      the steps that each sync of the ledger closes
+--     prompts       the stored prompts
+--     published     versions, also those that were given up
+--     numbers       slots (B) and responses (K)
+--     readable      keys of the objects of prompts, steps and draws that could be read
 
--- A prompt answered twice under one name: two rows for the same place in a round.
+-- Two rows for the same place in a round: a request was answered twice.
 select
     'trajectories' as key,
     format('searcher {} round {} slot {} is stored {} times: {}', searcher, round, slot, count(*),
@@ -42,7 +46,7 @@ where (number, attempt) not in (select (number, attempt) from published)
 group by number, attempt
 order by attempt, number;
 
--- The steps of the chain: each once, all of them.
+-- Every step of the chain of attempts is in the ledger exactly once.
 select any_value(key) as key, format('step {} is in the ledger {} times', step, count(*)) as problem
 from steps
 group by step
@@ -59,7 +63,7 @@ from recorded, lateral (select unnest(range(recorded.first_step, recorded.last_s
 where recorded.steps_key in (select key from readable) and wanted.step not in (select step from steps)
 order by wanted.step;
 
--- The draws of each step: B slots of K rows of one prompt.
+-- Each step draws B slots of K rows, and the rows of a slot have one prompt.
 select recorded.draws_key as key, format('step {} has no draws', wanted.step) as problem
 from recorded, lateral (select unnest(range(recorded.first_step, recorded.last_step + 1)) as step) wanted
 where recorded.draws_key in (select key from readable) and wanted.step not in (select step from draws)
@@ -93,7 +97,7 @@ where step not between recorded.first_step and recorded.last_step
 group by key, step, sync
 order by step;
 
--- What was drawn: a row of an admitted shard, admitted before the step, of the prompt that the draw names.
+-- Each draw names a row of a shard that was admitted before the step, and the prompt of that row.
 select
     key,
     format('step {} draws {}, which no record admits', draws.step, trajectory_id) as problem

@@ -1,9 +1,10 @@
--- Questions that are asked of every run, as table macros over the views of views.sql.
+-- Common questions about a run, as table macros over the views of views.sql.
 
 -- --- which trajectories are learned from ----------------------------------------------------------------------------
 
--- What the replay buffer held once a sync was over: of what was not too old when it entered the newest copy of equal
--- content, then what each prompt has room for, as storage/buffer/index_rows.py keeps it, then what is not too old for the next step.
+-- What the replay buffer held once a sync was over. These are the rules of storage/buffer/index_rows.py: of the
+-- trajectories that were not too old when they entered, the newest of identical copies stays; then each prompt keeps
+-- what it has room for; then what is too old for the next step is left out.
 create macro eligible_at(at_sync) as table
 with
   newest as (
@@ -33,8 +34,8 @@ with
       from selection
     ) on reward, length, finished, age into name measure value value
   ),
-  -- What was chosen is compared with all that entered at the same sync, so that a policy which changes over time is no
-  -- bias. Rows of one prompt are not independent: their deviations are added up before they are squared.
+  -- Chosen rows are compared with all rows that entered at the same sync, so a policy that changes over time causes no
+  -- bias. Rows of one prompt are not independent, so their deviations are summed before they are squared.
   entered as (
     select measure, sync, avg(value) as value, avg(eligible) as eligible, avg(trained) as trained, avg(draws) as draws
     from measured group by measure, sync
@@ -234,7 +235,7 @@ from pairs where chosen_reward > rejected_reward and chosen_reward - rejected_re
 
 -- --- progress -------------------------------------------------------------------------------------------------------
 
--- Standard errors are those of shares of independent answers, so only of values between 0 and 1.
+-- The standard error is that of a share of independent answers, so only values between 0 and 1 have one.
 create macro compare_versions(metric := 'greedy') as table
 with
   scores as (
@@ -249,8 +250,9 @@ select
 from scores window w as (order by step, attempt)
 order by step, attempt;
 
--- The chance that at least one of k responses to a prompt is right, without bias, from groups of k or more:
--- 1 - (n - c choose k) / (n choose k), which is 1 - product of 1 - k / i over i from n - c + 1 to n.
+-- The probability that at least one of k responses solves the prompt, estimated without bias from groups of k or more.
+-- With c of n responses right it is 1 - (n - c choose k) / (n choose k), which equals 1 - the product of 1 - k / i over
+-- i from n - c + 1 to n.
 create macro pass_at(k, solved_at := 1) as table
 with
   counts as (
@@ -321,7 +323,7 @@ select
   sum(gap) / nullif(sum(length) filter (gap is not null), 0) as kl_per_token
 from gaps group by version_start order by version_start;
 
--- --- what there is to ask -------------------------------------------------------------------------------------------
+-- --- help -------------------------------------------------------------------------------------------
 
 create macro help(about := null) as table
 with

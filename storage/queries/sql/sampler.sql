@@ -1,28 +1,31 @@
--- Which trajectories step $step learns from: $slots prompts, $responses of each.
+-- Chooses the trajectories that step $step learns from: $slots prompts, with $responses trajectories each.
 --
--- A sampler is one SELECT that returns, for every slot 0 … $slots - 1 and position 0 … $responses - 1, one row
---     slot, position, trajectory_id, prompt_id, branch ('recent' or 'prioritised'), weight (of the trajectory, 0 … 1)
--- with the rows of one slot of one prompt and one branch. It reads any of four tables:
---     turns   branch, turn, prompt_id, prompt: the prompts that the slots of a branch take one after the other at this
---             step, turn 0 … $slots - 1: at random, each once before any of the branch is taken again, and only within
---             sampling.mean_reward_between, where any is
---     front   the trajectories of the prompts in turns; columns as of pool
---     pool    all trajectories that can be drawn at this step: trajectory_id (which is searcher/seq/row), searcher,
---             seq, row, prompt_id, prompt, content (hash of prompt and response), ord (the order in which they
---             entered), sync, reward, length, finished, version_start, version_start_attempt, version_step (the step
---             that version follows: $step - 1 - version_step is the age, 0 for what the step's own starting weights
---             generated)
---     queue   the prompts that each branch can take: branch, prompt_id, prompt, used (since the queue was last
---             refilled). 'recent' has those of the newest record that admitted anything, 'prioritised' all, both
---             without those outside sampling.mean_reward_between and those of which nothing is young enough
--- What turns and front cost does not depend on how much is stored; pool and queue are read from end to end.
--- `prompt` is a number for prompt_id: join by it, but never draw by it.
--- Parameters: $seed, $step, $slots (B), $responses (K), $recent_share (m, or 0 where nothing recent is young enough for
--- sampling.max_age), $inv_temp, and $newest, the newest record that admitted anything: the rows that entered then have
--- sync = $newest. uniform(text) is md5 as a number between 0 and 1 and the only source of chance: what is drawn must
--- follow from the tables and the parameters alone, not from the order in which rows lie: LIMIT, row_number() and the like
--- need an ORDER BY without ties (ord differs between any two rows), and sums that decide something need their terms
--- sorted.
+-- A sampler is one SELECT. For every slot 0 … $slots - 1 and every position 0 … $responses - 1 it returns one row
+--     slot, position, trajectory_id, prompt_id, branch ('recent' or 'prioritised'),
+--     weight (probability of the trajectory, 0 … 1)
+-- All rows of a slot have the same prompt and the same branch. A sampler may read these four tables:
+--     turns   branch, turn, prompt_id, prompt: the prompts that the slots of a branch take at this step, in turns
+--             0 … $slots - 1. Their order is random. No prompt comes twice before all of the branch have been taken.
+--             Prompts outside sampling.mean_reward_between are left out, unless the branch has no others.
+--     front   the trajectories of the prompts in turns, with the columns of pool
+--     pool    all trajectories that can be drawn at this step: trajectory_id (searcher/seq/row), searcher, seq, row,
+--             prompt_id, prompt, content (hash of prompt and response), ord (position in the order of entry), sync,
+--             reward, length, finished, version_start, version_start_attempt, version_step (the step whose weights
+--             that version has). The age is $step - 1 - version_step: it is 0 for what the weights before the step
+--             generated.
+--     queue   the prompts that each branch can take: branch, prompt_id, prompt, used (whether it was taken since the
+--             queue was last refilled). 'recent' has the prompts of the newest record that admitted anything,
+--             'prioritised' has all. Both leave out prompts outside sampling.mean_reward_between, and prompts with no
+--             trajectory that is young enough.
+-- Reading turns and front takes the same time however much is stored; pool and queue are read from end to end.
+-- `prompt` is a number that stands for prompt_id. Join by it, but never let it decide what is drawn.
+--
+-- Parameters: $seed, $step, $slots (B), $responses (K), $recent_share (m, or 0 if nothing recent is young enough for
+-- sampling.max_age), $inv_temp, and $newest (the newest record that admitted anything; its rows have sync = $newest).
+-- uniform(text) turns the md5 of a text into a number between 0 and 1. It is the only source of randomness.
+-- The draw must follow from the tables and the parameters alone, never from the order in which rows lie. So LIMIT,
+-- row_number() and the like need an ORDER BY without ties (no two rows have the same ord), and sums that decide what is
+-- drawn need sorted terms.
 with
   -- A slot is recent with probability m.
   slots as (
@@ -33,15 +36,15 @@ with
   ),
   places as (select slot, branch, row_number() over (partition by branch order by slot) - 1 as turn from slots),
 
-  -- Recent slots draw from the rows that entered then, uniformly; the others from all of the prompt's rows, with
-  -- probability proportional to exp(inv_temp x reward).
+  -- Recent slots draw uniformly from the prompt's rows that entered with the newest record. Other slots draw from all
+  -- rows of the prompt, with probability proportional to exp(inv_temp x reward).
   candidates as (
     select slot, branch, front.prompt_id, trajectory_id, if(branch = 'recent', 0.0, $inv_temp * reward) as log_weight
     from places join turns using (branch, turn) join front using (prompt)
     where branch = 'prioritised' or sync = $newest
   ),
   weights as (
-    -- sorted, so that their sum does not depend on the order in which rows come
+    -- sorted, so that the sum does not depend on the order of rows
     select slot, max(log_weight) as heaviest, list_sort(list(log_weight)) as log_weights from candidates group by slot
   ),
   groups as (
@@ -53,7 +56,8 @@ with
     from weights
   ),
 
-  -- Gumbel top-K in log space draws without replacement; with fewer than K rows each position is a trial of its own.
+  -- Gumbel top-K in log space draws K rows without replacement. If there are fewer than K rows, each position is a
+  -- separate draw of one row, so rows repeat.
   trials as (
     select
       slot,

@@ -1,5 +1,5 @@
--- What `storage.connect` and `tba sql` offer, over the relations of schema `stored` (storage/queries/views.py).
--- Times are UTC. `sync` is null for what has arrived but has not entered the replay buffer yet.
+-- The views that `storage.connect` and `tba sql` offer, over the relations of schema `stored`, which
+-- storage/queries/views.py makes. Times are UTC. `sync` is null until a trajectory enters the replay buffer.
 
 create view prompts as
 select split, prompt_id, text, tokens, answer, metadata from stored.prompts;
@@ -10,13 +10,13 @@ create view syncs as from stored.syncs;
 
 create view damage as from stored.damage;
 
--- `step` is the step after which a trajectory entered; `age` is how many steps its version was old by then.
+-- `step` is the step after which a trajectory entered. `age` is the number of steps from its version to that step.
 create view trajectories as
 select t.*, v.step as version_step, t.step - v.step as age
 from stored.trajectories t
 left join stored.version_steps v on (v.version, v.attempt) = (t.version_start, t.version_start_attempt);
 
--- What came of each prompt that can be trained on. Test prompts may have the same ids, and are never generated for.
+-- The results of each training prompt. Searchers never generate for test prompts, which may have the same ids.
 create view difficulty as
 with
   tried as (
@@ -39,7 +39,7 @@ select
 from prompts p left join tried t using (prompt_id)
 where p.split = 'train';
 
--- The responses that one prompt got in one round of one searcher.
+-- The responses to one prompt in one round of one searcher.
 create view groups as
 select
     group_id,
@@ -62,7 +62,7 @@ select
 from trajectories
 group by group_id;
 
--- Of the attempts that count: what the current weights descend from. The `_all` views also show abandoned attempts.
+-- Only attempts that the current weights descend from. The `_all` views also show abandoned attempts.
 create view draws as select * exclude (abandoned) from stored.draws where not abandoned;
 
 create view steps as select * exclude (abandoned) from stored.steps where not abandoned;
@@ -77,7 +77,7 @@ create view evaluations as from stored.evaluations;
 
 create view events as select * replace (data::json as data) from stored.events;
 
--- An alarm ends with the word that it is over, or with the life of the role that told it.
+-- An alarm ends with the event that says it is over, or when the role that raised it begins another life.
 create view alarms as
 with told as (
     select *, data ->> '$.alarm' as word, data ->> '$.of' as about from stored.events
@@ -104,13 +104,13 @@ create view checkpoints as from stored.checkpoints;
 
 create view settings as select name, value::json as value from stored.settings;
 
--- Views of `stored` find what lies there first: they say `main` where they mean a view from above.
+-- Views in `stored` look up names in `stored` first, so they write `main.` for the views above.
 
 create view stored.copies as
 select coalesce(max(value ->> '$'), 'newest') as which from main.settings where name = 'sampling.copies';
 
--- Light columns, and the place in the order (sync, searcher, seq, row) of what has entered. Where all copies can be
--- drawn no two rows have the same content.
+-- Columns that are cheap to read, and the place of a row in the order of entry (sync, searcher, seq, row). If all copies
+-- can be drawn, every row has a content of its own.
 create view stored.light as
 select
     trajectory_id, prompt_id, searcher, version_start, sync, step, age, reward, length, finished,
@@ -119,7 +119,7 @@ select
         + split_part(trajectory_id, '/', 3)::integer as place
 from main.trajectories;
 
--- What trajectories answer: another split may use the same ids.
+-- The prompts that trajectories answer. The split `test` may use the same ids.
 create view stored.asked as from main.prompts where split = 'train';
 
 create view stored.capacity as
@@ -128,7 +128,7 @@ select coalesce(max(value::bigint), 9223372036854775807) as responses from main.
 create view stored.evict as
 select coalesce(max(value ->> '$'), 'oldest') as first from main.settings where name = 'sampling.evict';
 
--- The greatest age, in steps, at which something is drawn.
+-- The maximum age, in steps, of what is drawn.
 create view stored.max_age as
 select coalesce(max(value::bigint), 2147483647) as steps from main.settings where name = 'sampling.max_age';
 
@@ -136,10 +136,10 @@ create view stored.drawn as
 select trajectory_id, count(*) as draws, min(step) as first_step, max(step) as last_step, avg(age) as age_drawn
 from main.draws group by trajectory_id;
 
--- Which trajectories could be drawn, and which were. Eligible is what was still in the replay buffer once the sync at
--- which it entered was over, of what was not too old by then the newest copies of equal content and, where the oldest
--- are evicted, the newest of a prompt, if a step followed. A fork applies its own capacity and bound on age also to what
--- its parent did; what was drawn was eligible.
+-- Which trajectories could be drawn, and which were. A trajectory is eligible if it was still in the replay buffer once
+-- the sync at which it entered was over, and a step followed. So it was not too old, it was the newest of identical
+-- copies and, if the oldest are evicted, one of the newest of its prompt. A fork applies its own capacity and maximum
+-- age to its parent's part as well; whatever was drawn counts as eligible.
 create view selection as
 with
   light as materialized (from stored.light),

@@ -261,7 +261,7 @@ def test_runs_never_shortens_the_name_of_a_run(
 def test_a_run_that_somebody_looks_after_is_not_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str], root: str):
     run = copy_run(Run.open(f"{root}/runs/live"), tmp_path / "runs")
     with HeldLease(run, SUPERVISOR, every=0.2) as held:
-        assert f"looked after already, by pid {os.getpid()}" in refused(capsys, "resume", run.url)
+        assert f"already has a supervisor, pid {os.getpid()}" in refused(capsys, "resume", run.url)
         held.check()
 
 
@@ -754,9 +754,9 @@ def test_a_dry_run_says_where_a_bound_on_age_makes_the_trainer_wait(capsys: pyte
     def said(bound: int) -> str:
         return printed(capsys, "run", "quickstart", "--dry-run", "--set", "sync.every=4", f"sampling.max_age={bound}")
 
-    assert "the rest of at most 40 steps (sampling.max_age)" in said(40)
+    assert "the others are of at most 40 steps (sampling.max_age)" in said(40)
     assert "note" not in said(11)
-    assert "come to be 11 steps old, and sampling.max_age=10 has them dropped before" in said(10)
+    assert "reach an age of 11 steps, but sampling.max_age=10 drops them before that" in said(10)
 
 
 def test_a_dry_run_says_what_a_micro_batch_is(capsys: pytest.CaptureFixture[str]):
@@ -767,8 +767,8 @@ def test_a_dry_run_says_what_a_micro_batch_is(capsys: pytest.CaptureFixture[str]
     tokens = ("training.groups_per_micro_batch=null", "search.max_prompt_tokens=20", "search.max_response_tokens=30")
     for budget, noted in ((50, False), (49, True)):
         out = said(*tokens, f"training.tokens_per_micro_batch={budget}")
-        assert f"micro-batches  whole groups of at most {budget} tokens that a model reads; a group of more is" in out
-        assert ("a response of full length is read at once with its prompt, 50 tokens" in out) is noted
+        assert f"micro-batches  whole groups with at most {budget} tokens in all; a larger group is read" in out
+        assert ("a response of full length and its prompt have 50 tokens" in out) is noted
 
 
 def test_a_dry_run_says_how_the_learning_rate_goes_and_what_adapters_and_layers_take(
@@ -803,7 +803,7 @@ def test_files_of_rows_that_are_not_there_are_refused_before_anything_starts(
 
 def test_a_dry_run_says_where_a_step_has_more_slots_than_there_are_prompts(capsys: pytest.CaptureFixture[str]):
     out = printed(capsys, *choosing("tries > 0", "first", "search.prompts_per_round=1"))
-    assert "a step has 32 slots for " in out
+    assert "a step draws 32 prompts, but there are only " in out
 
 
 def test_a_dry_run_fails_where_the_run_would_as_its_name_is_taken(root: str, capsys: pytest.CaptureFixture[str]):
@@ -828,7 +828,7 @@ def choosing(where: str, name: str = "first", *more: str) -> tuple[str, ...]:
 def test_a_dry_run_tells_how_many_prompts_an_earlier_run_leaves(root: str, capsys: pytest.CaptureFixture[str]):
     out = printed(capsys, *choosing("tries > 0", "first", "search.prompts_per_round=1"))
     tried = printed(capsys, "sql", "first", "select count(*) from difficulty where tries > 0", "--csv").split()[1]
-    assert f"{tried} of the {len(PROMPTS)} of {root}/runs/first: where tries > 0" in out
+    assert f"{tried} of the {len(PROMPTS)} prompts of {root}/runs/first: where tries > 0" in out
 
 
 @pytest.mark.parametrize(
@@ -861,7 +861,7 @@ def test_a_model_with_a_damaged_file_is_refused_before_anything_starts(
 def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     printed(capsys, "run", "math", "--dry-run", "--set", "task.options.levels=[3, 4]", "sync.lag=null")
     changes = ("--set", "sampling.mean_reward_between=[0.2, 0.8]")
-    assert "earn between 0.2 and 0.8 on average" in printed(capsys, "run", "quickstart", "--dry-run", *changes)
+    assert "have a mean reward between 0.2 and 0.8" in printed(capsys, "run", "quickstart", "--dry-run", *changes)
     assert "task.options.levels.0" in refused(capsys, "run", "math", "--dry-run", "--set", "task.options.levels=[7]")
 
 

@@ -348,7 +348,7 @@ def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_a
         (6, {"search.prompts_where": "tries > 0"}, "x", r"search.prompts_where is shared with the parent"),
         (6, {"start.step": "1"}, "x", r"start.step follows from --step"),
         (6, {"training.steps": "6"}, "x", r"training.steps must be > 6, the step after which the fork goes on, got 6"),
-        (6, {"sync.lag": "0"}, "x", r"sync.lag needs a parent that goes in step too, --step 0 or --replay"),
+        (6, {"sync.lag": "0"}, "x", r"sync.lag can be set in a fork only if the parent sets it too"),
         (
             6,
             {"objective.name": "vine-ppo", "search.value_samples": "9"},
@@ -516,7 +516,7 @@ def test_a_start_policy_that_changed_is_noticed(killed: Run, tmp_path: Path):
     for checkpoint in Checkpoints(run).complete():
         give_up(run, checkpoints=[checkpoint], why="a test")
     tiny_folder(policy, seed=1)
-    with pytest.raises(ConfigError, match=r"model.path: what lies there is another policy than the one that version"):
+    with pytest.raises(ConfigError, match=r"model.path: the model there has changed since version"):
         audit.audit(run, 1)
 
 
@@ -540,6 +540,6 @@ def test_the_commands_say_what_they_did(killed: Run, unbroken: Run, capsys: pyte
 def test_a_damaged_past_is_not_retaken(killed: Run, tmp_path: Path):
     attempt = rows(killed, "select attempt from steps where step = 6")[0][0]
     run = altered(killed, tmp_path, layout.steps(3, attempt), lambda table: put(table, "weights_sha256", 1, "0" * 64))
-    with pytest.raises(Damaged, match=r"the weights after step 6, made again, have sha256"):
+    with pytest.raises(Damaged, match=r"after repeating the steps up to 6, the weights have sha256"):
         fork.fork(run, 6, {}, name="wrong")
     assert not run.store.exists(layout.fork("wrong"))

@@ -52,7 +52,7 @@ def test_it_goes_on_once_the_shard_is_given_up(damaged: Run, capsys: pytest.Capt
     assert record["removed"]["shards"] == {"keys": [LOST], "first_sync": 3, "attempt": 2}
     create.resume(damaged.url)
     assert main(["check", damaged.url]) == 0
-    assert f"{LOST} was lost, and is given up" in capsys.readouterr().out
+    assert f"{LOST} was lost and is given up" in capsys.readouterr().out
 
 
 def test_without_keys_all_that_is_lost_is_given_up(damaged: Run, capsys: pytest.CaptureFixture[str]):
@@ -73,7 +73,7 @@ def test_what_is_whole_cannot_be_given_up(damaged: Run):
 
 
 def test_a_run_that_somebody_looks_after_is_left_alone(damaged: Run):
-    with HeldLease(damaged, "supervisor", every=0.1), pytest.raises(ConfigError, match="looked after already"):
+    with HeldLease(damaged, "supervisor", every=0.1), pytest.raises(ConfigError, match="already has a supervisor"):
         give_up(damaged, [], why="a test")
     assert given_up(damaged).shards == frozenset()
 

@@ -71,7 +71,7 @@ def test_what_would_give_other_log_probabilities_is_left_to_transformers_or_refu
 )
 def test_temperatures_that_vllm_would_raise_are_left_to_transformers_or_refused(changes: dict[str, Any]):
     name, why = chosen(**changes)
-    assert name == "transformers" and "at least 0.01, and here it is 0.005" in why
+    assert name == "transformers" and "at least 0.01, but 0.005 is needed" in why
     with pytest.raises(ConfigError, match=r"engine\.name: .*0\.005"):
         chosen(**changes, engine__name="vllm")
 
@@ -86,7 +86,7 @@ def test_temperatures_that_vllm_would_raise_are_left_to_transformers_or_refused(
 )
 def test_temperatures_that_vllm_refuses_are_left_to_transformers_or_refused(changes: dict[str, Any], found: str):
     name, why = chosen(**changes)
-    assert name == "transformers" and f"at most 2, and here it can be {found}" in why
+    assert name == "transformers" and f"at most 2, but {found} is needed" in why
     with pytest.raises(ConfigError, match=rf"engine\.name: .*{found}"):
         chosen(**changes, engine__name="vllm")
     warmest = {"search__temperature": 1.2, "search__explore_share": 0.5, "search__explore_top_p": 1}
@@ -121,4 +121,4 @@ def test_an_evaluator_has_vllm_sample_as_it_likes_unless_its_task_reads_log_prob
     assert name == "transformers" and "evaluation.top_p=0.95" in why
     assert evaluators(config.replace({"evaluation.temperature": 1.0}), reads_logps=True)[0] == "vllm"
     name, why = evaluators(config.replace({"evaluation.temperature": 0.005}), reads_logps=False)
-    assert name == "transformers" and "here it is 0.005" in why
+    assert name == "transformers" and "but 0.005 is needed" in why

@@ -118,7 +118,7 @@ def test_its_errors_are_those_of_the_buffer(run: Run, reader: Reader):
     with pytest.raises(Superseded, match="attempt 2 of the trainer has taken over from attempt 1"):
         reader.sync(1, step=EVERY)
     assert not reader.recorded(1)
-    with pytest.raises(RuntimeError, match="ValueError: records are applied one after the other"):
+    with pytest.raises(RuntimeError, match="ValueError: records are applied in order"):
         reader.sync(7, step=7 * EVERY)
     assert len(reader.draw(1)) == 4  # it goes on
 

@@ -62,7 +62,7 @@ def test_what_a_rank_writes_into_the_trainers_log_names_it(tmp_path):
     command = [*rank.COMMAND, "--run", run.url, "--rank", "2"]
     ended = subprocess.run(command, input=orders.getvalue(), capture_output=True, timeout=120)
     assert ended.returncode == 1 and b"what nobody knows" in ended.stdout
-    assert re.search(rb"^\S+ \S+ tba INFO rank 2: where it was:\nTraceback", ended.stderr, re.MULTILINE)
+    assert re.search(rb"^\S+ \S+ tba INFO rank 2: traceback:\nTraceback", ended.stderr, re.MULTILINE)
 
 
 def events_of(run: Run) -> str:

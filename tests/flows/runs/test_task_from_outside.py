@@ -71,7 +71,7 @@ def test_the_task_over_a_file_runs_and_says_what_lacks_without_one(tmp_path: Pat
         (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, asked)))
     lacking = run_from(tmp_path, "questions:Questions")
     assert lacking.returncode == 1
-    assert "it was given no rows, which task.train says where to find" in lacking.stderr
+    assert "it got no rows: set task.train to a file or dataset with rows" in lacking.stderr
     told = run_from(tmp_path, "questions:Questions", **{"task.train": "train.jsonl", "task.test": "test.jsonl"})
     assert told.returncode == 0, told.stderr
     folder = max((tmp_path / "here" / "runs").iterdir(), key=lambda it: it.stat().st_ctime)

@@ -182,7 +182,7 @@ def test_a_webhook_that_has_moved_is_complained_of_and_is_told_nothing_by_halves
             webhook.tell("run-failed", "…", "error", {})
         server.shutdown()
     assert set(asked) == {"POST /old/secret"}
-    assert "answers 301, another address" in caplog.text and "secret" not in caplog.text
+    assert "answers 301, a redirect" in caplog.text and "secret" not in caplog.text
 
 
 def test_a_webhook_that_nobody_answers_is_spoken_of_once_and_without_its_address(

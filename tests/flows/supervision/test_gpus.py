@@ -21,7 +21,7 @@ from flows.supervision.processes import LocalLauncher, NotNow, Role
 from storage.runs.control import change_state
 from storage.runs.events import Events, read_events
 from storage.runs.run import Run
-from tba.config import Config, EngineConfig
+from tba.config import Config, VLLMEngine
 from tba.errors import ConfigError, RunFailed
 from tba.presets import preset
 from tests.support.flows.roles import LIMITS, at_work, end_roles, script, until
@@ -229,7 +229,7 @@ def test_a_role_with_an_engine_is_shown_all_of_its_devices(run: Run, tmp_path: P
     assert shown_to(run, "trainer") == "GPU-1"
     assert shown_to(run, "searcher-000") == "GPU-2,GPU-3"
     another = Devices("runs/another", folder=tmp_path / "locks", uuids=["GPU-1", "GPU-2", "GPU-3"], per_engine=2)
-    with pytest.raises(NotNow, match=r"fewer than 2 GPUs .*\(engine\.tensor_parallel\)"):
+    with pytest.raises(NotNow, match=r"needs 2 GPUs \(engine\.tensor_parallel\)"):
         LocalLauncher(run, command=script, devices=another).start(Role("searcher"), 1)
     for life in lives:
         life.kill()
@@ -261,10 +261,10 @@ def test_more_gpus_for_an_engine_than_there_are_are_refused_before_anything_star
 
 @pytest.mark.parametrize("roles", [1, 2, 3, 5, 9])
 def test_engines_that_share_a_gpu_fit_beside_each_other_and_leave_each_role_its_part(roles: int):
-    engines = [EngineConfig().fraction(roles)] * roles
+    engines = [VLLMEngine().fraction(roles)] * roles
     assert sum(engines) == pytest.approx(0.6)
     assert all(fraction < 1 / roles for fraction in engines)
-    assert EngineConfig(memory_fraction=0.4).fraction(roles) == 0.4
+    assert VLLMEngine(memory_fraction=0.4).fraction(roles) == 0.4
 
 
 @pytest.fixture
@@ -304,7 +304,7 @@ def test_an_engine_says_what_it_takes(run: Run, tmp_path: Path, hold: Hold, monk
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "a")
     for kind in ("trainer", "searcher", "evaluator"):
         hold(Devices("runs/ours", uuids=["a"]), kind)
-    with _starting(EngineConfig(), Events(run, "searcher-000", 1)) as roles:
+    with _starting(VLLMEngine(), Events(run, "searcher-000", 1)) as roles:
         assert roles == 3
     (event,) = read_events(run)
     assert event["message"] == "vLLM takes 0.2 of the memory of its GPU, which 3 roles share"
@@ -351,7 +351,7 @@ def test_no_file_or_folder_of_ours_becomes_everybodys_by_a_link_that_somebody_pu
     assert {stat.S_IMODE(path.stat().st_mode) for path in locks.iterdir()} == {0o666}
     (locks / "taking.lock").unlink()
     (locks / "taking.lock").symlink_to(own)
-    with pytest.raises(RunFailed, match=r"taking\.lock, which cannot be opened"):
+    with pytest.raises(RunFailed, match=r"taking\.lock of a GPU cannot be opened"):
         Devices("second", folder=locks, uuids=["GPU-0"]).take("searcher")
     (tmp_path / "linked").symlink_to(ours)
     Devices("third", folder=tmp_path / "linked", uuids=["GPU-0"]).take("searcher")

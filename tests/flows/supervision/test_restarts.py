@@ -42,7 +42,7 @@ def test_as_many_ends_without_getting_further_give_the_run_up_however_slowly_the
     restarts = budget(2)
     restarts.note_progress(5.0)
     moments = (0.0, 1000.0, 2000.0)
-    with pytest.raises(RunFailed, match="ended 3 times without getting any further"):
+    with pytest.raises(RunFailed, match="ended 3 times without making progress"):
         for moment, how_far in zip(moments, progress or [0.0] * 3, strict=True):
             restarts.note_progress(how_far)
             restarts.spend("trainer", "it failed", moment)

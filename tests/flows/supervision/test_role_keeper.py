@@ -147,7 +147,7 @@ def test_a_life_that_ends_finished_is_the_last(kept: Kept):
     assert kept.kinds == ["role-started", "role-ended"]
 
 
-@pytest.mark.parametrize(("code", "said"), [(MISUSED, "cannot do what it was asked to"), (GAVE_UP, "waited in vain")])
+@pytest.mark.parametrize(("code", "said"), [(MISUSED, "cannot work with its settings"), (GAVE_UP, "waited too long")])
 def test_an_end_that_another_life_would_not_mend_fails_the_run(kept: Kept, code: int, said: str):
     kept.attend()
     with pytest.raises(RunFailed, match=f"searcher-001 .*{said}.*there is no such model"):
@@ -226,7 +226,7 @@ def test_a_life_that_nobody_here_started_is_adopted_once_its_lease_moves(kept: K
     assert isinstance(w.state, Elsewhere) and not w.is_adopted and not kept.events
     kept.write_lease(SEARCHER, life=3, counter=9)
     assert kept.attend().is_adopted and w.number == 3
-    assert kept.events == [Event("role-adopted", "searcher-001 lives: pid 7 on elsewhere", "info", w.about)]
+    assert kept.events == [Event("role-adopted", "searcher-001 is adopted: pid 7 on elsewhere", "info", w.about)]
     kept.attend()
     assert len(kept.events) == 1 and not kept.launcher.lives
 

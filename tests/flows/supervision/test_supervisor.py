@@ -302,7 +302,7 @@ def test_a_role_that_was_asked_the_impossible_fails_the_run_at_once(run: Run):
     error = supervised.ended()
     assert isinstance(error, RunFailed)
     assert len(supervised.said("role-started", "trainer")) == 1
-    first = "trainer cannot do what it was asked to; there is no such model; pid "
+    first = "trainer cannot work with its settings or data; there is no such model; pid "
     assert str(error).startswith(first) and "\n" not in str(error), "the cause, without the words around it"
     assert read_state(run).why.startswith(f"failed: {first}")
     (ended,) = supervised.said("role-ended", "trainer")
@@ -473,7 +473,7 @@ def test_a_role_that_never_begins_fails_the_run_and_says_before_what_it_waits_fo
 @pytest.mark.parametrize(
     ("word", "of", "said"),
     [
-        ("in-vain", "trainer", "trainer has waited in vain"),
+        ("in-vain", "trainer", "trainer has waited too long for another role"),
         ("superseded", "searcher-001", "searcher-001 ended 3 times .* superseded"),
     ],
 )
@@ -488,7 +488,7 @@ def test_a_role_that_fails_slowly_without_getting_any_further_fails_the_run(tmp_
     behave(run, "searcher-001", "turn")
     error = Supervised(run).ended()
     assert isinstance(error, RunFailed)
-    assert "searcher-001 ended 3 times without getting any further" in str(error)
+    assert "searcher-001 ended 3 times without making progress" in str(error)
 
 
 def test_a_searcher_that_stores_groups_of_an_earlier_round_than_its_last_life_has_got_further():
@@ -506,7 +506,7 @@ def test_a_role_whose_work_stands_still_while_its_lease_is_renewed_is_replaced(t
     until(lambda: supervised.said("role-silent", "searcher-001"))
     behave(run, "searcher-001", "work")
     until(lambda: works(run, "searcher-001", life=2))
-    assert "stood still" in supervised.said("role-silent", "searcher-001")[0].message
+    assert "has done no work" in supervised.said("role-silent", "searcher-001")[0].message
     finish(run)
     assert supervised.ended() is None
 

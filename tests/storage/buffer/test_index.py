@@ -175,8 +175,8 @@ def test_restored_queues_continue_the_same_draws():
 
 GOOD = {"prompts": 3, "used": "a0"}
 OTHERS = {
-    "of more prompts": ({"prompts": 4, "used": "a0"}, "it is of 4 prompts, the records have 3"),
-    "of fewer bits": ({"prompts": 3, "used": ""}, "it is of 3 prompts, the records have 3"),
+    "of more prompts": ({"prompts": 4, "used": "a0"}, "it has 8 bits of 4 prompts, but the records have 3"),
+    "of fewer bits": ({"prompts": 3, "used": ""}, "it has 0 bits of 3 prompts, but the records have 3"),
     "of no bits": ({"prompts": 3, "used": "yes"}, "non-hexadecimal"),
     "of another shape": (["a"], "list indices"),
     "missing": (None, "NoneType"),
@@ -647,7 +647,7 @@ def test_a_response_is_drawn_up_to_the_greatest_age_and_not_at_the_next_step():
     index = make_index(slots=1, recent_share=1.0, max_age=5, step_of_version=lambda it: it.number * K)
     admit(index, 0, make_shard({"a": [0.0]}))
     assert [(draw.age, draw.branch) for draw in index.draw(6)] == [(5, "recent")] * 2
-    with pytest.raises(RunFailed, match=r"step 7: nothing that records have admitted .* sampling\.max_age \(5\)"):
+    with pytest.raises(RunFailed, match=r"step 7: there is nothing to draw: .* sampling\.max_age, 5"):
         index.draw(7)
 
 

@@ -62,7 +62,7 @@ REFUSED = {
     f"select {ROW}, (select count(*) from duckdb_memory()) as n": f"{READS}, not duckdb_memory(…)",
     f"select {ROW} from information_schema.tables": f"{READS}, not information_schema.tables",
     f"with tables as (select 1) select {ROW} from information_schema.tables": "not information_schema.tables",
-    f"select {ROW} from (show tables)": "not what SHOW and DESCRIBE tell",
+    f"select {ROW} from (show tables)": "not what SHOW and DESCRIBE return",
     "pivot pool on reward using count(*)": "it must be one SELECT, got",
 }
 
@@ -149,7 +149,7 @@ WRONG = {
     "too few rows": ((A,), "one row for every slot and position, got 0 for slot 0, position 1"),
     "a place twice": ((A, A, B), "got 2 for slot 0, position 0"),
     "a place that is not asked for": ((A, B, (1, 0, *A[2:])), "no such place in the batch: slot 1, position 0"),
-    "two prompts in a slot": ((A, (0, 1, "0/0/2", "b", "recent", 0.5)), "slot 0: the rows of a slot must be of one"),
+    "two prompts in a slot": ((A, (0, 1, "0/0/2", "b", "recent", 0.5)), "slot 0: the rows of a slot must have one"),
     "two branches in a slot": ((A, (0, 1, "0/0/1", "a", "prioritised", 0.5)), "one prompt and one branch"),
     "a row nobody stored": ((A, (0, 1, "0/9/0", "a", "recent", 0.5)), "no trajectory '0/9/0' was admitted"),
     "a row beyond its shard": ((A, (0, 1, "0/0/7", "a", "recent", 0.5)), "no trajectory '0/0/7' was admitted"),

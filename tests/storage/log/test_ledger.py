@@ -98,7 +98,7 @@ def test_a_ledger_is_never_rewritten(run: Run):
     ("records", "message"),
     [
         ([], "sync 3 closes no step"),
-        ([make_record(5), make_record(7)], "must follow each other"),
+        ([make_record(5), make_record(7)], "must be consecutive"),
         ([make_record(5), make_record(6, sync=4)], "step 6 belongs to sync 4, not 3"),
         ([make_record(5, outcomes=make_record(5).outcomes[::-1])], "in the order of the draws"),
         ([make_record(5, draws=[make_draw(4, 0, 0)])], "in the order of the draws"),

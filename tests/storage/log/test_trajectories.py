@@ -67,12 +67,12 @@ FAULTS: dict[str, tuple[Callable[[], bytes], str]] = {
     "another type": (lambda: with_column("reward", ["1"] * 3, pa.string()), "'reward' is string, not double"),
     "a missing value": (lambda: with_column("reward", [1.0, None, 0.0]), "'reward' has missing values"),
     "a missing token": (lambda: with_column("ref_logps", [[None] * 4] * 3), "'ref_logps' has missing values"),
-    "other row numbers": (lambda: with_column("trajectory_id", ["0/0/1", "0/0/0", "0/0/2"]), "not numbered 0/0/0"),
+    "other row numbers": (lambda: with_column("trajectory_id", ["0/0/1", "0/0/0", "0/0/2"]), "not numbered from 0/0/0"),
     "another searcher in a row": (lambda: with_column("searcher", [0, 0, 1]), "'searcher' is not 0"),
     "rows of another schema": (lambda: with_column("schema_version", [1, 2, 1]), "'schema_version' is not 1"),
     "a reward that is no number": (lambda: with_column("reward", [NAN, 0.0, 0.0]), "'reward' has a number"),
     "an endless reward": (lambda: with_column("reward", [0.0, INF, 0.0]), "'reward' has a number"),
-    "an absurd reward": (lambda: with_column("reward", [0.0, 0.0, -1e101]), "beyond 1e+100"),
+    "an absurd reward": (lambda: with_column("reward", [0.0, 0.0, -1e101]), "above 1e+100"),
     "an endless part": (lambda: with_column("reward_parts", [[("x", INF)], [], []]), "'reward_parts' has a number"),
     "an endless logp": (lambda: with_column("ref_logps", [*LISTS[1:], [0, 0, -INF, 0]]), "'ref_logps' has a number"),
     "a logp that is no number": (
@@ -112,7 +112,7 @@ FAULTS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a version below 0": (lambda: with_column("version_start", [0, -1, 0]), "'version_start' has a number below 0"),
     "other content than its hash": (
         lambda: with_column("content_hash", [""] * 3),
-        "'content_hash' disagrees",
+        "'content_hash' does not match",
     ),
 }  # fmt: skip
 
@@ -254,7 +254,7 @@ def test_the_places_of_stored_trajectories_are_told_shard_by_shard(run: Run):
 def test_nothing_and_strangers_cannot_be_appended(run: Run):
     with pytest.raises(ValueError, match="at least 1 trajectory, got 0"):
         Trajectories(run).append(0, 0, [])
-    with pytest.raises(ValueError, match="trajectories of searcher 4"):
+    with pytest.raises(ValueError, match="a trajectory of searcher 4"):
         Trajectories(run).append(0, 0, [make_trajectory(searcher=4)])
 
 

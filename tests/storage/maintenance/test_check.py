@@ -113,13 +113,13 @@ def test_a_whole_run_is_clean_on_every_store(root: str):
 def test_shards_that_wait_and_attempts_that_were_given_up_are_only_noted(whole: Run):
     notes = "\n".join(check(whole).notes)
     assert "2 shards with 12 trajectories have arrived since the last sync" in notes
-    assert "took again after a crash: 1" in notes
+    assert "that a later attempt repeated after a crash: 1" in notes
 
 
 def test_a_live_run_is_clean(tmp_path: Path):
     findings = check(make_live_run(str(tmp_path)))
     assert findings.ok
-    assert any("not in the ledger yet" in note for note in findings.notes)
+    assert any("not yet those up to record" in note for note in findings.notes)
 
 
 def test_a_run_that_has_only_begun_is_clean(tmp_path: Path):
@@ -166,7 +166,9 @@ def test_a_write_that_was_never_finished_is_only_noted(whole: Run):
     (Path(whole.url) / "versions/000004-a0002/.model.safetensors.0123456789ab").write_bytes(b"half")
     findings = check(whole)
     assert findings.ok
-    assert any("never finished: of versions/000004-a0002/model.safetensors" in note for note in findings.notes)
+    assert any(
+        "never finished, the first is of versions/000004-a0002/model.safetensors" in note for note in findings.notes
+    )
 
 
 def test_progress_ends_at_all_of_it(whole: Run):
@@ -446,7 +448,7 @@ def test_prompts_of_another_schema_or_of_none_of_the_trajectories_are_found(whol
     rewrite_parquet(whole, layout.prompts("test"), lambda table: table.drop_columns(["answer"]))
     rewrite_parquet(whole, layout.prompts("train"), lambda table: table.slice(0, 0))
     findings = check(whole)
-    assert found(findings, layout.prompts("test"), "'answer' is there 0 times")
+    assert found(findings, layout.prompts("test"), "'answer' occurs 0 times")
     assert found(findings, "trajectories", f"answer {PROMPTS[0]}, which is not among the stored prompts")
 
 
@@ -517,7 +519,7 @@ def test_a_version_of_other_weights_than_the_ledger_says_is_found(whole: Run):
     key = layout.version(Version(3, 2)) + layout.MANIFEST
     rewrite_json(whole, key, weights_sha256="f" * 64)
     findings = check(whole)
-    assert found(findings, layout.version(Version(3, 2)), f"says that its weights are others than {layout.steps(3, 2)}")
+    assert found(findings, layout.version(Version(3, 2)), f"another digest of its weights than {layout.steps(3, 2)}")
     assert len(findings.problems) == 1
     record = json.loads(whole.store.read(key))
     del record["weights_sha256"]

@@ -217,7 +217,7 @@ def test_columns_of_a_task_are_kept_and_a_shard_that_does_not_fit_stays_as_it_is
     save_checkpoint(run, LAST_SYNC + 1, step=100)
     before = tables(run)["trajectories"]
     done = compacted(run)
-    assert done.left == {layout.shard(1, 6): "it has a column 'sync' of its own"}
+    assert done.left == {layout.shard(1, 6): "it has an added column 'sync', whose name is reserved"}
     assert loose(run) == [layout.shard(1, 6)]
     assert tables(run)["trajectories"] == before
     with storage.connect(run) as con:
@@ -642,7 +642,7 @@ def test_tokens_that_lack_without_a_record_that_gives_them_up_are_a_problem(root
     run = make_run(root)
     compacted(run, drop_beyond=CAPACITY)
     Path(run.url, layout.retention(1)).unlink()
-    assert any("no retention record gives up" in it.problem for it in check(run).problems)
+    assert any("no retention record gives these up" in it.problem for it in check(run).problems)
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_a_run_goes_on_without_what_was_given_up_and_a_check_says_so(whole: Run)
     give_up(whole)
     findings = check(whole)
     assert findings.problems == []
-    assert f"{LOST} was lost, and is given up" in findings.notes
+    assert f"{LOST} was lost and is given up" in findings.notes
     refuse_damage(whole, whole=True)
     with storage.connect(whole) as con:
         lost = con.execute("select count(*) from trajectories where searcher = 0 and seq = 3").fetchall()

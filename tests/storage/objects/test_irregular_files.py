@@ -60,7 +60,7 @@ def test_what_is_no_regular_file_is_no_object(tmp_path: Path, kind: Kind):
     put_irregular(tmp_path / "root/a/name", kind)
     put_irregular(tmp_path / "root/b/name", kind)
     for read in READS:
-        with pytest.raises(Missing, match=r"a/name does not exist: a .* of that name is no object$"):
+        with pytest.raises(Missing, match=r"a/name does not exist: a .* of that name is not an object$"):
             within_patience(lambda read=read: read(store, tmp_path / "copy"))
     assert within_patience(lambda: store.read_tagged("a/name")) is None
     assert not store.exists("a/name")
@@ -77,7 +77,7 @@ def test_nothing_is_written_over_what_is_no_object_and_nothing_of_it_removed(tmp
     before = path.lstat()
     (tmp_path / "source").write_bytes(b"x")
     for write in WRITES:
-        with pytest.raises(StorageError, match=r"a/name is a .*, and an object is a regular file: move it away$"):
+        with pytest.raises(StorageError, match=r"a/name is a .*, but an object must be a regular file: move it away$"):
             within_patience(lambda write=write: write(store, tmp_path / "source"))
     store.delete("a/name")
     assert path.lstat() == before

@@ -169,7 +169,7 @@ def test_an_upload_that_was_swept_up_says_so(ceph: Server, monkeypatch: pytest.M
         return await send(operation, key, **parameters)
 
     monkeypatch.setattr(store.requests, "send", sweep_first)
-    with pytest.raises(StorageError, match="part: its upload was ended by somebody else"):
+    with pytest.raises(StorageError, match="part: its upload was aborted by another process"):
         store.upload(tmp_path / "file", "part")
 
 

@@ -235,7 +235,7 @@ def test_where_no_checkpoint_is_intact_nothing_is_claimed_until_a_file_is_restor
     with pytest.raises(Damaged) as raised:
         claim_attempt(run)
     for said in (
-        "no checkpoint is intact", f"{layout.checkpoint(Version(2, 1))}{OPTIMIZER} has not the content", key,
+        "no checkpoint is intact", f"{layout.checkpoint(Version(2, 1))}{OPTIMIZER} does not have the content", key,
         "restore the file that is named and resume", "`tba fork first --step 8`", "start a new run",
     ):  # fmt: skip
         assert said in str(raised.value)
@@ -258,7 +258,7 @@ def test_an_older_checkpoint_whose_steps_would_draw_what_was_given_up_is_not_con
     save(run, tmp_path, 6, 2)
     for name in (Version(6, 2), Version(4, 1)):
         damage(run, name)
-    with pytest.raises(Damaged, match=r"no older one serves, as retention/000001.json .* has given up tokens"):
+    with pytest.raises(Damaged, match=r"no older checkpoint can be used, because retention/000001.json .* given up"):
         claim_attempt(run)
     assert newest_attempt(run) == 2
 

@@ -92,7 +92,7 @@ def test_one_that_is_damaged_keeps_nobody_from_the_others_and_is_spoken_of_once(
     for kind in ("started", "reward-collapsed"):
         trainer.write(kind, "hello", severity="warning")
         assert [event["kind"] for event in reader.new()] == [kind]
-    assert sum("an event is passed over" in record.message for record in caplog.records) == 3
+    assert sum("an event is skipped" in record.message for record in caplog.records) == 3
 
 
 @local

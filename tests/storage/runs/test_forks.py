@@ -409,7 +409,7 @@ def test_a_fork_whose_parent_is_gone_or_whose_record_makes_no_sense_says_so(root
     parent = make_run(root)
     run = fork(parent, 2)
     Path(parent.url, layout.RUN).rename(Path(parent.url, "gone.json"))
-    with pytest.raises(Missing, match="a fork of 'first', which is not beside it"):
+    with pytest.raises(Missing, match="a fork of 'first', which does not exist beside it"):
         Run.open(run.url)
     Path(parent.url, "gone.json").rename(Path(parent.url, layout.RUN))
     path = Path(run.url, layout.RUN)

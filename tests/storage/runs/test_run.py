@@ -90,11 +90,11 @@ def test_what_a_record_calls_a_run_or_its_parent_becomes_no_path_unless_it_is_a_
     path = Path(run.url) / "run.json"
     record = json.loads(path.read_text())
     path.write_bytes(with_digest({**record, "run": name}))
-    with pytest.raises(Damaged, match=r"first/run\.json: run is no name of a run"):
+    with pytest.raises(Damaged, match=r"first/run\.json: run is not the name of a run"):
         Run.open(run.url)
     origin = {"run": name, "step": 1, "sync": 1, "attempt": 1, "attempts": 1, "replays": None, "rebuilt": False}
     path.write_bytes(with_digest({**record, "parent": origin}))
-    with pytest.raises(Damaged, match=r"first/run\.json: parent.run is no name of a run"):
+    with pytest.raises(Damaged, match=r"first/run\.json: parent.run is not the name of a run"):
         Run.open(run.url)
 
 
@@ -105,7 +105,7 @@ def test_runs_that_are_forks_of_each_other_are_damaged(root: str, names: list[st
         path = Path(create(root, name).url) / "run.json"
         origin = {"run": parent, "step": 1, "sync": 1, "attempt": 1, "attempts": 1, "replays": None, "rebuilt": False}
         rewrite(path, parent=origin)
-    with pytest.raises(Damaged, match=r"first/run\.json: parent.run leads back to .*/first$"):
+    with pytest.raises(Damaged, match=r"first/run\.json: the parents of this run lead back to .*/first$"):
         Run.open(f"{root}/runs/first")
 
 
@@ -115,7 +115,7 @@ def test_a_run_of_another_schema_is_refused(root: str):
     path = Path(run.url) / "run.json"
     for later in ({**json.loads(path.read_text()), "schema_version": 2}, {"schema_version": 2}):
         path.write_bytes(with_digest(later))
-        with pytest.raises(StorageError, match=r"first was written with schema version 2, this code reads 1"):
+        with pytest.raises(StorageError, match=r"first was written with schema version 2, but this code reads only 1"):
             Run.open(run.url)
 
 

@@ -131,7 +131,7 @@ def test_a_version_is_published_though_the_cache_cannot_take_it(
     (tmp_path / "cache").write_text("a file where the folder should be")
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
     publish(run, tmp_path, (1, 1))
-    assert "versions/000001-a0001/ is not kept on this machine" in caplog.text
+    assert "versions/000001-a0001/ cannot be kept in the cache of this machine" in caplog.text
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "another"))
     assert (Versions(run).load(Version(1, 1)) / "model.safetensors").read_bytes() == b"(1, 1)"
 
@@ -222,7 +222,7 @@ def test_a_version_swept_up_while_a_superseded_trainer_stores_its_manifest_does_
             create(key, data)
 
         monkeypatch.setattr(old.run.store, "create", too_late)
-        with pytest.raises(Superseded, match=r"000002-a0001.* was swept up"):
+        with pytest.raises(Superseded, match=r"000002-a0001.* was removed while it was written"):
             old.publish(Version(2, 1), step=4, folder=weights(tmp_path, "old"), weights_sha256="")
     else:
         run.store.upload(weights(tmp_path, "old") / "model.safetensors", f"{doomed}model.safetensors")
@@ -396,7 +396,7 @@ def test_a_difference_of_something_else_is_refused(run: Run, three: list[Path]):
         other, mine = (run.store.local_path(f"{prefix}{name}.xor.zst") for prefix in prefixes)
         assert other and mine
         mine.write_bytes(other.read_bytes())
-    with pytest.raises(Damaged, match=f"{LAST}/model.safetensors has not the content"):
+    with pytest.raises(Damaged, match=f"{LAST}/model.safetensors does not have the content"):
         Versions(run).load(LAST)
 
 
@@ -498,7 +498,7 @@ def test_a_difference_whose_base_is_pruned_while_a_superseded_trainer_stores_it_
             return difference(*of_it)
 
         monkeypatch.setattr(manifest_folders, "_difference", meanwhile)
-        with pytest.raises(Superseded, match=f"{NEXT}.* was swept up"):
+        with pytest.raises(Superseded, match=f"{NEXT}.* was removed while it was written"):
             publish_from(old, NEXT, tmp_path)
     else:
         delete = run.store.delete

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tba.config import ObjectiveConfig
-from tba.objectives import Groups, Loss, make_estimator, make_objective
+from tba.objectives import OBJECTIVES, Groups, Loss, Objective
 from tests.support.tba import toy
 
 BETA = 0.5
@@ -32,6 +31,7 @@ def groups_of(logits: Tensor, chosen_PK: Tensor, reward_PK: Tensor, *, old_NL: T
         length_PK=torch.full(chosen_PK.shape, toy.L + 2),
         batch_reward=float(reward_PK.mean()),
         batch_tokens=float(toy.L),
+        max_tokens=toy.L,
         value_PKT=VALUE_NL[chosen_PK],
         step_value_PKT=VALUE_NL[chosen_PK],
         step_next_PKT=after(VALUE_NL[chosen_PK], reward_PK),
@@ -57,6 +57,7 @@ def given_tokens(logp_PKT: Tensor, old_PKT: Tensor, reward_PK: Tensor, mask_PKT:
         length_PK=mask_PKT.sum(dim=2) + 2,
         batch_reward=float(reward_PK.mean()),
         batch_tokens=float(mask_PKT.sum()) / reward_PK.numel(),
+        max_tokens=toy.L,
         value_PKT=0.3 * mask_PKT.double(),
         step_value_PKT=0.3 * mask_PKT.double(),
         step_next_PKT=reward_PK[:, :, None] * mask_PKT,
@@ -73,13 +74,11 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> 
 
 def named(name: str, **chosen: Any) -> Any:
     """With what it makes of a whole batch, where that is not given."""
-    config = ObjectiveConfig(name=name, **chosen)  # pyright: ignore[reportArgumentType]
-    objective = make_objective(config, max_tokens=toy.L)
-    return lambda groups, beta: objective(estimated(config, groups), beta=beta)
+    objective = OBJECTIVES[name](**chosen)
+    return lambda groups, beta: objective.loss(estimated(objective, groups), beta=beta)
 
 
-def estimated(config: ObjectiveConfig, groups: Groups) -> Groups:
-    estimator = make_estimator(config)
-    if estimator is None or groups.advantage_PKT is not None:
+def estimated(objective: Objective, groups: Groups) -> Groups:
+    if not objective.needs_whole_batch or groups.advantage_PKT is not None:
         return groups
-    return estimator(groups, beta=BETA).of(0, groups)
+    return objective.estimates(groups, beta=BETA).of(0, groups)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tba.config import EngineConfig
+from tba.config import VLLMEngine
 from tba.errors import Busy, ConfigError, Damaged, Missing
 from tba.generation.requests import generate
 from tba.models.adapters import Adapter
@@ -46,7 +46,7 @@ def engine(base: Path) -> Iterator[Any]:
         batch_responses=64,
         max_prompt_tokens=len(TEXT),
         max_response_tokens=LONG,
-        engine=EngineConfig(memory_fraction=0.2),
+        engine=VLLMEngine(memory_fraction=0.2),
         adapter=adapter_of(base),
     )
     with closing(generator):

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tba.batches.logprobs import chosen_logps
-from tba.config import EngineConfig
+from tba.config import VLLMEngine
 from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed
 from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
@@ -50,7 +50,7 @@ def make_generator(**engine: Any) -> Any:
         batch_responses=64,
         max_prompt_tokens=MOST - LONG,
         max_response_tokens=LONG,
-        engine=EngineConfig(memory_fraction=0.2, **engine),  # a GPU has room for three of them
+        engine=VLLMEngine(memory_fraction=0.2, **engine),  # a GPU has room for three of them
     )
 
 

@@ -2,9 +2,7 @@
 # Shapes: P prompts, K responses per prompt, T tokens, N sequences of the toy, R x V its logits.
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from typing import Any, get_args
 
@@ -15,18 +13,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
-from tba.config import ObjectiveConfig, ObjectiveName
-from tba.objectives import Groups, Loss, trajectory_balance
+from tba.objectives import OBJECTIVES, Groups, TrajectoryBalance, trajectory_balance
 from tba.objectives.corrections import Correction
-from tba.objectives.grpo import OWN_DR, dr_grpo, grpo
-from tba.objectives.online_dpo import online_dpo
-from tba.objectives.policy_gradient import Surrogate, policy_gradient
-from tba.objectives.ppo import ppo
-from tba.objectives.regressions import kimi, oapl
-from tba.objectives.reinforce import reinforce
-from tba.objectives.rloo import PROXIMAL, rloo
-from tba.objectives.tba_prime import tba_prime
-from tba.objectives.vine_ppo import vine_ppo
+from tba.objectives.grpo import GRPO, DrGRPO
+from tba.objectives.online_dpo import OnlineDPO
+from tba.objectives.policy_gradient import policy_gradient
+from tba.objectives.regressions import OAPL, Kimi
+from tba.objectives.reinforce import Reinforce
+from tba.objectives.rloo import RLOO, ProximalRLOO
+from tba.objectives.tba_prime import TBAPrime
 from tba.types import CorrectionKind
 from tests.support.tba import toy
 from tests.support.tba.objective_examples import (
@@ -44,8 +39,8 @@ from tests.support.tba.objective_examples import (
     parameters,
 )
 
-UNCORRECTED = Surrogate()
-NAMES = get_args(ObjectiveName)
+UNCORRECTED = RLOO(penalty="none")
+NAMES = list(OBJECTIVES)
 GRADIENTS = ("tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo")
 KINDS = get_args(CorrectionKind)  # the first corrects nothing
 
@@ -56,28 +51,6 @@ def scores_of(logits: Tensor, chosen_PK: Tensor) -> Tensor:
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
-
-
-BY_ITSELF: dict[str, Callable[..., Loss]] = {
-    "tba-prime": tba_prime,
-    "reinforce": reinforce,
-    "rloo": rloo,
-    "proximal-rloo": partial(rloo, surrogate=PROXIMAL),
-    "grpo": grpo,
-    "dr-grpo": partial(dr_grpo, surrogate=replace(OWN_DR, max_tokens=toy.L)),
-    "ppo": ppo,
-    "vine-ppo": vine_ppo,
-}
-
-
-@pytest.mark.parametrize("name", BY_ITSELF)
-def test_settings_left_alone_are_the_objective_as_its_file_has_it(name: str):
-    logits = parameters()
-    given = estimated(
-        ObjectiveConfig(name=name),  # pyright: ignore[reportArgumentType]
-        groups_of(2 * logits, toy.draw(7, 8, 4), toy.random_rewards(7, 8, 4), old_NL=OLD_NL),
-    )
-    assert_close(gradient(named(name)(given, BETA), logits), gradient(BY_ITSELF[name](given, beta=BETA), logits))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,7 +98,7 @@ def test_a_batch_is_the_mean_of_its_parts(name: str):
     chosen_PK, reward_PK = toy.draw(5, 4, 3), toy.random_rewards(5, 4, 3)
     mask_PKT = torch.arange(toy.L) < lengths_PK[:, :, None]
     whole = given_tokens(toy.token_logps(logits)[chosen_PK], OLD_NL[chosen_PK], reward_PK, mask_PKT)
-    whole = estimated(ObjectiveConfig(name=name), whole)  # pyright: ignore[reportArgumentType]
+    whole = estimated(OBJECTIVES[name](), whole)
 
     def part(rows: slice) -> Groups:
         return Groups(**{name: it[rows] if isinstance(it, Tensor) else it for name, it in vars(whole).items()})
@@ -171,13 +144,13 @@ def test_what_a_batch_lacks_is_named():
     groups = groups_of(parameters(), toy.draw(1, 2, 3), toy.random_rewards(1, 2, 3))
     lacking = Groups(**{**vars(groups), "behaviour_logp_PKT": None, "batch_reward": None})
     with pytest.raises(ValueError, match="this objective needs behaviour_logp_PKT"):
-        grpo(lacking, beta=BETA)
+        GRPO().loss(lacking, beta=BETA)
     with pytest.raises(ValueError, match="mean reward of the batch"):
-        reinforce(lacking, beta=BETA)
+        Reinforce().loss(lacking, beta=BETA)
     with pytest.raises(ValueError, match="the correction 'clip' needs log-probabilities under what sampled, got None"):
         Correction(kind="clip").maximised(groups.logp_PK, None, groups.reward_PK)
-    with pytest.raises(ValueError, match="max_tokens must be >= 1, got 0"):
-        dr_grpo(groups, beta=BETA, surrogate=Surrogate(normaliser="constant"))
+    with pytest.raises(ValueError, match="needs the maximum length of a response, got None"):
+        DrGRPO().loss(replace(groups, max_tokens=None), beta=BETA)
     with pytest.raises(ValueError, match=r"reward_PK must be \[2, 3\], as logp_PKT is, got \[3, 2\]"):
         Groups(**{**vars(groups), "reward_PK": torch.zeros(3, 2)})
     with pytest.raises(ValueError, match="at least 2 responses per prompt, got 1"):
@@ -191,7 +164,7 @@ def test_tba_prime_without_ratio_is_trajectory_balance():
     logits, chosen_PK, reward_PK = parameters(), toy.draw(9, 4, 5), toy.random_rewards(9, 4, 5)
     groups = groups_of(logits, chosen_PK, reward_PK, old_NL=OLD_NL)
     balance = trajectory_balance(groups.logp_PK, groups.ref_logp_PK, reward_PK, beta=BETA)
-    loss = tba_prime(groups, beta=BETA, surrogate=UNCORRECTED)
+    loss = TBAPrime(correction="none", normaliser="sum").loss(groups, beta=BETA)
     assert_close(gradient(loss, logits), BETA / 2 * gradient(balance, logits))
     assert_close(loss.advantage_PK, balance.advantage_PK)
 
@@ -201,13 +174,13 @@ def test_tba_prime_on_policy_is_trajectory_balance_divided_by_lengths():
     groups = groups_of(logits, chosen_PK, reward_PK)
     balance = trajectory_balance(groups.logp_PK, groups.ref_logp_PK, reward_PK, beta=BETA)
     expected = BETA / 2 * gradient(balance, logits) / (toy.L + 2)
-    assert_close(gradient(tba_prime(groups, beta=BETA), logits), expected)
+    assert_close(gradient(TBAPrime().loss(groups, beta=BETA), logits), expected)
 
 
 def test_centred_on_the_behaviour_all_responses_of_a_group_are_pulled_up_by_what_they_have_lost():
     logits, chosen_PK, reward_PK = parameters(), toy.draw(9, 4, 5), toy.random_rewards(9, 4, 5)
     groups = groups_of(logits, chosen_PK, reward_PK, old_NL=OLD_NL)
-    symmetric, asymmetric = (tba_prime(groups, beta=BETA, centre=it) for it in ("policy", "behaviour"))
+    symmetric, asymmetric = (TBAPrime(centre=it).loss(groups, beta=BETA) for it in ("policy", "behaviour"))
     lost_P1 = (OLD_NL[chosen_PK].sum(2) - groups.logp_PK.detach()).mean(1, keepdim=True)
     assert_close(symmetric.advantage_PK.sum(1), torch.zeros(4, dtype=torch.float64))
     assert_close(asymmetric.advantage_PK - symmetric.advantage_PK, BETA * lost_P1.expand(4, 5))
@@ -220,12 +193,12 @@ def test_of_tba_prime_a_token_beyond_the_cap_teaches_nothing_and_a_far_one_count
     logp_PKT[0, 0, 1] += math.log(9.0)
     logp_PKT.requires_grad_()
     groups = given_tokens(logp_PKT, old_PKT, torch.eye(2, dtype=torch.float64)[:1])
-    taught = gradient(tba_prime(groups, beta=0.01), logp_PKT)[0, 0]
+    taught = gradient(TBAPrime().loss(groups, beta=0.01), logp_PKT)[0, 0]
     assert taught[1] == 0 and (taught[[0, 2]] < 0).all()
     assert (gradient(named("tba-prime", correction="truncate")(groups, beta=0.01), logp_PKT)[0, 0] < 0).all()
     far_PKT = old_PKT.clone()
     far_PKT[0, 0, 0] = -13.0  # 12 below the reference's -1
-    loss = tba_prime(given_tokens(far_PKT, far_PKT, torch.zeros(1, 2)), beta=BETA)
+    loss = TBAPrime().loss(given_tokens(far_PKT, far_PKT, torch.zeros(1, 2)), beta=BETA)
     assert_close(loss.advantage_PK, torch.tensor([[4.0, -4.0]], dtype=torch.float64) * BETA)  # -14 against -6
 
 
@@ -233,46 +206,49 @@ def test_of_tba_prime_a_token_beyond_the_cap_teaches_nothing_and_a_far_one_count
 
 
 @pytest.mark.parametrize(
-    ("name", "chosen", "direct"),
+    ("chosen", "direct"),
     [
-        ("trajectory-balance", {"log_z": "leave-one-out"}, lambda it: trajectory_balance(
+        ({"log_z": "leave-one-out"}, lambda it: trajectory_balance(
             it.logp_PK, it.ref_logp_PK, it.reward_PK, beta=BETA, log_z="leave-one-out")),
-        ("trajectory-balance", {"anchor": "behaviour"}, lambda it: trajectory_balance(
+        ({"anchor": "behaviour"}, lambda it: trajectory_balance(
             it.logp_PK, it.behaviour_logp_PKT.sum(2), it.reward_PK, beta=BETA)),
-        ("tba-prime", {}, lambda it: tba_prime(it, beta=BETA)),
-        ("tba-prime", {"centre": "behaviour"}, lambda it: tba_prime(it, beta=BETA, centre="behaviour")),
-        ("tba-prime", {"ratio_cap": 1.1}, lambda it: tba_prime(it, beta=BETA, surrogate=Surrogate(
-            correction=Correction(kind="cap", cap=1.1), normaliser="row"))),
-        ("reinforce", {}, lambda it: reinforce(it, beta=BETA)),
-        ("rloo", {}, lambda it: rloo(it, beta=BETA)),
-        ("proximal-rloo", {}, lambda it: rloo(it, beta=BETA, surrogate=PROXIMAL)),
-        ("grpo", {}, lambda it: grpo(it, beta=BETA)),
-        ("grpo", {"clip_low": 0.05, "clip_high": 0.6}, lambda it: grpo(it, beta=BETA, surrogate=Surrogate(
-            correction=Correction(kind="clip", clip_low=0.05, clip_high=0.6), normaliser="response", penalty="loss"))),
-        ("dr-grpo", {}, lambda it: dr_grpo(it, beta=BETA, surrogate=Surrogate(
-            correction=Correction(kind="clip"), normaliser="constant", max_tokens=toy.L))),
-        ("dr-grpo", {"correction": "decoupled", "prox_share": 0.2, "correction_level": "mean"}, lambda it: dr_grpo(
-            it, beta=BETA, surrogate=Surrogate(correction=Correction(kind="decoupled", prox_share=0.2, level="mean")))),
-        ("online-dpo", {}, lambda it: online_dpo(it, beta=BETA)),
-        ("kimi", {}, lambda it: kimi(it, beta=BETA)),
-        ("kimi", {"anchor": "behaviour"}, lambda it: kimi(it, beta=BETA, anchor="behaviour")),
-        ("oapl", {"value_beta": 2.0}, lambda it: oapl(it, beta=BETA, value_beta=2.0)),
-        ("oapl", {"anchor": "reference"}, lambda it: oapl(it, beta=BETA, anchor="reference")),
-        ("ppo", {}, lambda it: ppo(estimated(ObjectiveConfig(name="ppo"), it), beta=BETA)),
-        ("vine-ppo", {}, lambda it: vine_ppo(estimated(ObjectiveConfig(name="vine-ppo"), it), beta=BETA)),
+        ({"log_z": "learned"}, lambda it: trajectory_balance(
+            it.logp_PK, it.ref_logp_PK, it.reward_PK, beta=BETA, log_z=it.log_z_P)),
     ],
 )  # fmt: skip
-def test_settings_choose_the_objective_and_how_it_is_computed(name: str, chosen: dict[str, Any], direct: Any):
+def test_settings_choose_how_trajectory_balance_is_computed(chosen: dict[str, Any], direct: Any):
     logits = parameters()
     groups = groups_of(logits, toy.draw(24, 3, 4), toy.random_rewards(24, 3, 4), old_NL=OLD_NL)
-    loss, expected = named(name, **chosen)(groups, beta=BETA), direct(groups)
+    groups = replace(groups, log_z_P=torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64))
+    loss, expected = TrajectoryBalance(**chosen).loss(groups, beta=BETA), direct(groups)
     assert_close(loss.value, expected.value)
     assert_close(gradient(loss, logits), gradient(expected, logits))
-    if chosen:
-        assert not torch.equal(loss.value, named(name)(groups, beta=BETA).value)
+    assert not torch.equal(loss.value, TrajectoryBalance().loss(groups, beta=BETA).value)
 
 
-@pytest.mark.parametrize("correction", ["own", *KINDS])
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("tba-prime", {"centre": "behaviour"}),
+        ("kimi", {"anchor": "behaviour"}),
+        ("oapl", {"anchor": "reference"}),
+        ("oapl", {"value_beta": 2.0}),
+        ("ppo", {"discount": 0.5}),
+        ("ppo", {"gae_decay": 0.5}),
+        ("ppo", {"value_share": 0.3}),
+        *((name, {"normaliser": "sum"}) for name in ("tba-prime", "grpo", "dr-grpo", "ppo", "vine-ppo")),
+        *((name, {"normaliser": "tokens"}) for name in ("reinforce", "rloo")),
+        *((name, {"penalty": "loss"}) for name in ("reinforce", "rloo", "proximal-rloo", "dr-grpo", "ppo")),
+        *((name, {"penalty": "none"}) for name in ("reinforce", "rloo", "grpo", "ppo", "vine-ppo")),
+    ],
+)
+def test_a_setting_of_an_objective_changes_its_loss(name: str, chosen: dict[str, Any]):
+    groups = groups_of(parameters(), toy.draw(24, 3, 4), toy.random_rewards(24, 3, 4), old_NL=OLD_NL)
+    loss, plain = named(name, **chosen)(groups, beta=BETA), named(name)(groups, beta=BETA)
+    assert not torch.equal(loss.value, plain.value)
+
+
+@pytest.mark.parametrize("correction", KINDS)
 @pytest.mark.parametrize("name", [*GRADIENTS, "ppo", "vine-ppo"])
 def test_what_is_set_for_a_correction_changes_the_loss_or_is_refused(name: str, correction: str):
     groups = groups_of(parameters(), toy.draw(26, 6, 6), toy.random_rewards(26, 6, 6), old_NL=OLD_NL)
@@ -294,15 +270,15 @@ def test_what_is_set_for_a_correction_changes_the_loss_or_is_refused(name: str, 
 
 def test_advantages_of_the_group_methods_are_multiples_of_one_another():
     groups = groups_of(parameters(), toy.draw(10, 3, 4), toy.random_rewards(10, 3, 4))
-    left_out = rloo(groups, beta=BETA, surrogate=UNCORRECTED).advantage_PK
+    left_out = UNCORRECTED.loss(groups, beta=BETA).advantage_PK
     reward_PK = groups.reward_PK
     for i in range(4):
         others = reward_PK[:, [j for j in range(4) if j != i]]
         assert_close(left_out[:, i], reward_PK[:, i] - others.mean(1))
     assert_close(left_out.sum(1), torch.zeros(3, dtype=torch.float64))
-    mean = dr_grpo(groups, beta=BETA, surrogate=UNCORRECTED).advantage_PK
+    mean = DrGRPO().loss(groups, beta=BETA).advantage_PK
     assert_close(mean, 3 / 4 * left_out)
-    scaled = grpo(groups, beta=BETA).advantage_PK
+    scaled = GRPO().loss(groups, beta=BETA).advantage_PK
     assert_close(scaled, mean / (reward_PK.std(1, keepdim=True) + 1e-4))
 
 
@@ -310,7 +286,7 @@ def test_rloo_with_its_penalty_is_trajectory_balance_left_one_out():
     logits, chosen_PK, reward_PK = parameters(), toy.draw(9, 4, 5), toy.random_rewards(9, 4, 5)
     groups = groups_of(logits, chosen_PK, reward_PK, old_NL=OLD_NL)
     balance = trajectory_balance(groups.logp_PK, groups.ref_logp_PK, reward_PK, beta=BETA, log_z="leave-one-out")
-    assert_close(gradient(rloo(groups, beta=BETA), logits), BETA / 2 * gradient(balance, logits))
+    assert_close(gradient(RLOO().loss(groups, beta=BETA), logits), BETA / 2 * gradient(balance, logits))
 
 
 def test_grpo_is_clipped_token_by_token_with_k3_in_the_loss():
@@ -325,20 +301,23 @@ def test_grpo_is_clipped_token_by_token_with_k3_in_the_loss():
         assert (gradient(loss, logp_PKT)[0, 0, [0, 2, 3]] < 0).all()
     away_PKT = -1 - logp_PKT
     k3_PKT = away_PKT.exp() - 1 - away_PKT
-    assert_close(grpo(groups, beta=BETA).value, alone.value + BETA * k3_PKT.mean())
+    assert_close(GRPO().loss(groups, beta=BETA).value, alone.value + BETA * k3_PKT.mean())
 
 
 def test_grpo_does_not_see_the_scale_of_rewards():
     chosen_PK, reward_PK = toy.draw(11, 3, 4), 100 * toy.random_rewards(11, 3, 4)
-    once, again = (grpo(groups_of(parameters(), chosen_PK, it), beta=BETA) for it in (reward_PK, 5 * reward_PK - 3))
+    groups = (groups_of(parameters(), chosen_PK, it) for it in (reward_PK, 5 * reward_PK - 3))
+    once, again = (GRPO().loss(it, beta=BETA) for it in groups)
     assert_close(again.advantage_PK, once.advantage_PK, 1e-4)
 
 
 def test_the_log_ratio_to_the_reference_counts_as_reward():
     groups = groups_of(parameters(), toy.draw(12, 3, 4), toy.random_rewards(12, 3, 4))
     in_reward_PK = groups.reward_PK - BETA * (groups.logp_PK.detach() - groups.ref_logp_PK)
-    assert_close(rloo(groups, beta=BETA).advantage_PK, 4 / 3 * (in_reward_PK - in_reward_PK.mean(1, keepdim=True)))
-    assert_close(reinforce(groups, beta=BETA).advantage_PK, in_reward_PK - groups.reward_PK.mean())
+    assert_close(
+        RLOO().loss(groups, beta=BETA).advantage_PK, 4 / 3 * (in_reward_PK - in_reward_PK.mean(1, keepdim=True))
+    )
+    assert_close(Reinforce().loss(groups, beta=BETA).advantage_PK, in_reward_PK - groups.reward_PK.mean())
 
 
 def test_longer_responses_weigh_more_unless_their_tokens_are_averaged():
@@ -362,16 +341,16 @@ def test_what_the_sum_over_tokens_is_divided_by(normaliser: Any, divisor: Tensor
     logp_PKT = -toy.random_rewards(14, 2, 2, 4)
     groups = given_tokens(logp_PKT, logp_PKT, toy.random_rewards(14, 2, 2), mask_PKT)
     advantage_PK = toy.random_rewards(15, 2, 2)
-    surrogate = Surrogate(normaliser=normaliser, max_tokens=10)
+    objective = RLOO(normaliser=normaliser)
     expected = -(advantage_PK * (logp_PKT * mask_PKT).sum(2) / divisor).mean()
-    assert_close(policy_gradient(groups, advantage_PK, surrogate, beta=BETA).value, expected)
+    assert_close(policy_gradient(replace(groups, max_tokens=10), advantage_PK, objective, beta=BETA).value, expected)
 
 
 def test_k3_is_never_negative_and_on_average_the_divergence():
     logits = parameters()
     everything = torch.arange(toy.N)[None]
     groups = groups_of(logits, everything, torch.zeros(1, toy.N))
-    penalty = Surrogate(penalty="loss")
+    penalty = RLOO(penalty="loss")
     alone = policy_gradient(groups, torch.zeros(1, toy.N, dtype=torch.float64), penalty, beta=BETA)
     assert alone.metrics["k3"] >= 0
     probability_N = toy.sequence_logps(logits).exp()
@@ -386,14 +365,14 @@ def test_proximal_rloo_expects_what_rloo_does_on_policy():
     logits = parameters()
     pairs_PK = torch.tensor(list(product(range(toy.N), repeat=2)))
     reward_PK = toy.random_rewards(16, toy.N)[pairs_PK]
-    unclipped = Surrogate(correction=Correction(kind="clip", level="response", clip_low=1.0, clip_high=1e9))
+    unclipped = ProximalRLOO(clip_low=1.0, clip_high=1e9)
 
-    def expected(sampler_NL: Tensor | None, surrogate: Surrogate) -> Tensor:
+    def expected(sampler_NL: Tensor | None, objective: RLOO | ProximalRLOO) -> Tensor:
         weight_N = (toy.token_logps(logits).detach() if sampler_NL is None else sampler_NL).sum(1).exp()
         total = torch.zeros_like(logits)
         for pair_K, reward_K in zip(pairs_PK, reward_PK, strict=True):
             groups = groups_of(logits, pair_K[None], reward_K[None], old_NL=sampler_NL)
-            total += weight_N[pair_K].prod() * gradient(rloo(groups, beta=BETA, surrogate=surrogate), logits)
+            total += weight_N[pair_K].prod() * gradient(objective.loss(groups, beta=BETA), logits)
         return total
 
     assert_close(expected(OLD_NL, unclipped), expected(None, UNCORRECTED))
@@ -457,7 +436,7 @@ def test_a_ratio_of_means_is_the_geometric_mean_of_a_responses_tokens():
     mask_PKT = torch.arange(4) < torch.tensor([[2, 4]])[:, :, None]
     old_PKT = -toy.random_rewards(17, 1, 2, 4)
     logp_PKT = (old_PKT + 0.1).requires_grad_()
-    gspo = Surrogate(correction=Correction(kind="clip", level="mean"))
+    gspo = RLOO(correction="clip", correction_level="mean")
     groups = given_tokens(logp_PKT, old_PKT, torch.tensor([[1.0, 0.0]], dtype=torch.float64), mask_PKT)
     advantage_PK = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
     loss = policy_gradient(groups, advantage_PK, gspo, beta=BETA)
@@ -474,7 +453,7 @@ def test_a_ratio_of_whole_responses_is_the_product_of_its_tokens():
         torch.full((1, 2, 4), -0.6, dtype=torch.float64),
         torch.eye(2)[:1],
     )
-    loss = rloo(groups, beta=BETA, surrogate=PROXIMAL)
+    loss = ProximalRLOO().loss(groups, beta=BETA)
     assert loss.metrics["ratio_mean"] == pytest.approx(math.exp(0.4))
     assert loss.metrics["ratio_cut"] == 1
 
@@ -483,7 +462,7 @@ def test_tokens_that_do_not_count_have_no_ratio():
     mask_PKT = torch.arange(3) < torch.tensor([[1, 2]])[:, :, None]
     logp_PKT = torch.tensor([[[-0.5, -9.0, -9.0], [-0.5, -0.5, -9.0]]], dtype=torch.float64)
     groups = given_tokens(logp_PKT, logp_PKT - 0.5, torch.eye(2)[:1], mask_PKT)
-    found = grpo(groups, beta=BETA).metrics
+    found = GRPO().loss(groups, beta=BETA).metrics
     assert found["ratio_mean"] == pytest.approx(math.exp(0.5))
     assert found["ratio_cut"] == 1
 
@@ -494,7 +473,7 @@ def test_tokens_that_do_not_count_have_no_ratio():
 def test_at_the_reference_the_preference_is_undecided():
     logits = toy.random_logits(1).requires_grad_()  # the reference itself
     reward_PK = torch.tensor([[0.2, 1.0, 0.0], [0.5, 0.1, 0.4]])
-    loss = online_dpo(groups_of(logits, toy.draw(18, 2, 3), reward_PK), beta=BETA)
+    loss = OnlineDPO().loss(groups_of(logits, toy.draw(18, 2, 3), reward_PK), beta=BETA)
     assert float(loss.value.detach()) == pytest.approx(math.log(2))
 
 
@@ -502,7 +481,7 @@ def test_the_best_is_raised_and_the_worst_lowered_by_how_little_they_are_apart()
     logits, chosen_PK = parameters(), torch.tensor([[0, 5, 26], [7, 8, 9]])
     reward_PK = torch.tensor([[0.2, 1.0, 0.0], [0.5, 0.5, 0.5]])
     groups = groups_of(logits, chosen_PK, reward_PK)
-    loss = online_dpo(groups, beta=BETA)
+    loss = OnlineDPO().loss(groups, beta=BETA)
     log_ratio_K = (groups.logp_PK - groups.ref_logp_PK)[0].detach()
     weight = BETA * torch.sigmoid(-BETA * (log_ratio_K[1] - log_ratio_K[2]))
     scores_K = scores_of(logits, chosen_PK)[0]
@@ -531,7 +510,7 @@ def test_kimi_leads_where_its_fixed_point_equation_says():
     n = 5
     logits_N = toy.random_rewards(19, n).requires_grad_()
     anchor_N, reward_N = torch.log_softmax(toy.random_rewards(20, n), 0), toy.random_rewards(21, n)
-    loss = kimi(flat(logits_N, anchor_N, reward_N), beta=BETA)
+    loss = Kimi().loss(flat(logits_N, anchor_N, reward_N), beta=BETA)
     pi_N = torch.softmax(logits_N, 0).detach()
     d_N = BETA * (pi_N.log() - anchor_N) - (reward_N - reward_N.mean())
     assert_close(gradient(loss, logits_N), 2 * BETA / n * (d_N - pi_N * d_N.sum()))
@@ -542,11 +521,11 @@ def test_oapl_is_content_with_the_tilted_behaviour():
     anchor_N, reward_N = torch.full((n,), -math.log(n), dtype=torch.float64), toy.random_rewards(22, n)
     target_N = torch.log_softmax(anchor_N + reward_N / BETA, 0).requires_grad_()
     groups = flat(target_N, anchor_N, reward_N)
-    loss = oapl(groups, beta=BETA)
+    loss = OAPL().loss(groups, beta=BETA)
     assert loss.residual_PK is not None
     assert_close(loss.residual_PK, torch.zeros(1, n, dtype=torch.float64))
     assert_close(gradient(loss, target_N), torch.zeros(n, dtype=torch.float64))
-    other = oapl(groups, beta=BETA, value_beta=2.0)
+    other = OAPL(value_beta=2.0).loss(groups, beta=BETA)
     assert other.log_z_P is not None
     assert_close(BETA * other.log_z_P, 2.0 * (torch.logsumexp(reward_N / 2.0, 0) - math.log(n))[None])
 
@@ -567,8 +546,8 @@ def test_balance_anchored_at_what_sampled_is_content_with_the_tilted_behaviour_w
 def test_a_regression_is_anchored_where_it_is_told():
     chosen_PK, reward_PK = toy.draw(23, 2, 3), toy.random_rewards(23, 2, 3)
     groups = groups_of(parameters(), chosen_PK, reward_PK, old_NL=OLD_NL)
-    for objective in (kimi, oapl):
-        to_reference, to_behaviour = (objective(groups, beta=BETA, anchor=it) for it in ("reference", "behaviour"))
+    for objective in (Kimi, OAPL):
+        to_reference, to_behaviour = (objective(anchor=it).loss(groups, beta=BETA) for it in ("reference", "behaviour"))
         assert to_reference.residual_PK is not None and to_behaviour.residual_PK is not None
         apart_PK = OLD_NL[chosen_PK].sum(2) - groups.ref_logp_PK
         assert_close(to_reference.residual_PK - to_behaviour.residual_PK, apart_PK)

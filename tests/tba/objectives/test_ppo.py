@@ -15,9 +15,9 @@ from torch import Tensor
 from tba.config import Config
 from tba.models.policy import Policy
 from tba.objectives import Groups
-from tba.objectives.policy_gradient import Surrogate, policy_gradient
-from tba.objectives.ppo import OWN, estimates, gae, ppo, token_rewards, value_loss, whiten
-from tba.objectives.rloo import PROXIMAL
+from tba.objectives.policy_gradient import policy_gradient
+from tba.objectives.ppo import PPO, gae, token_rewards, value_loss, whiten
+from tba.objectives.rloo import ProximalRLOO
 from tba.train.auxiliary_models import ValueModel
 from tba.train.learner import Learned, Learner
 from tba.types import Trajectory
@@ -75,7 +75,7 @@ def test_on_policy_advantages_expect_the_gradient_of_reward_less_divergence(deca
     probability_N = toy.sequence_logps(logits).exp()
     reward_N = toy.random_rewards(3, toy.N)
     groups = everything(logits, reward_N)
-    reward_PKT = token_rewards(groups, OWN, beta=BETA)
+    reward_PKT = token_rewards(groups, PPO(), beta=BETA)
     value_R = toy.random_rewards(4, toy.R)
     if exact:
         return_NL, weight_NL = reward_PKT[0].flip(1).cumsum(1).flip(1), probability_N.detach()[:, None].expand(-1, 3)
@@ -106,7 +106,7 @@ def test_at_the_target_all_advantages_are_0_whoever_sampled(decay: float):
     logp_NL = REF_NL + (following_NL - value_NL) / BETA
     assert_close(logp_NL.sum(1), toy.target_logps(REF_NL.sum(1), reward_N, BETA))
     groups = replace(everything(toy.random_logits(1), reward_N), logp_PKT=logp_NL[None])
-    reward_PKT = token_rewards(groups, OWN, beta=BETA)
+    reward_PKT = token_rewards(groups, PPO(), beta=BETA)
     found_PKT = gae(reward_PKT, value_NL[None], groups.mask_PKT, discount=1.0, decay=decay)
     assert_close(found_PKT, torch.zeros_like(found_PKT))
 
@@ -129,9 +129,9 @@ def test_the_reward_comes_with_the_last_token_that_counts_and_the_penalty_with_e
     logp_PKT, old_PKT = (-toy.random_rewards(seed, *HOLES_PKT.shape) for seed in (5, 6))
     reward_PK = toy.random_rewards(7, 3, 2)
     groups = given_tokens(logp_PKT.requires_grad_(), old_PKT, reward_PK, HOLES_PKT)
-    found_PKT = token_rewards(groups, OWN, beta=BETA)
+    found_PKT = token_rewards(groups, PPO(), beta=BETA)
     away_PKT = (logp_PKT.detach() + 1) * HOLES_PKT
-    plain_PKT = token_rewards(groups, Surrogate(), beta=BETA)
+    plain_PKT = token_rewards(groups, PPO(penalty="none"), beta=BETA)
     assert not found_PKT.requires_grad
     assert_close(found_PKT, plain_PKT - BETA * away_PKT)
     rows = zip(plain_PKT.flatten(0, 1), HOLES_PKT.flatten(0, 1), reward_PK.flatten(), strict=True)
@@ -184,7 +184,7 @@ def test_a_token_whose_ratio_has_gone_far_enough_teaches_nothing_more():
     advantage_PKT = torch.tensor([[[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0]]], dtype=torch.float64)
     groups = with_advantages(given_tokens(logp_PKT, old_PKT, torch.zeros(1, 2)), advantage_PKT)
     expected_PKT = torch.tensor([[[0.0, 0.5, 1.0], [-1.5, 0.0, -1.0]]], dtype=torch.float64)
-    loss = ppo(groups, beta=BETA)
+    loss = PPO().loss(groups, beta=BETA)
     assert_close(gradient(loss, logp_PKT), -expected_PKT / 6)
     assert loss.metrics["ratio_cut"] == pytest.approx(4 / 6)
 
@@ -193,7 +193,7 @@ def test_at_the_policy_that_sampled_it_is_the_policy_gradient_of_each_tokens_adv
     logp_PKT = -toy.random_rewards(8, *HOLES_PKT.shape)
     advantage_PKT = (toy.random_rewards(9, *HOLES_PKT.shape) - 0.5) * HOLES_PKT
     groups = given_tokens(logp_PKT.requires_grad_(), logp_PKT.detach(), torch.zeros(3, 2), HOLES_PKT)
-    loss = ppo(with_advantages(groups, advantage_PKT), beta=BETA)
+    loss = PPO().loss(with_advantages(groups, advantage_PKT), beta=BETA)
     assert_close(gradient(loss, logp_PKT), -advantage_PKT / HOLES_PKT.sum())
     assert_close(loss.advantage_PK, advantage_PKT.sum(2) / HOLES_PKT.sum(2).clamp(min=1))
 
@@ -202,7 +202,7 @@ def test_values_are_drawn_to_the_returns_by_their_share_of_the_loss():
     logp_PKT, value_PKT = -toy.random_rewards(8, *HOLES_PKT.shape), VALUE_PKT.clone().requires_grad_()
     groups = given_tokens(logp_PKT, logp_PKT, torch.zeros(3, 2), HOLES_PKT)
     groups = replace(with_advantages(groups, REWARD_PKT), value_PKT=value_PKT, return_PKT=REWARD_PKT)
-    loss = ppo(groups, beta=BETA, value_share=0.3)
+    loss = PPO(value_share=0.3).loss(groups, beta=BETA)
     n = HOLES_PKT.sum()
     away_N = (VALUE_PKT - REWARD_PKT)[HOLES_PKT]
     assert_close(gradient(loss, value_PKT), 0.3 * (VALUE_PKT - REWARD_PKT) * HOLES_PKT / n)
@@ -215,7 +215,7 @@ def test_the_explained_variance_is_1_for_the_returns_themselves_and_0_for_a_cons
     groups = given_tokens(logp_PKT, logp_PKT, reward_PK, HOLES_PKT)
 
     def explained(value_PKT: Tensor) -> float:
-        found = estimates(replace(groups, value_PKT=value_PKT), beta=BETA, decay=1.0)
+        found = PPO(gae_decay=1.0).estimates(replace(groups, value_PKT=value_PKT), beta=BETA)
         return float(found.metrics["explained_variance"])
 
     assert explained(reward_PK[:, :, None].expand_as(HOLES_PKT)) == pytest.approx(1)
@@ -227,7 +227,7 @@ def test_the_explained_variance_is_1_for_the_returns_themselves_and_0_for_a_cons
 def test_an_advantage_of_each_token_cannot_be_corrected_by_ratios_of_whole_responses():
     groups = given_tokens(VALUE_PKT, VALUE_PKT, torch.zeros(3, 2), HOLES_PKT)
     with pytest.raises(ValueError, match=r"needs an advantage of each, got \[3, 2, 5\]"):
-        policy_gradient(groups, VALUE_PKT, PROXIMAL, beta=BETA)
+        policy_gradient(groups, VALUE_PKT, ProximalRLOO(), beta=BETA)
 
 
 # --- a learner with a value model -------------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tba.batches.batching import Batch, collate
 from tba.errors import DataError
-from tba.objectives import Groups
+from tba.objectives import Groups, Loss
 from tba.objectives.ppo import whiten
-from tba.objectives.vine_ppo import OWN, estimates, vine_ppo
+from tba.objectives.vine_ppo import VinePPO
 from tba.train.auxiliary_models import make_companion
 from tba.train.learner import Learner, as_groups
 from tba.types import Trajectory
@@ -154,6 +154,10 @@ def test_capped_a_step_has_the_monte_carlo_return_and_those_that_follow_nothing(
 MASK_PKT = torch.tensor([[[1, 1, 1, 0], [1, 1, 0, 0]], [[0, 1, 1, 1], [1, 0, 0, 0]]]).bool()
 
 
+def loss_of(objective: VinePPO, groups: Groups) -> Loss:
+    return objective.loss(objective.estimates(groups, beta=BETA).of(0, groups), beta=BETA)
+
+
 def test_advantages_are_whitened_over_the_batch_and_go_through_the_clipped_loss():
     old_PKT = torch.full((2, 2, 4), -2.0, dtype=torch.float64)
     ratio_PKT = torch.tensor([0.5, 1.0, 1.5, 1.1]).double().expand(2, 2, 4)
@@ -163,7 +167,7 @@ def test_advantages_are_whitened_over_the_batch_and_go_through_the_clipped_loss(
     groups = replace(groups, step_value_PKT=value_PKT, step_next_PKT=next_PKT)
     white_PKT = whiten(next_PKT - value_PKT, MASK_PKT)
     far_PKT = ((ratio_PKT > 1.2) & (white_PKT > 0)) | ((ratio_PKT < 0.8) & (white_PKT < 0))
-    loss = vine_ppo(estimates(groups, beta=BETA).of(0, groups), beta=BETA, surrogate=replace(OWN, penalty="none"))
+    loss = loss_of(VinePPO(penalty="none"), groups)
     assert far_PKT[MASK_PKT].any()
     assert_close(gradient(loss, logp_PKT), -white_PKT * ratio_PKT * ~far_PKT * MASK_PKT / MASK_PKT.sum())
 
@@ -172,17 +176,17 @@ def test_leaving_the_reference_costs_beta_k3_in_the_loss():
     logp_PKT = (-toy.random_rewards(8, 2, 2, 4)).requires_grad_()
     groups = given_tokens(logp_PKT, logp_PKT.detach(), torch.zeros(2, 2), MASK_PKT)
     groups = replace(groups, step_value_PKT=torch.zeros(2, 2, 4), step_next_PKT=torch.zeros(2, 2, 4))
-    loss = vine_ppo(estimates(groups, beta=BETA).of(0, groups), beta=BETA)
+    loss = loss_of(VinePPO(), groups)
     away_PKT = (-1 - logp_PKT)[MASK_PKT]
     assert_close(loss.value, BETA * (away_PKT.exp() - 1 - away_PKT).mean())
 
 
 def test_values_that_foretell_the_reward_explain_its_variance():
     groups = everything(parameters(), toy.random_rewards(3, toy.N), (3,))
-    explained = estimates(groups, beta=BETA).metrics["explained_variance"]
+    explained = VinePPO().estimates(groups, beta=BETA).metrics["explained_variance"]
     assert explained == pytest.approx(0, abs=1e-9)  # of one prompt, the same for all
     groups = replace(groups, step_value_PKT=groups.reward_PK[:, :, None].expand(-1, -1, toy.L))
-    assert estimates(groups, beta=BETA).metrics["explained_variance"] == 1
+    assert VinePPO().estimates(groups, beta=BETA).metrics["explained_variance"] == 1
 
 
 # --- a learner --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel
 
 from tba.batches.batching import Batch
 from tba.batches.packing import CannotPack, Group
-from tba.config import ObjectiveName
+from tba.objectives import OBJECTIVES
 from tba.train.auxiliary_models import LogZ, ValueModel
 from tba.train.learner import Learner, as_groups
 from tba.train.micro_batches import Packed
@@ -23,7 +23,7 @@ from tests.support.models.tiny import tiny_llama
 from tests.support.tba.micro_batch_examples import BETA, GPT2, ROWS, K, group, make
 
 OBJECTIVES: dict[str, dict[str, Any]] = {
-    **{name: {"objective__name": name} for name in get_args(ObjectiveName)},
+    **{name: {"objective__name": name} for name in OBJECTIVES},
     "leave-one-out": {"objective__log_z": "leave-one-out"},
     "learned log Z": {"objective__log_z": "learned"},
     "anchored where it was sampled": {"objective__anchor": "behaviour"},

@@ -1,10 +1,11 @@
 import pytest
 
-from tba.config import ObjectiveConfig, TrainingConfig
+from tba.config import TrainingConfig
+from tba.objectives import TrajectoryBalance
 from tba.presets import preset
-from tba.train.schedules import beta_at, learning_rate_at, reference_power_at, target_temperature_at
+from tba.train.schedules import beta_at, learning_rate_at, reference_power_at
 
-GSM8K = ObjectiveConfig(beta_start=0.014, beta_end=0.004, beta_target=500, beta_stop=500)
+GSM8K = TrajectoryBalance(beta_start=0.014, beta_end=0.004, beta_target=500, beta_stop=500)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_steps_count_from_one():
         learning_rate_at(0, TrainingConfig())
 
 
-REDTEAM = ObjectiveConfig(
+REDTEAM = TrajectoryBalance(
     beta_start=0.05,
     beta_end=0.05,
     target_temperature_start=2.0,
@@ -89,7 +90,7 @@ REDTEAM = ObjectiveConfig(
     [(1, 2, 1), (251, 1.5, 1.025), (501, 1, 1.05), (1001, 1, 1.1), (2001, 1, 1.2), (10_000, 1, 1.2)],
 )
 def test_the_target_cools_and_the_reference_counts_less(step, temperature, gamma):
-    assert target_temperature_at(step, REDTEAM) == pytest.approx(temperature, rel=1e-12)
+    assert REDTEAM.target_temperature_at(step) == pytest.approx(temperature, rel=1e-12)
     assert beta_at(step, REDTEAM) == pytest.approx(0.05 * temperature, rel=1e-12)
     assert reference_power_at(step, REDTEAM) == pytest.approx(1 / (gamma * temperature), rel=1e-12)
 

@@ -8,18 +8,19 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tba.config import Config, ObjectiveName
+from tba.config import Config
 from tba.errors import DeadlinePassed, RunFailed, Stopped, StorageError, Superseded
 from tba.fetched import Fetched
 from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy, PolicyScorer, Snapshot
+from tba.objectives import OBJECTIVES
 from tba.train.learner import Learner
 from tba.train.schedules import beta_at, learning_rate_at, reference_power_at
 from tba.train.stop_time import CHECKPOINT, RECENT_STEPS, StoreTimes, steps_to_stop
@@ -249,7 +250,7 @@ def test_what_a_step_found_is_in_its_record(tmp_path):
     assert store.written == [dict(record.metrics) for record in store.records]
 
 
-@pytest.mark.parametrize("name", get_args(ObjectiveName))
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_with_any_objective_a_step_is_the_same_however_the_batch_is_cut(tmp_path, name):
     """A batch of responses of several lengths, with ratios other than 1."""
     weights, stores = [], []

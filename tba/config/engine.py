@@ -1,0 +1,91 @@
+"""Settings of the engines that generate responses."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, JsonValue, Tag
+
+from tba.settings import Positive, settings
+
+
+@settings
+class Engine:
+    """The engine that generates responses, for searchers and the evaluator."""
+
+    name: str
+    """The engine. `auto` uses vLLM on a GPU if vLLM is installed, and transformers otherwise. The path of a class, such
+    as `package.module:Class`, uses a generator of your own."""
+    in_flight: Literal["finish", "update"] = "finish"
+    """What happens to unfinished responses when a new version appears. `finish`: the round is finished with the version
+    that began it. `update`: the engine loads the new version at once, and unfinished responses go on with its weights.
+    With adapters vLLM serves several versions at once: each response ends with the version that began it, and new
+    responses begin with the newest."""
+
+    @property
+    def gpus(self) -> int:
+        """The number of GPUs that one engine is spread over."""
+        return 1
+
+
+@settings
+class VLLMEngine(Engine):
+    """vLLM, or with `auto` the choice between vLLM and transformers."""
+
+    name: Literal["auto", "vllm"] = "auto"
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Fraction of the memory of a GPU that vLLM uses. The reference model, and models that a task rewards with, need
+    room beside it. Unset, it is 0.6 divided by the number of roles that share the GPU."""
+    cache_gigabytes: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """Gigabytes for the key-value cache of vLLM. More cache lets more responses be generated at once. Unset, it is what
+    the memory fraction leaves on a GPU, and 1 on a CPU."""
+    tensor_parallel: Positive = 1
+    """Number of GPUs that one vLLM engine is spread over."""
+    compile: bool = True
+    """Whether vLLM compiles the model and records CUDA graphs on a GPU. Generation becomes faster, and the engine takes
+    longer to start."""
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor_parallel
+
+    def fraction(self, roles: int = 1) -> float:
+        """Return the fraction of a GPU's memory that one engine takes if `roles` roles share the GPU. Each role, also
+        the trainer, has an equal part of the GPU, and an engine takes 0.6 of its part."""
+        return self.memory_fraction or 0.6 / roles
+
+
+@settings
+class TransformersEngine(Engine):
+    """The library transformers."""
+
+    name: Literal["transformers"] = "transformers"
+
+
+@settings
+class CustomEngine(Engine):
+    """A generator that is named by the path of its class. docs/extending.md tells what the class must do."""
+
+    name: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further settings that the generator defines under names of its own."""
+
+
+ENGINES: Mapping[str, type[Engine]] = {"auto": VLLMEngine, "vllm": VLLMEngine, "transformers": TransformersEngine}
+
+
+def _tag(value: Any) -> str:
+    name = value.get("name", "auto") if isinstance(value, Mapping) else getattr(value, "name", "")
+    return "custom" if ":" in str(name) else str(name)
+
+
+if TYPE_CHECKING:
+    AnyEngine = Engine
+else:
+    AnyEngine = Annotated[
+        Annotated[VLLMEngine, Tag("auto")]
+        | Annotated[VLLMEngine, Tag("vllm")]
+        | Annotated[TransformersEngine, Tag("transformers")]
+        | Annotated[CustomEngine, Tag("custom")],
+        Discriminator(_tag),
+    ]
+    """The settings of any engine. `name` tells which."""

@@ -1,0 +1,42 @@
+"""The sections whose settings depend on what `name` chooses: the objective and the engine."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from tba.config.engine import ENGINES, CustomEngine
+from tba.objectives import OBJECTIVES
+
+KINDS: Mapping[str, Mapping[str, type]] = {"objective": OBJECTIVES, "engine": {**ENGINES, "custom": CustomEngine}}
+DEFAULTS: Mapping[str, str] = {"objective": "trajectory-balance", "engine": "auto"}
+
+
+def kind_of(section: str, name: Any) -> type | None:
+    """Return the class of settings that `name` chooses, or None if the name is unknown."""
+    return KINDS[section].get("custom" if ":" in str(name) and section == "engine" else str(name))
+
+
+def names_of(section: str) -> set[str]:
+    """Return the names of all settings that some choice in the section has."""
+    return {field.name for kind in KINDS[section].values() for field in fields(kind)}
+
+
+def switched(before: Any, name: Any, section: str) -> dict[str, Any]:
+    """Return the settings of a section after `name` has changed. Settings that had their defaults take the defaults of
+    the new choice. The others stay, also if the new choice does not have them: they are refused later, by name."""
+    kind = kind_of(section, name)
+    if kind is None:
+        return {**_values(before), "name": name}
+    chosen = {field: value for field, value in _values(before).items() if value != _defaults(type(before))[field]}
+    return {**_defaults(kind), **chosen, "name": name}
+
+
+def _values(section: Any) -> dict[str, Any]:
+    return {field.name: getattr(section, field.name) for field in fields(section)}
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    return {
+        field.name: field.default_factory() if field.default_factory is not MISSING else field.default
+        for field in fields(kind)
+    }

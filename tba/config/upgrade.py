@@ -1,0 +1,45 @@
+"""Reads the settings of older runs.
+
+Until version 0.2, one class held the settings of all objectives. A run stored every one of them, also those of other
+objectives, and the value `own` for a choice that was left to the objective. The same held for the engines.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from tba.config.kinds import DEFAULTS, kind_of
+
+_ONCE_COMMON: Mapping[str, Mapping[str, Any]] = {
+    "objective": {
+        "target_temperature_start": 1.0, "target_temperature_steps": 1, "reference_temperature_end": 1.0,
+        "reference_temperature_steps": 1, "log_z": "group", "log_z_learning_rate": 1e-3, "correction": "own",
+        "correction_level": "own", "clip_low": 0.2, "clip_high": 0.2, "ratio_cap": 8.0, "prox_share": 0.5,
+        "normaliser": "own", "penalty": "own", "centre": "policy", "anchor": "own", "value_beta": 0.0, "discount": 1.0,
+        "gae_decay": 0.95, "value_share": 0.1, "value_learning_rate": 0.0,
+    },
+    "engine": {"memory_fraction": None, "cache_gigabytes": None, "tensor_parallel": 1, "compile": True},
+}  # fmt: skip
+"""The settings that every objective and every engine once had, with the defaults they had then."""
+
+
+def upgraded(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings without those that the chosen objective and engine do not have. A value other than the former
+    default stays, so that `parse` refuses it by name. A section without `name` gets the default."""
+    result = dict(plain)
+    for section in _ONCE_COMMON:
+        if isinstance(values := result.get(section), Mapping):
+            result[section] = _upgraded(section, {"name": DEFAULTS[section], **values})
+    return result
+
+
+def _upgraded(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    kind = kind_of(section, values["name"])
+    if kind is None:
+        return dict(values)
+    own, once = {field.name for field in fields(kind)}, _ONCE_COMMON[section]
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in once or value != once[name] or (name in own and value != "own")
+    }

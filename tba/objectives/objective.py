@@ -1,0 +1,115 @@
+"""The base class of all objectives: the settings that they share, and what the other parts of a run ask of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from tba.objectives.groups import Estimates, Groups, Loss
+from tba.settings import Beta, Count, Positive, settings
+
+
+class Auxiliary(NamedTuple):
+    """A model that is trained beside the policy for the sake of the loss."""
+
+    kind: Literal["value", "log_z"]
+    learning_rate: float  # 0 is the learning rate of the policy
+
+
+@settings
+class Objective(ABC):
+    """The training objective: the loss, the temperature beta of its target, and the reference. The formulas are in
+    docs/objectives.md."""
+
+    name: str
+    """The training objective."""
+    beta_start: Beta = 0.05
+    """Beta at step 1: the weight of staying close to the reference. A lower beta follows the reward more strongly."""
+    beta_end: Beta = 0.05
+    """Beta from step `beta_stop` on. For a constant beta, set `beta_start` and `beta_end` to the same value."""
+    beta_target: Positive = 1
+    """Step at which the straight line from `beta_start` would reach `beta_end`."""
+    beta_stop: Positive = 1
+    """Step from which beta is `beta_end`. If it comes before `beta_target`, beta jumps there."""
+    include_eos: bool = True
+    """Whether a generated end token counts as part of the response. The GSM8K runs of the paper leave it out."""
+    reference_reset: Count = 0
+    """Number of steps between resets of the reference to the current policy. 0 never resets it."""
+    reset_optimizer: bool = False
+    """Whether the optimizer state is cleared when the reference is reset."""
+    reference_decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of itself that the reference keeps at each step; the rest is taken from the policy (an exponential moving
+    average). Higher values move the reference more slowly. 0 keeps the reference fixed."""
+
+    @abstractmethod
+    def loss(self, groups: Groups, *, beta: float) -> Loss:
+        """Compute the loss of a batch, or of a part of one."""
+
+    def estimates(self, groups: Groups, *, beta: float) -> Estimates:
+        """Compute what the loss needs from the whole batch. Called only if `needs_whole_batch` is true."""
+        raise NotImplementedError
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the loss needs log-probabilities of single tokens, under the reference and under the policy that
+        sampled them."""
+        return False
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the loss needs values that searchers estimate for the states within responses."""
+        return False
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether `estimates` has to see the whole batch before the gradients of its parts are taken."""
+        return False
+
+    @property
+    def auxiliary(self) -> Auxiliary | None:
+        """The model that is trained beside the policy, if any."""
+        return None
+
+    @property
+    def tempers(self) -> bool:
+        """Whether the exponent of the reference in the target is other than 1 at some step."""
+        return False
+
+    def target_temperature_at(self, step: int) -> float:
+        """T: log pi_ref and reward / beta are both divided by it."""
+        return 1.0
+
+    def reference_temperature_at(self, step: int) -> float:
+        """Gamma: log pi_ref alone is divided by it, on top of T."""
+        return 1.0
+
+    @model_validator(mode="after")
+    def _schedule_of_beta_is_complete(self) -> Self:
+        if self.beta_stop > self.beta_target:
+            raise ValueError(
+                f"objective.beta_stop must be <= objective.beta_target ({self.beta_target}), got {self.beta_stop}"
+            )
+        if self.beta_stop == 1 and self.beta_start != self.beta_end:
+            raise ValueError(
+                f"objective.beta_start must be objective.beta_end ({self.beta_end:g}), which is beta from step "
+                f"objective.beta_stop (1) on; for a schedule set objective.beta_target and objective.beta_stop too, "
+                f"got {self.beta_start:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reference_moves_in_one_way(self) -> Self:
+        if self.reference_reset and self.reference_decay:
+            raise ValueError(
+                f"objective.reference_decay must be 0 where the reference is reset (objective.reference_reset = "
+                f"{self.reference_reset}), got {self.reference_decay}"
+            )
+        if self.reset_optimizer and not self.reference_reset:
+            raise ValueError("objective.reset_optimizer does not apply where objective.reference_reset is 0")
+        return self
+
+
+def line(start: float, end: float, done: float) -> float:
+    return start * (1 - done) + end * done

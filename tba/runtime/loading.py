@@ -1,0 +1,36 @@
+"""Loads a class of the user's that a setting names by its path, such as `package.module:Class`."""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from tba.errors import ConfigError
+
+
+def load_class(setting: str, path: str, load: Callable[[], Any] | None = None) -> Callable[..., Any]:
+    """Return the class at a path, or what `load` returns. Raise ConfigError, naming the setting, if it cannot be
+    loaded."""
+    search_working_folder()
+    try:
+        loaded = load() if load else _at(path)
+    except Exception as error:  # a module runs when it is imported, and may raise anything
+        raise ConfigError(
+            f"{setting}: {path!r} cannot be loaded: {type(error).__name__}: {error}; is it installed, or a module in "
+            f"{os.getcwd()}?"
+        ) from error
+    if not callable(loaded):
+        raise ConfigError(f"{setting}: {path!r} is {loaded!r}, not a class")
+    return loaded
+
+
+def search_working_folder() -> None:
+    """Let imports search the working folder too, as `python -m` does."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+
+
+def _at(path: str) -> Any:
+    module, _, name = path.replace(":", ".").rpartition(".")
+    return getattr(import_module(module), name)
