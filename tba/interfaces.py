@@ -235,10 +235,11 @@ class ReplayBuffer(Protocol):
         ...
 
     def ready(self, sync: int, *, step: int, until: int) -> bool:
-        """True if record `sync` is stored, or if all that it must admit has arrived. If searchers and trainer go in
-        step, this is round `sync` of every searcher. Otherwise, if ages are bounded, enough trajectories must be there
-        for a batch: together with those admitted before, a whole batch must be young enough at every step up to
-        `until`, the step of the next sync."""
+        """True if record `sync` is stored, or if all trajectories that it must admit have arrived. If searchers and
+        trainer go in step, the record must admit round `sync` of every searcher. Otherwise, if ages are bounded, a
+        whole batch must be young enough at every step up to `until`, the step of the next sync; trajectories that
+        earlier records admitted count too. In all other cases a record need not admit anything, and the result is
+        True."""
         ...
 
     def waiting(self) -> int:

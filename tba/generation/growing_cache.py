@@ -75,4 +75,7 @@ def check_cache(model: PreTrainedModel, setting: str) -> None:
     such a cache cannot be added or removed one by one."""
     kept = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
     if foreign := kept - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
-        raise ConfigError(f"{setting}: cannot generate with {model.config.model_type}: it keeps {', '.join(foreign)}")
+        raise ConfigError(
+            f"{setting}: cannot generate with {model.config.model_type}: its cache has layers of type "
+            f"{', '.join(foreign)}, whose rows cannot be added or removed one by one"
+        )

@@ -18,7 +18,9 @@ def generate(
     """Return one list per prompt with one response per seed, once all responses have ended. `limits` has, for each
     prompt, the largest number of tokens of a response. The generator must have no other requests in flight."""
     if len(prompts) != len(seeds):
-        raise ValueError(f"needs the seeds of each prompt, got {len(prompts)} prompts and {len(seeds)} lists of seeds")
+        raise ValueError(
+            f"each prompt needs a list of seeds, got {len(prompts)} prompts and {len(seeds)} lists of seeds"
+        )
     limits = [in_flight.max_response_tokens] * len(prompts) if limits is None else limits
     asked = [
         [Request(prompt=prompt, seed=seed, limit=limit, temperature=temperature, top_p=top_p) for seed in row]

@@ -68,7 +68,7 @@ class TransformersGenerator:
             read = ahead if ahead and ahead.path == folder else VersionFolder.read(folder)
             if not self._refill(read):
                 if self._flight or self._waiting:
-                    raise Busy(f"version {version} is another model than that of the responses in flight")
+                    raise Busy(f"version {version} is another model than the one of the responses in flight")
                 self._policy = self._load(folder, read.description)
         except (ConfigError, Damaged, OSError, SafetensorError) as error:
             if is_gone(folder):
@@ -149,7 +149,7 @@ class TransformersGenerator:
 
     def _adopted(self) -> tuple[Policy, Version]:
         if self._policy is None or self.version is None:
-            raise ConfigError("a generator has no weights before it has adopted a version")
+            raise ConfigError("no version has been adopted yet, so this generator has no weights: call adopt() first")
         return self._policy, self.version
 
     def _response(self, row: Row) -> Response:

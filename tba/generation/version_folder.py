@@ -27,7 +27,7 @@ class VersionFolder:
     @staticmethod
     def read(path: Path) -> "VersionFolder":
         files = sorted(path.glob("*.safetensors"))
-        return VersionFolder(path, describe(path), {name: it for file in files for name, it in load_file(file).items()})
+        return VersionFolder(path, describe(path), {name: w for file in files for name, w in load_file(file).items()})
 
 
 def describe(folder: Path) -> bytes:
@@ -49,13 +49,13 @@ def is_gone(folder: Path) -> bool:
 
 def shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights in a folder, by name."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()}
-    if not found:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()}
+    if not shapes:
         raise FileNotFoundError(f"no weights in {folder}")
-    return found
+    return shapes
 
 
 def copy_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> bool:

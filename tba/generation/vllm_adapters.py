@@ -34,12 +34,12 @@ class EngineAdapters:
     def add(self, version: Version, folder: Path, *, used: Collection[Version]) -> None:
         """Add a version, and remove the others that no response in flight uses. Raise Busy if there is no room for
         another adapter."""
-        for old in [it for it in self.held if it not in used and it != version]:
+        for old in [held for held in self.held if held not in used and held != version]:
             self.engine.remove_lora(self.held.pop(old).lora_int_id)
         if version in self.held:
             return
         if len(self.held) == ADAPTERS:
-            raise Busy(f"version {version} waits for responses by the {ADAPTERS} adapters before it")
+            raise Busy(f"version {version} must wait: responses in flight use all {ADAPTERS} adapters of the engine")
         request = LoRARequest(str(version), next(self._numbers), str(folder))
         self.engine.add_lora(request)
         self.held[version] = request

@@ -38,7 +38,9 @@ def start_engine(arguments: EngineArgs, *, on_cpu: bool) -> LLMEngine:
     try:
         engine = LLMEngine.from_vllm_config(arguments.create_engine_config(), disable_log_stats=True)
     except (ValueError, NotImplementedError) as error:
-        raise ConfigError(f"engine.name: vLLM cannot serve this model so: {error}; transformers may") from error
+        raise ConfigError(
+            f"engine.name: vLLM cannot serve this model with these settings: {error}; try transformers"
+        ) from error
     except (RuntimeError, TimeoutError) as error:
         raise RunFailed(f"vLLM did not start: {error}") from error
     finally:
@@ -75,9 +77,9 @@ def check_served(folder: Path) -> None:
     if str(config.get("model_type")).startswith("qwen3") and config.get("attention_bias"):
         fault = "it leaves out a bias of Qwen3's attention (attention_bias)"
     if config.get("model_type") == "gpt_oss":
-        fault = "new weights do not get into the experts of gpt-oss once an engine runs"
+        fault = "a running engine cannot load new weights into the experts of gpt-oss"
     if fault:
-        raise ConfigError(f"engine.name: vLLM cannot serve this model so: {fault}; transformers may")
+        raise ConfigError(f"engine.name: vLLM cannot serve this model: {fault}; try transformers")
 
 
 def generation_config(folder: Path, trust_remote_code: bool) -> GenerationConfig:

@@ -92,7 +92,7 @@ class VLLMGenerator:
             if runs_on:
                 self._open(folder)
             elif self._requests:  # its length is the number of requests in flight
-                raise Busy(f"version {version} is another model than that of the responses in flight")
+                raise Busy(f"version {version} is another model than the one of the responses in flight")
             else:
                 self._start(folder)
         try:
@@ -103,7 +103,7 @@ class VLLMGenerator:
             self._description, self._shapes, self.version = description, shapes, version
             self._started().ask_anew(version)
         except Exception as error:  # its weights may be a mixture of two versions
-            raise RunFailed(f"the engine of vLLM failed while it took version {version}: {error}") from error
+            raise RunFailed(f"the vLLM engine failed while it loaded version {version}: {error}") from error
 
     def _adopt_adapter(self, adapter: Adapter, folder: Path, version: Version) -> None:
         with _naming_faults(folder, version):
@@ -184,7 +184,7 @@ class VLLMGenerator:
 
     def _started(self) -> EngineRequests:
         if self._requests is None:
-            raise ConfigError("a generator has no weights before it has adopted a version")
+            raise ConfigError("no version has been adopted yet, so this generator has no weights: call adopt() first")
         return self._requests
 
     def _running(self) -> LLMEngine:
@@ -200,12 +200,12 @@ class VLLMGenerator:
 
 @contextmanager
 def _naming_faults(folder: Path, version: Version) -> Iterator[None]:
-    """Convert errors in the `with` block, where an engine takes a version: RunFailed if the engine died, Missing if the
+    """Convert errors in the `with` block, where an engine loads a version: RunFailed if the engine died, Missing if the
     version was removed, Damaged if it cannot be read. Other errors of ours pass through."""
     try:
         yield
     except EngineDeadError as error:
-        raise RunFailed(f"the engine of vLLM died while it took version {version}") from error
+        raise RunFailed(f"the vLLM engine died while it loaded version {version}") from error
     except Exception as error:  # an error in a worker reaches us as a plain Exception
         if is_gone(folder):
             raise Missing(f"version {version} was removed from {folder} while it was read") from error
@@ -217,6 +217,8 @@ def _naming_faults(folder: Path, version: Version) -> Iterator[None]:
 def _check_logps(temperature: float, top_p: float, mode: LogpsMode) -> None:
     """Raise ValueError if a request's log-probabilities would not be those at its temperature before `top_p` removes
     tokens, unless the mode is "any"."""
-    tells = {"at-one": temperature in (0, 1), "uncut": temperature == 0 or top_p == 1, "any": True}
-    if not tells[mode]:
-        raise ValueError(f"this engine tells log-probabilities {mode}, got temperature {temperature}, top_p {top_p}")
+    allowed = {"at-one": temperature in (0, 1), "uncut": temperature == 0 or top_p == 1, "any": True}
+    if not allowed[mode]:
+        raise ValueError(
+            f"an engine with logps {mode!r} takes no such request, got temperature {temperature}, top_p {top_p}"
+        )

@@ -54,7 +54,7 @@ class EngineRequests:
         try:
             outputs = [output for output in self.engine.step() if output.finished]
         except EngineDeadError as error:
-            raise RunFailed("the engine of vLLM died while it generated") from error
+            raise RunFailed("the vLLM engine died while it generated") from error
         self._count_time()
         return [self._answer(output.request_id, output.outputs[0]) for output in outputs]
 
@@ -103,7 +103,7 @@ class EngineRequests:
     def _answer(self, name: str, output: Any) -> tuple[Request, Response]:
         request, began, adapter = self._in_flight.pop(name)
         if output.finish_reason not in ("stop", "length"):
-            raise RunFailed(f"the engine of vLLM broke a response off: {output.finish_reason}")
+            raise RunFailed(f"the vLLM engine broke off a response: {output.finish_reason}")
         tokens = tuple(output.token_ids)
         first, last = (adapter, adapter) if adapter else _versions(output.weight_versions)
         response = Response(

@@ -1,1 +1,2 @@
-"""Comparing answers in LaTeX as published graders do: text at once, and algebra, which may take for ever, elsewhere."""
+"""Compare answers in LaTeX as published graders do. Text is compared in this process, and algebra in a helper process,
+because algebra may take forever."""

@@ -1,6 +1,6 @@
-"""What the helper knows: whether two expressions are the same. Imports sympy, and runs nowhere but in the helper.
+"""Decide whether two expressions are equal. This module imports sympy and runs only in the helper process.
 
-Expressions are read by the grammar below, never by sympy's parser, which evaluates text as Python.
+Expressions are parsed by the grammar below, never by sympy's parser, which evaluates text as Python.
 """
 
 import logging
@@ -10,9 +10,9 @@ from typing import Any
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no timeouts: the helper has one
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # no warnings that timeouts are off: the helper has one
 
-Expression = Any  # of sympy, whose types say little
+Expression = Any  # an expression of sympy, whose types are incomplete
 
 _SYMBOLS = [
     "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu",
@@ -35,7 +35,7 @@ _MEANS = {
 }
 _NAMES = sorted([*_FUNCTIONS, *_CONSTANTS, "sqrt", "frac"], key=len, reverse=True)
 _COMMANDS = sorted([*_NAMES, *_SYMBOLS, *(command[1:] for command in _MEANS)], key=len, reverse=True)
-_TOKEN = re.compile(  # graders that take spaces away leave \pir of "\pi r"
+_TOKEN = re.compile(  # also splits \pir, which remains of "\pi r" when a grader removes spaces
     rf"\d+\.?\d*|\.\d+|\\[,;:! ]|\\(?:{'|'.join(_COMMANDS)})|\\[a-zA-Z]+|{'|'.join(_NAMES)}|\S"
 )
 _MIXED = re.compile(r"(\d+) frac \{ (\d+) \} \{ (\d+) \}$")
@@ -69,7 +69,7 @@ def answer(what: str, given: str, gold: str) -> bool:
     compare = COMPARISONS[what]
     try:
         return compare(given, gold)
-    except Exception:  # whatever becomes of what a model wrote: too deep, too large, not a number
+    except Exception:  # a model may write anything: too deep, too large, not a number
         return False
 
 
@@ -82,7 +82,7 @@ def read(text: str) -> Expression:
 
 
 class _Reader:
-    """One token after the other; each method reads what it is named after."""
+    """A recursive-descent parser. Each method reads the part of an expression that it is named after."""
 
     def __init__(self, text: str):
         tokens = (token.strip() for token in _TOKEN.findall(text))
@@ -101,7 +101,7 @@ class _Reader:
         return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
     def take(self, *tokens: str) -> str:
-        """The next token if it is one of these."""
+        """Read the next token if it is one of these, and return it; otherwise return an empty string."""
         token = self.next
         if token not in tokens:
             return ""
@@ -128,7 +128,7 @@ class _Reader:
                 return sign * value
 
     def mixed_number(self) -> Expression | None:
-        """A whole number and a fraction of two, side by side."""
+        """Read a mixed number: a whole number followed by a fraction of two whole numbers."""
         match = _MIXED.match(" ".join(self.tokens[self.at : self.at + 8]))
         if not match:
             return None
@@ -171,7 +171,7 @@ class _Reader:
         raise Unreadable(token or "the end")
 
     def function(self, name: str) -> Expression:
-        """Its argument ends with its bracket, or else where the letters and numbers beside it do."""
+        """Read a function. Its argument ends with its bracket, or else where the letters and numbers after it end."""
         base = [self.value()] if name == "log" and self.take("_") else []
         exponent = self.signed_power() if self.take("^") else sympy.Integer(1)
         bracketed = self.next in _CLOSING

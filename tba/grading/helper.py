@@ -1,11 +1,11 @@
-"""Algebra in a process of its own, which can be ended: `python -m tba.grading.helper`, started when first needed.
+"""Algebra in a separate process that can be killed: `python -m tba.grading.helper`, started when first needed.
 
-Whether two expressions are equal may take for ever to find out, and no signal interrupts a power of two long integers.
-So each process that grades has a helper, and a comparison that takes longer than it may ends it: the answer is wrong,
-and the next comparison finds another helper. The limit is on the helper's own time of the processor, so that what is
-right does not depend on how busy the machine is; a second one, on the clock, is for a helper that gets none.
+It may take forever to decide whether two expressions are equal, and no signal interrupts a power of two long integers.
+So each process that grades has a helper. A comparison that takes too long ends the helper: the answer is then wrong,
+and the next comparison starts another helper. The limit is on the helper's CPU time, so that the result does not depend
+on how busy the machine is. A second limit, on wall-clock time, is for a helper that gets no CPU time.
 
-The process ends with the one that started it, however that ends.
+The helper ends together with the process that started it, however that process ends.
 """
 
 import atexit
@@ -23,36 +23,37 @@ from tba.errors import RunFailed
 from tba.runtime.child import Child, end_with_parent, module_command
 from tba.runtime.messages import receive, send, take_pipes
 
-SECONDS = 2.0  # of the processor, for one comparison
-PATIENCE = 20.0  # seconds of the clock, likewise
-START_PATIENCE = 120.0  # to import sympy, on a busy machine
-MEMORY = 4 << 30  # bytes that the helper may ask for
-LONGEST = 1 << 15  # bytes of the longest comparison that is made
+SECONDS = 2.0  # CPU time of the helper for one comparison
+PATIENCE = 20.0  # wall-clock seconds for one comparison
+START_PATIENCE = 120.0  # wall-clock seconds to start, which imports sympy, on a busy machine
+MEMORY = 4 << 30  # bytes that the helper may allocate
+LONGEST = 1 << 15  # bytes of an order; longer ones are not compared
 
 
 # --- the side that grades ---------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=16_384)  # the responses of one prompt repeat each other's answers
+@lru_cache(maxsize=16_384)  # responses to one prompt often have the same answer
 def equal(given: str, gold: str) -> bool:
-    """Whether two expressions, in LaTeX or as one types them, are the same; False if it does not show in time."""
+    """True if two expressions, in LaTeX or plain text, are equal. False if this cannot be decided in time."""
     return _helper(os.getpid()).ask("equal", given, gold)
 
 
 @lru_cache(maxsize=16_384)
 def close(given: str, gold: str) -> bool:
-    """Likewise, or numbers that a thousandth at most lies between."""
+    """True if two expressions are equal, or are numbers that differ by at most 0.001. False if not decided in time."""
     return _helper(os.getpid()).ask("close", given, gold)
 
 
 @lru_cache(maxsize=16_384)
 def verified(given: str, gold: str) -> bool:
-    """What the library math-verify says of two answers in LaTeX; False if it does not say so in time."""
+    """True if the library math-verify accepts an answer in LaTeX. False if it does not decide in time."""
     return _helper(os.getpid()).ask("verified", given, gold)
 
 
 class Helper:
-    """Starts when it is first asked, and again after each of its ends."""
+    """The helper process as its owner sees it. The process is started at the first `ask`, and again after it has
+    ended."""
 
     def __init__(self, *, seconds: float = SECONDS, patience: float = PATIENCE):
         self.seconds, self.patience = seconds, patience
@@ -62,14 +63,14 @@ class Helper:
         atexit.register(self.close)
 
     def ask(self, what: str, given: str, gold: str) -> bool:
-        """A helper that somebody else has ended is replaced and asked again, once."""
+        """Return the result of a comparison. If somebody else has killed the helper, ask a new one once more."""
         order = [what, given, gold]
         if len(json.dumps(order)) >= LONGEST:
             return False
         with self._lock:
             try:
                 return self._first_answer(order)
-            except BaseException:  # a stop, say: the answer would be read as that of the next comparison
+            except BaseException:  # such as Stopped: the next comparison would read this answer as its own
                 self._end()
                 raise
 
@@ -86,7 +87,7 @@ class Helper:
         return False
 
     def close(self) -> None:
-        if os.getpid() == self._owner:  # a fork of the process has no helper of its own to end
+        if os.getpid() == self._owner:  # in a forked process the helper belongs to the parent
             with self._lock:
                 self._end()
 
@@ -95,7 +96,7 @@ class Helper:
             return self.child
         self._end()
         command = [*module_command("tba.grading.helper"), str(self.seconds)]
-        environment = os.environ | {"PYTHONHASHSEED": "0"}  # sympy's ways through a problem depend on the hash seed
+        environment = os.environ | {"PYTHONHASHSEED": "0"}  # how sympy solves a problem depends on it
         self.child = child = Child("the helper that compares answers", command, env=environment)
         with child.killed_after(START_PATIENCE):
             is_ready = child.receive() is not None
@@ -104,7 +105,7 @@ class Helper:
         return child
 
     def _end(self) -> int | None:
-        """The exit code of the process, which is ended if it still runs."""
+        """Kill the helper if it still runs, and return its exit code; None if there is no helper."""
         child, self.child = self.child, None
         if child is None:
             return None
@@ -116,7 +117,7 @@ class Helper:
 
 @cache
 def _helper(pid: int) -> Helper:
-    """One for each process: a fork leaves its parent's alone."""
+    """Return the helper of a process. A forked process gets its own helper."""
     return Helper()
 
 
@@ -125,16 +126,16 @@ def _helper(pid: int) -> Helper:
 
 def main(seconds: float) -> None:
     end_with_parent()
-    with suppress(ValueError, OSError):  # not everywhere
+    with suppress(ValueError, OSError):  # some systems do not support this limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     orders, answers = take_pipes()
 
-    from tba.grading import algebra  # sympy, which takes a second to import
+    from tba.grading import algebra  # imports sympy, which takes a second
 
     send(answers, "ready")
     while (order := receive(orders)) is not None:
         what, given, gold = order[0]
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # nobody handles it: it ends the process
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # no handler: the signal ends the process
         right = algebra.answer(what, given, gold)
         signal.setitimer(signal.ITIMER_PROF, 0)
         send(answers, bool(right))

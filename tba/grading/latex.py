@@ -1,9 +1,10 @@
-"""Where an answer stands in a response, and LaTeX in one spelling. Works on text alone; nothing is computed."""
+"""Find the answer in a response, and bring LaTeX to one spelling. This module works on text only and computes
+nothing."""
 
 import re
 from fractions import Fraction
 
-LONGEST = 1000  # characters of an answer; more is no answer, and would only cost time
+LONGEST = 1000  # maximum number of characters of an answer; a longer text is no answer and would only cost time
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z]) *")
 _UNBRACED = re.compile(r"[^$\n]*")
@@ -14,20 +15,21 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 
 def after_thinking(response: str) -> str:
-    """What follows the last thinking tag that closes; all of it where none does."""
+    """Return the text after the last closing thinking tag, or the whole response if there is none."""
     return response.rpartition("</think>")[2]
 
 
 def last_box(text: str) -> str | None:
-    """What stands in the last box, of nested ones the innermost; None if there is none, or if it was cut off."""
+    """Return the content of the last box (of nested boxes, the innermost). None if there is no box or it was cut
+    off."""
     starts = [match.end() for match in _BOX.finditer(text)]
     return _box(text, starts[-1]) if starts else None
 
 
 def all_boxes(text: str) -> list[str]:
-    """What stands in each box, of nested ones the innermost."""
-    found = (_box(text, match.end()) for match in _BOX.finditer(text))
-    return [box for box in found if box is not None and not _BOX.search(box)]
+    """Return the contents of all boxes (of nested boxes, the innermost)."""
+    boxes = (_box(text, match.end()) for match in _BOX.finditer(text))
+    return [box for box in boxes if box is not None and not _BOX.search(box)]
 
 
 def _box(text: str, start: int) -> str | None:
@@ -42,7 +44,8 @@ def _box(text: str, start: int) -> str | None:
 
 
 def hendrycks(answer: str) -> str:
-    """The spelling of the MATH dataset's own grader: its answers are equal if these texts are."""
+    """Return an answer in the spelling of the MATH dataset's own grader, which accepts an answer if the spellings are
+    equal."""
     text = unwrapped(answer.strip().replace("\n", "").replace("\\!", "").replace("\\\\", "\\"))
     text = degrees_away(plain_brackets(text)).replace("\\$", "").replace("\\%", "")
     amount, unit, _ = text.partition("\\text{ ")
@@ -57,7 +60,7 @@ def hendrycks(answer: str) -> str:
 
 
 def unwrapped(text: str) -> str:
-    r"""Without \text{} or braces around the whole."""
+    r"""Remove \text{} and braces around the whole text."""
     while text.startswith(("\\text{", "{")):
         inside = inside_brackets(text.removeprefix("\\text"))
         if inside is None:
@@ -67,7 +70,7 @@ def unwrapped(text: str) -> str:
 
 
 def plain_brackets(text: str) -> str:
-    r"""One spelling of fractions, and brackets without \left and \right."""
+    r"""Write all fractions as \frac, and brackets without \left and \right."""
     return re.sub(r"\\(?:left|right)(?![a-zA-Z]) ?", "", re.sub(r"\\[dt]frac", r"\\frac", text))
 
 
@@ -76,7 +79,7 @@ def degrees_away(text: str) -> str:
 
 
 def braced(text: str) -> str:
-    r"""\frac12, \sqrt3 and x_1 with the braces that LaTeX lets one leave out."""
+    r"""Add the braces that LaTeX lets one leave out, as in \frac12, \sqrt3 and x_1."""
     text = re.sub(r"_ *([0-9a-zA-Z])", r"_{\1}", text)
     text = re.sub(r"\\sqrt *([0-9a-zA-Z])", r"\\sqrt{\1}", text)
     text = re.sub(r"\\frac *([0-9a-zA-Z]|\\pi)(?= *[0-9a-zA-Z{\\])", r"\\frac{\1}", text)
@@ -88,13 +91,13 @@ def without_thousands(text: str) -> str:
 
 
 def decimal(text: str) -> Fraction | None:
-    """A number written with digits alone."""
+    """Return the value of a decimal number, which may have thousands separators; None for any other text."""
     text = without_thousands(text)
     return Fraction(text) if _NUMBER.fullmatch(text) else None
 
 
 def rational(text: str) -> Fraction | None:
-    """A number, or a fraction of two whole ones."""
+    """Return the value of a decimal number or of a fraction of two whole numbers; None for any other text."""
     match = _FRACTION.fullmatch(text)
     if not match:
         return decimal(text)
@@ -103,7 +106,7 @@ def rational(text: str) -> Fraction | None:
 
 
 def inside_brackets(text: str) -> str | None:
-    """What stands between two brackets that belong together and hold all the rest."""
+    """Return the text inside a pair of brackets that encloses the whole text; None if there is no such pair."""
     if len(text) < 3 or text[0] not in _OPENING or text[-1] not in _CLOSING:
         return None
     depth = 0
@@ -115,7 +118,7 @@ def inside_brackets(text: str) -> str | None:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """At those outside every bracket."""
+    """Split a text at the commas that are outside all brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in _OPENING) - (character in _CLOSING)

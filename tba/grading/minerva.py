@@ -1,6 +1,6 @@
-"""The grader of Minerva's evaluations, as VinePPO uses it: finds an answer wherever one may stand, compares generously.
+"""The grader of Minerva's evaluations, as VinePPO uses it. It finds an answer in many forms, and compares generously.
 
-Generosity has a price: 50 counts for 50%, for 0.5 and for 5000, (1, 2) for [1, 2], and 0 for all below a tenth.
+The generosity also accepts wrong answers: 50 for 50%, 0.5 and 5000; (1, 2) for [1, 2]; and 0 for 0.1 or less.
 """
 
 import re
@@ -30,32 +30,33 @@ _CLOSE = Fraction(1, 1000)
 
 
 def is_right(response: str, gold: str) -> bool:
-    """Every answer that was found stands for one of the gold's, and none of those is left."""
-    golds, found = answers_in(gold), extract(response)
+    """True if the answers in a response match the gold answers one to one."""
+    golds, answers = answers_in(gold), extract(response)
     if golds[1:]:
-        found = [part for text in dict.fromkeys(found) for part in answers_in(text)]
-        return _match([normalised(part) for part in found], [normalised(part) for part in golds])
-    return _match(list(dict.fromkeys(normalised(text) for text in found)), [normalised(gold)])  # boxes may agree
+        answers = [part for text in dict.fromkeys(answers) for part in answers_in(text)]
+        return _match([normalised(part) for part in answers], [normalised(part) for part in golds])
+    # Several boxes with the same answer count once.
+    return _match(list(dict.fromkeys(normalised(text) for text in answers)), [normalised(gold)])
 
 
 def extract(response: str) -> list[str]:
-    """The answers of a response, in the first of the ways in which it gives any."""
+    """Return the answers in a response, in the first of the known forms that the response uses."""
     if sentence := _SENTENCE.search(response):
-        found = [sentence[1]]
+        answers = [sentence[1]]
     elif "\\boxed" in response or "\\fbox" in response:
-        found = all_boxes(response)
+        answers = all_boxes(response)
     elif "he answer is" in response:
-        found = [response.rpartition("he answer is")[2]]
+        answers = [response.rpartition("he answer is")[2]]
     elif printed := _PRINTED.findall(response):
-        found = [printed[-1]]
+        answers = [printed[-1]]
     else:
-        found = _LAST_NUMBER.findall(response.replace(",", ""))[-1:]
-    lines = (text.strip().partition("\n")[0].lstrip(":").rstrip("./").strip() for text in found)
+        answers = _LAST_NUMBER.findall(response.replace(",", ""))[-1:]
+    lines = (text.strip().partition("\n")[0].lstrip(":").rstrip("./").strip() for text in answers)
     return [line for line in lines if line and len(line) <= LONGEST]
 
 
 def answers_in(text: str) -> list[str]:
-    """A list at its "and", or at its commas if it has no brackets; a comma between thousands is none."""
+    """Split a list at each "and", or else, if it has no brackets, at commas that do not separate thousands."""
     text = unwrapped(text.strip())
     parts = _AND.split(text)
     if parts[1:] or any(bracket in text for bracket in "()[]"):
@@ -64,7 +65,7 @@ def answers_in(text: str) -> list[str]:
 
 
 def normalised(text: str) -> str:
-    """Without spaces, units and marks of money and degrees; one spelling of what is left."""
+    """Remove spaces, units, dollar signs and degree signs, and bring the rest to one spelling."""
     text = degrees_away(plain_brackets(unwrapped(text.replace("\\!", "").strip())))
     amount = re.sub(r"\\(?:text|mbox)\{[^{}]*\}(?:\^\{?\d+\}?)?$", "", text).strip()
     text = re.sub(r"\\(?:text|mbox|textbf|mathrm)\{([^{}]*)\}", r"\1", amount or text)
@@ -76,11 +77,11 @@ def normalised(text: str) -> str:
     return braced(text.replace(" ", ""))
 
 
-def _match(found: list[str], golds: list[str]) -> bool:
-    """One to one, in any order."""
-    left = list(found)
+def _match(answers: list[str], golds: list[str]) -> bool:
+    """True if answers and gold answers match one to one, in any order."""
+    left = list(answers)
     for gold in golds:
-        match = next((given for given in left if _same(given, gold)), None)
+        match = next((answer for answer in left if _same(answer, gold)), None)
         if match is None:
             return False
         left.remove(match)
@@ -90,7 +91,7 @@ def _match(found: list[str], golds: list[str]) -> bool:
 def _same(given: str, gold: str) -> bool:
     ours, theirs = _number(given), _number(gold)
     if ours is not None and theirs is not None:
-        return any(abs(ours - it) <= _CLOSE for it in (theirs, theirs * 100, theirs / 100))
+        return any(abs(ours - value) <= _CLOSE for value in (theirs, theirs * 100, theirs / 100))
     ours, theirs = rational(given), rational(gold)
     if ours is not None and theirs is not None:
         return abs(ours - theirs) <= _CLOSE
@@ -103,13 +104,14 @@ def _same(given: str, gold: str) -> bool:
 
 
 def _number(text: str) -> Fraction | None:
-    """Digits, with or without a percent sign."""
+    """Return the value of a decimal number, with or without a percent sign; None for any other text."""
     number = decimal(text.removesuffix("%"))
     return number / 100 if number is not None and text.endswith("%") else number
 
 
 def _cells(text: str) -> list[list[str]] | None:
-    """Of a matrix, or of what brackets or a union hold: one row."""
+    """Return the rows of a matrix. The elements inside brackets, or the parts of a union, are a single row. Return None
+    for any other text."""
     if "\\cup" in text:
         return [text.split("\\cup")]
     if rows := _ROWS.fullmatch(text):
@@ -127,7 +129,7 @@ def _all_same(ours: list[list[str]], theirs: list[list[str]]) -> bool:
 
 
 def _same_equation(given: str, gold: str) -> bool:
-    """Equations are the same if their sides differ by the same; "x = 5" is as good as 5."""
+    """True if the differences between the sides of two equations are equal up to the sign. "x = 5" also equals 5."""
     ours, theirs = given.split("="), gold.split("=")
     if len(ours) == len(theirs) == 2:
         difference, reverse = f"({theirs[0]})-({theirs[1]})", f"({theirs[1]})-({theirs[0]})"

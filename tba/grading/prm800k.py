@@ -1,7 +1,7 @@
-"""The comparison published with PRM800K: text first, then element by element, with algebra where it is cheap.
+"""The comparison published with PRM800K. It compares texts first, then element by element, with algebra if it is cheap.
 
-Fractions must be reduced, and where a whole number is wanted, one must be written: an expression that comes to the same
-is unfinished work.
+Fractions must be reduced. If the gold answer is a whole number, the answer must be written as one: an expression with
+the same value is unfinished work.
 """
 
 import re
@@ -41,13 +41,13 @@ def is_right(given: str, gold: str) -> bool:
     ours, theirs = _elements(given), _elements(gold)
     if not given or len(ours) != len(theirs):
         return False
-    if len(theirs) > 1 and (given[0], given[-1]) != (gold[0], gold[-1]):  # an open interval is no closed one
+    if len(theirs) > 1 and (given[0], given[-1]) != (gold[0], gold[-1]):  # an open interval is not a closed one
         return False
     return all(_same(our, their) for our, their in zip(ours, theirs, strict=True))
 
 
 def plain(answer: str) -> str:
-    """Lower case without units, LaTeX or spaces; fractions and roots as one types them."""
+    """Return an answer in lower case without units, LaTeX or spaces. Fractions and roots are written as plain text."""
     text = re.sub(r"\\(?:text|mbox|mathrm|textbf)\{([^{}]*)\}", r" \1 ", plain_brackets(answer))
     text = re.sub(r"\\?[%$]", "", degrees_away(text))
     text = re.sub(r" +(?:or|and) +", ", ", text)
@@ -61,7 +61,7 @@ def plain(answer: str) -> str:
 
 
 def _typed(text: str) -> str:
-    """Innermost first, until nothing is left to do."""
+    """Write roots, exponents and fractions as plain text, the innermost first."""
     before = ""
     while text != before:
         before = text
@@ -72,7 +72,7 @@ def _typed(text: str) -> str:
 
 
 def _grouped(text: str, alone: str = r"[0-9.]+|[a-z]") -> str:
-    """In brackets, unless it can stand alone."""
+    """Put a text in brackets, unless it matches `alone` and needs none."""
     return text.strip() if re.fullmatch(alone, text.strip()) else f"({text})"
 
 

@@ -1,4 +1,4 @@
-"""An evaluator scores chosen versions on held-out prompts, beside training and never in its way."""
+"""The evaluator: scores chosen versions on held-out prompts while training goes on, which never waits for it."""
 
 import math
 import time
@@ -37,16 +37,17 @@ class Evaluator:
     ):
         self.config, self.scoring, self.prompts = config, Scoring(task), prompts
         self.generator, self.versions, self.evaluations = generator, versions, evaluations
-        self.reference = reference  # of a task whose measures need it
-        self.trainers_scorer = trainers_scorer  # of a version, where responses come from another implementation
-        self.scorer: ReferenceScorer | None = None  # of the version in use
+        self.reference = reference  # set if the measures of the task need it
+        self.trainers_scorer = trainers_scorer  # set if the generator is not the trainer's implementation
+        self.scorer: ReferenceScorer | None = None  # the trainer's implementation of the version in use
         self.lease, self.events = lease, events
         self.alarms = Alarms(events.write)
-        self.passed_over: set[Version] = set()  # had their turn: scored, gone or damaged
+        self.passed_over: set[Version] = set()  # versions not to try again: scored, removed or damaged
         self.scored = 0
 
     def run(self, poll: float = 1.0) -> None:
-        """Consumes versions; produces evaluations. Waits for the next version that is due; ends with the last."""
+        """Consume versions and produce evaluations. Wait for each version that is due, and return once the last version
+        of the run is scored."""
         while True:
             self.lease.check()
             done = self.evaluations.done()
@@ -59,14 +60,17 @@ class Evaluator:
                 scores = self.scores(version, step)
                 self.evaluations.write(scores)
                 self.alarms.look(self.mismatched(scores))
-                self.passed_over.add(version)  # once is enough, also where a fork inherits the name of its scores
+                # Once is enough, even if `done` does not list it because a fork inherited the name of its scores.
+                self.passed_over.add(version)
                 continue
             self.lease.tell("waiting for a version to score", scored=self.scored)
             time.sleep(poll)
 
     def due(self, done: set[Version]) -> Version | None:
-        """The start first, the last version always; in between the newest of each `every`-th, which are kept until
-        they are scored, or, where that was not published, the newest one once `every` syncs have passed."""
+        """Return the version to score next, or None. Version 0 comes first, and the last version of the run is always
+        scored. In between, it is the newest unscored version whose number is a multiple of `every`; pruning keeps these
+        until they are scored. If there is none, it is the newest version, once `every` syncs have passed since the last
+        scored one."""
         every, known = self.config.evaluation.every, done | self.passed_over
         reference, newest = self.versions.reference(), self.versions.newest()
         if reference and reference not in self.passed_over and not any(v.number == 0 for v in done):
@@ -83,19 +87,19 @@ class Evaluator:
         return newest if newest.number - last_scored >= every else None
 
     def adopt(self, version: Version) -> int | None:
-        """The step of the version, asked for now: it may be pruned while it is scored. None if it cannot be loaded,
-        which is reported and not tried again."""
+        """Load a version and return its step, which is read first because the version may be pruned while it is scored.
+        If the version cannot be loaded, report that, never try it again, and return None."""
         try:
             step = self.versions.step(version)
             folder = self.versions.load(version)
             self.generator.adopt(folder, version)
-            self.scorer = None  # first, so that there are never two of them
+            self.scorer = None  # free the old one first, so that memory never holds two
             self.scorer = self.trainers_scorer(folder, version) if self.trainers_scorer else None
-        except FileNotFoundError as error:  # pruned before its turn came
+        except FileNotFoundError as error:  # the version was pruned before its turn
             self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
         except Damaged as error:
             self.events.write("version-refused", str(error), severity="error", version=str(version))
-            if version.number == self.config.last_sync:  # no other will come
+            if version.number == self.config.last_sync:  # no later version will come
                 raise
         else:
             return step
@@ -108,14 +112,14 @@ class Evaluator:
             Alarm(
                 "mismatch-large",
                 f"{score.metric} of version {score.version} is {score.value:.3g} nats, more than {most:g} "
-                "(alarms.mismatch): the engine is far from the trainer",
+                "(alarms.mismatch): the engine's log-probabilities are far from the trainer's",
             )
             for score in scores
             if most and score.metric == "greedy_mismatch_response" and score.value > most
         ]
 
     def scores(self, version: Version, step: int) -> list[Score]:
-        """Of one greedy response to each prompt; then of `samples` of them."""
+        """Return the scores of one greedy response to each prompt, then those of `samples` sampled responses each."""
         config, samples, ks = self.config, self.config.evaluation.samples, self.config.evaluation.pass_at
         greedy = self._scores(version, step, "greedy", [[0]] * len(self.prompts), temperature=0.0, top_p=1.0)
         if not samples:
@@ -138,7 +142,7 @@ class Evaluator:
         top_p: float,
         ks: Sequence[int] = (),
     ) -> list[Score]:
-        """The mean reward of all responses; from the same ones pass@k for each k, and what the task measures."""
+        """Return the mean reward of all responses, pass@k for each k, the measures of the task, and the mismatch."""
         began = time.monotonic()
         answered = self._answered(version, metric, seeds, temperature=temperature, top_p=top_p)
         measured = self._measured(version, metric, answered)
@@ -158,7 +162,8 @@ class Evaluator:
     def _answered(
         self, version: Version, metric: str, seeds: list[list[int]], *, temperature: float, top_p: float
     ) -> "_Answered":
-        """All prompts with their responses; in pieces, so that a long evaluation hears a request to stop."""
+        """Generate and score the responses to all prompts. Work on a batch of prompts at a time, so that a request to
+        stop is heard during a long evaluation."""
         answered = _Answered([], [], [], [])
         piece = max(1, self.config.search.batch_responses // len(seeds[0]))
         for first in range(0, len(self.prompts), piece):
@@ -175,10 +180,10 @@ class Evaluator:
             )
             answered.asked.extend((p, r) for p, group in zip(prompts, responses, strict=True) for r in group)
             answered.rewards.extend(r for group in self.scoring.rewards(prompts, responses) for r in group)
-            if self.scorer and metric == "greedy":  # whose own `logps` any engine tells exactly
+            if self.scorer and metric == "greedy":  # any engine returns exact `logps` for greedy responses
                 scored = self.scorer.token_logps(prompts, responses, temperature=1.0)
                 answered.trainers_logps.extend(_own(scored, responses))
-            if self.reference:  # at the temperature of the responses' own `logps`: greedy ones are at 1
+            if self.reference:  # at the temperature of the responses' `logps`, which is 1 for greedy ones
                 scored = self.reference.token_logps(prompts, responses, temperature=temperature or 1.0)
                 answered.ref_logps.extend(_own(scored, responses))
         return answered
@@ -187,14 +192,14 @@ class Evaluator:
         task, ref_logps = self.scoring.task, answered.ref_logps if self.reference else None
         if not isinstance(task, Measures):
             return {}
-        with ThreadPoolExecutor(1, "measures") as beside:  # it may take longer than a role may be silent
-            found, began = beside.submit(task.measures, answered.asked, answered.rewards, ref_logps), time.monotonic()
-            while not wait([found], 1.0).done:
+        with ThreadPoolExecutor(1, "measures") as pool:  # in a thread: it may take longer than a role may be silent
+            measures, began = pool.submit(task.measures, answered.asked, answered.rewards, ref_logps), time.monotonic()
+            while not wait([measures], 1.0).done:
                 self.lease.check()
                 spent = time.monotonic() - began
                 self.lease.tell(f"measuring {metric} of version {version} for {spent:.0f} s", scored=self.scored)
             with asking(task, "measures"):
-                return found.result()
+                return measures.result()
 
 
 class _Answered(NamedTuple):
@@ -202,27 +207,27 @@ class _Answered(NamedTuple):
 
     asked: list[tuple[Prompt, Response]]
     rewards: list[Reward]
-    ref_logps: list[tuple[float, ...]]  # under the reference, where the task's measures need it
-    trainers_logps: list[tuple[float, ...]]  # under the same weights by the trainer's implementation, if it is another
+    ref_logps: list[tuple[float, ...]]  # under the reference; empty unless the task's measures need it
+    trainers_logps: list[tuple[float, ...]]  # by the trainer's implementation; empty if the generator uses the same
 
 
 def _own(
     scored: Sequence[Sequence[tuple[float, ...]]], responses: Sequence[Sequence[Response]]
 ) -> Iterator[tuple[float, ...]]:
-    """Of each response, as its own `logps` are."""
+    """Yield the log-probabilities of each response, with 0 for tokens that the policy did not write, as in `logps`."""
     for row, group in zip(scored, responses, strict=True):
         for logps, response in zip(row, group, strict=True):
             yield turns.own(logps, response.loss_mask)
 
 
 def mismatch(answered: _Answered) -> Mapping[str, float]:
-    """How far the log-probabilities that a generator tells are from the trainer's: on average and at most of a token
-    that the policy wrote, and on average of a response. Nothing if there is nothing to compare."""
+    """Return how far the generator's log-probabilities are from the trainer's: the mean and the maximum over the tokens
+    that the policy wrote, and the mean over responses. Return nothing if there is nothing to compare."""
     if not answered.trainers_logps:
         return {}
     responses = [response for _, response in answered.asked]
     away = [
-        [told - found for told, found in zip(response.logps, logps, strict=True)]  # 0 where the policy did not write
+        [own - trainers for own, trainers in zip(response.logps, logps, strict=True)]  # 0 for an environment's tokens
         for response, logps in zip(responses, answered.trainers_logps, strict=True)
     ]
     of_tokens = [abs(difference) for row in away for difference in row]
@@ -235,8 +240,8 @@ def mismatch(answered: _Answered) -> Mapping[str, float]:
 
 
 def pass_at(k: int, *, n: int, right: int) -> float:
-    """The chance that at least one of k responses is right, estimated without bias from n of which `right` are: the
-    share of the ways to choose k of them that hold a right one, 1 - (n - right choose k) / (n choose k)
-    (arXiv:2107.03374). Exact up to its last rounding."""
+    """Return an unbiased estimate of the chance that at least one of k responses is right, from n responses of which
+    `right` are right. This is the share of the choices of k responses that contain a right one, 1 - (n - right choose
+    k) / (n choose k) (arXiv:2107.03374). Only the last division rounds."""
     ways = math.comb(n, k)
     return (ways - math.comb(n - right, k)) / ways

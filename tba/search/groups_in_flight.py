@@ -1,4 +1,4 @@
-"""The groups of a searcher in the making: requests in flight, and groups that have ended and wait for a shard."""
+"""The unfinished work of a searcher: requests in flight, and finished groups that wait for a shard."""
 
 from collections.abc import Mapping
 
@@ -8,13 +8,13 @@ from tba.types import Request
 
 
 class GroupsInFlight:
-    """Passes requests on to `answers`, and gathers the responses by group. A shard has `shard_size` groups, or fewer
-    if nothing is in flight any more."""
+    """Passes requests on to `answers`, and collects the responses by group. A shard has `shard_size` groups, or fewer
+    if no request is in flight any more."""
 
     def __init__(self, answers: InFlight, *, shard_size: int):
         self.answers, self.shard_size = answers, shard_size
-        self.requests: dict[Request, tuple[Group, int]] = {}  # in flight, with group and slot of the response
-        self.ended: list[Group] = []  # in no shard yet, in the order in which they ended
+        self.requests: dict[Request, tuple[Group, int]] = {}  # in flight, each with its group and slot
+        self.ended: list[Group] = []  # finished groups in no shard yet, in the order in which they finished
 
     def __len__(self) -> int:
         """Return the number of requests in flight."""
@@ -25,7 +25,7 @@ class GroupsInFlight:
         self.requests |= requests
 
     def step(self) -> None:
-        """Generate for a moment, and take in the responses that have ended."""
+        """Generate for a moment, and add the responses that finished to their groups."""
         for request, response in self.answers.step():
             group, slot = self.requests.pop(request)
             group.ended[slot] = response
@@ -33,7 +33,8 @@ class GroupsInFlight:
                 self.ended.append(group)
 
     def next_shard(self) -> list[Group]:
-        """Return the groups that ended first, in the order of their rounds; none if they do not fill a shard yet."""
+        """Return the groups of the next shard: those that finished first, sorted by round. Return no groups if there
+        are too few for a shard."""
         if self.requests and len(self.ended) < self.shard_size:
             return []
         groups, self.ended = self.ended[: self.shard_size], self.ended[self.shard_size :]

@@ -1,4 +1,4 @@
-"""What a searcher has done so far, and the lease with which the searcher tells of its progress."""
+"""What a searcher has done so far, and how it reports this progress with its lease."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -9,16 +9,16 @@ from tba.types import Trajectory, Version
 
 
 class Progress:
-    """Counts rounds, shards, trajectories, tokens and seconds of one searcher. `check` raises what the lease has heard,
-    such as a request to stop."""
+    """Counts rounds, shards, trajectories, tokens and seconds of one searcher. `check` raises the errors of
+    `Lease.check`, such as Stopped."""
 
     def __init__(self, lease: Lease):
         self.lease = lease
         self.round = 0  # the newest round with a stored group
-        self.shards = 0  # stored shards, and so the number of the next one
+        self.shards = 0  # number of stored shards, and so the sequence number of the next one
         self.trajectories = 0
         self.tokens = 0
-        self.version: Version | None = None  # in use
+        self.version: Version | None = None  # the version in use
         self.seconds: dict[str, float] = {}
 
     def check(self) -> None:

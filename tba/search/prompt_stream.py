@@ -1,5 +1,5 @@
-"""Which prompts a round visits, and the seed of each response, turn and continuation: functions of settings and place,
-so that whoever starts again does the same."""
+"""The order in which searchers visit the prompts. It follows from the settings alone, so that a restarted searcher
+visits the same prompts."""
 
 import hashlib
 from collections.abc import Sequence
@@ -8,20 +8,20 @@ from tba.types import Prompt
 
 
 class PromptStream:
-    """Which prompts a round visits: a function of seed, searcher and round alone, so a restart changes nothing.
+    """Chooses the prompts of a round from the seed, the searcher and the round alone, so a restart changes nothing.
 
-    The N searchers of the settings walk one endless sequence of seeded permutations of the prompts; searcher i takes
-    every N-th place of it, so that together they visit each prompt once per permutation. The next N that join share
-    another such sequence, and so on: whoever comes or goes changes nobody's prompts, and what one leaves undone is
-    dealt anew in the next permutation. A round that reaches into the next one leaves out what it has already: the
-    responses of a prompt in a round are one group.
+    The N searchers of the settings share one endless sequence of seeded permutations of the prompts. Searcher i takes
+    every N-th place of the sequence, so together they visit each prompt once per permutation. The next N searchers that
+    join share another sequence, and so on: a searcher that joins or leaves changes the prompts of no other searcher,
+    and the prompts that it leaves unvisited come again in the next permutation. A round that spans two permutations
+    drops repeated prompts, because all responses to a prompt in a round are one group.
     """
 
     def __init__(self, prompts: Sequence[Prompt], *, seed: int, searcher: int, searchers: int, shuffle: bool):
         self.prompts, self.seed, self.shuffle = prompts, seed, shuffle
         self.sequence, self.searcher = divmod(searcher, searchers)
         self.searchers = searchers
-        self.orders: dict[int, list[int]] = {}  # of the permutations in use, by number
+        self.orders: dict[int, list[int]] = {}  # the permutations in use, by number
 
     def take(self, round: int, size: int) -> list[Prompt]:
         size = min(size, len(self.prompts))
@@ -38,7 +38,7 @@ class PromptStream:
 
     def _order(self, number: int) -> list[int]:
         indices = list(range(len(self.prompts)))
-        if not self.shuffle:  # each sequence begins elsewhere
+        if not self.shuffle:  # each sequence starts at another prompt
             first = len(indices) * self.sequence // (self.sequence + 1)
             return indices[first:] + indices[:first]
         name = f"{self.seed}:prompts:{number}" + (f":{self.sequence}" if self.sequence else "")

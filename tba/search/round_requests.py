@@ -1,5 +1,5 @@
-"""The requests of a round: their seeds, temperature and `top_p` follow from the settings and the round's number alone,
-so a searcher that starts again asks the same."""
+"""The requests of a round. Their seeds, temperature and `top_p` follow from the settings, the searcher and the round
+alone, so a restarted searcher submits the same requests."""
 
 from collections.abc import Sequence
 from random import Random
@@ -29,7 +29,8 @@ def make_requests(
 
 
 def sampling_of_round(round: int, config: SearchConfig, *, seed: int, searcher: int) -> tuple[float, float]:
-    """Return temperature and `top_p` of a round. A share of the rounds explores with other values, as in the paper."""
+    """Return the temperature and `top_p` of a round. A share of the rounds explores with other values, as in the
+    paper."""
     chance = Random(request_seed(seed, searcher, round, -1))
     warmer, narrower, how_warm, how_narrow = (chance.random() for _ in range(4))
     low, high = config.explored_temperatures

@@ -1,4 +1,4 @@
-"""Which rounds of a searcher are open: asked, and not all of their groups stored."""
+"""The open rounds of a searcher: rounds that are requested, but not yet stored completely."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -10,16 +10,16 @@ from tba.search.prompt_stream import PromptStream
 from tba.types import Asked, Prompt, Response
 
 SHARDS_PER_ROUND = 4
-"""Number of the newest shards that are read for each round that may be open. While the newest rounds were asked, no
-more than twice as many shards were stored: full ones, and at most as many that were cut short."""
+"""Number of the newest shards that a restarted searcher reads for each round that may be open. Since the oldest of
+these rounds was requested, at most two full shards per round were stored, and at most as many that were cut short."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Group:
-    """A prompt of a round, and the responses to it as they end."""
+    """A prompt of a round, and its responses that have finished so far."""
 
     round: int
-    number: int  # of the round's groups
+    number: int  # position of the group in its round
     prompt: Prompt
     size: int
     ended: dict[int, Response] = field(default_factory=dict)
@@ -38,20 +38,20 @@ class Group:
 
 
 class Rounds:
-    """Hands out rounds one after the other, no more than `search.open_rounds` of them in a row before the oldest is
-    stored: so what a searcher that starts again has to ask again is among the newest.
+    """Hands out rounds in order. Of any `search.open_rounds` rounds in a row, the first must be stored before the next
+    round is handed out. So all rounds that a restarted searcher must request again are among the newest.
 
-    `stored` is what the rows of the newest shards answer. A round of which other prompts or slots are stored than would
-    be asked today, as in a fork with other settings, stays as it is.
+    `stored` lists the requests that the rows of the newest shards answer. If these rows have other prompts or slots
+    than the settings now give for a round, as in a fork with changed settings, the round is left as it is.
     """
 
     def __init__(self, stream: PromptStream, config: SearchConfig, *, first: int = 0, stored: Iterable[Asked] = ()):
         self.stream, self.config = stream, config
-        self.open: dict[int, set[int]] = {}  # the numbers of the groups that are not stored, by round
+        self.open: dict[int, set[int]] = {}  # numbers of the groups that are not stored yet, by round
         self._again: deque[list[Group]] = deque()
         rows: dict[int, list[Asked]] = {}
-        for it in stored:
-            rows.setdefault(it.round, []).append(it)
+        for asked in stored:
+            rows.setdefault(asked.round, []).append(asked)
         self._next = max(rows, default=first - 1) + 1
         begun = range(max(0, self._next - config.open_rounds), self._next) if rows else ()
         for round in begun:
@@ -67,7 +67,7 @@ class Rounds:
         return bool(self._again) or self._next - min(self.open, default=self._next) < self.config.open_rounds
 
     def take(self) -> list[Group]:
-        """The groups of the next round that are to be asked."""
+        """Return the groups of the next round that must be requested."""
         if self._again:
             return self._again.popleft()
         self._next += 1
@@ -91,15 +91,15 @@ class Rounds:
     def _missing(self, round: int, stored: Sequence[Asked]) -> list[Group]:
         groups = self.groups(round)
         of_slot = {slot: group for group in groups for slot in group.slots}
-        if any(it.slot not in of_slot or of_slot[it.slot].prompt.prompt_id != it.prompt_id for it in stored):
+        if any(row.slot not in of_slot or of_slot[row.slot].prompt.prompt_id != row.prompt_id for row in stored):
             return []
-        done = {of_slot[it.slot].number for it in stored}
+        done = {of_slot[row.slot].number for row in stored}
         return [group for group in groups if group.number not in done]
 
 
 def newest_asked(log: TrajectoryLog, searcher: int, end: int, *, open_rounds: int) -> Sequence[Asked]:
-    """Return what the newest shards before shard `end` answer. If none of these can be read, return what the shards
-    before them answer, and so on."""
+    """Return the requests that the newest shards before shard `end` answer. If none of these shards can be read, try
+    the shards before them, and so on."""
     each = SHARDS_PER_ROUND * open_rounds
     while end > 0:
         if asked := log.asked(searcher, range(max(0, end - each), end)):

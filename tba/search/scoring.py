@@ -1,4 +1,4 @@
-"""Rewards of many responses, from tasks that score one at a time and from those that score together."""
+"""Compute the rewards of many responses, with tasks that score one response at a time or many together."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from tba.types import Prompt, Response, Reward
 
 
 class Scoring:
-    """Asks a task for rewards; with `remember`, only once for the same response to the same prompt, of those it was
-    asked about last."""
+    """Asks a task for rewards. The last `remember` distinct responses keep their rewards, so the task is not asked
+    about them again; a response to another prompt counts as distinct."""
 
     def __init__(self, task: Task, *, remember: int = 0):
         check_can_remember(task, remember)
@@ -18,10 +18,10 @@ class Scoring:
         self.known: dict[tuple[str, tuple[int, ...], bool], Reward] = {}
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]]) -> list[list[Reward]]:
-        """For each prompt its responses'."""
+        """Return one list per prompt with one reward per response."""
         asked = [(prompt, response) for prompt, group in zip(prompts, responses, strict=True) for response in group]
-        found = iter(self._remembered(asked) if self.remember else self._new(asked))
-        return [[next(found) for _ in group] for group in responses]
+        rewards = iter(self._remembered(asked) if self.remember else self._new(asked))
+        return [[next(rewards) for _ in group] for group in responses]
 
     def _remembered(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
         keys = [(prompt.prompt_id, response.tokens, response.finished) for prompt, response in asked]
@@ -29,24 +29,24 @@ class Scoring:
         new = self._new(list(unknown.values())) if unknown else []
         rewards = self.known | dict(zip(unknown, new, strict=True))
         for key in keys:
-            self.known.pop(key, None)  # so that what was asked about last comes last
+            self.known.pop(key, None)  # the dict stays sorted: the responses of the newest call are last
             self.known[key] = rewards[key]
         for key in list(self.known)[: -self.remember]:
             del self.known[key]
         return [rewards[key] for key in keys]
 
     def _new(self, asked: Sequence[tuple[Prompt, Response]]) -> Sequence[Reward]:
-        """A number alone, or None where a task forgets to return, is an easy mistake."""
+        """Ask the task, and check what it returns: a plain number, or None without a `return`, is an easy mistake."""
         if isinstance(self.task, ScoresTogether):
             with asking(self.task, "rewards"):
-                found = list(self.task.rewards(asked))
+                rewards = list(self.task.rewards(asked))
         else:
-            found = [self._one(prompt, response) for prompt, response in asked]
-        if len(found) != len(asked):
-            raise DataError(f"task {self.task.name!r} gave {len(found)} rewards for {len(asked)} responses")
-        if others := [it for it in found if not isinstance(it, Reward)]:
+            rewards = [self._one(prompt, response) for prompt, response in asked]
+        if len(rewards) != len(asked):
+            raise DataError(f"task {self.task.name!r} gave {len(rewards)} rewards for {len(asked)} responses")
+        if others := [reward for reward in rewards if not isinstance(reward, Reward)]:
             raise DataError(f"task {self.task.name!r}: a reward must be a tba.types.Reward, got {others[0]!r:.80}")
-        return found
+        return rewards
 
     def _one(self, prompt: Prompt, response: Response) -> Reward:
         with asking(self.task, "reward", prompt):

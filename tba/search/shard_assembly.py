@@ -1,4 +1,4 @@
-"""Rows of a shard: trajectories made of groups whose responses have all ended."""
+"""Make the rows of a shard: trajectories from groups whose responses have all finished."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -1,8 +1,8 @@
-"""Whole responses to prompts, which may take several turns: the policy's, and between them what the task answers.
+"""Whole responses to prompts. A response may have several turns: turns of the policy, and between them turns of the
+task's environment.
 
-A response of several turns is one trajectory. Its tokens are those of all turns; its loss mask says which of them the
-policy wrote. Each turn of the policy ends with an end token of its own, which is a token like any other unless it is
-the last: that one ends the response.
+A response of several turns is one trajectory. It has the tokens of all turns, and its loss mask says which of them the
+policy wrote. Each turn of the policy ends with an end token. Only the end token of the last turn ends the response.
 """
 
 from collections.abc import Sequence
@@ -17,29 +17,30 @@ from tba.types import Prompt, Request, Response
 
 
 def whole(task: Task, generator: Generator) -> InFlight:
-    """What answers a request with a whole response, of as many turns as the task takes."""
+    """Return what answers a request with a whole response, of as many turns as the task takes."""
     return _Dialogues(task, generator) if isinstance(task, TakesTurns) else generator
 
 
 def own(logps: tuple[float, ...], loss_mask: tuple[bool, ...] | None) -> tuple[float, ...]:
-    """0 for tokens that the policy did not write."""
+    """Replace the log-probabilities of tokens that the policy did not write by 0."""
     if loss_mask is None:
         return logps
     return tuple(logp if is_own else 0.0 for logp, is_own in zip(logps, loss_mask, strict=True))
 
 
 class _Dialogues:
-    """Each goes on by itself: a turn that the policy has ended is answered, and the next one asked for at once.
+    """Many dialogues, none of which waits for another: when the policy ends a turn, the environment answers, and the
+    policy's next turn is requested at once.
 
-    A response is finished if the task says that it is. It is truncated, and not finished, where a turn of the policy
-    reaches the limit of the whole response, or where the environment's answer leaves no room for another turn: that
-    answer is then left out.
+    A response is finished if the task ends it. It is truncated, and not finished, if a turn of the policy reaches the
+    limit of the whole response, or if the environment's answer leaves no room for another turn. Such an answer is left
+    out.
     """
 
     def __init__(self, task: TakesTurns, generator: Generator):
         self.task, self.generator = task, generator
         self.max_response_tokens = generator.max_response_tokens
-        self.going: dict[Request, _Dialogue] = {}  # by the turn that is asked for
+        self.going: dict[Request, _Dialogue] = {}  # by the request of the turn in flight
 
     def submit(self, requests: Sequence[Request]) -> None:
         self.going |= {request: _Dialogue(request) for request in requests}
@@ -48,9 +49,9 @@ class _Dialogues:
     def step(self) -> list[tuple[Request, Response]]:
         ended: list[tuple[Request, Response]] = []
         further: dict[Request, _Dialogue] = {}
-        for request, said in self.generator.step():
+        for request, turn in self.generator.step():
             dialogue = self.going.pop(request)
-            dialogue.take(said)
+            dialogue.take(turn)
             if dialogue.goes_on(self.task, self.generator.tokenizer):
                 further[dialogue.next_turn()] = dialogue
             else:
@@ -62,11 +63,11 @@ class _Dialogues:
 
 
 class _Dialogue:
-    """A response in the making, of whole turns."""
+    """A response that is being generated, with the turns that have ended so far."""
 
     def __init__(self, request: Request):
         self.request = request
-        self.said: Response | None = None  # so far, by both
+        self.said: Response | None = None  # all turns so far, of both sides
 
     @property
     def response(self) -> Response:
@@ -83,7 +84,7 @@ class _Dialogue:
         )
 
     def take(self, turn: Response) -> None:
-        """The policy's."""
+        """Append a turn of the policy."""
         if self.said is None:
             self.said = replace(turn, turns=(turn.text,))
             return
@@ -96,7 +97,7 @@ class _Dialogue:
         )
 
     def goes_on(self, task: TakesTurns, tokenizer: Any) -> bool:
-        """Whether it is the policy's turn again: with what the environment says now taken in."""
+        """Ask the environment for its turn and append it. Return False if the response has ended instead."""
         prompt, before = self.request.prompt, self.response
         if not before.finished:
             return False
@@ -125,7 +126,7 @@ class _Dialogue:
 
 
 def _checked(reply: Sequence[int], prompt: Prompt) -> tuple[int, ...]:
-    """A text, or what a tokenizer returns beside its tokens, is an easy mistake."""
+    """Check a reply: a text, or all that a tokenizer returns instead of its tokens, is an easy mistake."""
     if isinstance(reply, str) or not all(isinstance(token, int) for token in reply):
         raise DataError(f"prompt {prompt.prompt_id!r}: reply must be tokens or None, got {reply!r:.80}")
     return tuple(reply)

@@ -1,10 +1,10 @@
-"""Monte-Carlo values of states within responses, as VinePPO (arXiv:2410.01679) has them in place of a value model.
+"""Monte-Carlo values of states within responses, which VinePPO (arXiv:2410.01679) uses instead of a value model.
 
 A state is a prompt and the first steps of a response to it. Its value is the mean reward of continuations: responses
-that begin with these steps and go on as the policy that wrote them does, at the same temperature and `top_p`, within
-what is left of the greatest length. Seeds follow from those of the responses; responses that begin alike share a state,
-which is estimated once. Of a state beyond the first so many the value is the reward of the response itself: the return
-of the one continuation that there is.
+that begin with these steps, and that the same policy continues at the same temperature and `top_p`, up to the maximum
+length of a response. Their seeds follow from the seed of the response. Responses that begin alike share a state, which
+is estimated once. A state after the first `search.value_steps` gets the reward of its own response, which is then the
+only continuation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,8 @@ _Key = tuple[str, tuple[int, ...]]  # prompt and tokens so far
 
 
 class Steps(NamedTuple):
-    """Of a response: after how many tokens each of its steps ends, and the value of the state before it."""
+    """The steps of a response: the number of tokens after which each step ends, and the value of the state before
+    it."""
 
     ends: tuple[int, ...]
     values: tuple[float, ...]
@@ -35,8 +36,8 @@ class Steps(NamedTuple):
 def check_can_value(task: Task, config: SearchConfig) -> None:
     if config.value_samples and isinstance(task, TakesTurns):
         raise ConfigError(
-            f"search.value_samples must be 0 for task {task.name!r}, which answers back: what it would say to another "
-            f"continuation is not known, got {config.value_samples}"
+            f"search.value_samples must be 0 for task {task.name!r}, which answers back: its answers to "
+            f"continuations are unknown, got {config.value_samples}"
         )
 
 
@@ -50,11 +51,15 @@ def estimate(
     *,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[list[Steps]]:
-    """For each prompt the steps of its responses, all of which were sampled alike. `tell` hears of how many of how many
-    states are done: there are many, and whoever waits may want to stop."""
+    """Return one list per prompt with the steps of each response. All responses must have the same temperature and
+    `top_p`. `tell` is called with the number of states that are done and of all states. There are many of them, so
+    `tell` may raise to stop the work."""
     most = config.value_steps or None
     divided = [
-        [_Divided(prompt, it, step_ends(scoring.task, generator.tokenizer, it), reward.value) for it, reward in pairs]
+        [
+            _Divided(prompt, response, step_ends(scoring.task, generator.tokenizer, response), reward.value)
+            for response, reward in pairs
+        ]
         for prompt, pairs in zip(prompts, map(zip, responses, rewards), strict=True)
     ]
     states: dict[_Key, _State] = {}
@@ -67,12 +72,12 @@ def estimate(
         if first:
             tell(first, len(states))
         means += _means(scoring, generator, config, list(states.values())[first : first + piece])
-    found = dict(zip(states, means, strict=True))
-    return [[Steps(it.ends, it.values(found, most)) for it in group] for group in divided]
+    values = dict(zip(states, means, strict=True))
+    return [[Steps(response.ends, response.values(values, most)) for response in group] for group in divided]
 
 
 def _means(scoring: Scoring, generator: Generator, config: SearchConfig, states: "Sequence[_State]") -> list[float]:
-    """The mean reward of each state's continuations, which are generated and scored together."""
+    """Generate and score the continuations of all these states together, and return their mean reward per state."""
     sampled = states[0].response
     continuations = generate(
         generator,
@@ -83,7 +88,7 @@ def _means(scoring: Scoring, generator: Generator, config: SearchConfig, states:
         limits=[config.max_response_tokens - state.tokens for state in states],
     )
     whole = [
-        [state.continued(it, generator.tokenizer) for it in group]
+        [state.continued(continuation, generator.tokenizer) for continuation in group]
         for state, group in zip(states, continuations, strict=True)
     ]
     rewards = scoring.rewards([state.prompt for state in states], whole)
@@ -92,7 +97,7 @@ def _means(scoring: Scoring, generator: Generator, config: SearchConfig, states:
 
 @dataclass(frozen=True)
 class _State:
-    """What a response to a prompt is after so many tokens."""
+    """A prompt and the first `tokens` tokens of a response to it."""
 
     prompt: Prompt
     response: Response
@@ -100,7 +105,7 @@ class _State:
 
     @property
     def key(self) -> _Key:
-        """The same for responses that begin alike."""
+        """Responses that begin alike have states with equal keys."""
         return self.prompt.prompt_id, self.response.tokens[: self.tokens]
 
     @property
@@ -111,7 +116,7 @@ class _State:
         return continuation_seed(self.response.seed, self.tokens, number)
 
     def continued(self, continuation: Response, tokenizer: Any) -> Response:
-        """The whole response that a continuation makes of it."""
+        """Return the whole response: the first tokens and the continuation."""
         tokens = self.response.tokens[: self.tokens] + continuation.tokens
         return replace(
             continuation,
@@ -123,7 +128,7 @@ class _State:
 
 @dataclass(frozen=True)
 class _Divided:
-    """A response by its steps."""
+    """A response divided into steps."""
 
     prompt: Prompt
     response: Response
@@ -132,9 +137,9 @@ class _Divided:
 
     @property
     def states(self) -> list[_State]:
-        """Before each step."""
+        """The state before each step."""
         return [_State(self.prompt, self.response, tokens) for tokens in (0, *self.ends[:-1])]
 
-    def values(self, found: Mapping[_Key, float], most: int | None) -> tuple[float, ...]:
-        estimated = [found[state.key] for state in self.states[:most]]
+    def values(self, estimates: Mapping[_Key, float], most: int | None) -> tuple[float, ...]:
+        estimated = [estimates[state.key] for state in self.states[:most]]
         return (*estimated, *[self.reward] * (len(self.ends) - len(estimated)))

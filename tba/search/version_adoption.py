@@ -1,4 +1,5 @@
-"""Which version a searcher generates with: the newest one, or in step with the trainer one of a given number."""
+"""Adopt the version that a searcher generates with: the newest, or one of a given number if the searcher goes in step
+with the trainer."""
 
 import time
 from collections.abc import Iterator
@@ -16,11 +17,11 @@ LOOK_EVERY = 1.0  # seconds between looks for a version while responses are in f
 
 
 class VersionAdoption:
-    """Loads versions into a generator. New versions are looked for and fetched beside everything else: the searcher
-    stands still only while it takes one. `deadline` is the longest wait for a version, in seconds.
+    """Loads versions into a generator. Versions are looked for and fetched in a thread, so the searcher pauses only
+    while its generator loads one. `deadline` is the longest wait for a version, in seconds.
 
-    With `updates_in_flight`, a newer version is taken while responses are in flight; otherwise the version waits until
-    they have ended.
+    With `updates_in_flight`, a newer version is loaded while responses are in flight. Otherwise the version waits until
+    they have finished.
     """
 
     def __init__(
@@ -37,10 +38,10 @@ class VersionAdoption:
         self.searcher, self.generator, self.versions, self.events = searcher, generator, versions, events
         self.progress, self.deadline, self.updates_in_flight = progress, deadline, updates_in_flight
         self.lookout = Lookout(versions, generator.read_ahead if isinstance(generator, ReadsAhead) else None)
-        self.looked = 0.0  # when the last look began
+        self.looked = 0.0  # time of the last look
         self.version: Version | None = None
-        self.rounds_begun = 0  # with this version
-        self.fetched: tuple[Version, Path] | None = None  # waits for the end of the responses in flight
+        self.rounds_begun = 0  # number of rounds begun with this version
+        self.fetched: tuple[Version, Path] | None = None  # waits until the responses in flight have finished
         self.refused: Version | None = None  # the newest damaged version, which is not fetched again
 
     def close(self) -> None:
@@ -49,8 +50,8 @@ class VersionAdoption:
     # --- waiting for a version ------------------------------------------------------------------------------------
 
     def await_first(self, poll: float = 1.0) -> None:
-        """Wait until a version has been adopted. If the newest version is gone or damaged, the trainer publishes
-        another as it goes on."""
+        """Wait until a version has been adopted. If the newest version is removed or damaged, wait for the next one
+        that the trainer publishes."""
         for waited in looks(self.deadline, every=poll):
             self.progress.check()
             self.adopt_newest()
@@ -77,8 +78,9 @@ class VersionAdoption:
             )
 
     def await_number(self, number: int) -> None:
-        """Wait until the version of this number has been adopted; if several attempts have one, that of the newest. The
-        deadline starts again with every version that the trainer publishes meanwhile: the trainer is at work."""
+        """Wait until the version with this number has been adopted. If several attempts have one, adopt that of the
+        newest attempt. Every version that the trainer publishes meanwhile shows that the trainer is alive, so the
+        deadline then starts again."""
         with self.progress.timed("wait"):
             newest: Version | None = None
             while not self._has_adopted(number):
@@ -101,34 +103,35 @@ class VersionAdoption:
             self.adopt(max(candidates, key=lambda version: version.order))
         return self.version is not None and self.version.number == number
 
-    # --- looking and taking ---------------------------------------------------------------------------------------
+    # --- looking for versions and adopting them -------------------------------------------------------------------
 
     def adopt(self, version: Version) -> None:
-        """Fetch and take a version, unless it is in use or refused."""
+        """Fetch and adopt a version, unless it is in use or was refused as damaged."""
         if version not in (self.version, self.refused):
             with self._reporting(version):
                 self._take(version, self.versions.load(version))
 
     def adopt_newest(self) -> None:
-        """Look for the newest version and take it if it is newer. Nothing may be in flight."""
+        """Look for the newest version, and adopt it if it is newer. No response may be in flight."""
         self.look()
         self.take_found(in_flight=False, wait=True)
 
     def look(self) -> None:
-        """Begin to look for the newest version and to fetch it, beside everything else."""
+        """Begin to look for the newest version and to fetch it, in a thread."""
         with self.progress.timed("adopt"):
             self.lookout.look(after=self.fetched[0] if self.fetched else self.version, refused=self.refused)
         self.looked = time.monotonic()
 
     def look_in_flight(self) -> None:
-        """Look every second while responses are in flight, and take the version that is found if that is possible."""
+        """Look every second while responses are in flight, and adopt a newer version if `updates_in_flight` allows
+        it."""
         if time.monotonic() - self.looked >= LOOK_EVERY:
             self.look()
         self.take_found(in_flight=True)
 
     def take_found(self, *, in_flight: bool, wait: bool = False) -> None:
-        """Take the version that the last look has found, at once or when the responses in flight have ended. `wait`
-        says to wait for the end of the look."""
+        """Adopt the version that the last look has found. If responses are in flight, do so only if `updates_in_flight`
+        allows it; otherwise keep the version for later. `wait` waits for the look to end first."""
         with self.progress.timed("adopt"):
             if found := self.lookout.take(wait=wait):
                 with self._reporting(found.version):
@@ -148,11 +151,11 @@ class VersionAdoption:
 
     @contextmanager
     def _reporting(self, version: Version) -> Iterator[None]:
-        """Report a version that cannot be loaded, and pass it over."""
+        """Report a version that cannot be loaded in the `with` block, and continue without it."""
         try:
             yield
             return
-        except FileNotFoundError as error:  # pruned while it was being read: a newer one is there
+        except FileNotFoundError as error:  # pruned while it was read, so there is a newer version
             self.events.write("version-passed-over", str(error), severity="warning", version=str(version))
         except Damaged as error:
             self.refused = version

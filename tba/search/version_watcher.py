@@ -1,4 +1,4 @@
-"""New versions, looked for and fetched beside whoever is to take them."""
+"""Look for new versions and fetch them in a thread, while the searcher goes on."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,16 +13,16 @@ from tba.types import Version
 
 class Found(NamedTuple):
     version: Version
-    folder: Path | FileNotFoundError | Damaged  # with its verified files, or why there is none
+    folder: Path | FileNotFoundError | Damaged  # the folder of its verified files, or the error if there is none
 
 
 class Lookout:
-    """Makes one look at a time, in a thread of its own: for the newest version, which is fetched and verified where it
-    is newer. `read_ahead` is given the folder then, in that thread too. However many versions were published since the
-    look before, the newest alone is fetched.
+    """Makes one look at a time, in its own thread. A look finds the newest version, and fetches and verifies it if it
+    is newer than the version in use. Only the newest version is fetched, however many were published since the last
+    look. The look also calls `read_ahead` with the folder.
 
-    Belongs to the thread that made it. What goes wrong in a look, but for a version that is gone or damaged, is raised
-    there at the next call.
+    Only the thread that made a lookout may call its methods. An error of a look is raised at the next call, except that
+    a removed or damaged version is returned by `take`.
     """
 
     def __init__(self, versions: VersionStore, read_ahead: Callable[[Path], object] | None = None):
@@ -31,14 +31,15 @@ class Lookout:
         self._found: Found | None = None
 
     def look(self, *, after: Version | None, refused: Version | None = None) -> None:
-        """Begin a look for a version newer than `after` and not `refused`, unless one is being made or has found what
-        is not taken yet."""
+        """Begin a look for a version that is newer than `after` and not `refused`. Do nothing if a look is under way,
+        or if the version that a look has found is not taken yet."""
         self._line.check()
         if self._line.idle() and self._found is None:
             self._line.submit(partial(self._look, after, refused))
 
     def take(self, *, wait: bool = False) -> Found | None:
-        """What the last look has found, once; nothing while it is being made, unless that is waited for."""
+        """Return what the last look has found, and forget it. Return None while a look is under way, unless `wait`
+        waits for it to end."""
         if wait:
             self._line.finish()
         self._line.check()
@@ -48,14 +49,14 @@ class Lookout:
         return found
 
     def close(self) -> None:
-        """Wait for the look that is being made; there may be others later."""
+        """Wait for the look that is under way, and forget what it finds. The lookout can be used again."""
         self._line.close()
         self._line, self._found = Background("lookout"), None
 
     def _look(self, after: Version | None, refused: Version | None) -> None:
         newest = self.versions.newest()
         if newest is None or newest == refused or (after and newest.order <= after.order):
-            return  # a listing that is behind may not even show the one in use
+            return  # a stale listing may not even show the version in use
         try:
             folder = self.versions.load(newest)
         except (FileNotFoundError, Damaged) as fault:

@@ -1,7 +1,7 @@
-"""Grade-school word problems: the question in the paper's wording, reward 1 if the number that is read out is right.
+"""Grade-school word problems in the paper's wording. The reward is 1 if the number read from the response is right.
 
-Three published ways of reading the answer give different numbers on the same responses, so all are here; say which one
-was used. `last-number` is TBA's, `after-hashes` VinePPO's, `strict-hashes` that of Async RLHF.
+There are three published rules for reading the answer. They give different scores for the same responses, so report
+which rule was used. TBA uses `last-number`, VinePPO uses `after-hashes`, and Async RLHF uses `strict-hashes`.
 """
 
 import re
@@ -16,7 +16,7 @@ from tba.types import Prompt, Response, Reward
 
 TEMPLATES = {
     "tba": "[MATH TASK] Problem:\n{question}\n\nSolution:\n",
-    "vineppo": "[MATH_TASK] Problem:\n{question}\n\nSolution:",  # what the paper's starting policy was fine-tuned on
+    "vineppo": "[MATH_TASK] Problem:\n{question}\n\nSolution:",  # the paper's starting policy learned this one
 }
 
 _NUMBER = re.compile(r"[+-]?[0-9]+\.[0-9]*|[+-]?\.[0-9]+|[+-]?[0-9]+e[+-]?[0-9]+|[+-]?[0-9]+")
@@ -24,24 +24,24 @@ _HASHES = re.compile(r"#### (-?[0-9.,]+)")
 
 
 def last_number(response: str, answer: str) -> bool:
-    """The last number anywhere, commas deleted; equal as floats. It also takes a unit, a year, "5-3" as -3 and "1.5e3"
-    as 3, and the last number of a response that was cut off."""
-    found, gold = _last_number(response), _last_number(answer)
-    return found is not None and found == gold
+    """Read the last number anywhere, without commas, and compare as floats. This also accepts a number in a unit or a
+    year, reads "5-3" as -3 and "1.5e3" as 3, and reads the last number of a truncated response."""
+    number, gold = _last_number(response), _last_number(answer)
+    return number is not None and number == gold
 
 
 def after_hashes(response: str, answer: str) -> bool:
-    """All that follows the last "####"; equal to the gold as text, once its own commas are deleted. Commas of the gold
-    stay, so those problems cannot be won."""
-    _, hashes, found = response.rpartition("####")
-    found = found.strip().replace(",", "").lower()
-    return bool(hashes and found) and found == answer.strip().lower()
+    """Read all that follows the last "####", delete its commas, and compare with the gold answer as text. Commas in the
+    gold answer stay, so no response to such a problem is right."""
+    _, hashes, text = response.rpartition("####")
+    text = text.strip().replace(",", "").lower()
+    return bool(hashes and text) and text == answer.strip().lower()
 
 
 def strict_hashes(response: str, answer: str) -> bool:
-    """Digits, points and commas after the first "####", one space and perhaps a minus; equal as text without commas."""
-    found, gold = _HASHES.search(response), _HASHES.search(f"#### {answer}")
-    return found is not None and gold is not None and found[1].replace(",", "") == gold[1].replace(",", "")
+    """Read an optional minus and digits, points and commas after the first "#### ". Compare as text without commas."""
+    number, gold = _HASHES.search(response), _HASHES.search(f"#### {answer}")
+    return number is not None and gold is not None and number[1].replace(",", "") == gold[1].replace(",", "")
 
 
 RULES: dict[str, Callable[[str, str], bool]] = {
@@ -52,7 +52,7 @@ RULES: dict[str, Callable[[str, str], bool]] = {
 
 
 class GSM8K:
-    """The template `tba` and the rule `last-number` are the defaults: together they are the paper's."""
+    """GSM8K. The defaults are those of the paper: the template `tba` and the rule `last-number`."""
 
     name = "gsm8k"
     rules = RULES
@@ -67,7 +67,8 @@ class GSM8K:
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        """Rows have `question` and `answer`, the worked solution that ends in "#### " and the gold."""
+        """Make prompts of rows with `question` and `answer`, a worked solution that ends in "#### " and the gold
+        answer."""
         golds = [_gold(split, i, row) for i, row in enumerate(rows)]
         texts = [self.template.format(question=text_in(split, i, row, "question")) for i, row in enumerate(rows)]
         tokens = tokenizer(texts).input_ids if texts else []
@@ -81,7 +82,7 @@ class GSM8K:
         return Reward(value=float(self.rule(response.text, prompt.answer)))
 
     def step_ends(self, text: str) -> list[int]:
-        """At lines, as VinePPO has it; one that begins with "####" belongs to the step before it."""
+        """A step ends with each line, as in VinePPO. A line that begins with "####" belongs to the step before it."""
         return [place for place in line_ends(text) if not text.startswith("####", place)]
 
 

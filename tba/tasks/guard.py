@@ -1,4 +1,4 @@
-"""A task's code may be anybody's: what it raises is told by the task, the method, the prompt and the line at fault."""
+"""Report errors in a task's code, which may be a user's own: with the task, the method, the prompt and the line."""
 
 import traceback
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ from tba.types import Prompt
 
 @contextmanager
 def asking(task: Any, method: str, prompt: Prompt | None = None) -> Iterator[None]:
-    """Wrap a call of a task's method. An error that it raises becomes a DataError, as a restart would raise it again.
-    Errors of ours pass through, and so do errors of the machine or the network, which a restart may avoid."""
+    """Wrap a call of a task's method. An error in the call becomes a DataError, because a restart would raise it again.
+    TBAErrors pass through, and so do errors of the machine or the network, which a restart may avoid."""
     try:
         yield
     except TBAError:
@@ -25,7 +25,7 @@ def asking(task: Any, method: str, prompt: Prompt | None = None) -> Iterator[Non
 
 
 def describe(error: Exception, of: Any) -> str:
-    """Describe an error, with the file and line in the module of the class or its base classes that it came from."""
+    """Describe an error, with the newest file and line of its traceback in the modules of a class and its bases."""
     modules = {base.__module__ for base in getattr(of, "__mro__", (of,))}
     within = [
         f" ({frame.f_code.co_filename}, line {line})"
@@ -36,8 +36,8 @@ def describe(error: Exception, of: Any) -> str:
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """True if an error comes from the machine or the network, such as a service that does not answer or a full disk or
-    GPU, also if a library raised its own error from it. Another try may then succeed."""
+    """True if an error comes from the machine or the network, so that another try may succeed. Examples are a service
+    that does not answer, a full disk or a full GPU, also as the cause of a library's own error."""
     if error is None:
         return False
     is_torch = type(error).__module__.partition(".")[0] == "torch"

@@ -1,7 +1,8 @@
-"""Competition problems of the MATH dataset: reward 1 if the answer in the response's box is the right one.
+"""Competition problems of the MATH dataset. The reward is 1 if the answer in the response's box is right.
 
-Four published ways of grading give different numbers on the same responses; say which one was used. `boxed` is that of
-TBA′, `minerva` VinePPO's, `prm800k` that of the dataset of this name, and `math-verify` a library's.
+There are four published rules for grading. They give different scores for the same responses, so report which rule was
+used. TBA′ uses `boxed`, VinePPO uses `minerva`, `prm800k` was published with the dataset PRM800K, and `math-verify` is
+a library.
 """
 
 import re
@@ -29,39 +30,40 @@ SOURCES = {
     "test": "hf://datasets/HuggingFaceH4/MATH-500/test.jsonl",
 }
 
-_SENTENCE = re.compile(r"(?<!^\d)[.!?]\s+", re.MULTILINE)  # "1. " at the start of a line is none
+_SENTENCE = re.compile(r"(?<!^\d)[.!?]\s+", re.MULTILINE)  # "1. " at the start of a line ends no sentence
 _FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$]+\$|\\\[.+?\\\]|\\\(.+?\\\)", re.DOTALL)
 
 
 def math_verify(response: str, answer: str) -> bool:
-    """The last box after the thinking: as text, by the rule of the dataset itself, or else by the library."""
-    given = last_box(after_thinking(response))
-    if not given:
+    """Read the last box after the thinking. It is right if its text is equal by the dataset's own rule, or if the
+    library math-verify accepts it."""
+    boxed_answer = last_box(after_thinking(response))
+    if not boxed_answer:
         return False
-    if hendrycks(given) == hendrycks(answer) != "":
+    if hendrycks(boxed_answer) == hendrycks(answer) != "":
         return True
-    ours, theirs = decimal(given), decimal(answer)
-    if ours is not None and theirs is not None and ours.denominator == theirs.denominator == 1:
-        return ours == theirs  # as the library would find, but sooner
-    return verified(given, answer)
+    number, gold = decimal(boxed_answer), decimal(answer)
+    if number is not None and gold is not None and number.denominator == gold.denominator == 1:
+        return number == gold  # the library would return the same, but is slower
+    return verified(boxed_answer, answer)
 
 
 def minerva(response: str, answer: str) -> bool:
-    """All boxes, or else what "the answer is", or else the last number; compared generously."""
+    """Read all boxes, or else the text after "the answer is", or else the last number. Compare generously."""
     return minerva_grader.is_right(response, answer)
 
 
 def prm800k(response: str, answer: str) -> bool:
-    """The last box anywhere, or else what follows "# Answer"; strict about the form."""
+    """Read the last box anywhere, or else the text after "# Answer". Compare strictly."""
     _, heading, last = response.rpartition("# Answer\n")
-    given = last_box(response) or (last.strip() if heading else "")
-    return 0 < len(given) <= LONGEST and prm800k_grader.is_right(given, answer)
+    final_answer = last_box(response) or (last.strip() if heading else "")
+    return 0 < len(final_answer) <= LONGEST and prm800k_grader.is_right(final_answer, answer)
 
 
 def boxed(response: str, answer: str) -> bool:
-    """The last box after the thinking, compared as `prm800k` does."""
-    given = last_box(after_thinking(response))
-    return bool(given) and prm800k_grader.is_right(given, answer)
+    """Read the last box after the thinking. Compare as `prm800k` does."""
+    boxed_answer = last_box(after_thinking(response))
+    return bool(boxed_answer) and prm800k_grader.is_right(boxed_answer, answer)
 
 
 RULES: dict[str, Callable[[str, str], bool]] = {
@@ -75,11 +77,11 @@ RULES: dict[str, Callable[[str, str], bool]] = {
 @settings
 class Options:
     levels: tuple[Annotated[int, Field(ge=1, le=5)], ...] = ()
-    """Of which difficulty the problems to train on are; empty takes all."""
+    """Difficulties (1 to 5) of the training problems. Empty takes all."""
 
 
 class Math:
-    """Trained on the 12 000 problems that are not in MATH-500, evaluated on MATH-500."""
+    """Trains on the 12 000 problems that are not in MATH-500, and evaluates on MATH-500."""
 
     name = "math"
     rules = RULES
@@ -95,8 +97,9 @@ class Math:
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        """Rows have `problem`, and `answer` or else `solution`, whose last box is the answer; `level` and `subject` are
-        kept. Problems of MATH-500 are left out of training, and a training set made of them is refused."""
+        """Make prompts of rows with `problem`, and `answer` or else `solution`, whose last box is the answer. `level`
+        and `subject` become metadata. Problems of MATH-500 are left out of training. Raise DataError if more than half
+        of the training rows are such problems."""
         problems = [text_in(split, i, row, "problem") for i, row in enumerate(rows)]
         golds = [_gold(split, i, row) for i, row in enumerate(rows)]
         left_out = self._held_out(problems) | self._other_levels(split, rows) if split == "train" else frozenset()
@@ -118,19 +121,19 @@ class Math:
         return Reward(value=float(self.rule(response.text, prompt.answer)))
 
     def step_ends(self, text: str) -> list[int]:
-        """At sentences and lines; a formula is not divided."""
+        """A step ends with a sentence or a line, but never inside a formula."""
         places = {*line_ends(text), *(sentence.end() for sentence in _SENTENCE.finditer(text))}
         inside = [range(formula.start() + 1, formula.end()) for formula in _FORMULA.finditer(text)]
         return sorted(place for place in places if not any(place in span for span in inside))
 
     def _held_out(self, problems: Sequence[str]) -> frozenset[int]:
-        found = frozenset(i for i, problem in enumerate(problems) if is_held_out(problem))
-        if 2 * len(found) > len(problems):
+        held_out = frozenset(i for i, problem in enumerate(problems) if is_held_out(problem))
+        if 2 * len(held_out) > len(problems):
             raise DataError(
-                f"task.train: {self.config.train or self.source('train')} is MATH-500, which is for evaluation alone: "
-                f"{len(found)} of {len(problems)} rows are problems of it"
+                f"task.train must not be MATH-500, which is for evaluation only: {len(held_out)} of {len(problems)} "
+                f"rows of {self.config.train or self.source('train')} are its problems"
             )
-        return found
+        return held_out
 
     def _other_levels(self, split: str, rows: Sequence[Mapping[str, Any]]) -> frozenset[int]:
         if not self.options.levels:
@@ -138,7 +141,8 @@ class Math:
         return frozenset(i for i, row in enumerate(rows) if _level(split, i, row) not in self.options.levels)
 
     def _worded(self, problem: str, tokenizer: Any) -> tuple[str, tuple[int, ...]]:
-        """`qwen-boxed` is a message to the model in its chat template; where it has none, it is worded as `plain`."""
+        """Return the text and tokens of a prompt. `qwen-boxed` uses the model's chat template, or the wording of
+        `plain` if the model has none."""
         message = {"role": "user", "content": f"{problem}\n\n{REQUEST}"}
         if self.template == "plain" or not chat_template.has_template(tokenizer):
             message = {"role": "text", "content": f"Problem:\n{problem}\n\n{REQUEST}\n\nSolution:\n"}
@@ -147,11 +151,11 @@ class Math:
 
 
 def _level(split: str, index: int, row: Mapping[str, Any]) -> int:
-    """Written as a number or as "Level 3"; a few problems have "Level ?", which is none."""
-    given = row.get("level")
-    if given is None:
-        raise DataError(f"{split} row {index}: task.options.levels needs field 'level', got {given!r}")
-    digits = str(given).rpartition(" ")[2]
+    """Return the level, which the row has as a number or as "Level 3"; 0 for the few problems with "Level ?"."""
+    level = row.get("level")
+    if level is None:
+        raise DataError(f"{split} row {index}: task.options.levels needs field 'level', got {level!r}")
+    digits = str(level).rpartition(" ")[2]
     return int(digits) if digits.isdigit() else 0
 
 

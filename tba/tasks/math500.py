@@ -1,6 +1,7 @@
-"""The 500 problems of MATH that nothing is trained on, known by fingerprints, so that the repository needs no copy.
+"""Fingerprints of MATH-500: the 500 problems of MATH that are only for evaluation. With the fingerprints, the
+repository needs no copy of the problems.
 
-Made from the JSON lines of MATH-500 by
+This command makes the list of fingerprints from the JSON lines of MATH-500:
 
     python -c "from tba.tasks.math500 import listed; print(listed(open('test.jsonl')), end='')" > tba/tasks/math500.txt
 """
@@ -17,8 +18,8 @@ def is_held_out(problem: str) -> bool:
 
 
 def fingerprint(problem: str) -> str:
-    """The same whatever white space a copy of the dataset has. 32 bits: one problem in eight million is taken for one
-    of the 500."""
+    """Return a fingerprint of 32 bits that does not depend on white space, in which copies of the dataset differ. About
+    one other problem in eight million has the fingerprint of one of the 500."""
     return hashlib.sha256("".join(problem.split()).encode()).hexdigest()[:8]
 
 

@@ -1,6 +1,6 @@
-"""How far responses lie from the reference: the honest measures, and a published one that is none of them.
+"""Measures of how far responses are from the reference: correct ones, and one that is published but misleading.
 
-Log-probabilities are natural, one for each token of a response, its end token included.
+Log-probabilities are natural logarithms. There is one for each token of a response, including its end token.
 """
 
 import math
@@ -22,10 +22,11 @@ def perplexity(logps: Sequence[Sequence[float]]) -> float:
 def diluted_perplexity(
     prompt: Sequence[int], response: Sequence[int], logps: Sequence[float], marker: Sequence[int]
 ) -> float:
-    """Of one text, as it is published for summaries (Async RLHF, and TBA after it): the negative log-probability of the
-    response's tokens, but divided by the number of all tokens, those of the prompt included, less one.
+    """Return the perplexity of one text as published for summaries (Async RLHF, and TBA after it). Unlike `perplexity`,
+    it divides the negative log-probability of the response by the number of all tokens, including the prompt's, less 1.
 
-    The response is what follows the last `marker`, also where it wrote that itself; without any the text counts 1.
+    The response is what follows the last `marker`, even if the policy wrote this marker itself. A text without a marker
+    has perplexity 1.
     """
     text = (*prompt, *response)
     begin = _end_of_last(marker, text)
@@ -41,4 +42,4 @@ def _end_of_last(marker: Sequence[int], text: Sequence[int]) -> int | None:
 
 
 def _exp(exponent: float) -> float:
-    return math.exp(min(exponent, 700.0))  # beyond, there are no numbers
+    return math.exp(min(exponent, 700.0))  # a larger exponent would overflow

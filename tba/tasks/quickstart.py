@@ -1,8 +1,10 @@
-"""Addition digit by digit: two three-digit numbers and their sum, all written units first, as one adds on paper.
+"""Addition of two three-digit numbers. The numbers and their sum are written with the units first, the order in which
+one adds on paper.
 
-"743+685=" asks for 347 + 586; the answer "339" is 933. Reward 1 if the whole answer is right. A tiny Llama learns to
-add from demonstrations half of which carry a wrong digit, or two, and is then right about four times in ten; it
-knows more than it says, and training for the reward brings that out within minutes.
+"743+685=" asks for 347 + 586; the answer "339" is 933. The reward is 1 if the whole answer is right. The base policy is
+a tiny Llama that has learned to add from demonstrations, half of which have one or two wrong digits. It is right about
+four times in ten. It has learned more than its samples show, and training for the reward brings this out within
+minutes.
 """
 
 import hashlib
@@ -19,7 +21,7 @@ from tba.types import Prompt, Response, Reward
 
 
 def exact(response: str, answer: str) -> bool:
-    """Nothing but the answer."""
+    """True if the response is the answer and nothing else."""
     return response == answer
 
 
@@ -32,10 +34,8 @@ class Quickstart:
 
     def __init__(self, config: TaskConfig):
         for field in ("train", "test", "template"):
-            if given := getattr(config, field):
-                raise ConfigError(
-                    f"task.{field}: quickstart makes its own prompts, so nothing can be chosen, got {given!r}"
-                )
+            if value := getattr(config, field):
+                raise ConfigError(f"task.{field} must be empty: quickstart makes its own prompts, got {value!r}")
         if config.rule:
             one_of("rule", config.rule, RULES)
 
@@ -45,7 +45,7 @@ class Quickstart:
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        """The same problems in every run; those of `test` occur neither in `train` nor in demonstrations."""
+        """Return the same problems in every run. Problems of `test` occur neither in `train` nor in demonstrations."""
         chosen = problems(split)
         tokens = tokenizer([problem.prompt for problem in chosen]).input_ids
         prompts = [
@@ -68,7 +68,7 @@ class Quickstart:
         return range(1, len(text))
 
     def recipe(self) -> str:
-        """All that the base policy is made from: this code, what it teaches with, and the libraries."""
+        """Name all that the base policy is made from: the digest of our code and the versions of the libraries."""
         here = Path(__file__)
         ours = [here, here.with_name("quickstart_problems.py"), here.with_name("quickstart_policy.py")]
         sources = [*ours, here.parents[1] / "models" / "supervised.py"]
@@ -76,7 +76,7 @@ class Quickstart:
         return f"quickstart {digest} torch {version('torch')} transformers {version('transformers')}"
 
     def base_policy(self, folder: Path, *, seed: int, report: Callable[[str, float], None]) -> None:
-        """Write a Hugging Face folder; half a minute on one core."""
-        from tba.tasks.quickstart_policy import make_policy  # torch is needed for this alone
+        """Write the base policy as a Hugging Face folder. This takes half a minute on one core."""
+        from tba.tasks.quickstart_policy import make_policy  # imports torch, which nothing else here needs
 
         make_policy(folder, seed=seed, report=report)

@@ -1,4 +1,4 @@
-"""How the base policy of quickstart is made: a tiny Llama, taught to add from demonstrations that are often wrong."""
+"""Make the base policy of quickstart: a tiny Llama that learns to add from demonstrations, many of them wrong."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -16,12 +16,12 @@ PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
 VOCABULARY = {token: i for i, token in enumerate([PAD, EOS, UNKNOWN, *"0123456789+="])}
 
 STEPS, BATCH, LEARNING_RATE, WARMUP_STEPS = 1200, 128, 3e-3, 50
-ENOUGH, TOO_MUCH = 0.39, 0.44  # share of right answers, sampled, at which teaching ends; it swings from step to step
-EXAMINED, EXAMINE_EVERY = 512, 10  # problems of the training split; steps
+ENOUGH, TOO_MUCH = 0.39, 0.44  # teaching ends when the share of right answers, which fluctuates, is between these
+EXAMINED, EXAMINE_EVERY = 512, 10  # number of training problems in an examination; steps between examinations
 
 
 def make_policy(folder: Path, *, seed: int, report: Callable[[str, float], None]) -> None:
-    """Teach until the share of right answers is as wanted, then write model and tokenizer."""
+    """Teach a model until its share of right answers is in the wanted range, then write the model and tokenizer."""
     model = make_model(seed)
     examination = [_encode(problem.prompt, problem.answer) for problem in problems("train")[:EXAMINED]]
     training = fine_tune(model, _batches(seed), steps=STEPS, learning_rate=LEARNING_RATE, warmup_steps=WARMUP_STEPS)
@@ -40,7 +40,7 @@ def make_policy(folder: Path, *, seed: int, report: Callable[[str, float], None]
 
 
 def make_model(seed: int) -> LlamaForCausalLM:
-    """0.4 million random weights."""
+    """Return a model with 0.4 million random weights."""
     config = LlamaConfig(
         vocab_size=len(VOCABULARY),
         hidden_size=128,
@@ -50,7 +50,7 @@ def make_model(seed: int) -> LlamaForCausalLM:
         num_key_value_heads=4,
         max_position_embeddings=64,
         rope_parameters={"rope_type": "default", "rope_theta": 100.0},  # texts are short
-        initializer_range=0.08,  # about 1 / sqrt(hidden size): a quarter of it, the usual, learns several times slower
+        initializer_range=0.08,  # about 1 / sqrt(hidden size); the usual 0.02 learns several times slower
         tie_word_embeddings=False,
         pad_token_id=VOCABULARY[PAD],
         bos_token_id=None,
@@ -62,7 +62,7 @@ def make_model(seed: int) -> LlamaForCausalLM:
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character."""
+    """Return a tokenizer with one token per character."""
     tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.Fuse()  # pyright: ignore[reportAttributeAccessIssue]

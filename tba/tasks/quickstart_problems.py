@@ -1,4 +1,4 @@
-"""The problems of quickstart: prompts, answers, and demonstrations that are often wrong."""
+"""The problems of quickstart: prompts, answers, and demonstrations, many of which are wrong."""
 
 import random
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from functools import cache
 from typing import NamedTuple
 
 TRAIN_PROMPTS, TEST_PROMPTS = 4096, 1000
-WRONG = 0.5  # share of demonstrations that carry a wrong digit, or two
+WRONG = 0.5  # share of demonstrations with one or two wrong digits
 _LEAST, _MOST = 100, 999
 
 
@@ -25,7 +25,8 @@ class Problem(NamedTuple):
 
 @cache
 def problems(split: str) -> tuple[Problem, ...]:
-    """The prompts of a split. One seeded sample without replacement, so that splits share none."""
+    """Return the problems of a split. Both splits are parts of one seeded sample without replacement, so they share no
+    problem."""
     span = _MOST - _LEAST + 1
     drawn = random.Random("quickstart").sample(range(span * span), TEST_PROMPTS + TRAIN_PROMPTS)
     of_split = {"test": drawn[:TEST_PROMPTS], "train": drawn[TEST_PROMPTS:]}[split]
@@ -33,7 +34,7 @@ def problems(split: str) -> tuple[Problem, ...]:
 
 
 def demonstrations(seed: int) -> Iterator[tuple[str, str]]:
-    """Endless prompts and responses; every other response, by chance, carries a wrong digit, or two."""
+    """Yield endless pairs of a prompt and a response. A random half of the responses has one or two wrong digits."""
     rng = random.Random(f"quickstart:{seed}")
     held_out = frozenset(problems("test"))
     while True:

@@ -1,5 +1,5 @@
-"""What can be asked: a task of ours by its name, one of an installed package by the name of its entry point, or any by
-the path of its class. Imports without torch.
+"""Find tasks: a built-in task by its name, a task of an installed package by the name of its entry point, or any task
+by the path of its class. Importing this module does not import torch.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,9 +15,10 @@ from tba.runtime.loading import load_class
 from tba.tasks import gsm8k, math, quickstart, redteam, tldr, verifiers
 from tba.tasks.guard import describe
 
-Rule = Callable[[str, str], bool]  # is this response right, given the answer?
+Rule = Callable[[str, str], bool]  # takes the response and the gold answer, returns whether the response is right
 TaskMaker = Callable[[TaskConfig], Task]
-"""Most often a class. It may have `preset()`, which gives a Config to begin with, and `rules`, for `tba grade`."""
+"""Makes a task; usually a class. It may have `preset()`, which returns the default Config, and `rules`, which `tba
+grade` uses."""
 
 OURS: dict[str, TaskMaker] = {
     "quickstart": quickstart.Quickstart,
@@ -28,41 +29,44 @@ OURS: dict[str, TaskMaker] = {
     "verifiers": verifiers.Verifiers,
 }
 GROUP = "tba.tasks"
-"""The group of entry points in which packages offer theirs."""
+"""The group of entry points in which packages declare their tasks."""
 
 
 def get_task(config: TaskConfig | str) -> Task:
-    """The task a config names; a bare name takes its defaults. ConfigError if it, or a choice within it, is unknown."""
+    """Make the task that a config names. For a name alone, the task has its default settings. Raise ConfigError if the
+    task or one of its settings is unknown."""
     config = TaskConfig(name=config) if isinstance(config, str) else config
     make = find_task(config.name)
-    with _telling(f"{config.name!r} cannot be made by __init__(self, config)", make):
+    with _telling(f"__init__(self, config) of {config.name!r} fails", make):
         task = make(config)
     lacking = [name for name in ("source", "prompts", "reward") if not callable(getattr(task, name, None))]
     if not hasattr(task, "name"):
         lacking.insert(0, "name")
     if lacking:
-        raise ConfigError(f"task.name: {config.name!r} is no task: it has no {', no '.join(lacking)}")
+        raise ConfigError(f"task.name: {config.name!r} is not a task: it has no {', no '.join(lacking)}")
     if config.options and not isinstance(task, TakesOptions):
         first = f"task.options.{next(iter(config.options))}"
         raise ConfigError(
-            f"unknown setting {first!r}: task {config.name!r} takes no options, it has no attribute 'options'"
+            f"unknown setting {first!r}: task {config.name!r} takes no options, because it has no attribute 'options'"
         )
     return task
 
 
 def policy_maker(task: Task) -> PolicyMaker:
-    """The task as what makes the policy to start from, where no other is named."""
+    """Return the task if it makes its own base policy. Raise ConfigError if it does not; `model.path` is needed
+    then."""
     if not isinstance(task, PolicyMaker):
-        raise ConfigError(f"model.path is empty, and task {task.name!r} makes no policy of its own")
+        raise ConfigError(f"model.path must be set, because task {task.name!r} makes no policy of its own")
     return task
 
 
 def find_task(name: str) -> TaskMaker:
-    """What makes the task of that name: ours, an entry point, or a path such as `package.module:Class`."""
+    """Return what makes the task with a name: a built-in task, an entry point, or a path such as
+    `package.module:Class`."""
     if name in OURS:
         return OURS[name]
-    if found := entry_points(group=GROUP, name=name):
-        return cast(TaskMaker, load_class("task.name", name, next(iter(found)).load))
+    if matches := entry_points(group=GROUP, name=name):
+        return cast(TaskMaker, load_class("task.name", name, next(iter(matches)).load))
     if "/" not in name and not name.endswith(".py") and ("." in name or ":" in name):
         return cast(TaskMaker, load_class("task.name", name))
     raise ConfigError(
@@ -76,39 +80,39 @@ def known_tasks() -> tuple[str, ...]:
 
 
 def preset_of(name: str) -> Config:
-    """The settings that a task brings with it; of one from elsewhere that brings none, the defaults of all settings."""
+    """Return the preset settings of a task. For a task without a preset, return the defaults of all settings."""
     if name in PRESETS:
         return preset(name)
     own = getattr(find_task(name), "preset", None)
-    with _telling(f"preset(), a static method, of {name!r} fails", own):
+    with _telling(f"the static method preset() of {name!r} fails", own):
         config = own() if own else Config()
     if not isinstance(config, Config):
-        raise ConfigError(f"task.name: preset() of {name!r} must give a tba.config.Config, got {config!r}")
+        raise ConfigError(f"task.name: preset() of {name!r} must return a tba.config.Config, got {config!r}")
     return config.replace({"task.name": name})
 
 
 def rules(task: str) -> Mapping[str, Rule]:
-    """The ways in which a task reads an answer out of a response, its default first."""
-    if found := getattr(find_task(task), "rules", None):
-        return found
+    """Return a task's rules for grading a response, the default first."""
+    if own := getattr(find_task(task), "rules", None):
+        return own
     raise ConfigError(
-        f"task {task!r} has no rule by which a response is right or wrong, given an answer; of ours "
-        f"{', '.join(name for name in OURS if hasattr(OURS[name], 'rules'))} have"
+        f"task {task!r} has no rules that grade a response by an answer; built-in tasks with rules: "
+        f"{', '.join(name for name in OURS if hasattr(OURS[name], 'rules'))}"
     )
 
 
 def grade(task: str, rule: str, response: str, answer: str) -> float:
-    """The reward of a response from anywhere; an empty rule takes the task's default."""
+    """Return the reward of any response by a rule of a task. An empty rule takes the task's default."""
     known = rules(task)
     chosen = rule or next(iter(known))
     if chosen not in known:
-        raise ConfigError(f"rule: task {task!r} has {', '.join(known)}; got {rule!r}")
+        raise ConfigError(f"rule must be one of {', '.join(known)} for task {task!r}, got {rule!r}")
     return float(known[chosen](response, answer))
 
 
 @contextmanager
 def _telling(what: str, made: Any) -> Iterator[None]:
-    """While code of a task runs that may be anybody's and raise anything."""
+    """Convert errors in a task's code, which may be a user's own and raise anything, to a ConfigError."""
     try:
         yield
     except TBAError:

@@ -1,4 +1,4 @@
-"""Steps of a response: where a task divides its text, or else its lines, as numbers of tokens."""
+"""Divide a response into steps, as its task says or else at its lines. Step ends are counted in tokens."""
 
 import re
 from bisect import bisect_left
@@ -12,7 +12,7 @@ _LINE = re.compile(r"\S[^\n]*\n\s*")
 
 
 def line_ends(text: str) -> list[int]:
-    """Return the position after each line that is not blank and the white space that follows it."""
+    """Return the position after each line that is not blank, and after the white space that follows the line."""
     return [line.end() for line in _LINE.finditer(text)]
 
 

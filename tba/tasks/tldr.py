@@ -1,6 +1,6 @@
-"""Summaries of posts: the reward is the score that a reward model, taught by human preferences, gives to post and
-summary; a summary that does not end within the limit gets a fixed low one. In evaluation a gold model says whether it
-beats what a human wrote.
+"""Summaries of posts. The reward is the score that a reward model, trained on human preferences, gives to a post with
+its summary. A summary that does not end within the limit gets a fixed low reward. In evaluations, a gold model decides
+whether a summary is better than the one a human wrote.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,27 +20,29 @@ if TYPE_CHECKING:
 
 DATA = "hf://datasets/vwxyzjn/summarize_from_feedback_tldr_3_filtered_oai_preprocessing_1706381144/data"
 FILES = {"train": "train-*.parquet", "test": "validation-*.parquet"}
-END = "<|endoftext|>"  # with which the data ends a human's summary
-MARKER = "TL;DR:"  # with which it ends a post
+END = "<|endoftext|>"  # the end of a human's summary in the data
+MARKER = "TL;DR:"  # the end of a post in the data
 
 
 @settings
 class Options:
     reward_model: Annotated[str, Field(min_length=1)] = "mnoukhov/pythia410m-rm-tldr6.9b"
-    """A sequence classifier with one logit: a folder, a URL or a hub name; the paper's for Pythia-410M unless given."""
+    """The reward model, a sequence classifier with one logit: a folder, a URL or a hub name. The default is the paper's
+    for Pythia-410M."""
     gold_model: str = "cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr"
-    """Likewise, for the win rate; empty does without."""
+    """The gold model, which decides the win rate: a model of the same kind. Empty measures no win rate."""
     gold_tokenizer: str = ""
-    """Where its tokenizer lies; empty: with the model."""
+    """Place of the gold model's tokenizer. Empty takes the tokenizer beside the gold model."""
     device: str = "auto"
-    """Of both; `auto` takes a GPU where there is one."""
+    """Device of both models. `auto` takes a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of both models."""
     no_eos_reward: float = -1.0
-    """Of a response that does not end within the limit."""
+    """Reward of a response that does not end within the limit."""
 
 
 class TLDR:
-    """The paper's prompts, reward and measures."""
+    """Summaries with the prompts, the reward and the measures of the paper."""
 
     name = "tldr"
     fields = ("query", "reference_response")
@@ -48,12 +50,12 @@ class TLDR:
 
     def __init__(self, config: TaskConfig):
         for field in ("rule", "template"):
-            if given := getattr(config, field):
-                raise ConfigError(f"task.{field}: tldr has only one, so nothing can be chosen, got {given!r}")
+            if value := getattr(config, field):
+                raise ConfigError(f"task.{field} must be empty: tldr has only one {field}, got {value!r}")
         self.options = parse_options(Options, config)
         self._locate: Locate = lambda setting, place: place
         self._judges: dict[str, Judge] = {}
-        self._gold_scores: dict[tuple[str, bool], float] = {}  # of humans' summaries: the same at every evaluation
+        self._gold_scores: dict[tuple[str, bool], float] = {}  # of humans' summaries, kept for all evaluations
 
     def source(self, split: str) -> str:
         return f"{DATA}/{FILES[split]}"
@@ -61,11 +63,12 @@ class TLDR:
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        """Rows have `query`, a post that ends in "TL;DR:", and `reference_response`, a human's summary."""
+        """Make prompts of rows with `query`, a post that ends in "TL;DR:", and `reference_response`, a human's
+        summary."""
         texts = [text_in(split, i, row, "query") for i, row in enumerate(rows)]
         summaries = [_summary(split, i, row) for i, row in enumerate(rows)]
         tokens = tokenizer(texts).input_ids if texts else []
-        # where the published perplexity splits a text; nobody measures that of `train`
+        # The published perplexity splits a text at the marker. It is measured on `test` only.
         metadata = {"marker": tokenizer(MARKER, add_special_tokens=False).input_ids} if split == "test" else {}
         prompts = [
             Prompt(prompt_id=f"{split}-{i:06d}", text=text, tokens=tuple(ids), answer=summary, metadata=metadata)
@@ -74,7 +77,7 @@ class TLDR:
         return [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
 
     def load(self, locate: Locate) -> None:
-        """The reward model; the gold one at its first use, since only evaluators need it."""
+        """Load the reward model. The gold model is loaded at its first use, since only evaluators need it."""
         self._locate = locate
         self._judge("reward_model")
 
@@ -97,34 +100,34 @@ class TLDR:
         rewards: Sequence[Reward],
         ref_logps: Sequence[Sequence[float]] | None,
     ) -> dict[str, float]:
-        found = {"win_rate": self._win_rate(asked)} if self.options.gold_model else {}
+        measured = {"win_rate": self._win_rate(asked)} if self.options.gold_model else {}
         if ref_logps is not None:
             diluted = [
                 diluted_perplexity(p.tokens, r.tokens, logps, p.metadata["marker"])
                 for (p, r), logps in zip(asked, ref_logps, strict=True)
             ]
-            found["kl"] = mean_log_ratio([response.logps for _, response in asked], ref_logps)
-            found["perplexity"] = perplexity(ref_logps)
-            found["diluted_perplexity"] = sum(diluted) / len(diluted)
-        return found
+            measured["kl"] = mean_log_ratio([response.logps for _, response in asked], ref_logps)
+            measured["perplexity"] = perplexity(ref_logps)
+            measured["diluted_perplexity"] = sum(diluted) / len(diluted)
+        return measured
 
     def _win_rate(self, asked: Sequence[tuple[Prompt, Response]]) -> float:
-        """The share of responses whose gold score is greater than that of the human's summary of the same post. The
-        same words are no win: scores of one text may differ by rounding."""
+        """Return the share of responses that the gold model scores higher than the human's summary of the same post. A
+        response with the same words as the human's is never a win, though rounding may give it a higher score."""
         humans = [(f"{prompt.text} {prompt.answer}", True) for prompt, _ in asked]
         if new := [text for text in dict.fromkeys(humans) if text not in self._gold_scores]:
             self._gold_scores.update(zip(new, self._scores("gold_model", new), strict=True))
-        given = [(prompt.text + response.text, response.finished) for prompt, response in asked]
-        scores = self._scores("gold_model", given)
+        texts = [(prompt.text + response.text, response.finished) for prompt, response in asked]
+        scores = self._scores("gold_model", texts)
         wins = [
             score > self._gold_scores[human] and text != human
-            for score, text, human in zip(scores, given, humans, strict=True)
+            for score, text, human in zip(scores, texts, humans, strict=True)
         ]
         return sum(wins) / len(wins)
 
     def _scores(self, name: str, texts: Sequence[tuple[str, bool]]) -> list[float]:
-        """Of texts, each with whether it has ended: a judge is shown its own end token after those that have, and
-        reads the last token that is no padding."""
+        """Return a judge's scores of texts, each passed with whether it has ended. A judge scores a text at its last
+        token, so its own end token is appended to the texts that have ended."""
         judge = self._judge(name)
         end = judge.tokenizer.eos_token or ""
         return judge.logits([f"{text}{end}" if ended else text for text, ended in texts])[:, 0].tolist()
@@ -144,7 +147,7 @@ class TLDR:
                 dtype=self.options.dtype,
             )
             if judge.labels != 1:
-                raise ConfigError(f"task.options.{name}: a reward model has 1 logit, this one has {judge.labels}")
+                raise ConfigError(f"task.options.{name} must be a model with 1 logit, got one with {judge.labels}")
             self._judges[name] = judge
         return self._judges[name]
 
@@ -155,5 +158,5 @@ class TLDR:
 def _summary(split: str, index: int, row: Mapping[str, Any]) -> str:
     summary = text_in(split, index, row, "reference_response").strip().removesuffix(END).rstrip()
     if not summary:
-        raise DataError(f"{split} row {index}: field 'reference_response' is empty but for {END!r}")
+        raise DataError(f"{split} row {index}: field 'reference_response' contains only {END!r}")
     return summary

@@ -1,8 +1,8 @@
-"""Environments of the library `verifiers` as a task: its prompts, its turns, its tools and its rewards.
+"""A task made of an environment of the library `verifiers`: its prompts, its turns, its tools and its rewards.
 
-An environment keeps a state while it is talked to; a task answers from the prompt and what was said alone. So each time
-it is asked, the environment is gone through from its beginning, with a policy that says again what was said: by the
-library's own loop, which ends where that policy has nothing left to say.
+An environment keeps a state during a conversation, but a task must answer from the prompt and the turns alone. So each
+call replays the conversation from its beginning, in the library's own loop, with a policy that repeats the answers
+given so far. The loop ends when that policy has no answer left.
 """
 
 import asyncio
@@ -33,31 +33,32 @@ from tba.types import Prompt, Response, Reward
 
 T = TypeVar("T")
 Row = Mapping[str, Any]
-OTHERWISE = "does not say again what it said before, given the same answers"
+OTHERWISE = "does not repeat what it said before, given the same answers"
 _loading = threading.Lock()
 
 
 @settings
 class Options:
     environment: str
-    """What the library's `load_environment` takes: a module with a function of this name, or the id of one."""
+    """The environment, as the library's `load_environment` takes it: a module with a function of this name, or its
+    id."""
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
-    """What that function is given."""
+    """Arguments of that function."""
     errors: Literal["raise", "zero"] = "raise"
-    """What becomes of a response if the environment or a reward function fails: the role fails too, or, as the library
-    has it, the function counts as 0."""
+    """What happens if the environment or a reward function fails. `raise`: the role fails too. `zero`: the function
+    counts as 0, as in the library."""
 
 
 class Verifiers:
-    """Takes turns with whatever policy; responses of one turn come from environments that do not answer."""
+    """A task that takes turns. A response has a single turn if its environment does not answer."""
 
     name = "verifiers"
 
     def __init__(self, config: TaskConfig):
         for field in ("train", "test", "rule", "template"):
-            if given := getattr(config, field):
+            if value := getattr(config, field):
                 raise ConfigError(
-                    f"task.{field}: an environment brings its own, so nothing can be chosen, got {given!r}"
+                    f"task.{field} must be empty: an environment has its own prompts and rewards, got {value!r}"
                 )
         self.options = parse_options(Options, config)
         _check_installed()
@@ -65,7 +66,7 @@ class Verifiers:
 
     @staticmethod
     def preset() -> Config:
-        """For a small model of language."""
+        """Return settings for a small language model."""
         return Config(
             search=SearchConfig(prompts_per_round=16, initial_fill=128),
             training=TrainingConfig(
@@ -78,10 +79,10 @@ class Verifiers:
         return ""
 
     def prompts(self, split: str, rows: Sequence[Row], tokenizer: Any, *, max_tokens: int) -> list[Prompt]:
-        """What the environment asks first, of each row of its dataset. The row and what is asked go along as metadata:
-        with them, the environment can be gone through wherever the prompt is known."""
-        found = [self._prompt(split, i, row, tokenizer) for i, row in enumerate(self._rows(split))]
-        return [prompt for prompt in found if len(prompt.tokens) <= max_tokens]
+        """Return the first thing that the environment asks, for each row of its dataset. The metadata of a prompt has
+        the row and the messages, so that the conversation can be replayed wherever the prompt is known."""
+        prompts = [self._prompt(split, i, row, tokenizer) for i, row in enumerate(self._rows(split))]
+        return [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
 
     def reply(self, prompt: Prompt, turns: Sequence[str], tokenizer: Any) -> Sequence[int] | None:
         said, heard = turns[::2], turns[1::2]
@@ -99,9 +100,9 @@ class Verifiers:
         return self._wait(self._rewards(asked))
 
     async def _rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
-        """All of them run to their end, also where one fails."""
-        found = await asyncio.gather(*(self._reward(*pair) for pair in asked), return_exceptions=True)
-        return [_unless_failed(it) for it in found]
+        """Compute all rewards together. If one fails, raise its error once all have ended."""
+        results = await asyncio.gather(*(self._reward(*pair) for pair in asked), return_exceptions=True)
+        return [_unless_failed(result) for result in results]
 
     async def _reward(self, prompt: Prompt, response: Response) -> Reward:
         said = (response.turns or (response.text,))[::2]
@@ -128,22 +129,25 @@ class Verifiers:
         named = f"task.options.environment: {self.options.environment!r}"
         with _loading, _signals_left_alone():
             try:
-                found = self.library.load_environment(self.options.environment, **self.options.arguments)
+                environment = self.library.load_environment(self.options.environment, **self.options.arguments)
             except Exception as error:
                 raise ConfigError(f"{named} cannot be loaded: {error}") from error
-        members = list(_members(self.library, found))
-        if foreign := [it for it in members if not isinstance(it, self.library.MultiTurnEnv)]:
-            raise ConfigError(f"{named} is {type(foreign[0]).__name__}, which is not gone through turn by turn")
+        members = list(_members(self.library, environment))
+        if foreign := [member for member in members if not isinstance(member, self.library.MultiTurnEnv)]:
+            raise ConfigError(
+                f"{named} must be a MultiTurnEnv, which goes turn by turn, got {type(foreign[0]).__name__}"
+            )
         for rubric in [rubric for member in members for rubric in _rubrics(member.rubric)]:
             if rubric.has_group_rewards:
                 raise ConfigError(f"{named} rewards responses by comparing those of a group, which is not supported")
             if self.options.errors == "raise":
                 rubric.funcs[:] = map(_raising, rubric.funcs)
-        return found
+        return environment
 
     @cached_property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """One for life: what an environment opens in it, as connections to a judge, stays usable."""
+        """The one event loop of this task. What an environment opens in the loop, such as connections to a judge, stays
+        usable."""
         loop = asyncio.new_event_loop()
         weakref.finalize(self, loop.close)
         return loop
@@ -152,14 +156,15 @@ class Verifiers:
         return self.loop.run_until_complete(work)
 
     def _rows(self, split: str) -> list[dict[str, Any]]:
-        """Without a dataset to evaluate on, evaluations have the one to train on, as in the library."""
-        found = self.environment.build_eval_dataset() if split == "test" else None
-        found = self.environment.build_dataset() if found is None else found
-        if found is None:
+        """Return the rows of a split. Without a dataset for evaluation, evaluations use the training dataset, as in the
+        library."""
+        dataset = self.environment.build_eval_dataset() if split == "test" else None
+        dataset = self.environment.build_dataset() if dataset is None else dataset
+        if dataset is None:
             raise DataError(
                 f"task.options.environment: {self.options.environment!r} has no dataset for split {split!r}"
             )
-        return found.to_list()
+        return dataset.to_list()
 
     def _prompt(self, split: str, index: int, row: Row, tokenizer: Any) -> Prompt:
         where = f"{split} row {index}"
@@ -167,7 +172,7 @@ class Verifiers:
             _check_json(where, field, value)
         asked, _ = self._wait(self._go_through(where, row, []))
         if not asked:
-            raise DataError(f"{where}: the environment ends before it has asked anything")
+            raise DataError(f"{where}: the environment ends before it asks anything")
         messages, tools = asked[0]
         chat_template.check_tools(tokenizer, messages, tools)
         text = chat_template.opening(tokenizer, messages, tools)
@@ -190,7 +195,8 @@ class Verifiers:
     async def _go_through(
         self, where: str, row: Row, said: Sequence[str], *, cut_off: bool = False
     ) -> tuple[list[Asked], Any]:
-        """What the environment asks for each of these answers, and for one more unless it ends; and its state then."""
+        """Replay a conversation with these answers. Return what the environment asked before each answer, and before a
+        further answer unless it ended; and the environment's state at the end."""
         policy = Again(self.library, said, cut_off=cut_off)
         try:
             state = await self.environment.rollout(row, policy, "policy", {})
@@ -202,18 +208,20 @@ class Verifiers:
         if error is not None and not isinstance(error, self.library.ToolError) and self.options.errors == "raise":
             raise self._failed(where, f"{type(error).__name__}: {error.__cause__ or error}") from error
         if len(policy.asked) < len(said):
-            raise self._failed(where, f"ends after {len(policy.asked)} answers; before, it took {len(said)}")
+            raise self._failed(where, f"ends after {len(policy.asked)} answers, but took {len(said)} before")
         return policy.asked, state
 
     def _between(
         self, prompt: Prompt, asked: Sequence[Asked], said: Sequence[str], turn: int, tokenizer: Any
     ) -> list[int]:
-        """The tokens from the end of an answer up to where the answer of this turn begins."""
+        """Return the tokens between the end of the answer before this turn and the beginning of the answer of this
+        turn."""
         (before, tools), (now, tools_now) = asked[turn - 1], asked[turn]
-        goes_on = now[: len(before)] == before and [it["role"] for it in now[len(before) :]][:1] == ["assistant"]
+        roles_added = [message["role"] for message in now[len(before) :]]
+        goes_on = now[: len(before)] == before and roles_added[:1] == ["assistant"]
         if not goes_on or tools_now != tools:
             raise self._failed(
-                prompt.prompt_id, "changes messages or tools that the policy has read; a response is one text"
+                prompt.prompt_id, "changes messages or tools that the policy has read; a response must stay one text"
             )
         words = [*before]
         for answer, (messages, _) in zip(said, asked[: turn - 1], strict=False):
@@ -225,15 +233,15 @@ class Verifiers:
 
 
 class _RewardFailed(BaseException):
-    """No Exception: the library makes a reward of 0 of those."""
+    """A reward function failed. This is not an Exception, because the library turns Exceptions into a reward of 0."""
 
 
 def _raising(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     async def reward(*args: Any, **kwargs: Any) -> float:
         try:
-            found = function(*args, **kwargs)
-            return float(await found if isawaitable(found) else found)
+            value = function(*args, **kwargs)
+            return float(await value if isawaitable(value) else value)
         except Exception as error:
             name = getattr(function, "__name__", repr(function))
             raise _RewardFailed(f"{name!r}: {type(error).__name__}: {error}") from error
@@ -242,7 +250,7 @@ def _raising(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _members(library: Any, environment: Any) -> Iterator[Any]:
-    """An environment, or those that it is a group of."""
+    """Yield an environment, or the members of a group of environments."""
     if not isinstance(environment, library.EnvGroup):
         yield environment
         return
@@ -258,7 +266,7 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
 
 @contextmanager
 def _signals_left_alone() -> Iterator[None]:
-    """An environment takes the signals that end a process for itself as it is made; they are the role's."""
+    """Keep an environment from installing its own handlers of signals when it is made: the role handles signals."""
     handle = signal.signal
     signal.signal = lambda *_: None
     try:
@@ -269,7 +277,7 @@ def _signals_left_alone() -> Iterator[None]:
 
 def _check_installed() -> None:
     needed = (
-        "task 'verifiers' needs the library of this name, 0.1.14 or later before 0.4: "
+        "task 'verifiers' needs the library verifiers, at least 0.1.14 and below 0.4: "
         "pip install --no-deps -r requirements-verifiers.txt"
     )
     try:
@@ -282,12 +290,12 @@ def _check_installed() -> None:
 
 def _check_module(environment: str) -> None:
     search_working_folder()
-    module = environment.replace("-", "_").split("/")[-1]  # as the library has it
+    module = environment.replace("-", "_").split("/")[-1]  # the name that the library imports
     try:
-        found = find_spec(module)
+        spec = find_spec(module)
     except (ImportError, ValueError):
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise ConfigError(
             f"task.options.environment: no module {module!r} for {environment!r}; is it installed, or in {os.getcwd()}?"
         )
@@ -300,7 +308,7 @@ def _check_json(where: str, field: str, value: Any) -> None:
         raise DataError(f"{where}: field {field!r} must be JSON, got {value!r:.80}") from error
 
 
-def _unless_failed(found: T | BaseException) -> T:
-    if isinstance(found, BaseException):
-        raise found
-    return found
+def _unless_failed(result: T | BaseException) -> T:
+    if isinstance(result, BaseException):
+        raise result
+    return result

@@ -1,4 +1,4 @@
-"""To the library `verifiers` a client, which it asks for answers: a policy that says again what was said."""
+"""A client for the library `verifiers`, which asks it for answers. The client repeats recorded answers of a policy."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,24 +8,25 @@ from tba.errors import DataError
 from tba.models import chat_template
 
 Asked = tuple[list[dict[str, Any]], list[dict[str, Any]]]
-"""Messages and tools that are put before a policy, as chat templates want them."""
+"""The messages and tools that a policy is asked with, in the form of chat templates."""
 
 
 class Again:
-    """Keeps what it is asked. When nothing is left to say its window is full, which ends every environment in order."""
+    """Repeats the answers `said`, and keeps what it is asked. After the last answer it reports that the context window
+    is full, which makes every environment end in the normal way."""
 
     def __init__(self, library: Any, said: Sequence[str], *, cut_off: bool):
         self.library, self.said = library, said
-        self.cut_off = cut_off  # the last of it
+        self.cut_off = cut_off  # whether the last answer was cut off
         self.asked: list[Asked] = []
 
     async def get_response(
         self, prompt: Sequence[Any], model: str, sampling_args: Any, tools: Sequence[Any] | None = None, **_: Any
     ) -> Any:
         turn = len(self.asked)
-        self.asked.append(([_message(it) for it in prompt], [_tool(it) for it in tools or ()]))
+        self.asked.append(([_message(message) for message in prompt], [_tool(tool) for tool in tools or ()]))
         if turn >= len(self.said):
-            raise self.library.OverlongPromptError("nothing more was said")
+            raise self.library.OverlongPromptError("no answer is left to repeat")
         cut_off = self.cut_off and turn == len(self.said) - 1
         text, calls = chat_template.split_calls(self.said[turn]) if tools else (self.said[turn], [])
         called = [
@@ -45,8 +46,8 @@ def _message(message: Any) -> dict[str, Any]:
     plain: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
     if calls := getattr(message, "tool_calls", None):
         plain["tool_calls"] = [
-            {"id": it.id, "type": "function", "function": {"name": it.name, "arguments": _arguments(it.arguments)}}
-            for it in calls
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": _arguments(c.arguments)}}
+            for c in calls
         ]
     for field in ("tool_call_id", "reasoning_content"):
         if value := getattr(message, field, None):
@@ -59,7 +60,7 @@ def _text(content: Any) -> str:
         return content or ""
     parts = [part if isinstance(part, Mapping) else part.model_dump() for part in content]
     if foreign := [part for part in parts if part.get("type") != "text"]:
-        raise DataError(f"a message holds {foreign[0].get('type')!r}, and a policy reads text alone")
+        raise DataError(f"a message contains {foreign[0].get('type')!r}, but a policy reads only text")
     return "".join(part["text"] for part in parts)
 
 

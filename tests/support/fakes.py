@@ -138,7 +138,7 @@ class Generator:
 
     def _response(self, prompt: Prompt, seed: int, temperature: float) -> Response:
         if self.version is None:
-            raise ConfigError("a generator has no weights before it has adopted a version")
+            raise ConfigError("no version has been adopted yet, so this generator has no weights: call adopt() first")
         return Response(
             tokens=(5, 1), logps=(-0.5, -0.1), text=prompt.answer if seed % 2 else "wrong", finished=True,
             temperature=temperature, top_p=1.0, seed=seed, version_start=self.version, version_end=self.version,

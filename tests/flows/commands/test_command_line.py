@@ -875,7 +875,7 @@ def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         (("math", "--set", 'task.options={"levels": [3], "levels": [4]}'), "task.options: key 'levels' is given more"),
         (("math", "--set", f"task.options={'[' * 100_000}"), "task.options"),
         (("quickstart", "--set", "sampling.recent_share=1.5"), "sampling.recent_share"),
-        (("gsm8k", "--set", "model.path="), "model.path is empty, and task 'gsm8k' makes no policy"),
+        (("gsm8k", "--set", "model.path="), "model.path must be set, because task 'gsm8k' makes no policy"),
     ],
     ids=lambda it: str(it)[:60],
 )

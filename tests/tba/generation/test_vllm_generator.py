@@ -72,7 +72,7 @@ def generator(engine: Any, folders: dict[Version, Path]) -> Any:
 )
 def test_what_vllm_would_serve_as_another_model_is_refused_before_an_engine_starts(tmp_path, family, fault):
     family_folder(tmp_path, FAMILIES[family])
-    with pytest.raises(ConfigError, match=rf"^engine\.name: vLLM cannot serve this model so: .* {fault}.*; "):
+    with pytest.raises(ConfigError, match=rf"^engine\.name: vLLM cannot serve this model: .* {fault}.*; "):
         make_generator().adopt(tmp_path, V0)
 
 
@@ -338,7 +338,7 @@ def test_responses_that_are_broken_off_are_never_told(generator: Any, monkeypatc
     engine = generator._running()
     with monkeypatch.context() as patch:
         before_next(patch, engine, "step", lambda: engine.sleep(level=0, mode="abort"))
-        with pytest.raises(RunFailed, match="broke a response off: abort"):
+        with pytest.raises(RunFailed, match="broke off a response: abort"):
             generate(generator, PROMPTS, SEEDS, temperature=1.0, limits=LIMITS)
     engine.wake_up(tags=["scheduling"])
 
@@ -383,7 +383,7 @@ def test_an_engine_that_may_have_got_a_part_of_the_weights_ends_the_role(
     monkeypatch.setattr(
         generator, "_load_opened", lambda version: generator._running().collective_rpc("no_such_method")
     )
-    with pytest.raises(RunFailed, match=f"failed while it took version {V1}"):
+    with pytest.raises(RunFailed, match=f"failed while it loaded version {V1}"):
         generator.adopt(folders[V1], V1)
 
 

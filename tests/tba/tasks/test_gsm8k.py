@@ -69,7 +69,7 @@ def test_each_rule_reads_the_answer_in_its_own_way(response: str, answer: str, r
 
 def test_an_unknown_rule_or_template_is_refused_by_name():
     for field in ("rule", "template"):
-        with pytest.raises(ConfigError, match=rf"task\.{field}: one of .*, got 'best'"):
+        with pytest.raises(ConfigError, match=rf"task\.{field} must be one of .*, got 'best'"):
             get_task(TaskConfig(name="gsm8k", **{field: "best"}))
 
 

@@ -193,7 +193,10 @@ def test_a_guard_judges_the_attack_and_the_answer(lead: str, options: dict[str, 
         ({"victim": "{tmp}"}, "task.options.victim: cannot load a model from"),
         ({"victim_device": "abacus"}, "task.options.victim_device: no such kind of device, got 'abacus'"),
         ({"classifier_device": "abacus"}, "task.options.classifier_device: no such kind of device, got 'abacus'"),
-        ({"victim_template": "chat"}, "task.options.victim_template: '.*' has no chat template, got 'chat'"),
+        (
+            {"victim_template": "chat"},
+            "task.options.victim_template must be alpaca: '.*' has no chat template, got 'chat'",
+        ),
         (
             {"classifier_kind": "guard", "classifier": "{plain}"},
             "task.options.classifier: '.*' has no chat template, in which a guard reads",
@@ -225,7 +228,7 @@ def test_a_classifier_of_one_label_tells_nothing(options: dict[str, Any], tmp_pa
         ({"options": {"victm": "x"}}, "unknown setting 'task.options.victm'"),
         ({"options": {"floor": 1.0}}, "task.options.floor: input should be less than 0, got 1.0"),
         ({"options": {"classifier_kind": "vote"}}, "task.options.classifier_kind"),
-        ({"template": "tba"}, "task.template: redteam has one prompt and one reward, got 'tba'"),
+        ({"template": "tba"}, "task.template must be empty: redteam has one prompt and one reward, got 'tba'"),
     ],
 )
 def test_settings_at_fault_are_named(config: dict[str, Any], says: str):
@@ -235,7 +238,7 @@ def test_settings_at_fault_are_named(config: dict[str, Any], says: str):
 
 
 def test_without_its_models_it_cannot_score():
-    with pytest.raises(ConfigError, match="its victim and its classifier are not loaded"):
+    with pytest.raises(ConfigError, match="victim and classifier are not loaded"):
         get_task("redteam").reward(*asked("a")[0])
 
 

@@ -105,7 +105,7 @@ def test_its_rules_serve_tba_grade(folder: Path):
     path = f"{folder.name}:Short"
     assert list(rules(path)) == ["short"]
     assert grade(path, "", "abc", "") == 1.0
-    with pytest.raises(ConfigError, match="has no rule by which a response is right or wrong"):
+    with pytest.raises(ConfigError, match="has no rules that grade a response by an answer"):
         grade(f"{folder.name}:Incomplete", "", "abc", "")
 
 
@@ -123,8 +123,8 @@ def test_without_a_preset_it_takes_the_defaults_of_all_settings(folder: Path):
         ("{here}/reverse.py:Task", "unknown task"),
         ("{here}:Missing", "has no attribute 'Missing'"),
         ("{here}:number", "is 3, not a class"),
-        ("{here}:Incomplete", "is no task: it has no name, no source, no reward"),
-        ("{here}:Bare", ":Bare' cannot be made by __init__(self, config): TypeError: Bare() takes no arguments"),
+        ("{here}:Incomplete", "is not a task: it has no name, no source, no reward"),
+        ("{here}:Bare", ":Bare' fails: TypeError: Bare() takes no arguments"),
         ("{here}:Lost", "KeyError: 'judge' ({file}, line {line})"),
         ("{here}:Careless", "TypeError: class Careless.Options is not made with @tba.config.settings"),
         (":", "cannot be loaded"),
@@ -138,7 +138,7 @@ def test_what_is_no_task_is_refused_by_what_it_lacks(folder: Path, name: str, sa
 
 
 def test_a_preset_that_is_no_config_is_refused(folder: Path):
-    with pytest.raises(ConfigError, match=r"preset\(\) of .* must give a tba.config.Config"):
+    with pytest.raises(ConfigError, match=r"preset\(\) of .* must return a tba.config.Config"):
         preset_of(f"{folder.name}:Odd")
     assert callable(find_task(f"{folder.name}:Odd"))
 
@@ -150,7 +150,7 @@ def test_a_preset_that_is_no_config_is_refused(folder: Path):
 def test_a_preset_that_cannot_be_had_is_told(folder: Path, name: str, says: str):
     with pytest.raises(ConfigError) as refused:
         preset_of(f"{folder.name}:{name}")
-    assert f"preset(), a static method, of '{folder.name}:{name}' fails: {says}" in str(refused.value)
+    assert f"the static method preset() of '{folder.name}:{name}' fails: {says}" in str(refused.value)
 
 
 # --- options ----------------------------------------------------------------------------------------------------------

@@ -86,7 +86,10 @@ def test_posts_that_are_too_long_are_left_out_and_the_others_keep_their_names():
     [
         ({"reference_response": "x"}, "train row 1: field 'query' must be text"),
         ({"query": POST, "reference_response": 3}, "train row 1: field 'reference_response' must be text"),
-        ({"query": POST, "reference_response": " <|endoftext|>"}, "train row 1: field 'reference_response' is empty"),
+        (
+            {"query": POST, "reference_response": " <|endoftext|>"},
+            "train row 1: field 'reference_response' contains only",
+        ),
     ],
 )
 def test_a_malformed_row_is_named_with_its_field(row: dict[str, object], says: str):
@@ -104,8 +107,8 @@ def test_a_malformed_row_is_named_with_its_field(row: dict[str, object], says: s
         ({"options": {"reward_model": ""}}, "task.options.reward_model: .* at least 1 character"),
         ({"options": {"no_eos_reward": "low"}}, "task.options.no_eos_reward: .*got 'low'"),
         ({"options": {"dtype": "float16"}}, "task.options.dtype: .*got 'float16'"),
-        ({"rule": "best"}, "task.rule: .*got 'best'"),
-        ({"template": "short"}, "task.template: .*got 'short'"),
+        ({"rule": "best"}, "task.rule must be empty: .*got 'best'"),
+        ({"template": "short"}, "task.template must be empty: .*got 'short'"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(change: dict[str, Any], says: str):
@@ -122,7 +125,7 @@ def test_the_preset_judges_with_the_papers_models():
 
 def test_a_classifier_of_several_labels_is_no_reward_model(tmp_path: Path):
     task = tldr({"reward_model": str(classifier(tmp_path, "decoder", 2))})
-    with pytest.raises(ConfigError, match=r"task\.options\.reward_model: a reward model has 1 logit, this one has 2"):
+    with pytest.raises(ConfigError, match=r"task\.options\.reward_model must be a model with 1 logit, got one with 2"):
         task.load(lambda setting, place: place)
 
 

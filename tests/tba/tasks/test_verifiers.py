@@ -52,13 +52,13 @@ def talk(task: Verifiers, prompt: Prompt, says: Sequence[str], template: str | N
 
 @pytest.mark.skipif(bool(find_spec("verifiers")), reason="the extra `verifiers` is installed")
 def test_without_the_library_it_names_what_to_install():
-    with pytest.raises(ConfigError, match=r"needs the library of this name.*: pip .* -r requirements-verifiers.txt"):
+    with pytest.raises(ConfigError, match=r"needs the library verifiers.*: pip .* -r requirements-verifiers.txt"):
         make_task("single")
 
 
 @pytest.mark.parametrize("field", ["train", "test", "rule", "template"])
 def test_what_an_environment_brings_cannot_be_chosen(field: str):
-    with pytest.raises(ConfigError, match=f"task.{field}: an environment brings its own"):
+    with pytest.raises(ConfigError, match=f"task.{field} must be empty: an environment has its own"):
         Verifiers(TaskConfig(name="verifiers", options={"environment": "x"}, **{field: "some"}))
 
 
@@ -151,7 +151,7 @@ def test_an_environment_that_asks_with_plain_text_gets_no_template():
     ("kind", "says"),
     [
         ("dates", "field 'when' must be JSON, got datetime"),
-        ("images", "a message holds 'image_url', and a policy reads text alone"),
+        ("images", "a message contains 'image_url', but a policy reads only text"),
     ],
 )
 def test_a_row_that_cannot_be_kept_or_read_is_named(kind: str, says: str):
@@ -258,8 +258,8 @@ def test_environments_in_a_group_each_answer_and_reward_in_their_own_way():
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("fickle", "does not say again what it said before"),
-        ("dealt", "does not say again what it said before"),
+        ("fickle", "does not repeat what it said before"),
+        ("dealt", "does not repeat what it said before"),
         ("forgetful", "changes messages or tools that the policy has read"),
         ("broken", "InfraError: no sandbox"),
     ],
@@ -299,7 +299,7 @@ def test_a_response_that_is_cut_off_is_truncated_to_the_rubric():
 @needs_library
 def test_rewards_of_an_environment_that_asks_something_else_are_refused():
     task = make_task("dealt")
-    with pytest.raises(RunFailed, match="does not say again what it said before"):
+    with pytest.raises(RunFailed, match="does not repeat what it said before"):
         task.reward(prompts_of(task)[0], response_of("1"))
 
 
@@ -330,5 +330,5 @@ def test_what_fails_fails_unless_it_is_asked_to_be_passed_over():
 @needs_library
 def test_a_response_that_goes_on_after_its_end_is_refused():
     task = make_task("single")
-    with pytest.raises(RunFailed, match="ends after 1 answers; before, it took 2"):
+    with pytest.raises(RunFailed, match="ends after 1 answers, but took 2 before"):
         task.reward(prompts_of(task)[0], response_of("1", "\nQ:1\nA:", "1"))
