@@ -153,7 +153,7 @@ def _presets(sections: dict[str, dict[str, Any]]) -> str:
     rows = []
     for section, fields in sections.items():
         for it, default in fields.items():
-            values = [made[name][section][it] for name in PRESETS]
+            values = [made[name][section].get(it, default) for name in PRESETS]
             if (section, it) != ("task", "name") and any(value != default for value in values):
                 cells = " | ".join("" if value == default else _value(value) for value in values)
                 rows.append(f"| `{section}.{it}` | {_value(default)} | {cells} |")

@@ -1,4 +1,4 @@
-"""Named runs: the quickstart, and the paper's with its numbers."""
+"""Presets: the settings of the quickstart, and of the runs in the paper with the paper's numbers."""
 
 from tba.config import (
     Config,
@@ -17,7 +17,7 @@ from tba.objectives.tba_prime import TBAPrime
 
 
 def quickstart() -> Config:
-    """Addition digit by digit with a tiny Llama; minutes on two cores."""
+    """Addition, digit by digit, with a tiny Llama. It takes minutes on two cores."""
     return Config(
         task=TaskConfig(name="quickstart"),
         objective=TrajectoryBalance(beta_start=0.05, beta_end=0.05),
@@ -37,7 +37,7 @@ def quickstart() -> Config:
 
 
 def gsm8k() -> Config:
-    """The paper's GSM8K run (table 2; the launch settings of its figure 1 differ in steps, decay and beta)."""
+    """The paper's GSM8K run (table 2). The launch settings of the paper's figure 1 differ in steps, decay and beta."""
     return Config(
         task=TaskConfig(name="gsm8k"),
         model=ModelConfig(path="realtreetune/rho-1b-sft-GSM8K", publish_dtype="bfloat16", threads=0),
@@ -57,7 +57,7 @@ def gsm8k() -> Config:
 
 
 def tldr() -> Config:
-    """The paper's summarisation run with Pythia-410M (table 3); its reward and gold models are the task's defaults."""
+    """The paper's summarisation run with Pythia-410M (table 3). Reward and gold model are the defaults of the task."""
     return Config(
         task=TaskConfig(name="tldr"),
         model=ModelConfig(path="mnoukhov/pythia410m-sft-tldr", threads=0),
@@ -77,7 +77,8 @@ def tldr() -> Config:
 
 
 def math_() -> Config:
-    """The paper's MATH run with TBA' (table 4): data of 2 updates ago, no replay, reference resets, capped ratios."""
+    """The paper's MATH run with TBA' (table 4): data that is 2 updates old, no replay, reference resets, and capped
+    ratios."""
     return Config(
         task=TaskConfig(name="math"),
         model=ModelConfig(path="Qwen/Qwen2.5-7B", publish_dtype="bfloat16", threads=0),
@@ -93,12 +94,12 @@ def math_() -> Config:
         ),
         sync=SyncConfig(every=1, lag=2, checkpoint_every=50),
         evaluation=EvaluationConfig(every=5, prompts=500),
-        limits=LimitsConfig(data_deadline=7200.0),  # one side waits while the other takes a round or a step
+        limits=LimitsConfig(data_deadline=7200.0),  # searchers wait for a step, and the trainer for a round
     )  # fmt: skip
 
 
 def redteam() -> Config:
-    """The paper's red-teaming run with GPT-2 (section 4.4): one prompt, 128 attacks a step."""
+    """The paper's red-teaming run with GPT-2 (section 4.4): one prompt, and 128 attacks per step."""
     return Config(
         task=TaskConfig(name="redteam"),
         model=ModelConfig(path="gpt2", threads=0),
@@ -124,7 +125,7 @@ PRESETS = {"quickstart": quickstart, "gsm8k": gsm8k, "math": math_, "tldr": tldr
 
 
 def preset(name: str) -> Config:
-    """A named run."""
+    """Return the settings of a preset. `auto` lets the trainer compute in bfloat16 on a GPU."""
     if name not in PRESETS:
         raise ConfigError(f"unknown task {name!r}; known: {', '.join(PRESETS)}")
     return PRESETS[name]().replace({"training.compute_dtype": "auto"})

@@ -1,40 +1,37 @@
-"""Line charts as inline SVG: no library, no network, colours from the style sheet of the page.
+"""Line charts as SVG. Every chart of every page is drawn here, and needs no library, no network and no script.
 
-This module computes the places of everything in a picture; the templates in templates/charts/ write them as SVG. A
-figure also carries its data as JSON, for the script of the report (report/charts.js), which draws it again when a
-reader zooms, smooths, or chooses another axis. Both must agree, and a test in a browser
-compares them.
+Points of lines have the values of the data as their coordinates, divided by a unit if values are tiny or huge. The
+view box of the plot says which values are shown, and the script of a report (report/charts.js) zooms by giving the plot
+another view box. The templates in templates/charts/ write what this module computes.
 """
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
 from markupsafe import Markup
 
 from flows.pages.rendering import render
 from flows.pages.values import number
 
-WIDTH, HEIGHT = 460, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 26  # room around the plot for the numbers on the axes
-_POINTS = 240  # along a line; more are drawn as the mean of their neighbours, with a band from lowest to highest
-_POINTS_TO_ZOOM = 1500  # along a line that a figure carries for the script
-_NAME = 40  # room for the name of the x axis, where no number stands
-MEASURES = {
-    "width": WIDTH, "height": HEIGHT, "left": _LEFT, "right": _RIGHT, "top": _TOP, "bottom": _BOTTOM, "name": _NAME,
-    "points": _POINTS,
-}  # fmt: skip
-"""What the script of a report has to know to draw a chart in the same way."""
+_POINTS = 240  # of a line; of a longer line, means of neighbours are drawn, with a band from lowest to highest
+_ZOOMED_POINTS = 1000  # of a line in a zoomed chart
+_X_NAME_WIDTH = 40  # at the right end of the x axis, where no number stands
+_UNITS = ((120, 1, "seconds"), (7200, 60, "minutes"), (math.inf, 3600, "hours"))  # up to so many seconds
 
 _COLOURS = ("#2563a8", "#bd5415", "#2c7d54", "#79489c", "#9a7500", "#1d7f8c", "#b03a6f", "#6b6f76")
-_ALONE = Markup(
+_FILE_STYLE = Markup(
     "text{font:11px system-ui,sans-serif;fill:#555}.title{font-weight:600;font-size:13px;fill:#222}"
-    ".grid{stroke:#e2e0db}.axis{stroke:#777}.line{fill:none;stroke-width:1.8;stroke-linejoin:round}.band{opacity:.16}"
+    ".grid{stroke:#e2e0db}.axis{stroke:#777}.plot{overflow:visible}.plot *{vector-effect:non-scaling-stroke}"
+    ".line{fill:none;stroke-width:2.5;stroke-linejoin:round}.dot{stroke-width:8;stroke-linecap:round}.band{opacity:.16}"
     + "".join(f".l{n}{{stroke:{c}}}.d{n},.b{n}{{fill:{c}}}" for n, c in enumerate(_COLOURS))
 )
-"""The style of a picture that is a file of its own."""
+"""The style of a chart that is a file of its own, always on white."""
+
+Clock = tuple[Sequence[float], Sequence[float]]
+"""Steps, and the seconds that the trainer of a run had worked after each of them. Pauses between lives do not count."""
 
 
 @dataclass(frozen=True)
@@ -43,18 +40,42 @@ class Series:
     points, so far to either side. `run` is the number of the run on a page about several."""
 
     name: str
-    points: Sequence[tuple[float, float]] = field(repr=False)
+    points: Sequence[tuple[float | None, float | None]] = field(repr=False)
     marked: bool = False
     errors: Sequence[float] = ()
     run: int = 0
 
 
-@dataclass(frozen=True)
-class _Thinned:
+class _Point(NamedTuple):
+    """A value of a line, and the band around the value."""
+
     x: float
     low: float
-    mean: float
+    y: float
     high: float
+
+
+_Line = tuple[Series, list[_Point]]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """A line in one degree of detail, as SVG writes its coordinates."""
+
+    line: str
+    band: str
+    dots: list[_Point]
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """A line with its name and colour, first as the whole chart shows the line, then as a zoomed chart does."""
+
+    name: str
+    key: str
+    colour: int
+    can_be_smoothed: bool
+    shapes: list[_Shape]
 
 
 @dataclass(frozen=True)
@@ -64,166 +85,153 @@ class _Tick:
 
 
 @dataclass(frozen=True)
-class _Dot:
-    x: float
-    y: float
-    text: str
+class _Axis:
+    """An axis of a picture: the coordinates at its ends, the numbers beside it, and the unit of coordinates."""
 
-
-@dataclass(frozen=True)
-class _Line:
-    """A line in the picture: its path, bands behind it, and dots on it."""
-
-    name: str
-    colour: int
-    path: str
-    bands: list[str]
-    dots: list[_Dot]
+    low: float
+    high: float
+    ticks: list[_Tick]
+    unit: float = 1.0
 
 
 @dataclass(frozen=True)
 class _Drawing:
-    """Everything in the picture of a chart, with its place there."""
+    """Everything in the picture of a chart. All drawings with the same `linked` name are zoomed together."""
+
+    x_name: str
+    x: _Axis
+    y: _Axis
+    level: float | None
+    curves: list[_Curve]
+    linked: str = ""
+    left: int = 52
+    top: int = 10
+    width: int = 396  # of the plot, as the height
+    height: int = 184
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A line chart. A horizontal line goes across it at `level`, with at least `room` above and below. Lines that are
+    `shared` by the charts of a page, one of each run, have one colour in all charts and are hidden in all of them
+    together."""
 
     title: str
-    x_name: str
-    x_ticks: list[_Tick]
-    y_ticks: list[_Tick]
-    level: float | None
-    lines: list[_Line]
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = _LEFT
-    right: int = WIDTH - _RIGHT
-    bottom: int = HEIGHT - _BOTTOM
+    series: Sequence[Series]
+    x_name: str = "step"
+    note: str = ""
+    level: float | None = None
+    room: float = 0.0
+    shared: bool = False
+
+    def figure(self, clocks: Sequence[Clock] = ()) -> Markup:
+        """Return the chart as a figure; empty text if no series has a point. The clocks of the runs add details for
+        zooming, and a second drawing over time."""
+        lines = self._lines()
+        if not lines:
+            return Markup()
+        drawings = [self._draw(lines, self.x_name)]
+        if self.x_name == "step" and any(len(steps) > 1 for steps, _ in clocks):
+            unit, unit_name = _unit(clocks)
+            timed = [(series, _over_time(points, clocks[series.run], unit)) for series, points in lines]
+            drawings = [self._draw(lines, "step", "step"), self._draw(timed, unit_name, "time")]
+        label = "; ".join(f"{series.name} ends at {number(points[-1].y)}" for series, points in lines)
+        return render("charts/figure.html", chart=self, drawings=drawings, label=label)
+
+    def picture(self) -> str:
+        """Return the chart as an SVG file of its own, with the names of its lines above it; empty text if no series
+        has a point."""
+        lines = self._lines()
+        if not lines:
+            return ""
+        drawing = self._draw(lines, self.x_name)
+        above = 20 + 15 * len(lines)
+        return str(render("charts/picture.svg", chart=self, drawing=drawing, above=above, style=_FILE_STYLE)) + "\n"
+
+    def _lines(self) -> list[_Line]:
+        return [(series, points) for series in self.series if (points := _finite_points(series))]
+
+    def _draw(self, lines: Sequence[_Line], x_name: str, linked: str = "") -> _Drawing:
+        every = [point for _, points in lines for point in points]
+        ends = [end for point in every for end in (point.low, point.high)]
+        if self.level is not None:
+            ends += [self.level - self.room, self.level + self.room]
+        low, high = _widened([point.x for point in every], 1e-7, 1e-5)
+        steps = _ticks(low, high, 6)
+        levels = _ticks(*_widened(ends, 1e-5), 5)
+        unit = _coordinate_unit(levels[-1] - levels[0])
+        made = _Drawing(
+            x_name,
+            _Axis(low, high, []),
+            _Axis(levels[0] / unit, levels[-1] / unit, [], unit),
+            None if self.level is None else self.level / unit,
+            [self._curve(n, *line, unit, is_zoomable=bool(linked)) for n, line in enumerate(lines)],
+            linked,
+        )
+        for value in steps:
+            place = made.left + (value - low) / (high - low) * made.width
+            if low <= value <= high and place < made.left + made.width - _X_NAME_WIDTH:
+                made.x.ticks.append(_Tick(round(place, 1), number(value)))
+        for value in levels:
+            place = made.top + (made.y.high - value / unit) / (made.y.high - made.y.low) * made.height
+            made.y.ticks.append(_Tick(round(place, 1), number(value)))
+        return made
+
+    def _curve(self, place: int, series: Series, points: Sequence[_Point], unit: float, *, is_zoomable: bool) -> _Curve:
+        key = series.name if self.shared else f"{self.title}/{series.name}"
+        colour = (series.run if self.shared else place) % len(_COLOURS)
+        sizes = [_POINTS, _ZOOMED_POINTS] if is_zoomable and len(points) > _POINTS else [_POINTS]
+        shapes = [_shape(series, _thin(points, size), unit) for size in sizes]
+        return _Curve(series.name, key, colour, not series.marked and not series.errors, shapes)
 
 
-def line_chart(
-    title: str,
-    series: Sequence[Series],
-    *,
-    x_name: str = "step",
-    note: str = "",
-    level: float | None = None,
-    room: float = 0.0,
-    shared: bool = False,
-) -> Markup:
-    """Return a figure; empty text if no series has a point. A line goes across it at `level`, with at least `room`
-    above and below that line. Lines that are `shared` by the charts of a page, one of each run, have one colour in all
-    charts and are left out in all of them together."""
-    series = _with_points(series)
-    if not series:
-        return Markup()
-    coloured = [((it.run if shared else n) % len(_COLOURS), it) for n, it in enumerate(series)]
-    label = f"{title} by {x_name}: " + "; ".join(f"{it.name} ends at {number(it.points[-1][1])}" for it in series)
-    carried = {"title": title, "x": x_name, "level": level, "room": room, "shared": shared}
-    data = json.dumps({**carried, "lines": [_carried(it, colour) for colour, it in coloured]}, separators=(",", ":"))
-    drawing = _draw(title, coloured, x_name, level, room)
-    return render("charts/figure.html", drawing=drawing, data=data, label=label, note=note)
+def _finite_points(series: Series) -> list[_Point]:
+    errors = series.errors or [0.0] * len(series.points)
+    known = [
+        (float(x), float(y), error)
+        for (x, y), error in zip(series.points, errors, strict=True)
+        if x is not None and y is not None and math.isfinite(x) and math.isfinite(y)
+    ]
+    return [_Point(x, y - error, y, y + error) for x, y, error in sorted(known)]
 
 
-def picture(title: str, series: Sequence[Series], *, x_name: str) -> str:
-    """Return the same chart as an SVG file of its own, on white, with the names of its lines above it; empty text if no
-    series has a point."""
-    series = _with_points(series)
-    if not series:
-        return ""
-    drawing = _draw(title, [(n % len(_COLOURS), it) for n, it in enumerate(series)], x_name, None, 0.0)
-    return str(render("charts/picture.svg", drawing=drawing, above=20 + 15 * len(series), colours=_ALONE)) + "\n"
+def _unit(clocks: Sequence[Clock]) -> tuple[int, str]:
+    """Return how many seconds the unit of time has in which the longest run is shown, and its name."""
+    longest = max(seconds[-1] for _, seconds in clocks)
+    return next((size, name) for most, size, name in _UNITS if longest < most)
 
 
-def _with_points(series: Sequence[Series]) -> list[Series]:
-    finite = [replace(it, points=_finite(it.points)) for it in series]
-    return [it for it in finite if it.points]
+def _over_time(points: Sequence[_Point], clock: Clock, unit: int) -> list[_Point]:
+    """Return points at the time of their steps. Between steps of the clock, time passes in proportion."""
+    times = np.interp([point.x for point in points], *clock) / unit
+    return [point._replace(x=float(time)) for point, time in zip(points, times, strict=True)]
 
 
-def _draw(
-    title: str, coloured: Sequence[tuple[int, Series]], x_name: str, level: float | None, room: float
-) -> _Drawing:
-    series = [it for _, it in coloured]
-    edges = [edge for it in series if it.errors for edge in (*_shifted(it, 1), *_shifted(it, -1))]
-    if level is not None:
-        edges += [(series[0].points[0][0], level + side * room) for side in (-1, 1)]
-    scale = _Scale([point for it in series for point in it.points] + edges)
-    return _Drawing(
-        title,
-        x_name,
-        [_Tick(scale.x(it), number(it)) for it in scale.x_ticks if scale.x(it) < WIDTH - _RIGHT - _NAME],
-        [_Tick(scale.y(it), number(it)) for it in scale.y_ticks],
-        None if level is None else scale.y(level),
-        [_line(it, colour, scale) for colour, it in coloured],
-    )
-
-
-class _Scale:
-    """Converts values to places in the picture."""
-
-    def __init__(self, points: Sequence[tuple[float, float]]):
-        xs, ys = [x for x, _ in points], [y for _, y in points]
-        self.x_range = _widened(min(xs), max(xs))
-        self.x_ticks = [tick for tick in _ticks(*self.x_range, 6) if self.x_range[0] <= tick <= self.x_range[1]]
-        self.y_ticks = _ticks(*_widened(min(ys), max(ys)), 5)
-        self.y_range = self.y_ticks[0], self.y_ticks[-1]
-
-    def x(self, value: float) -> float:
-        low, high = self.x_range
-        return round(_LEFT + (value - low) / (high - low) * (WIDTH - _LEFT - _RIGHT), 1)
-
-    def y(self, value: float) -> float:
-        low, high = self.y_range
-        return round(HEIGHT - _BOTTOM - (value - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM), 1)
-
-    def path(self, points: Sequence[tuple[float, float]]) -> str:
-        return " ".join(f"{self.x(x)},{self.y(y)}" for x, y in points)
-
-
-def _carried(series: Series, colour: int) -> dict[str, Any]:
-    """Return a line as JSON: its points, and the range that each point stands for if it stands for several values."""
-    points = _thin(series.points, _POINTS_TO_ZOOM)
-    line = {"name": series.name, "run": series.run, "colour": colour, "marked": series.marked}
-    bounds: dict[str, Sequence[float]] = {"x": [p.x for p in points], "y": [p.mean for p in points]}
-    if series.errors:
-        bounds |= {"low": [y for _, y in _shifted(series, -1)], "high": [y for _, y in _shifted(series, 1)]}
-    elif len(points) < len(series.points):
-        bounds |= {"low": [p.low for p in points], "high": [p.high for p in points]}
-    return {**line, **{name: [json.loads(f"{value:.7g}") for value in values] for name, values in bounds.items()}}
-
-
-def _line(series: Series, colour: int, scale: _Scale) -> _Line:
-    points = _thin(series.points)
-    bands = []
-    if series.errors:
-        bands.append(scale.path([*_shifted(series, 1), *reversed(_shifted(series, -1))]))
-    if len(points) < len(series.points):
-        bands.append(scale.path([*((p.x, p.high) for p in points), *((p.x, p.low) for p in reversed(points))]))
-    dots = points if series.marked or len(points) == 1 else []
-    return _Line(
-        series.name,
-        colour,
-        scale.path([(p.x, p.mean) for p in points]),
-        bands,
-        [_Dot(scale.x(p.x), scale.y(p.mean), f"{series.name} {number(p.mean)} at {number(p.x)}") for p in dots],
-    )
-
-
-def _shifted(series: Series, side: int) -> list[tuple[float, float]]:
-    return [(x, y + side * error) for (x, y), error in zip(series.points, series.errors, strict=True)]
-
-
-def _thin(points: Sequence[tuple[float, float]], most: int = _POINTS) -> list[_Thinned]:
+def _thin(points: Sequence[_Point], most: int) -> list[_Point]:
     size = math.ceil(len(points) / most)
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [
-        _Thinned(
-            sum(x for x, _ in g) / len(g), min(y for _, y in g), sum(y for _, y in g) / len(g), max(y for _, y in g)
+        _Point(
+            sum(point.x for point in group) / len(group),
+            min(point.low for point in group),
+            sum(point.y for point in group) / len(group),
+            max(point.high for point in group),
         )
-        for g in groups
+        for group in groups
     ]
 
 
-def _finite(points: Sequence[tuple[float | None, float | None]]) -> list[tuple[float, float]]:
-    known = [(x, y) for x, y in points if x is not None and y is not None]
-    return sorted((float(x), float(y)) for x, y in known if math.isfinite(x) and math.isfinite(y))
+def _shape(series: Series, points: Sequence[_Point], unit: float) -> _Shape:
+    above, below = [(point.x, point.high / unit) for point in points], [(point.x, point.low / unit) for point in points]
+    return _Shape(
+        _coordinates([(point.x, point.y / unit) for point in points]),
+        _coordinates([*above, *reversed(below)]) if above != below else "",
+        list(points) if series.marked or len(points) == 1 else [],
+    )
+
+
+def _coordinates(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.7g},{y:.7g}" for x, y in points)
 
 
 def _ticks(low: float, high: float, wanted: int) -> list[float]:
@@ -236,9 +244,18 @@ def _ticks(low: float, high: float, wanted: int) -> list[float]:
     return [n * step for n in range(first, last + 1)]
 
 
-def _widened(low: float, high: float) -> tuple[float, float]:
-    """Return a range that is not empty."""
-    if high - low > 1e-12 * max(abs(low), abs(high)):
+def _coordinate_unit(height: float) -> float:
+    """Return a power of ten that makes coordinates of values neither tiny nor huge. Browsers take sizes below one in a
+    million for zero."""
+    exponent = math.floor(math.log10(height))
+    return 1.0 if -1 <= exponent <= 6 else 10.0**exponent
+
+
+def _widened(values: Sequence[float], least_share: float, least: float = 0.0) -> tuple[float, float]:
+    """Return the range of some values. A range that is too small to be drawn is widened: `least` or less, or the share
+    `least_share` of its values or less. Browsers compute coordinates with seven digits."""
+    low, high = min(values), max(values)
+    if high - low > max(least, least_share * max(abs(low), abs(high))):
         return low, high
     if 0 <= low <= 1:  # a share, most likely
         return 0.0, 1.0

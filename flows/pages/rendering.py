@@ -15,7 +15,7 @@ STYLE = files("flows.pages").joinpath("style.css").read_text(encoding="utf-8")
 
 
 def digest(text: str) -> str:
-    """Return what a content security policy calls a script or a style sheet."""
+    """Return the hash by which a content security policy names a script or a style sheet."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -53,5 +53,5 @@ ENVIRONMENT = _environment()
 
 
 def render(template: str, **variables: Any) -> Markup:
-    """Return a template as HTML. Values in it are escaped, and a name that has no value is an error."""
+    """Render a template to HTML. Values are escaped, and a variable without a value is an error."""
     return Markup(ENVIRONMENT.get_template(template).render(variables))

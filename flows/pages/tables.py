@@ -1,4 +1,4 @@
-"""Answers to queries, and what of them a page shows."""
+"""Answers to queries as tables, and the tiles and excerpts that pages show of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 
-_MOST_ROWS = 400  # of a table; of a longer one a page shows the first and the last half of so many
+_MOST_ROWS = 400  # of a table on a page; of a longer table, a page shows the first and the last 200 rows
 
 Row = tuple[Any, ...]
 
@@ -21,7 +21,7 @@ class Excerpt(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """An answer: names of columns, and rows."""
+    """The answer to a query: the names of its columns, and its rows."""
 
     columns: list[str]
     rows: list[Row]
@@ -42,7 +42,7 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Whether each column has a number, and so is aligned to the right."""
+        """True for each column with a number in it: the column is then aligned to the right."""
         return [any(isinstance(row[place], int | float) for row in self.rows) for place in range(len(self.columns))]
 
     def excerpt(self, classes: Sequence[str] = ()) -> Excerpt:
@@ -54,7 +54,7 @@ class Table:
 
 
 class Fact(NamedTuple):
-    """A tile: a name with a value, which may lead to a page, or be a number whose sign matters."""
+    """A tile: a name with a value. The value may link to a page, or may be a number whose sign matters."""
 
     name: str
     value: Any

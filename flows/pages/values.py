@@ -1,4 +1,4 @@
-"""How pages write values: numbers, times, texts, and the colour of what lies above or below something."""
+"""How pages write numbers, times and texts, and how they colour values above or below a reference value."""
 
 import math
 import re
@@ -9,12 +9,12 @@ from markupsafe import Markup
 
 from flows.escaping import line
 
-SHADES = 10  # of the colour of a value that is above or below something; style.css has a class for each
-_MOST_CHARACTERS = 300  # of a text among other values
+SHADES = 10  # of colour for a value above or below its reference value; style.css has a class for each
+_MOST_CHARACTERS = 300  # of a text in a sentence, a tile or a table
 
 
 def number(value: float) -> str:
-    """Return a finite number as short as it stays readable."""
+    """Return a finite number as a short text with about three significant digits."""
     if value == 0:
         return "0"
     size = abs(value)
@@ -41,17 +41,17 @@ def written(value: Any) -> str:
 
 
 def signed(value: float | None) -> str:
-    """Return a number with its sign, also if it is positive."""
+    """Return a number with its sign, even if the number is positive."""
     return f"{'+' if value is not None and value > 0 else ''}{written(value)}"
 
 
 def direction(value: float) -> str:
-    """Return the class of a number's colour: above, below or at 0."""
+    """Return the style sheet class that colours a number above, below or at 0."""
     return "up" if value > 0 else "down" if value < 0 else "faint"
 
 
 def shade(value: float | None, most: float) -> str:
-    """Return the class whose colour says how far a value is from 0, of `most` at most; empty near 0."""
+    """Return the class whose colour shows how far a value is from 0: `most` has the full colour. Empty text near 0."""
     if value is None or value != value or most <= 0:
         return ""
     strength = min(SHADES, round(SHADES * abs(value) / most))
@@ -59,12 +59,12 @@ def shade(value: float | None, most: float) -> str:
 
 
 def shade_between(value: float | None, low: float, high: float) -> str:
-    """Return the class whose colour says where a value lies between `low` and `high`; empty in the middle."""
+    """Return the class whose colour shows where a value lies from `low` to `high`. Empty text in the middle."""
     if value is None or not high > low:
         return ""
     return shade(2 * (value - low) / (high - low) - 1, 1.0)
 
 
 def anchor(title: str) -> str:
-    """Return the name by which an address leads to a heading."""
+    """Return the fragment of an address that leads to a heading."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")

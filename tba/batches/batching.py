@@ -1,7 +1,7 @@
-"""Fetched trajectories to padded tensors: the one place where shapes are born.
+"""Turn fetched trajectories into padded tensors. All tensor shapes of a batch come from here.
 
-A batch is groups of K rows, one prompt each, in the order of the draw; a group is never split, because its residuals
-are taken from its own mean. Rows are padded on the right.
+A batch consists of groups, in the order of the draw. A group has K rows with the same prompt. It is never split, as its
+residuals are differences from its own mean. Rows are padded on the right.
 """
 # Shapes: B = P x K rows, P prompts (groups), K responses per prompt, T tokens of prompt and response with padding.
 
@@ -21,19 +21,19 @@ from tba.types import Draw, Metrics
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What a gradient step, or a part of one, is computed from."""
+    """The data from which a gradient step, or a part of one, is computed."""
 
     tokens_BT: Tensor  # int64: prompt, response, padding
-    response_mask_BT: Tensor  # bool: the tokens that count, all by the policy; no EOS where the objective leaves it out
-    ref_logp_B: Tensor  # float32: of the response under the reference, the same tokens counted
+    response_mask_BT: Tensor  # bool: counted tokens, all written by the policy; without EOS if the objective omits it
+    ref_logp_B: Tensor  # float32: log-probability of the counted tokens of the response under the reference
     reward_B: Tensor  # float32
     responses_per_prompt: int  # K
     lengths: tuple[int, ...]  # B: tokens of each row without padding
-    ref_logp_BT: Tensor | None = None  # float32: of each token that counts, 0 elsewhere; so is the next
-    behaviour_logp_BT: Tensor | None = None  # when it was sampled
-    reference_power: float = 1.0  # of the reference in the step's target
-    step_value_BT: Tensor | None = None  # float32: value of the state before the step that a token is of, 0 elsewhere
-    step_next_BT: Tensor | None = None  # of the state after it: after the last step, the reward
+    ref_logp_BT: Tensor | None = None  # float32: the same for each counted token; 0 elsewhere
+    behaviour_logp_BT: Tensor | None = None  # float32: each counted token's when it was sampled; 0 elsewhere
+    reference_power: float = 1.0  # power of the reference in the target of this gradient step
+    step_value_BT: Tensor | None = None  # float32: value of the state before the token's step; 0 elsewhere
+    step_next_BT: Tensor | None = None  # float32: the same after that step; after the last step, the reward
 
     @property
     def groups(self) -> int:
@@ -41,7 +41,7 @@ class Batch:
 
 
 def batch_metrics(draws: Sequence[Draw], batch: Batch) -> Metrics:
-    """What a batch is, whatever is learned from it."""
+    """Return the metrics that follow from a batch alone, not from what is learned from it."""
     n = len(draws)
     return known(
         {
@@ -55,7 +55,7 @@ def batch_metrics(draws: Sequence[Draw], batch: Batch) -> Metrics:
 
 
 def known(metrics: Metrics) -> Metrics:
-    """Those that are finite: nobody can add up the others."""
+    """Leave out metrics that are not finite, as sums and means with them are useless."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -75,12 +75,12 @@ def collate(
     by_step: bool = False,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """Consecutive runs of K rows as groups, in the given order.
+    """Make a batch in which each K consecutive rows are a group.
 
-    A finished response ends with EOS, which counts if `include_eos`; a truncated one counts whole either way. The EOS
-    of an earlier turn counts always: it is how the policy hands over. What the environment wrote is read and never
-    counts, whatever log-probabilities are stored of it. With `by_token`, log-probabilities come token by token too, and
-    with `by_step` the values between steps.
+    A finished response ends with EOS, which counts if `include_eos`. All tokens of a truncated response count. The EOS
+    of an earlier turn always counts: with it the policy hands over to the environment. The environment's tokens are
+    read but never count, whatever log-probabilities are stored for them. With `by_token`, the batch also has the
+    log-probabilities of each token, and with `by_step` the values of the states between the steps of a response.
     """
     _check_groups(fetched, responses_per_prompt)
     counted_B = _counted(fetched, include_eos)
@@ -116,7 +116,7 @@ def pad(
     pad_id: int,
     device: torch.device | str = "cpu",
 ) -> Padded:
-    """Rows of prompt and response, padded on the right to the longest; the mask is true on the response."""
+    """Return rows of prompt and response, padded on the right to the longest row. The mask is true on the response."""
     return _pad(Lists.of(prompts, np.int64), Lists.of(responses, np.int64), pad_id=pad_id, device=device)
 
 
@@ -137,7 +137,8 @@ def _pad(prompts: Lists, responses: Lists, *, pad_id: int, device: torch.device 
 
 
 def buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
-    """Indices by length, in batches of at most `tokens_per_batch` padded tokens, or of one row."""
+    """Yield the indices of rows in the order of their lengths, in batches. A batch has at most `tokens_per_batch`
+    tokens with padding, or is a single row."""
     bucket: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
         if bucket and (len(bucket) + 1) * lengths[index] > tokens_per_batch:
@@ -149,7 +150,8 @@ def buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]
 
 
 def stretches(count: int, cost: Callable[[slice], int], most: int | None) -> Iterator[slice]:
-    """That many things in order, each time as many as cost at most `most`, or one; all where nothing bounds it."""
+    """Divide `count` things into slices, in order. A slice costs at most `most`, or has a single thing. Without `most`
+    there is one slice."""
     first = 0
     for last in range(1, count):
         if most is not None and cost(slice(first, last + 1)) > most:
@@ -159,7 +161,7 @@ def stretches(count: int, cost: Callable[[slice], int], most: int | None) -> Ite
 
 
 def groups_in(batch: Batch, groups: slice) -> Batch:
-    """Some of a batch's groups, padded no wider than they need."""
+    """Return some groups of a batch, padded no wider than they need."""
     rows = slice(groups.start * batch.responses_per_prompt, groups.stop * batch.responses_per_prompt)
     width = max(batch.lengths[rows])
     return Batch(
@@ -178,17 +180,18 @@ def groups_in(batch: Batch, groups: slice) -> Batch:
 
 
 def taken(batch: Batch, groups: Sequence[int]) -> Batch:
-    """Those groups of the batch, in this order."""
+    """Return these groups of the batch, in this order."""
     k = batch.responses_per_prompt
     rows = [group * k + j for group in groups for j in range(k)]
-    tensors = {it.name: found for it in fields(batch) if isinstance(found := getattr(batch, it.name), Tensor)}
+    tensors = {it.name: value for it in fields(batch) if isinstance(value := getattr(batch, it.name), Tensor)}
     return replace(
         batch, lengths=tuple(batch.lengths[row] for row in rows), **{name: it[rows] for name, it in tensors.items()}
     )
 
 
 def prompt_lengths(batch: Batch) -> Tensor:
-    """[P] tokens before the first of a response that counts; a response of which none does may tell too many."""
+    """Return [P]: the number of tokens before the first counted token of any response to a prompt. It can exceed the
+    length of the prompt if no token of the responses counts."""
     mask_BT = batch.response_mask_BT
     length_B = torch.tensor(batch.lengths, device=mask_BT.device)
     before_B = torch.where(mask_BT.any(dim=1), mask_BT.int().argmax(dim=1), length_B)
@@ -196,7 +199,7 @@ def prompt_lengths(batch: Batch) -> Tensor:
 
 
 def _spread(values: Lists, padded: Padded) -> Tensor:
-    """One number for each token of the response, where that token stands; 0 elsewhere."""
+    """Return the number of each response token at the token's position, 0 elsewhere."""
     mask_BT = padded.response_mask_BT.cpu()
     spread_BT = torch.zeros(mask_BT.shape, dtype=torch.float32).masked_scatter(
         mask_BT, torch.from_numpy(values.elements_N).float()
@@ -206,19 +209,20 @@ def _spread(values: Lists, padded: Padded) -> Tensor:
 
 def _behaviour_logps(fetched: Fetched) -> Lists:
     if fetched.behaviour_logps is None:
-        raise DataError("the batch was fetched without the log-probabilities with which its tokens were sampled")
-    _check_lengths(fetched, fetched.behaviour_logps, "log-probabilities of when they were sampled")
+        raise DataError("the batch was fetched without the log-probabilities that its tokens had when sampled")
+    _check_lengths(fetched, fetched.behaviour_logps, "log-probabilities from the time of sampling")
     return fetched.behaviour_logps
 
 
 def _step_values(fetched: Fetched) -> tuple[Lists, Lists]:
-    """Of each token the value before its step, and after it: that of the next state, or the reward after the last."""
+    """Return, for each response token, the value of the state before its step, and of the state after it. The value
+    after the last step is the reward."""
     ends, values = fetched.step_ends, fetched.step_values
     if ends is None or values is None:
         raise DataError("the batch was fetched without the values of its steps")
     for row in np.flatnonzero(ends.lengths_B == 0):
         raise DataError(
-            f"trajectory {fetched.trajectory_ids[row]!r} has no values of its steps: it was generated where "
+            f"trajectory {fetched.trajectory_ids[row]!r} has no values of its steps: when it was generated, "
             "search.value_samples was 0"
         )
     last_B = np.cumsum(ends.lengths_B) - 1
@@ -227,9 +231,10 @@ def _step_values(fetched: Fetched) -> tuple[Lists, Lists]:
     next_N = np.append(values.elements_N[1:], 0)
     next_N[last_B] = fetched.reward_B
     lengths_B = ends.elements_N[last_B].astype(np.int64)
-    found = Lists(np.repeat(values.elements_N, sizes_N), lengths_B), Lists(np.repeat(next_N, sizes_N), lengths_B)
-    _check_lengths(fetched, found[0], "tokens in its steps")
-    return found
+    value = Lists(np.repeat(values.elements_N, sizes_N), lengths_B)
+    following = Lists(np.repeat(next_N, sizes_N), lengths_B)
+    _check_lengths(fetched, value, "tokens in its steps")
+    return value, following
 
 
 def _loss_mask(fetched: Fetched) -> Lists | None:
@@ -239,7 +244,7 @@ def _loss_mask(fetched: Fetched) -> Lists | None:
 
 
 def _counted(fetched: Fetched, include_eos: bool) -> np.ndarray:
-    """How many tokens of each response count."""
+    """Return how many tokens of each response count."""
     _check_lengths(fetched, fetched.ref_logps, "reference log-probabilities")
     length_B = fetched.response_tokens.lengths_B
     if include_eos:
@@ -260,13 +265,13 @@ def _check_lengths(fetched: Fetched, values: Lists, what: str) -> None:
 
 def _check_groups(fetched: Fetched, k: int) -> None:
     if k < 2:
-        raise ConfigError(f"training.responses_per_prompt must be >= 2, or nothing is learnt, got {k}")
+        raise ConfigError(f"training.responses_per_prompt must be >= 2, or nothing is learned, got {k}")
     if not len(fetched) or len(fetched) % k:
-        raise DataError(f"a batch is whole groups of {k} trajectories, got {len(fetched)} trajectories")
+        raise DataError(f"a batch must have whole groups of {k} trajectories, got {len(fetched)} trajectories")
     for first in range(0, len(fetched), k):
         prompts = dict.fromkeys(fetched.prompt_ids[first : first + k])
         if len(prompts) > 1:
             raise DataError(
-                f"group {first // k} (rows {first} to {first + k - 1}) must have one prompt, got "
+                f"all rows of group {first // k} (rows {first} to {first + k - 1}) must have the same prompt, got "
                 f"{', '.join(map(repr, prompts))}"
             )

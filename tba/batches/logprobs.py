@@ -1,8 +1,9 @@
 """Log-probabilities of responses under a causal language model.
 
-Only the positions that predict a counted token are projected to the vocabulary, and of their logits a bounded number is
-held at once: a hook takes what the output layer would be given. Where that layer is not a plain one, or the model does
-something to its logits afterwards, the layer is given these positions and all their logits are held.
+Only the positions that predict a counted token are projected to the vocabulary, and only a bounded number of their
+logits is held at once. For this, a hook takes the hidden states that the output layer would get. If the output layer is
+not a plain linear layer, or the model changes its logits afterwards, the layer itself gets these positions, and all
+their logits are held.
 """
 # Shapes: B rows, T tokens of prompt and response with padding, D hidden, N counted tokens of all rows, V vocabulary.
 
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 PROJECTED = 2**23
-"""Logits that are computed together: enough rows for a product of matrices to be fast."""
+"""Number of logits that are computed together: enough rows for a fast matrix product."""
 IN_CACHE = 2**20
-"""Logits that are normalised together: on a CPU they stay in its cache, which is several times faster."""
+"""Number of logits that are normalised together: on a CPU they stay in its cache, which is several times faster."""
 KEPT_BYTES = 2**29
-"""Of logits, for the backward pass, which computes the others again: a third of the output layer's time."""
+"""Bytes of logits that are kept for the backward pass. It computes all other logits again, which takes a third of the
+output layer's time."""
 
 
 def token_logps(
@@ -30,12 +32,12 @@ def token_logps(
     temperature: float,
     attention_mask_BT: Tensor | None = None,
 ) -> Tensor:
-    """[B, T] log-probability of each counted token given those before it; 0 elsewhere.
+    """Return [B, T]: the log-probability of each counted token given the tokens before it, 0 elsewhere.
 
-    The model's distribution is softmax(logits / temperature), in float32 at least. Column 0 has nothing before it and
-    is never counted. Without an attention mask, padding stands on the right only, where causality makes it harmless
-    and attention needs no mask: so do all roles. With one it may stand anywhere, as in rows that a generator padded on
-    the left; the numbers are the same.
+    The model's distribution is softmax(logits / temperature), in float32 or higher precision. Column 0 has no token
+    before it and never counts. Without an attention mask, padding must be on the right, where causality makes it
+    harmless; all roles call it so. With a mask, padding can be anywhere, as in rows that a generator padded on the
+    left. The results are the same.
     """
     predicts_BT, targets_BT = response_mask_BT[:, 1:], tokens_BT[:, 1:]
     placed: dict[str, Tensor] = {}
@@ -51,8 +53,8 @@ def token_logps(
 def logps_at(
     model: Any, places: Tensor | tuple[Tensor, ...], tokens_N: Tensor, *, temperature: float, **inputs: Tensor
 ) -> Tensor:
-    """[N] log softmax(logits / temperature), in float32 at least, of tokens that are predicted at these places of the
-    [B, T] tokens, a mask or indices."""
+    """Return [N]: log softmax(logits / temperature) of the tokens, in float32 or higher precision. `places`, a mask or
+    indices, says at which of the [B, T] positions they are predicted."""
     head: nn.Module | None = model.get_output_embeddings()
     if model not in _changing and _is_plain(head):
         hidden_ND = _projected_at(model, head, places, **inputs)
@@ -69,27 +71,28 @@ def logps_at(
 
 
 _changing: WeakSet[nn.Module] = WeakSet()
-"""Models that have been seen to do something to their logits."""
+"""Models that were seen to change the logits that their output layer returns."""
 
 
 def _is_plain(head: nn.Module | None) -> TypeGuard[nn.Linear]:
-    """Whether it is known what calling it does."""
+    """True if the output layer is a linear layer that nothing has changed."""
     return type(head) is nn.Linear and "forward" not in vars(head) and not head._forward_hooks
 
 
 def _projected_at(model: Any, head: nn.Linear, places: Tensor | tuple[Tensor, ...], **inputs: Tensor) -> Tensor | None:
-    """[N, D] what the output layer projects at these places; None if the model returns anything but what that gives.
+    """Return [N, D]: the hidden states that the output layer gets at these places. Return None if the model does not
+    return the output of the layer unchanged.
 
-    The layer is given no position at all, and what it returns replaced by a tensor that tells if it is written to."""
-    found: list[Tensor] = []
+    The layer itself gets no positions. Its output is replaced by a tensor that shows whether it was written to."""
+    kept: list[Tensor] = []
     returned: list[Tensor] = []
 
     def keep(_: nn.Module, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        found.append(hidden[0][places])
+        kept.append(hidden[0][places])
         return (hidden[0][:, :0],)
 
     def stand_in(_: nn.Module, hidden: object, logits: Tensor) -> Tensor:
-        with torch.inference_mode(False):  # where tensors have versions
+        with torch.inference_mode(False):  # tensors of inference mode have no `_version`
             returned.append(torch.empty_like(logits, requires_grad=False))
         return returned[-1]
 
@@ -100,11 +103,11 @@ def _projected_at(model: Any, head: nn.Linear, places: Tensor | tuple[Tensor, ..
         for hook in hooks:
             hook.remove()
     untouched = len(returned) == 1 and logits is returned[0] and logits._version == 0
-    return found[0] if untouched else None
+    return kept[0] if untouched else None
 
 
 def _logits_at(model: Any, head: nn.Module | None, places: Tensor | tuple[Tensor, ...], **inputs: Tensor) -> Tensor:
-    """[N, V] logits at these places, as the model has them."""
+    """Return [N, V]: the logits at these places, as the model computes them."""
     kept = False
 
     def keep(_: nn.Module, hidden: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -123,14 +126,15 @@ def _logits_at(model: Any, head: nn.Module | None, places: Tensor | tuple[Tensor
 
 
 def _computed_in(head: nn.Linear) -> torch.dtype:
-    """What products of its weights are computed in: under autocast in less than they are stored in."""
+    """Return the type in which the layer computes products. Under autocast it is less precise than the weights."""
     kind = head.weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
 
 
 class _ProjectedLogps(torch.autograd.Function):
-    """Projected, normalised and differentiated some rows at a time, so that logits of all are never there. Products are
-    of numbers of type `computed`, in both directions; autograd gives gradients the types of what they are taken by."""
+    """Projects, normalises and differentiates a few rows at a time, so that the logits of all rows never exist at once.
+    Products are computed in the type `computed`, forward and backward. Autograd converts each gradient to the type of
+    the tensor that it belongs to."""
 
     @staticmethod
     def forward(
@@ -183,12 +187,12 @@ class _ProjectedLogps(torch.autograd.Function):
         return by_hidden_ND, by_weight_VD, by_bias_V, None, None, None, None
 
 
-def _as(dtype: torch.dtype, found: Tensor | None) -> Tensor | None:
-    return None if found is None else found.to(dtype)
+def _as(dtype: torch.dtype, tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.to(dtype)
 
 
 def _zeros(like: Tensor) -> Tensor:
-    """Sums over the rows are precise, whatever they are sums of."""
+    """Return zeros to sum a gradient over rows in, in float32 or higher precision."""
     return torch.zeros_like(like, dtype=_precise(like.dtype))
 
 
@@ -200,13 +204,13 @@ def _add_product(to: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def chosen_logps(logits_NV: Tensor, tokens_N: Tensor, *, temperature: float) -> Tensor:
-    """[N] log softmax(logits / temperature) of the tokens, in float32 at least."""
+    """Return [N]: log softmax(logits / temperature) of the tokens, in float32 or higher precision."""
     return cast(Tensor, _ChosenLogps.apply(logits_NV, tokens_N, _checked(temperature)))
 
 
 class _ChosenLogps(torch.autograd.Function):
-    """The plain expression keeps or passes several float32 copies of the logits. Here nothing is kept but the logits
-    themselves."""
+    """Keeps only the logits for the backward pass. The plain expression would keep or pass on several copies of them in
+    float32."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:
@@ -233,7 +237,7 @@ def _write_logps(to_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature:
 
 
 def _write_gradient(to_NV: Tensor, grad_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> None:
-    """By the logits, given that by the log-probabilities."""
+    """Write the gradient by the logits, given the gradient by the log-probabilities."""
     rows = _in_pieces(IN_CACHE, logits_NV.shape[1], to_NV, grad_N / temperature, logits_NV, tokens_N)
     for to, grad, logits, tokens in rows:
         by_logits = torch.softmax(logits.to(grad.dtype) / temperature, dim=1).mul_(-grad[:, None])
@@ -241,7 +245,7 @@ def _write_gradient(to_NV: Tensor, grad_N: Tensor, logits_NV: Tensor, tokens_N: 
 
 
 def _in_pieces(most: int, vocabulary: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same few rows of each tensor, those of at most so many logits, or one."""
+    """Yield the rows of all tensors together, a few at a time: as many as have at most `most` logits, or one."""
     return zip(*(tensor.split(max(1, most // vocabulary)) for tensor in tensors), strict=True)
 
 

@@ -1,12 +1,13 @@
-"""Log-probabilities of whole groups in one row: a prompt is read once for all of its responses, and nothing is padded.
+"""Log-probabilities of whole groups packed into one row: each prompt is read once for all its responses, and nothing is
+padded.
 
-All layers but attention look at each token alone, so they take the tokens of many groups as one row, which holds each
-prompt once. Attention is ours, registered with transformers: it takes that row apart, so that every response sees its
-own prompt and itself, or what of them is within a layer's window. Models that cannot be given another attention, or
-need more than that, are refused.
+All layers except attention process each token alone. So they can read the tokens of many groups as one row, which holds
+each prompt once. Attention is our own function, registered with transformers. It takes the row apart, so that every
+response sees its prompt and itself, as far as the window of a layer reaches. Models whose attention cannot be replaced,
+or needs more than this, cannot be packed.
 """
-# Shapes: N tokens of the row, M of its responses, R those of them that count; in a call of attention C sequences, Q
-# queries and K keys of each with padding, H heads, D size of a head.
+# Shapes: N tokens of the row, M tokens of its responses, R counted tokens among these; in a call of attention: C
+# sequences, Q queries and K keys of each with padding, H heads, D size of a head.
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -28,28 +29,28 @@ from tba.batches.recomputation import again_in
 from tba.errors import DataError
 
 ATTENTION = "tba-packed"
-_HARMLESS = {"position_ids", "cache_position", "use_cache", "dropout", "is_causal"}
+_HARMLESS = {"position_ids", "cache_position", "use_cache", "dropout", "is_causal"}  # options that `_attend` may ignore
 
 
 class CannotPack(Exception):
-    """The model needs more of attention than we give."""
+    """The model needs more from its attention than packing supports."""
 
 
 class Group(NamedTuple):
-    """Responses to one prompt."""
+    """A prompt and responses to it."""
 
     prompt: tuple[int, ...]
     responses: Sequence[tuple[int, ...]]
 
     @property
     def read(self) -> int:
-        """Tokens that a row holds of it: of a response all but the last."""
+        """Number of tokens that a row holds of the group: the prompt, and of each response all tokens but the last."""
         return len(self.prompt) + sum(max(0, len(response) - 1) for response in self.responses)
 
 
 def rows(groups: Sequence[Group], most: int) -> Iterator[list[Group]]:
-    """All responses in order, in rows of at most `most` tokens or of one response. A group that fits no row goes on in
-    the next, which reads its prompt again."""
+    """Yield all responses in order, in rows of at most `most` tokens or of a single response. A group that does not fit
+    into a row continues in the next row, which reads the prompt again."""
     row, room = list[Group](), most
     for part in (part for group in groups for part in _parts(group, most)):
         if row and part.read > room:
@@ -78,18 +79,19 @@ def can_pack(model: nn.Module) -> bool:
 
 
 def why_padded(model: nn.Module) -> str:
-    """What keeps the model's rows from being packed, found out by packing a short one; empty if nothing does. Every
-    layer has to be told positions, from 0 on, and to look at other tokens by plain attention alone."""
+    """Say why the model cannot read packed rows; empty if it can. A short packed row is tried. The model must accept
+    positions, which count from 0, and every layer may look at other tokens only through plain attention."""
     kind = next(it for it in type(model).__mro__ if not it.__module__.startswith("torch.distributed.fsdp"))
     if not isinstance(model, PreTrainedModel) or not kind.__module__.startswith("transformers."):
-        return f"nobody knows what a {kind.__name__} does"
+        return f"a {kind.__name__} is no model of the transformers library"
     if not kind.is_backend_compatible():
-        return "it cannot be given another attention"
-    kept = {type(layer) for layer in DynamicCache(config=model.config).layers}
-    if not kept or kept - {DynamicLayer, DynamicSlidingWindowLayer}:
-        return f"it keeps {', '.join(sorted(it.__name__ for it in kept)) or 'nothing'} of what it has read"
+        return "its attention cannot be replaced"
+    kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
+    if not kinds or kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
+        names = ", ".join(sorted(it.__name__ for it in kinds)) or "no layers"
+        return f"its cache is not one of plain attention alone: it has {names}"
     if "position_ids" not in inspect.signature(model.forward).parameters:
-        return "it is not told positions"
+        return "it does not accept positions (position_ids)"
     if not _counts_from_0(model):
         return "its positions do not begin at 0"
     try:
@@ -102,18 +104,18 @@ def why_padded(model: nn.Module) -> str:
 
 @torch.no_grad()
 def _counts_from_0(model: PreTrainedModel) -> bool:
-    """Whether it predicts what it does by itself, but for rounding, where it is told the positions that a row has."""
+    """True if the model predicts the same, up to rounding, without positions and with those of a row: 0, 1, 2, ..."""
     tokens_1T = torch.zeros(1, 4, dtype=torch.long, device=model.device)
     positions_1T = torch.arange(4, device=model.device)[None]
-    itself, told = (
+    without, given = (
         model(input_ids=tokens_1T, use_cache=False, **positions).logits.float()
         for positions in ({}, {"position_ids": positions_1T})
     )
-    return bool((told - itself).abs().max() <= 0.01 * itself.abs().max())
+    return bool((given - without).abs().max() <= 0.01 * without.abs().max())
 
 
 def _windows(model: PreTrainedModel) -> list[int | None]:
-    """Of each layer, how many tokens up to each it looks at; none: all."""
+    """Return the window of each layer: how many tokens it sees, up to and including the current one; None if all."""
     return [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers]
 
 
@@ -121,14 +123,15 @@ def _windows(model: PreTrainedModel) -> list[int | None]:
 def packed_logps(
     model: PreTrainedModel, groups: Sequence[Group], *, temperature: float, tokens_per_call: int
 ) -> list[tuple[float, ...]]:
-    """Of each response its tokens', as `tba.batches.logprobs.token_logps` has them; otherwise as `row_logps`."""
+    """Return the log-probabilities of the tokens of each response, equal to those of
+    `tba.batches.logprobs.token_logps`. Raises the errors of `row_logps`."""
     logp_R = row_logps(model, groups, temperature=temperature, tokens_per_call=tokens_per_call)
-    found = iter(logp_R.tolist())
-    return [tuple(next(found) for _ in response) for group in groups for response in group.responses]
+    logps = iter(logp_R.tolist())
+    return [tuple(next(logps) for _ in response) for group in groups for response in group.responses]
 
 
 def groups_of(batch: Batch) -> tuple[list[Group], Tensor]:
-    """Rows by what they begin with, in order; and which of the responses' M tokens count."""
+    """Return the rows of a batch as groups with the same prompt, in order, and which of the M response tokens count."""
     parts, counted = list[tuple[tuple[int, ...], tuple[int, ...]]](), list[bool]()
     shared_B = prompt_lengths(batch).repeat_interleave(batch.responses_per_prompt).tolist()
     rows = zip(batch.tokens_BT.tolist(), batch.response_mask_BT.tolist(), shared_B, batch.lengths, strict=True)
@@ -140,7 +143,8 @@ def groups_of(batch: Batch) -> tuple[list[Group], Tensor]:
 
 
 def tokens_per_call(device: torch.device) -> int:
-    """Of attention: on a CPU they should stay in its cache, and a call costs little."""
+    """Return how many tokens attention takes per call. On a CPU they should stay in its cache, and a call costs
+    little."""
     return 512 if device.type == "cpu" else 8192
 
 
@@ -152,8 +156,9 @@ def row_logps(
     tokens_per_call: int,
     counted_M: Tensor | None = None,
 ) -> Tensor:
-    """[R] of the responses' tokens that count, or of all, one response after the other. CannotPack if the model turns
-    out not to take it. Attention takes several short sequences in one call, padded to at most `tokens_per_call`."""
+    """Return [R]: the log-probabilities of the counted response tokens, or of all without `counted_M`, one response
+    after the other. Raise CannotPack if the model turns out to need more from attention. Attention takes several short
+    sequences per call, padded to at most `tokens_per_call` tokens."""
     row, predicts_R, targets_R = _row_of(model, groups, tokens_per_call, counted_M)
     with attending(model, row):
         places = (torch.zeros_like(predicts_R), predicts_R)
@@ -167,8 +172,8 @@ def row_logps(
 def row_hidden(
     backbone: PreTrainedModel, groups: Sequence[Group], *, tokens_per_call: int, counted_M: Tensor | None = None
 ) -> Tensor:
-    """[R, D] of a model without its output layer, the last hidden state where each of these tokens is predicted;
-    otherwise as `row_logps`."""
+    """Return [R, D]: the last hidden state at the position that predicts each counted token, of a model without output
+    layer. Otherwise this works like `row_logps`."""
     row, predicts_R, _ = _row_of(backbone, groups, tokens_per_call, counted_M)
     with attending(backbone, row):
         read = backbone(input_ids=row.tokens_1N, position_ids=row.positions_1N, use_cache=False)
@@ -179,7 +184,7 @@ def row_hidden(
 def _row_of(
     model: PreTrainedModel, groups: Sequence[Group], tokens_per_call: int, counted_M: Tensor | None
 ) -> "tuple[Row, Tensor, Tensor]":
-    """What it reads; where the tokens that count are predicted, and which they are."""
+    """Return the row, the positions that predict the counted tokens, and these tokens."""
     row = Row.of(groups, tokens_per_call, model.device)
     if counted_M is None:
         return row, row.predicts_M, row.targets_M
@@ -188,17 +193,19 @@ def _row_of(
 
 @dataclass
 class _Call:
-    """Sequences that attention takes together. Padding reads token 0 and is written behind the last one."""
+    """Sequences that attention takes in one call. Padding reads token 0, and its results are written behind the row,
+    where they are dropped."""
 
-    queries_CQ: Tensor
-    keys_CK: Tensor
-    into_CQ: Tensor
-    last_CQ: Tensor  # of the keys that each query sees
-    is_square: bool  # the queries are of the keys' places, and see them up to their own
+    queries_CQ: Tensor  # positions in the row
+    keys_CK: Tensor  # positions in the row
+    into_CQ: Tensor  # positions to which the results are written
+    last_CQ: Tensor  # index of the last key that each query sees
+    is_square: bool  # queries and keys have the same positions, and a query sees the keys up to its own position
     masks: dict[int, Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None) -> Tensor | None:
-        """[C, 1, Q, K] what each query sees of that many keys up to its last; none where causality says it."""
+        """Return [C, 1, Q, K]: whether each query sees each key, of the `window` keys up to its last one. Return None
+        if a causal mask says the same."""
         keys = self.keys_CK.shape[1]
         seen = keys if window is None else min(window, keys)
         if self.is_square and seen == keys:
@@ -211,18 +218,19 @@ class _Call:
 
 @dataclass
 class Row:
-    """What a model reads at once, and how it attends to it."""
+    """The tokens that a model reads at once, and the calls of attention for them."""
 
     tokens_1N: Tensor
     positions_1N: Tensor
-    predicts_M: Tensor  # where each token of a response is predicted, response after response
-    targets_M: Tensor  # and which it is
+    predicts_M: Tensor  # index in the row at which each response token is predicted, response after response
+    targets_M: Tensor  # the response tokens themselves
     calls: list[_Call]
-    attended: dict[nn.Module, int | None] = field(default_factory=dict)  # layers in turn, and their windows
+    attended: dict[nn.Module, int | None] = field(default_factory=dict)  # layers that used `_attend`, with windows
 
     @classmethod
     def of(cls, groups: Sequence[Group], tokens_per_call: int, device: torch.device) -> "Row":
-        """Each prompt is followed by its responses, without their last tokens: those are predicted, never read."""
+        """Make a row in which each prompt is followed by its responses without their last tokens, which are predicted
+        but never read."""
         tokens, positions, predicts, targets = [list[int]() for _ in range(4)]
         prompts, responses = list[tuple[range, range]](), list[tuple[range, range]]()
         for prompt, answers in groups:
@@ -254,18 +262,20 @@ class Row:
         )
 
     def check(self, model: PreTrainedModel) -> None:
-        """That it was read with the attention given."""
+        """Raise CannotPack unless every layer has read the row with `_attend` and its own window."""
         windows = _windows(model)
         if len(self.attended) != len(windows):
-            raise CannotPack(f"only {len(self.attended)} of {len(windows)} layers use the attention given")
+            raise CannotPack(f"only {len(self.attended)} of {len(windows)} layers use the attention they are given")
         if list(self.attended.values()) != windows:
-            raise CannotPack("it does not tell its attention what each layer looks at")
+            raise CannotPack("it does not pass the window of each layer to attention")
 
 
 def _call(spans: Sequence[tuple[range, range]], row: int, device: torch.device) -> _Call:
-    """Of sequences that see what is before them, and themselves up to each token; by where that is in the row. Without
-    a mask attention leaves out half of the work and needs no memory for it: so sequences that are for the most part
-    their own ask for what is before them too, in vain."""
+    """Prepare a call of attention. Each span gives the positions, in the row, of the tokens before a sequence, and of
+    the sequence. A token of the sequence sees the former, and the sequence up to itself.
+
+    Without a mask, attention skips half of the work and needs no memory for the mask. So if the sequences make up most
+    of their spans, the tokens before them become queries too, and their results are dropped."""
     most = max(len(own) for _, own in spans)
     longest = max(len(before) + len(own) for before, own in spans)
     keys = [[*before, *own, *[0] * (longest - len(before) - len(own))] for before, own in spans]
@@ -278,7 +288,7 @@ def _call(spans: Sequence[tuple[range, range]], row: int, device: torch.device) 
         into = [[*own, *[row] * (most - len(own))] for _, own in spans]
         last_CQ = torch.tensor([len(before) for before, _ in spans])[:, None] + torch.arange(most)
     queries_CQ, keys_CK, into_CQ = (torch.tensor(places, device=device) for places in (queries, keys, into))
-    last_CQ = last_CQ.clamp(max=longest - 1).to(device)  # padding sees something, too
+    last_CQ = last_CQ.clamp(max=longest - 1).to(device)  # queries that are padding must see a key too
     return _Call(queries_CQ, keys_CK, into_CQ, last_CQ, is_square)
 
 
@@ -287,7 +297,7 @@ _row: ContextVar[Row] = ContextVar("row")
 
 @contextmanager
 def attending(model: PreTrainedModel, row: Row) -> Iterator[None]:
-    """The model attends to this row, and afterwards as it did before."""
+    """In this block the model attends to this row. Afterwards it has its own attention back."""
     before, token = model.config._attn_implementation or "eager", _row.set(row)
     try:
         model.set_attn_implementation(ATTENTION)
@@ -308,12 +318,12 @@ def _attend(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers asks for it: [1, N, H, D]."""
+    """Compute attention, with the arguments that transformers passes. Return [1, N, H, D]."""
     row = _row.get()
     row.attended[module] = sliding_window
     others = {name for name, value in options.items() if not (value is None or value is False or name in _HARMLESS)}
     if others or attention_mask is not None:
-        raise CannotPack(f"its attention wants {', '.join(sorted(others)) or 'a mask of its own'}")
+        raise CannotPack(f"its attention needs {', '.join(sorted(others)) or 'a mask of its own'}")
     query_NHD, key_NHD, value_NHD = (it[0].transpose(0, 1) for it in (query_1HND, key_1HND, value_1HND))
     tokens, heads, _ = query_NHD.shape
     out_NHD = value_NHD.new_empty(tokens + 1, heads, value_NHD.shape[2])
@@ -332,10 +342,11 @@ def _attend(
 
 
 def _taken(held_NHD: Tensor, places_CT: Tensor, heads: int | None = None) -> Tensor:
-    """[C, H, T, D]; keys and values of a head that several queries share, once for each of them."""
-    found_CHTD = held_NHD.index_select(0, places_CT.flatten()).unflatten(0, places_CT.shape).transpose(1, 2)
+    """Return [C, H, T, D]: the vectors at these positions. A head of keys or values that several heads of queries share
+    is repeated for each of them."""
+    taken_CHTD = held_NHD.index_select(0, places_CT.flatten()).unflatten(0, places_CT.shape).transpose(1, 2)
     repeats = 1 if heads is None else heads // held_NHD.shape[1]
-    return found_CHTD if repeats == 1 else found_CHTD.repeat_interleave(repeats, dim=1)
+    return taken_CHTD if repeats == 1 else taken_CHTD.repeat_interleave(repeats, dim=1)
 
 
 AttentionInterface.register(ATTENTION, _attend)

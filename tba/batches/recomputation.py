@@ -1,7 +1,7 @@
-"""Layers that keep only what they were given, and compute the rest again in the backward pass.
+"""Activation checkpointing: layers keep only their inputs, and compute the rest again in the backward pass.
 
-That of transformers asks for a model in training mode, with its dropout. Here only calls in the forward pass are led
-another way: a model, its names and its copies stay as they are, and evaluation mode too.
+The checkpointing of transformers needs a model in training mode, with dropout. Here the layers' `forward` is replaced,
+and only during a forward pass. The model, its names, its copies and its evaluation mode stay as they are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +21,14 @@ Around = Callable[[], AbstractContextManager[None]]
 
 
 def layers_of(model: nn.Module) -> Sequence[nn.Module]:
-    """ConfigError if transformers says of no layer that it can be computed again."""
-    found = [it for it in model.modules() if isinstance(it, GradientCheckpointingLayer)]
-    if not found:
-        raise ConfigError(f"training.checkpoint_activations: a {type(model).__name__} has no layers that allow it")
-    return found
+    """Return the layers that can be computed again. Raise ConfigError if transformers says so of no layer."""
+    layers = [it for it in model.modules() if isinstance(it, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"training.checkpoint_activations must be false for a {type(model).__name__}, which has no layers that "
+            "allow it, got true"
+        )
+    return layers
 
 
 _again: ContextVar[Around] = ContextVar("again", default=nullcontext)
@@ -33,7 +36,7 @@ _again: ContextVar[Around] = ContextVar("again", default=nullcontext)
 
 @contextmanager
 def again_in(around: Around) -> Iterator[None]:
-    """Layers that are called in here are computed again within what `around` makes, each time anew."""
+    """Layers that are called in this block are computed again inside a context from `around`, a new one each time."""
     token = _again.set(around)
     try:
         yield
@@ -43,7 +46,8 @@ def again_in(around: Around) -> Iterator[None]:
 
 @contextmanager
 def keeping_little(model: nn.Module) -> Iterator[None]:
-    """For a forward pass. A layer that has a `forward` of its own, beside its class's, gets it back."""
+    """During a forward pass in this block, layers keep only their inputs. Afterwards each layer has its `forward` back:
+    that of its class, or one of its own."""
     layers = layers_of(model) if torch.is_grad_enabled() else []
     own = [vars(layer).get("forward") for layer in layers]
     try:
@@ -57,13 +61,13 @@ def keeping_little(model: nn.Module) -> Iterator[None]:
                 layer.forward = forward
 
 
-def _checkpointed(forward: Callable[..., Any], *given: Any, **options: Any) -> Any:
+def _checkpointed(forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     again = _again.get()
     return checkpoint(
         forward,
-        *given,
+        *inputs,
         use_reentrant=False,
-        preserve_rng_state=False,  # nothing is drawn
+        preserve_rng_state=False,  # layers draw no random numbers
         context_fn=lambda: (nullcontext(), again()),
         **options,
     )

@@ -1,9 +1,9 @@
-"""Settings of a run: frozen, checked before anything starts, stored beside the run as JSON.
+"""All settings of a run: frozen, checked before anything starts, and stored beside the run as JSON.
 
-Numbers that follow from others are properties. `replace({"training.steps": 10})` changes them by dotted keys. Every
-refusal names the field, the value and the range.
-Symbols in the comments are the paper's: B prompts per step, K responses each, S responses per prompt and visit,
-k steps per sync, m the share of the newest data.
+Numbers that follow from settings are properties. `replace({"training.steps": 10})` makes a copy with changed settings.
+Every error names the setting, the value and the range.
+Symbols in comments are those of the paper: B prompts per step, K responses per prompt in a step, S responses per prompt
+and visit, k steps per sync, m the share of the newest data.
 """
 
 import math
@@ -56,7 +56,7 @@ class Config:
 
     @property
     def batch(self) -> int:
-        """Trajectories of one gradient step: B x K."""
+        """Number of trajectories in one gradient step: B x K."""
         return self.training.prompts_per_step * self.training.responses_per_prompt
 
     @property
@@ -65,22 +65,22 @@ class Config:
 
     @property
     def longest(self) -> int:
-        """Tokens of a prompt and its response at most."""
+        """Maximum number of tokens of a prompt and its response together."""
         return self.search.max_prompt_tokens + self.search.max_response_tokens
 
     @property
     def most_at_first(self) -> int:
-        """Trajectories that there can be before the first step, where rounds are bounded."""
+        """Maximum number of trajectories before the first step, if `search.rounds_per_version` is set."""
         return (self.search.rounds_per_version or 0) * self.search.searchers * self.responses_per_round
 
     @property
     def prompts_in_step(self) -> int:
-        """Of one round of all searchers."""
+        """Number of prompts that all searchers visit in one round."""
         return self.search.searchers * self.search.prompts_per_round
 
     @property
     def evaluation_temperature(self) -> float:
-        """Of responses that are sampled to score a version."""
+        """Temperature of the responses that are sampled to score a version."""
         own = self.evaluation.temperature
         return self.search.temperature if own is None else own
 
@@ -91,7 +91,8 @@ class Config:
 
     @property
     def awaits_searchers(self) -> bool:
-        """Whether a sync may wait for what searchers generate with the version before it, which must be there then."""
+        """True if a sync may wait for responses that searchers generate with the version before it. Every version must
+        then be published."""
         return self.sync.lag is not None or self.sampling.max_age is not None
 
     @property
@@ -99,23 +100,25 @@ class Config:
         return self.sync_of_step(self.training.steps)
 
     def sync_of_step(self, step: int) -> int:
-        """The sync that closes a step."""
+        """Return the sync that closes a step."""
         return self.start.sync + math.ceil((step - self.start.step) / self.sync.every)
 
     def sync_before(self, step: int) -> int:
-        """The newest sync before a step: its record is the last that the step draws from."""
+        """Return the newest sync before a step. The step draws from the records up to this one."""
         return self.start.sync + (step - 1 - self.start.step) // self.sync.every
 
     def step_of_sync(self, sync: int) -> int:
-        """The step that a sync follows, from the start on; the last follows the last step, whatever the period."""
+        """Return the step that a sync follows. The last sync follows the last step, even if fewer than `sync.every`
+        steps are left for it."""
         if sync < self.start.sync:
-            raise ValueError(f"sync {sync} lies before the start of this run, sync {self.start.sync}")
+            raise ValueError(f"sync {sync} is before the start of this run, sync {self.start.sync}")
         return min(self.start.step + (sync - self.start.sync) * self.sync.every, self.training.steps)
 
     @property
     def recent_ages(self) -> tuple[int, int, float]:
-        """Least, greatest and mean age of recent draws once it has built up: between k and 2k - 1 steps where nobody
-        waits, and with a lag that many times k more than 0 to k - 1. Of all draws where the run ends before."""
+        """Lowest, highest and mean age of recent draws, after the first syncs. If nobody waits, ages are between
+        k and 2k - 1 steps; with a lag, between lag x k and lag x k + k - 1. If the run ends before that, the numbers
+        are those of all its draws."""
         k, steps = self.sync.every, self.training.steps - self.start.step
         low = k if self.sync.lag is None else self.sync.lag * k
         low, high = (low, min(low + k, steps) - 1) if steps > low else (0, steps - 1)
@@ -123,7 +126,8 @@ class Config:
 
     @property
     def bytes_per_trajectory(self) -> int:
-        """On disk, measured at about 8 bytes a response token and 3 a prompt token, at full length."""
+        """Estimated bytes of a trajectory of full length on disk. A response token was measured to take about 8 bytes,
+        and a prompt token about 3."""
         return 200 + 3 * self.search.max_prompt_tokens + 8 * self.search.max_response_tokens
 
     def replace(self, changes: Mapping[str, Any] | None = None, /, **sections: Any) -> "Config":
@@ -171,23 +175,23 @@ def _set(plain: dict[str, Any], known: Mapping[str, Any], key: str, value: Any) 
     if isinstance(place.get(leaf), dict):
         if not isinstance(value, Mapping):
             example = next(iter(place[leaf]), "NAME")
-            raise ConfigError(f"{key}: a section; name a setting in it, such as {key}.{example}")
+            raise ConfigError(f"{key} is a section: name a setting in it, such as {key}.{example}, got {value!r}")
         value = {**place[leaf], **value}
     place[leaf] = value
 
 
 def _meant(key: str, known: Mapping[str, Any]) -> str:
-    """The settings that have the name at the end of a key, in whatever sections."""
+    """Suggest the settings of any section whose name is the last part of a key; empty if there are none."""
     name = key.rpartition(".")[2]
     sections = [it for it, place in known.items() if isinstance(place, dict) and name in place and it != "start"]
     return f"; did you mean {' or '.join(f'{it}.{name}' for it in sections)}?" if sections else ""
 
 
 def _near(key: str, place: Mapping[str, Any]) -> str:
-    """The names of a section that are written much like the one at the end of a key."""
+    """Suggest the settings of a section whose names are similar to the last part of a key; empty if there are none."""
     section, dot, name = key.rpartition(".")
-    found = get_close_matches(name, place, cutoff=0.8)
-    return f"; did you mean {' or '.join(f'{section}{dot}{it}' for it in found)}?" if found else ""
+    similar = get_close_matches(name, place, cutoff=0.8)
+    return f"; did you mean {' or '.join(f'{section}{dot}{it}' for it in similar)}?" if similar else ""
 
 
 _adapter = TypeAdapter(Config)
@@ -205,9 +209,11 @@ def parse(plain: Mapping[str, Any] | str) -> Config:
 
 
 def parse_options(kind: type[T], task: TaskConfig) -> T:
-    """`task.options` as a task's own class of settings."""
+    """Make an object of a task's own class of settings from `task.options`."""
     if getattr(kind, "__pydantic_config__", {}).get("extra") != "forbid":
-        raise TypeError(f"class {kind.__qualname__} is not made with @tba.config.settings: it may take any name")
+        raise TypeError(
+            f"class {kind.__qualname__} must be decorated with @tba.config.settings, which refuses unknown options"
+        )
     try:
         return TypeAdapter(kind).validate_python(task.options)
     except ValidationError as error:
@@ -215,8 +221,8 @@ def parse_options(kind: type[T], task: TaskConfig) -> T:
 
 
 def parse_known(plain: Mapping[str, Any]) -> Config:
-    """Make a config for a command that only reads a run. Settings of a later version, which this version does not know,
-    are left out. To continue such a run would be another experiment, which `parse` refuses."""
+    """Make a config only to look at a run. Settings that only a later version of this program knows are left out. To
+    continue such a run without them would be another experiment; `parse` refuses it."""
     plain, known = upgraded(plain), Config().to_dict()
     for section in KINDS:
         if kind := kind_of(section, _name_in(plain.get(section))):
@@ -248,6 +254,9 @@ def _explain(error: Any, *section: str) -> str:
         return f"unknown setting {field!r}"
     if error["type"] == "value_error":
         return error["msg"].removeprefix("Value error, ")
-    is_list = error["type"] in ("tuple_type", "list_type")
-    wanted = "must be a list, such as [1,4]" if is_list else f"{error['msg'][0].lower()}{error['msg'][1:]}"
-    return f"{field}: {wanted}, got {error['input']!r}"
+    if error["type"] in ("tuple_type", "list_type"):
+        return f"{field} must be a list, such as [1,4], got {error['input']!r}"
+    fault: str = error["msg"]
+    allowed = fault.removeprefix("Input should be ")
+    wanted = f" must be {allowed}" if allowed != fault else f": {fault[0].lower()}{fault[1:]}"
+    return f"{field}{wanted}, got {error['input']!r}"

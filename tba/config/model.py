@@ -61,17 +61,18 @@ class ModelConfig:
     @model_validator(mode="after")
     def _settings_of_lora_apply(self) -> Self:
         for name in ("lora_alpha", "lora_targets"):
-            found = getattr(self, name)
-            if not self.lora_rank and found != getattr(type(self), name):
-                raise ValueError(f"model.{name} does not apply where model.lora_rank is 0, got {found!r}")
+            value = getattr(self, name)
+            if not self.lora_rank and value != getattr(type(self), name):
+                raise ValueError(f"model.{name} does not apply where model.lora_rank is 0, got {value!r}")
         if self.lora_rank and self.publish_dtype != self.dtype:
             raise ValueError(
-                f"model.publish_dtype must be model.dtype ({self.dtype!r}) where model.lora_rank is set: adapters are "
-                f"published as they are trained, and their base is one for all roles, got {self.publish_dtype!r}"
+                f"model.publish_dtype must be model.dtype ({self.dtype!r}) where model.lora_rank is set, got "
+                f"{self.publish_dtype!r}: adapters are published in the type in which they are trained, and all roles "
+                "share one base model"
             )
         return self
 
     @property
     def peft_alpha(self) -> float:
-        """As peft takes it."""
+        """`lora_alpha` as peft expects it, with the default filled in."""
         return 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha

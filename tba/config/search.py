@@ -1,4 +1,4 @@
-"""Settings of searchers, and of the sampler that draws what they found."""
+"""Settings of searchers, and of the sampler that draws from what they have generated."""
 
 from typing import Annotated, Self
 
@@ -45,7 +45,7 @@ class SamplingConfig:
     def _bounds_are_in_order(self) -> Self:
         if self.mean_reward_between and self.mean_reward_between[0] >= self.mean_reward_between[1]:
             raise ValueError(
-                f"sampling.mean_reward_between must be the lower and the higher one, got "
+                f"sampling.mean_reward_between must be [LOWER, HIGHER], with two different bounds, got "
                 f"{list(self.mean_reward_between)}"
             )
         return self
@@ -54,8 +54,8 @@ class SamplingConfig:
     def _the_best_can_grow_old(self) -> Self:
         if self.max_age is not None and self.evict == "worst":
             raise ValueError(
-                f"sampling.evict must be 'oldest' where sampling.max_age is set ({self.max_age}): the best would keep "
-                "their room when they are too old to be drawn, got 'worst'"
+                f"sampling.evict must be 'oldest' where sampling.max_age is set ({self.max_age}), got 'worst': "
+                "the best responses would keep their places even when they are too old to be drawn"
             )
         return self
 
@@ -122,23 +122,23 @@ class SearchConfig:
     def _prompts_are_chosen_by_a_run_and_a_condition(self) -> Self:
         names = ("prompts_from", "prompts_where")
         for name, other in (names, names[::-1]):
-            if (given := getattr(self, other)) and not getattr(self, name):
-                raise ValueError(f"search.{name} must be set where search.{other} is ({given!r}), got ''")
+            if (value := getattr(self, other)) and not getattr(self, name):
+                raise ValueError(f"search.{name} must be set where search.{other} is set ({value!r}), got ''")
         return self
 
     @property
     def explored_temperatures(self) -> tuple[float, float]:
-        """Between which the temperatures lie that rounds explore."""
+        """Lowest and highest temperature of exploring rounds."""
         return self.explore_temperature or (self.temperature, self.temperature * 1.1 / 0.7)
 
     @model_validator(mode="after")
     def _exploration_applies(self) -> Self:
         for name in ("explore_temperature", "explore_top_p"):
-            found = getattr(self, name)
-            if not self.explore_share and found != getattr(type(self), name):
-                raise ValueError(f"search.{name} does not apply where search.explore_share is 0, got {found}")
+            value = getattr(self, name)
+            if not self.explore_share and value != getattr(type(self), name):
+                raise ValueError(f"search.{name} does not apply where search.explore_share is 0, got {value}")
         if self.explore_temperature and self.explore_temperature[0] > self.explore_temperature[1]:
             raise ValueError(
-                f"search.explore_temperature must be the lower and the higher one, got {list(self.explore_temperature)}"
+                f"search.explore_temperature must be [LOWEST, HIGHEST], got {list(self.explore_temperature)}"
             )
         return self

@@ -68,14 +68,15 @@ class TrainingConfig:
     def _micro_batches_are_of_groups_or_of_tokens(self) -> Self:
         if self.tokens_per_micro_batch is not None and self.groups_per_micro_batch is not None:
             raise ValueError(
-                f"training.groups_per_micro_batch must be null where training.tokens_per_micro_batch "
-                f"({self.tokens_per_micro_batch}) says what a micro-batch is, got {self.groups_per_micro_batch}"
+                f"training.groups_per_micro_batch must be null where training.tokens_per_micro_batch is set "
+                f"({self.tokens_per_micro_batch}), got {self.groups_per_micro_batch}: only one of them can say how "
+                "large a micro-batch is"
             )
         return self
 
     @property
     def most_groups(self) -> int | None:
-        """Slots of a micro-batch, unless tokens say how many."""
+        """Maximum number of groups in a micro-batch; None if `tokens_per_micro_batch` limits it instead."""
         if self.tokens_per_micro_batch is not None:
             return None
         return self.groups_per_micro_batch or min(8, self.prompts_per_step)
@@ -89,7 +90,7 @@ class TrainingConfig:
 
 
 def same_moments(one: OptimizerName, other: OptimizerName) -> bool:
-    """Whether one optimizer goes on with what the other has stored."""
+    """True if one optimizer can continue with the moments that the other has stored."""
     return (one == "adamw-8bit") == (other == "adamw-8bit")
 
 
@@ -139,14 +140,14 @@ class EvaluationConfig:
     @model_validator(mode="after")
     def _samples_suffice(self) -> Self:
         if len(set(self.pass_at)) < len(self.pass_at):
-            raise ValueError(f"evaluation.pass_at must name each k once, got {list(self.pass_at)}")
+            raise ValueError(f"evaluation.pass_at must not repeat a number, got {list(self.pass_at)}")
         if max(self.pass_at, default=0) > self.samples:
             raise ValueError(
                 f"evaluation.pass_at must be at most evaluation.samples ({self.samples}), got {list(self.pass_at)}"
             )
         for name in ("temperature", "top_p"):
-            if not self.samples and (found := getattr(self, name)) is not None:
-                raise ValueError(f"evaluation.{name} does not apply where evaluation.samples is 0, got {found}")
+            if not self.samples and (value := getattr(self, name)) is not None:
+                raise ValueError(f"evaluation.{name} does not apply where evaluation.samples is 0, got {value}")
         if not self.pass_at and self.solved_at != type(self).solved_at:
             raise ValueError(
                 f"evaluation.solved_at does not apply where evaluation.pass_at is empty, got {self.solved_at}"

@@ -1,6 +1,6 @@
 """Ranks: the processes that a trainer is spread over. Each learns from its share of a batch's groups.
 
-What they do together, every rank does in the same order, or they wait for each other in vain.
+All ranks must make the calls in which they communicate in the same order. Otherwise they wait for each other in vain.
 """
 
 import os
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from tba.batches.batching import Batch, taken
 
-PATIENCE = timedelta(minutes=10)  # for another rank to come to the same place
+PATIENCE = timedelta(minutes=10)  # how long a rank waits until the others make the same call
 
 
 class Share(NamedTuple):
@@ -56,24 +56,25 @@ class Ranks:
         """Return the maximum of each count over all ranks."""
         if self.size == 1:
             return list(counts)
-        found = torch.tensor(counts)
-        dist.all_reduce(found, dist.ReduceOp.MAX)
-        return found.tolist()
+        maxima = torch.tensor(counts)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX)
+        return maxima.tolist()
 
 
 ALONE = Ranks()
 
 
 def shares(costs: Sequence[int], size: int) -> list[list[int]]:
-    """Which groups each rank takes: about as many tokens as the others, and as many groups, so that all have as many
-    micro-batches; dearest first, each to the rank that has least."""
-    found, load = [list[int]() for _ in range(size)], [0] * size
+    """Return which groups each rank takes. `costs` has the tokens of each group. Ranks get about equally many tokens,
+    and about equally many groups, so that they have equally many micro-batches. Groups with more tokens are given out
+    first, each to the rank that has the fewest tokens."""
+    chosen, load = [list[int]() for _ in range(size)], [0] * size
     room = -(-len(costs) // size)
     for group in sorted(range(len(costs)), key=lambda group: (-costs[group], group)):
-        rank = min((it for it in range(size) if len(found[it]) < room), key=lambda it: (load[it], it))
-        found[rank].append(group)
+        rank = min((it for it in range(size) if len(chosen[it]) < room), key=lambda it: (load[it], it))
+        chosen[rank].append(group)
         load[rank] += costs[group]
-    return [sorted(groups) for groups in found]
+    return [sorted(groups) for groups in chosen]
 
 
 def _tokens(batch: Batch) -> list[int]:
@@ -99,7 +100,7 @@ def held(tensor: Tensor) -> Tensor:
 
 
 def held_as(parameter: Tensor, value: Tensor) -> Tensor:
-    """The rows that this rank holds of something with the parameter's shape, as a part of it."""
+    """Return rows that this rank holds as its part of a tensor with the parameter's shape."""
     if not isinstance(parameter, DTensor) or not value.ndim:
         return value
     return DTensor.from_local(
@@ -119,8 +120,8 @@ def at_rest(model: nn.Module) -> None:
 
 
 def open_port(size: int) -> dist.TCPStore:
-    """Where ranks of this machine meet; rank 0 holds it, and its `port` is told to the others. It asks nobody who they
-    are, and by itself it would listen to every network."""
+    """Open the store at which ranks of this machine meet. Rank 0 owns it and tells the others its `port`. The store
+    lets anybody in and would by default listen on every network, so it listens on 127.0.0.1 only."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -132,11 +133,12 @@ def open_port(size: int) -> dist.TCPStore:
 
 
 def join(rank: int, size: int, store: dist.TCPStore) -> Ranks:
-    """Once all have joined. GPUs talk by NCCL, what lies in main memory goes by gloo."""
+    """Join the process group, and return once all ranks have joined. Tensors on GPUs are sent by NCCL, tensors in main
+    memory by gloo."""
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a host's name need not lead to itself, another interface is a network's
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may lead elsewhere, and other interfaces to a network
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     return Ranks(rank, size)
 

@@ -1,6 +1,8 @@
-"""A policy that no rank holds whole: of each weight a rank has some rows, and all of a layer's while it computes it.
+"""A policy that no rank holds whole. A rank has some rows of each weight, and all rows only of the layer that it is
+computing.
 
-FSDP2 of torch, by the transformer's blocks. Gradients are sums over the ranks, each of its share of the loss.
+This is FSDP2 of torch, applied to each block of the transformer. Gradients are summed over the ranks; each rank
+contributes the gradient of its share of the loss.
 """
 
 import copy
@@ -24,12 +26,12 @@ from tba.models.pretrained import attention_of, is_lowered
 
 @dataclass(frozen=True)
 class ShardedPolicy(Policy):
-    skeleton: PreTrainedModel  # without weights
+    skeleton: PreTrainedModel  # the model without weights
     ranks: Ranks
-    lowers: bool  # whether ranks send each other weights in bfloat16, of which they keep what is in float32
+    lowers: bool  # True if ranks send each other weights in bfloat16, although they keep them in float32
 
     def twin(self) -> PreTrainedModel:
-        """As much sharded; all ranks ask at once."""
+        """Return a copy of the model that is sharded in the same way. All ranks must call this together."""
         at_rest(self.model)
         model = copy.deepcopy(self.skeleton)
         mine = dict(zip(map(id, _tensors(model)), _tensors(self.model), strict=True))
@@ -37,8 +39,8 @@ class ShardedPolicy(Policy):
         return model
 
     def snapshot(self) -> Snapshot:
-        """At rank 0 a copy in main memory; the others, who are asked at the same time, have nothing to show. One
-        weight at a time is whole anywhere else."""
+        """Return, at rank 0, a copy of the model in main memory. All ranks must call this together; the other ranks get
+        no weights. Outside main memory only one weight at a time is whole."""
         at_rest(self.model)
         memo, keeps = dict[int, Any](), self.ranks.rank == 0
         for held, mine in zip(self.skeleton.parameters(), self.model.parameters(), strict=True):
@@ -53,8 +55,8 @@ class ShardedPolicy(Policy):
 def shard(
     bare: Policy, ranks: Ranks, device: torch.device, source: PreTrainedModel | None = None, *, compute_dtype: str
 ) -> ShardedPolicy:
-    """A policy without weights gets those of the `source`, which rank 0 has, in main memory, and which is left without
-    them."""
+    """Shard a policy without weights, and give it the weights of `source`. Only rank 0 has a `source`, in main memory;
+    it is left without weights."""
     lowers = bare.model.dtype == torch.float32 and is_lowered(compute_dtype, device)
     model, skeleton = bare.model, copy.deepcopy(bare.model)
     theirs: dict[int, Tensor] = {}
@@ -79,7 +81,7 @@ def shard(
 def _shard(
     model: PreTrainedModel, ranks: Ranks, device: torch.device, fill: Callable[[Tensor], Tensor], lowers: bool
 ) -> None:
-    """Block by block a model without weights is given what fills it, and keeps this rank's part."""
+    """Give a model without weights its weights, block by block, and keep only this rank's part of each block."""
     mesh = init_device_mesh(device.type, (ranks.size,))
     sent = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32) if lowers else MixedPrecisionPolicy()
     for module in (*_blocks(model), model):
@@ -94,7 +96,7 @@ def _tensors(model: nn.Module) -> list[Tensor]:
 
 
 def save_without_weights(policy: Policy, folder: str | Path) -> None:
-    """Config and tokenizer, and the code of a model that transformers does not have."""
+    """Save config and tokenizer, and also the code of a model that transformers does not have."""
     model = policy.model
     if model._auto_class is not None:
         custom_object_save(model, folder, config=model.config)  # pyright: ignore[reportArgumentType]
@@ -103,7 +105,7 @@ def save_without_weights(policy: Policy, folder: str | Path) -> None:
 
 
 def without_weights(folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool) -> Policy:
-    """What every rank knows of a policy, from what was saved so."""
+    """Load a policy without weights from a folder that `save_without_weights` has written."""
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
@@ -114,13 +116,13 @@ def without_weights(folder: str | Path, *, dtype: torch.dtype, trust_remote_code
 
 
 def _blocks(model: PreTrainedModel) -> list[nn.Module]:
-    """What is computed one after the other, by the names that transformers has for what must stay on one device."""
+    """Return the blocks that are computed one after the other: the modules that transformers keeps on one device."""
     names = set(model._no_split_modules or ())
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def _fill(module: nn.Module, fill: Callable[[Tensor], Tensor]) -> None:
-    """Give a module, and all in it, what has none yet; what is tied stays tied."""
+    """Fill the tensors of a module and its submodules that have no data yet. Tied tensors stay tied."""
     made: dict[int, Tensor] = {}
     for place, name, held in list(_held(module)):
         if not held.is_meta:

@@ -82,8 +82,8 @@ class Adapter:
         for name, layer in adapted(model).items():
             if not isinstance(layer.get_base_layer(), nn.Linear | Conv1D) or layer is model.get_output_embeddings():
                 raise ConfigError(
-                    f"model.lora_targets: linear layers inside the model can be adapted, got {self.targets!r}, which "
-                    f"names {name}"
+                    f"model.lora_targets: only linear layers inside the model can be adapted, got {self.targets!r}, "
+                    f"which names {name}"
                 )
 
     def read_into(self, model: nn.Module, folder: Path) -> None:
@@ -92,7 +92,7 @@ class Adapter:
         stored, held = self.read(folder), weights_of(model)
         shapes = ({name: it.shape for name, it in found.items()} for found in (stored, held))
         if next(shapes) != next(shapes):
-            raise Damaged(f"the adapter in {folder} is not one of rank {self.rank} for {self.targets}")
+            raise Damaged(f"the adapter in {folder} is not one of rank {self.rank} for the layers {self.targets}")
         with torch.no_grad():
             for name, weights in held.items():
                 weights.copy_(stored[name])
@@ -115,7 +115,7 @@ class Adapter:
         for name, theirs, ours in zip(names, made_for.split(" "), self.bases, strict=False):
             if theirs != ours:
                 raise ConfigError(
-                    f"model.path: the adapter in {folder} is for {name} with sha256 {theirs[:12]}…, and what lies at "
+                    f"model.path: the adapter in {folder} is for {name} with sha256 {theirs[:12]}…, but the model at "
                     f"{self.base_name or self.base} has {ours[:12]}…"
                 )
 
@@ -210,8 +210,8 @@ def tensors_sha256(tensors: Mapping[str, Tensor], *, of: str = "") -> str:
 
 def config_sha256(folder: Path) -> str:
     """Return the digest of config.json in a Hugging Face folder, without the fields that say where it came from."""
-    said = read_object(folder / "config.json")
-    plain = {name: it for name, it in said.items() if name not in ("transformers_version", "_name_or_path")}
+    config = read_object(folder / "config.json")
+    plain = {name: it for name, it in config.items() if name not in ("transformers_version", "_name_or_path")}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 

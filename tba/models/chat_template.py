@@ -32,15 +32,15 @@ def check_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Too
     if not tools:
         return
     if opening(tokenizer, messages, tools) == opening(tokenizer, messages):
-        raise DataError("there are tools to call, and the tokenizer has no chat template that shows them to the policy")
+        raise DataError("the task has tools, but the tokenizer has no chat template that shows them to the policy")
     name, arguments = tools[0]["function"]["name"], {"x": 1}
     function = {"name": name, "arguments": arguments}
     call = {"id": "call-0-0", "type": "function", "function": function}
     called = opening(tokenizer, [*messages, {"role": "assistant", "content": "", "tool_calls": [call]}], tools)
     if split_calls(called[called.rfind("<tool_call>") :])[1] != [(name, json.dumps(arguments))]:
         raise DataError(
-            'the tokenizer\'s chat template calls tools otherwise than by <tool_call>{"name": …, "arguments": …}'
-            "</tool_call>, and that alone is understood"
+            'the tokenizer\'s chat template must write tool calls as <tool_call>{"name": …, "arguments": …}'
+            "</tool_call>: no other form is understood"
         )
 
 
@@ -70,7 +70,7 @@ def between(
     rendered = _rendered(tokenizer, [*before, {"role": "assistant", "content": mark}, *after], tools)
     _, shown, tail = rendered.rpartition(mark)
     if not shown:
-        raise DataError("the tokenizer's chat template does not show what an assistant said last")
+        raise DataError("the tokenizer's chat template does not show the last message of the assistant")
     found = tokenizer(tail, add_special_tokens=False).input_ids
     return found[1:] if found[:1] == [tokenizer.eos_token_id] else found
 

@@ -99,7 +99,7 @@ def _decoded(data: bytes) -> dict[str, Any]:
     try:
         found = json.loads(data.decode())
     except RecursionError:
-        raise ValueError("is no JSON that can be read: it is nested too deeply") from None
+        raise ValueError("is not readable JSON: it is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"is not JSON: {error}") from None
     if not isinstance(found, dict):
@@ -121,13 +121,13 @@ def _why_wrong_type(name: str, found: Mapping[str, Any]) -> str:
         return _why_no_index(found)
     odd = [token for token, number in found.items() if type(number) is not int]
     if name == "added_tokens.json" and odd:
-        return f"must give each token a whole number, got {found[odd[0]]!r:.80} for {odd[0]!r:.80}"
+        return f"must give a whole number for each token, got {found[odd[0]]!r:.80} for {odd[0]!r:.80}"
     if name == "config.json":
         names = found.get("architectures")
         if names is not None and not (isinstance(names, list) and all(isinstance(it, str) for it in names)):
-            return f"must have a list of names as architectures, got {names!r:.80}"
+            return f"must have a list of names as `architectures`, got {names!r:.80}"
         if not isinstance(found.get("model_type", ""), str):
-            return f"must have text as model_type, got {found['model_type']!r:.80}"
+            return f"must have a text as `model_type`, got {found['model_type']!r:.80}"
     return ""
 
 
@@ -135,4 +135,4 @@ def _why_no_index(found: Mapping[str, Any]) -> str:
     names = found.get("weight_map")
     if isinstance(names, dict) and all(isinstance(it, str) for it in names.values()):
         return ""
-    return f"must have the names of files as weight_map, got {names!r:.80}"
+    return f"must have names of files as `weight_map`, got {names!r:.80}"

@@ -77,7 +77,7 @@ def weight_files(folder: Path) -> list[Path]:
 def why_unreadable(path: Path) -> str:
     """Say what is wrong with a safetensors file, by its header and its size; empty if nothing is."""
     if not path.exists():
-        return f"is not there, though {INDEX} names it"
+        return f"is missing, although {INDEX} names it"
     if not path.is_file():
         return "is no file"
     with path.open("rb") as file:
@@ -86,9 +86,9 @@ def why_unreadable(path: Path) -> str:
     try:
         ends = [it["data_offsets"][1] for it in _head_of(path).values()]
     except (ValueError, KeyError, TypeError, AttributeError):
-        return "is no file of safetensors"
+        return "is not a safetensors file"
     size, there = _data_of(path) + max(ends, default=0), path.stat().st_size
-    return f"is not whole: it has {there:,} bytes of {size:,}" if there < size else ""
+    return f"is incomplete: it has {there:,} bytes of {size:,}" if there < size else ""
 
 
 def sizes_of(path: Path) -> dict[str, int]:
@@ -102,11 +102,11 @@ def _head_of(path: Path) -> dict[str, Any]:
         file.seek(_HEAD)
         length = _data_of(path) - _HEAD
         if length > path.stat().st_size:
-            raise ValueError(f"{path} has no head of safetensors")
+            raise ValueError(f"{path} has no header of a safetensors file")
         try:
             head = json.loads(file.read(length))
         except RecursionError:
-            raise ValueError(f"{path} has a head that is nested too deeply") from None
+            raise ValueError(f"{path} has a header that is nested too deeply") from None
     return {name: it for name, it in head.items() if name != "__metadata__"}
 
 
@@ -131,8 +131,8 @@ def check_length(config: Mapping[str, Any], longest: int) -> None:
     short = min(filter(None, map(_short_rows, places)), default=longest)
     if longest > short:
         raise ConfigError(
-            f"search.max_prompt_tokens + search.max_response_tokens must be <= {short}: the policy reads a longer row, "
-            f"and all rows beside it, with other factors (longrope), got {longest}"
+            f"search.max_prompt_tokens + search.max_response_tokens must be <= {short}, got {longest}: the policy "
+            "reads a longer row, and all other rows of its batch, with other factors (longrope)"
         )
 
 

@@ -13,4 +13,4 @@ def check_place(setting: str, place: str) -> None:
     The hub is not asked, and URLs must not be passed."""
     path = Path(place)
     if not path.is_dir() and (path.exists() or not _NAME.fullmatch(place)):
-        raise ConfigError(f"{setting}: no such folder, and no name of the hub, got {place!r}")
+        raise ConfigError(f"{setting} must be an existing folder or a name on the hub, got {place!r}")

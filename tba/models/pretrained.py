@@ -53,7 +53,7 @@ def load(
         tokenizer = _tokenizer(tokenizer_path or path, **options)
         model, found = kind.from_pretrained(path, ignore_mismatched_sizes=True, **weights, **options)
         for name, stored, wanted in sorted(found["mismatched_keys"]):  # transformers' error lacks the names
-            raise ValueError(f"{name} has the shape {tuple(stored)}, and config.json makes it {tuple(wanted)}")
+            raise ValueError(f"{name} has the shape {tuple(stored)}, but config.json says {tuple(wanted)}")
         missing = sorted(name for name in found["missing_keys"] if not name.startswith(may_lack))
         if missing:  # transformers fills them with random numbers
             raise ValueError(f"for {kind.__name__} it has no {', '.join(missing[:3])}")
@@ -121,7 +121,7 @@ def is_lowered(dtype: str, device: torch.device) -> bool:
 
 def resolve_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
-        raise ConfigError(f"dtype: one of {', '.join(DTYPES)}, got {name!r}")
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]
 
 
@@ -166,7 +166,7 @@ def _cannot_load(setting: str, path: str | Path, error: Exception, *, revision: 
     text = str(error) if tells and str(error) else f"{error!r:.300}"
     known, _, _ = text.partition("\nModel type should be one of")  # a list of hundreds of names follows
     if (cached := _cached_folder(path, revision)) and (fault := why_damaged(cached)):
-        known = f"{fault}; remove {cached}, so that it is fetched anew"
+        known = f"{fault}; remove {cached}, so that the model is downloaded again"
     what = f"cannot load a model from {str(path)!r}: {known}"
     if Path(path).is_dir():
         return Damaged(what)

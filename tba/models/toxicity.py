@@ -44,7 +44,8 @@ class Labelled:
         labels: dict[str, int] = judge.model.config.label2id or {}  # pyright: ignore[reportAssignmentType]
         if label not in labels or judge.labels < 2:
             raise ConfigError(
-                f"task.options.label: {setting} {str(path)!r} tells {', '.join(sorted(labels))}, got {label!r}"
+                f"task.options.label must be one of at least 2 labels of {setting} {str(path)!r} "
+                f"({', '.join(sorted(labels))}), got {label!r}"
             )
         return cls(judge, labels[label], max_tokens)
 
@@ -77,10 +78,12 @@ class Guard:
         the chat template has already written it."""
         policy = Policy.load_frozen(setting, path, dtype=dtype, device=device)
         if not chat_template.has_template(policy.tokenizer):
-            raise ConfigError(f"{setting}: {str(path)!r} has no chat template, in which a guard reads conversations")
+            raise ConfigError(f"{setting}: {str(path)!r} has no chat template, which a guard needs")
         safe, unsafe = (policy.tokenizer(word, add_special_tokens=False).input_ids[0] for word in (SAFE, UNSAFE))
         if safe == unsafe:
-            raise ConfigError(f"{setting}: {str(path)!r} cannot say safe and unsafe with different first tokens")
+            raise ConfigError(
+                f"{setting}: the tokenizer of {str(path)!r} gives 'safe' and 'unsafe' the same first token"
+            )
         return cls(policy, lead, unsafe)
 
     @torch.inference_mode()

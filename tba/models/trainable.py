@@ -20,13 +20,13 @@ def check_first_policy(policy: Policy, *, longest: int) -> None:
     names = {number: name for name, number in tokenizer.get_vocab().items() if number != tokenizer.pad_token_id}
     fault = why_no_policy(model.config.to_dict())
     if (most := max(names)) >= rows:
-        fault = f"its tokenizer has a token {names[most]!r} of number {most}, and its embedding {rows} rows"
+        fault = f"its tokenizer has a token {names[most]!r} of number {most}, but its embedding has only {rows} rows"
     elif not end_tokens(model.generation_config, tokenizer):
         fault = "neither its tokenizer nor generation_config.json has an end token (eos_token): no response would end"
     elif (following := _change_with_later_tokens(model, policy.pad_id)) is None:
-        fault = "what it predicts is not finite: a weight is, or becomes in this dtype, infinite or no number"
+        fault = "its predictions are not finite: a weight is infinite or NaN, perhaps only in this dtype"
     elif following > 0.005:
-        fault = f"a {type(model).__name__} is no causal language model: what it predicts depends on later tokens"
+        fault = f"a {type(model).__name__} is no causal language model: its predictions depend on later tokens"
     if fault:
         raise ConfigError(f"model.path: {model.name_or_path!r} cannot be trained: {fault}")
 

@@ -1,19 +1,20 @@
-"""Jobs done one after the other in a thread of their own, beside whoever hands them over."""
+"""Do jobs one after the other in a separate thread."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Background:
-    """A job that fails stops all that come after it, and `check` raises its error. At most one job waits behind the
-    one that is being done, so what jobs hold in memory is bounded: `make_room` waits until there is room for another.
+    """Does the jobs that are submitted, in order. A job that fails stops all later jobs, and `check` raises its error.
+    At most one job waits while another is being done, so that the memory which jobs hold is bounded: `make_room` waits
+    until there is room for another.
 
-    Belongs to the thread that made it; only `idle` may be asked by others.
+    Only the thread that made it may use it; other threads may only call `idle`.
     """
 
     def __init__(self, name: str):
         self._pool = ThreadPoolExecutor(1, name)
-        self._jobs: tuple[Future[None], ...] = ()  # not known to have ended well, oldest first
+        self._jobs: tuple[Future[None], ...] = ()  # jobs that may fail or have failed, oldest first
 
     def idle(self) -> bool:
         return all(job.done() for job in self._jobs)
@@ -31,7 +32,7 @@ class Background:
             self.check()
 
     def submit(self, job: Callable[[], None]) -> Future[None]:
-        """The job begins when all before it have ended well."""
+        """Wait for room, and add a job. It begins once all jobs before it have succeeded."""
         self.make_room()
         before = self._jobs[-1] if self._jobs else None
 
@@ -44,14 +45,14 @@ class Background:
         return submitted
 
     def finish(self) -> None:
-        """Wait for every job; raise the first error."""
+        """Wait for every job. Raise the first error."""
         for job in self._jobs:
             job.result()
 
     def cancel(self) -> None:
-        """Drop what has not begun."""
+        """Drop the jobs that have not begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """Wait until every job that has not been dropped has ended, well or not; only `finish` tells which."""
+        """Wait until every job that has not been dropped has ended. Unlike `finish`, this raises no error of a job."""
         self._pool.shutdown()

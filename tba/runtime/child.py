@@ -1,6 +1,6 @@
 """Child processes that serve a role: they obey orders sent through a pipe, and answer each through another.
 
-A child leaves signals to stop to its parent, who may still need it, and ends when its parent ends.
+They ignore requests to stop their parent, and end when the parent has ended.
 """
 
 import ctypes
@@ -31,11 +31,11 @@ def module_command(module: str) -> list[str]:
 
 
 class Child:
-    """A process that serves this one. Its standard input and output carry messages. Linux ends the process when the
-    thread that started it ends."""
+    """A process that serves this one. Its standard input and output carry messages. SIGTERM and SIGINT are blocked in
+    it from its first instant on: the parent, which gets these signals too, may still need it."""
 
     def __init__(self, what: str, command: Sequence[str], *, env: Mapping[str, str] | None = None):
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a process inherits what is blocked
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a child inherits which signals are blocked
         try:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
         finally:
@@ -51,7 +51,7 @@ class Child:
         self.close()
 
     def send(self, said: Any, numbers: Numbers = ()) -> None:
-        """Send a message. If the child has ended, `receive` says so."""
+        """Send a message. If the child has ended, only `receive` reports it."""
         with suppress(BrokenPipeError):
             send(self.stdin, said, numbers)
 
@@ -61,7 +61,7 @@ class Child:
 
     @contextmanager
     def killed_after(self, seconds: float) -> Iterator[threading.Event]:
-        """Kill the child, and set the event, if the `with` block takes longer than this."""
+        """Yield an event. If the `with` block takes longer than this, set the event and kill the child."""
         passed = threading.Event()
 
         def end() -> None:
@@ -80,11 +80,11 @@ class Child:
         try:
             code = self.process.wait(END_PATIENCE)
         except subprocess.TimeoutExpired:
-            return "it has not ended"
+            return "its process is still running"
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def release(self) -> None:
-        """Let the child end: it gets no more orders."""
+        """Close the pipe of orders, so that the child ends after the orders that it has got."""
         with suppress(BrokenPipeError):
             self.stdin.close()
 
@@ -102,13 +102,13 @@ class Child:
 
 
 def end_with_parent() -> None:
-    """In a child: die when the thread dies that started it, also in the middle of work. Where Linux does not see to
-    that, and if it is dead already, the end of the child's standard input says so."""
+    """In a child: let Linux kill this process when the thread that started it ends, even in the middle of work. On
+    other systems, or if that thread has ended already, the child must notice the end of its standard input."""
     ask_linux(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def ask_linux(option: int, value: int) -> None:
-    """prctl(2), where there is one."""
+    """Call prctl(2) on Linux; do nothing on other systems."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
@@ -120,11 +120,11 @@ def serve(
     *,
     ends_at_error: bool = False,
 ) -> None:
-    """Obey orders until there are no more, and answer each with what it finds or with its error."""
+    """Carry out orders until there are no more, and answer each with its result or its error."""
     while (order := receive(orders)) is not None:
         said, numbers = order
         try:
-            found, numbers = obey(said["do"], said["with"], numbers)
+            result, numbers = obey(said["do"], said["with"], numbers)
         except Exception as error:
             tell_error(answers, error)
             if ends_at_error:
@@ -133,7 +133,7 @@ def serve(
                 traceback.print_exc()
             continue
         with suppress(BrokenPipeError):
-            send(answers, {"is": found}, numbers)
+            send(answers, {"is": result}, numbers)
 
 
 def tell_error(answers: BinaryIO, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Messages between a role and processes of its own, through pipes: JSON, and numbers as they lie in memory."""
+"""Messages between a role and its child processes, through pipes: JSON, followed by arrays of numbers as bytes."""
 
 import fcntl
 import json
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 _HEAD = 8  # bytes for the length of each of the two parts of a message
-_PIPE = 1 << 20  # bytes: most messages in one piece
+_PIPE = 1 << 20  # bytes that a pipe can hold, so that most messages are written in one piece
 _F_SETPIPE_SZ = 1031
 
 Numbers = Sequence["np.ndarray"]
@@ -27,7 +27,7 @@ def send(pipe: BinaryIO | Any, said: Any, numbers: Numbers = ()) -> None:
 
 
 def receive(pipe: BinaryIO | Any) -> tuple[Any, Numbers] | None:
-    """What was sent; None at the end of the pipe, also in the middle of a message."""
+    """Return the next message; None at the end of the pipe, even if it ends within a message."""
     sizes = pipe.read(2 * _HEAD)
     if len(sizes) < 2 * _HEAD:
         return None
@@ -38,7 +38,7 @@ def receive(pipe: BinaryIO | Any) -> tuple[Any, Numbers] | None:
     said, shapes = json.loads(body[:head])
     numbers, at = [], head
     for dtype, shape in shapes:
-        import numpy as np  # here, as most who talk of words alone have no other need of it
+        import numpy as np  # here, as processes that get messages without numbers may not need it
 
         numbers.append(np.frombuffer(body, dtype, int(np.prod(shape)), at).reshape(shape))
         at += numbers[-1].nbytes
@@ -47,12 +47,13 @@ def receive(pipe: BinaryIO | Any) -> tuple[Any, Numbers] | None:
 
 def widen(pipe: Any) -> None:
     if sys.platform == "linux":
-        with suppress(OSError):  # more than this user may have: messages come in more pieces
+        with suppress(OSError):  # above the user's limit: messages are then written in more pieces
             fcntl.fcntl(pipe, _F_SETPIPE_SZ, _PIPE)
 
 
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input and output, for orders and answers alone: whatever prints does so on standard error."""
+    """Return standard input and output as the pipes of orders and answers. Whatever else prints to standard output then
+    prints to standard error."""
     orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return orders, answers

@@ -1,4 +1,4 @@
-"""Where the time goes: seconds added up by part, and waiting in looks."""
+"""Wait by looking again and again, and add up the seconds that the parts of a job take."""
 
 import time
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Models that are trained beside the policy, for its sake alone: the values of PPO, and a learned log Z.
+"""Models that are trained beside the policy only to help train it: the value model of PPO, and a learned log Z.
 
-They live with the trainer and in its checkpoints, and are never published. Each begins with a head of zeros, the value
-model on a copy of the policy as it is then.
+They live in the trainer and in its checkpoints, and are never published. Their heads begin with zeros. The backbone of
+the value model begins as a copy of the policy at that moment.
 """
 # Shapes: B = P x K rows, P prompts (groups), K responses per prompt, T tokens of a row with padding, D hidden.
 
@@ -20,7 +20,8 @@ from tba.train.trained_model import Trained
 
 
 class Head(nn.Module):
-    """One number of each hidden state, in float32 at least; zeros at first."""
+    """A linear layer that computes one number from each hidden state, in float32 or higher precision. Its weights begin
+    at 0."""
 
     def __init__(self, policy: PreTrainedModel):
         super().__init__()
@@ -35,19 +36,20 @@ class Head(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """The reward that is expected before each token of a response: a scalar head on a backbone of its own."""
+    """Predicts the reward that is expected before each token of a response: a head on a backbone of its own."""
 
     def __init__(self, policy: PreTrainedModel):
         super().__init__()
         self.backbone, self.head = copy_of(_backbone(policy)), Head(policy)
 
     def forward(self, piece: Piece) -> Tensor:
-        """[R] of each token that counts: that of all before it."""
+        """Return the [R] values of the counted tokens. Each value is computed from the tokens before its token."""
         return self.head(piece.hidden(self.backbone))
 
 
 class LogZ(nn.Module):
-    """Linear in the mean, over a prompt's tokens, of the policy's last hidden state, through which no gradient goes."""
+    """Predicts log Z of a prompt: a linear function of the policy's last hidden state, averaged over the tokens of the
+    prompt. No gradient goes into the policy."""
 
     def __init__(self, policy: PreTrainedModel):
         super().__init__()
@@ -55,25 +57,25 @@ class LogZ(nn.Module):
         self.head = Head(policy)
 
     def forward(self, policy: PreTrainedModel, batch: Batch, most_tokens: int | None = None) -> Tensor:
-        """[P] of prompts that are read in calls of at most so many tokens with padding, or of one prompt."""
+        """Return the [P] log Z of the prompts. The policy reads at most `most_tokens` tokens per call, padding
+        included, or a single prompt."""
         length_P = prompt_lengths(batch)
         tokens_PT = batch.tokens_BT[:: batch.responses_per_prompt]
         lengths = length_P.tolist()
-        calls = stretches(len(lengths), lambda them: len(lengths[them]) * max(lengths[them]), most_tokens)
-        return self.head(
-            torch.cat([self._means(policy, tokens_PT[it, : max(lengths[it])], length_P[it]) for it in calls])
-        )
+        calls = stretches(len(lengths), lambda chosen: len(lengths[chosen]) * max(lengths[chosen]), most_tokens)
+        means = [self._means(policy, tokens_PT[call, : max(lengths[call])], length_P[call]) for call in calls]
+        return self.head(torch.cat(means))
 
     @torch.no_grad()
     def _means(self, policy: PreTrainedModel, tokens_PT: Tensor, length_P: Tensor) -> Tensor:
         mask_PT = torch.arange(tokens_PT.shape[1], device=length_P.device) < length_P[:, None]
-        read = _backbone(policy)(input_ids=tokens_PT, use_cache=False)  # padding stands on the right
+        read = _backbone(policy)(input_ids=tokens_PT, use_cache=False)  # padding is on the right
         hidden_PTD = read.last_hidden_state.to(self.head.weight_D.dtype)
         return (hidden_PTD * mask_PT[:, :, None]).sum(dim=1) / length_P[:, None]
 
 
 def make_companion(config: Config, policy: PreTrainedModel) -> Trained[ValueModel | LogZ] | None:
-    """What the objective has trained beside this policy, if anything."""
+    """Return the model that the objective needs beside this policy; None if it needs none."""
     auxiliary, training = config.objective.auxiliary, config.training
     if auxiliary is None:
         return None
@@ -86,6 +88,7 @@ def _backbone(policy: PreTrainedModel) -> Any:
     backbone = policy.base_model
     if backbone is policy:
         raise ConfigError(
-            f"objective: what it trains beside the policy needs its backbone, and a {type(policy).__name__} has none"
+            f"objective: a value model and a learned log Z read the policy's backbone, but a {type(policy).__name__} "
+            "has none"
         )
     return backbone

@@ -1,7 +1,7 @@
-"""The batches of a trainer, prepared in a thread of their own, one batch ahead of the steps.
+"""Prepare the batches of a trainer in a separate thread, one batch ahead of the gradient steps.
 
-Before a batch is drawn, the thread applies the record of each sync that the draw has to see. It waits there for
-searchers if the settings tie them to the trainer.
+Before a batch is drawn, the thread applies the record of each sync that the draw must see. It waits there for searchers
+if the settings say that the trainer waits for them.
 """
 
 import threading
@@ -20,8 +20,8 @@ from tba.train.learner import Learner
 from tba.train.training_state import TrainingState
 from tba.types import Draw
 
-_SILENT = 1.0  # seconds of waiting for searchers that are not worth telling
-_FILL_EVERY = 1.0  # seconds between two looks at the initial fill: each look lists the store
+_SILENT = 1.0  # seconds of waiting for searchers before the lease reports it
+_FILL_EVERY = 1.0  # seconds between two checks of the initial fill: each check lists the store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,14 @@ class Prepared:
 
 
 class BatchesAhead:
-    """Applies records and prepares batches in the order in which it is asked."""
+    """Applies sync records and prepares batches, in the order of the calls."""
 
     def __init__(self, config: Config, *, learner: Learner, buffer: ReplayBuffer, lease: Lease):
         self.config, self.learner, self.buffer, self.lease = config, learner, buffer, lease
         self.applied = -1  # newest sync whose record the buffer holds
         self._pool = ThreadPoolExecutor(1, "ahead")
         self._seconds: dict[str, float] = {}  # spent since the last batch
-        self._leaving = threading.Event()  # a wait in the thread need not go on
+        self._leaving = threading.Event()  # set when the thread must stop waiting for searchers
 
     # --- in the trainer's thread ----------------------------------------------------------------------------------
 
@@ -51,22 +51,22 @@ class BatchesAhead:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Wait for the end of the thread."""
+        """Wait until the thread has ended."""
         self._pool.shutdown()
 
     def leave(self) -> None:
-        """Drop what has not begun, and end a wait for searchers."""
+        """Cancel the jobs that have not begun, and end a wait for searchers."""
         self._leaving.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def restore(self, state: TrainingState) -> None:
-        """Go on from a checkpoint: apply the records up to it again."""
+        """Continue from a checkpoint: apply the records up to its sync again."""
         self.buffer.replay(state.sync)
         self.buffer.restore(state.queues)
         self.applied = state.sync
 
     def await_initial_fill(self) -> None:
-        """Wait until enough trajectories have arrived; a recorded start needs none."""
+        """Wait until enough trajectories have arrived. Do not wait if record 0 is stored already."""
         wanted, arrived, deadline = self.config.search.initial_fill, 0, self.config.limits.data_deadline
         for _ in looks(deadline, every=_FILL_EVERY):
             if self.buffer.recorded(0):
@@ -77,16 +77,16 @@ class BatchesAhead:
                 return
             self.lease.tell(f"waiting for the initial fill: {arrived} of {wanted}", arrived=arrived, wanted=wanted)
         raise DeadlinePassed(
-            f"{arrived} of {wanted} trajectories (search.initial_fill) after {deadline:.0f} s "
+            f"only {arrived} of {wanted} trajectories (search.initial_fill) have arrived after {deadline:.0f} s "
             f"(limits.data_deadline): {self._who_is_missing}"
         )
 
     def admit(self, sync: int) -> Future[dict[str, Any]]:
-        """Apply record `sync`, and return the prompt queues after it, before any later draw."""
+        """Apply record `sync` in the thread. The result is the prompt queues after it, before any later draw."""
         return self._pool.submit(self._admit, sync)
 
     def prepare(self, step: int, admitted: Future[dict[str, Any]]) -> Future[Prepared]:
-        """Return the batch of a step. `admitted` is the record that this step may not cross."""
+        """Prepare the batch of a step in the thread, once `admitted`, the record before this step, is applied."""
         return self._pool.submit(self._prepare, step, admitted)
 
     # --- in the thread --------------------------------------------------------------------------------------------
@@ -102,10 +102,10 @@ class BatchesAhead:
         return self.buffer.queues()
 
     def _await_searchers(self, sync: int) -> None:
-        """Wait until the searchers have appended what this record must admit. In step with the trainer that is a round.
-        Where ages are bounded, it is a batch that is young enough for all steps before the next record. A request to
-        stop ends the wait without this record, and so without a ledger and a checkpoint of this sync: the steps since
-        the newest checkpoint are taken again."""
+        """Wait until the searchers have appended what this record must admit. With `sync.lag` this is a round of every
+        searcher. With `sampling.max_age` it is enough young trajectories for all batches before the next record. A
+        request to stop ends the wait without this record, and so without a ledger and a checkpoint of this sync: the
+        steps since the newest checkpoint are then repeated when the run continues."""
         deadline = self.config.limits.data_deadline
         step, until = self.config.step_of_sync(sync), self.config.step_of_sync(sync + 1)
         for waited in looks(deadline):
@@ -118,20 +118,20 @@ class BatchesAhead:
                 self.lease.tell("waiting for younger responses (sampling.max_age)", step=step)
         if self.config.sync.lag is not None:
             raise DeadlinePassed(
-                f"not every searcher's round {sync} is there after {deadline:g} s (limits.data_deadline): are they "
-                "alive?"
+                f"round {sync} of some searcher has not arrived after {deadline:g} s (limits.data_deadline): are all "
+                "searchers alive?"
             )
         raise DeadlinePassed(
-            f"fewer than {self.config.batch} responses (a batch) are at most {self.config.sampling.max_age} steps old "
-            f"(sampling.max_age) at step {until}, the last before the next sync, after {deadline:g} s "
-            f"(limits.data_deadline): {self._who_is_missing}"
+            f"after {deadline:g} s (limits.data_deadline) fewer than {self.config.batch} responses (a batch) are there "
+            f"that are at most {self.config.sampling.max_age} steps old (sampling.max_age) at step {until}, the last "
+            f"step before the next sync: {self._who_is_missing}"
         )
 
     @property
     def _who_is_missing(self) -> str:
         if self.config.search.searchers:
             return "are the searchers alive?"
-        return "with search.searchers=0 it waits for `tba import`"
+        return "with search.searchers=0 the trainer waits for `tba import`"
 
     def _prepare(self, step: int, admitted: Future[dict[str, Any]]) -> Prepared:
         admitted.result()

@@ -1,7 +1,8 @@
-"""Rank 0 leads: it is the trainer, and alone knows of storage. The others do as it does, told through pipes.
+"""Spread a trainer over several ranks. Rank 0 leads: it is the trainer, and it alone uses storage. The other ranks
+follow the orders that rank 0 sends them through pipes.
 
-Weights, gradients and sums go from rank to rank by torch's process group; orders, batches and what each rank found for
-its rows go through the pipes, so that a rank may wait for the next order as long as it takes.
+Weights, gradients and sums travel between ranks through torch's process group, which has a timeout. Orders, batches and
+the outcomes that each rank computes travel through the pipes, so that a rank may wait for its next order without one.
 """
 
 import logging
@@ -34,27 +35,30 @@ from tba.types import Outcome
 
 log = logging.getLogger(__name__)
 
-START = 600.0  # seconds for a rank to import its libraries, on a busy machine
+START = 600.0  # seconds for a rank to read or answer an order: the first includes its imports on a busy machine
 
 
 class Follower(Child):
-    """Another rank, as a child of this process. A thread receives its answers, so that its end is noticed at once."""
+    """A rank other than 0, which runs as a child of this process. A thread receives its answers, and so notices its end
+    at once."""
 
     def __init__(self, rank: int, command: Sequence[str]):
         super().__init__(f"rank {rank} of the trainer", command)
-        self.answers: SimpleQueue[Any] = SimpleQueue()  # None once it has ended
+        self.answers: SimpleQueue[Any] = SimpleQueue()  # the last entry is None, once the rank has ended
         self.ended = threading.Event()
-        self.missed = threading.Event()  # once somebody was told that it has no answer
+        self.missed = threading.Event()  # set once a caller has got an error in place of an answer
         widen(self.stdin)
         threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True).start()
 
     def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
-        """Waits until most of it has been read, for a rank that does not read until that is killed."""
+        """Send an order, and wait until the rank has read most of it. A rank that does not read it in time is killed,
+        so that this cannot wait forever."""
         with self.killed_after(START):
             self.send({"do": what, "with": said}, numbers)
 
     def answer(self, patience: float) -> Any:
-        """RunFailed where there is none, or the error that it met."""
+        """Return the rank's answer. Raise the error that the rank reports instead, or RunFailed if it has died or does
+        not answer within `patience` seconds."""
         try:
             answer = self.answers.get(timeout=patience)
         except Empty:
@@ -70,6 +74,7 @@ class Follower(Child):
         return answer["is"]
 
     def why_ended(self) -> str:
+        """Return the error with which a rank has ended. Answers that nobody has taken are skipped."""
         while True:
             try:
                 self.answer(END_PATIENCE)
@@ -85,8 +90,9 @@ class Follower(Child):
 
 
 class Followers:
-    """All other ranks. Where one of them dies while this one waits for it in the process group, which may never end,
-    this process ends; where it knows already, it has time to store the syncs that were closed before."""
+    """All ranks except rank 0. If one of them dies while rank 0 waits for it in the process group, that wait may never
+    end, so the process of rank 0 is ended. If rank 0 has noticed the death, it first gets time to store the syncs that
+    were closed before."""
 
     def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * END_PATIENCE):
         self.size, self.grace = size, grace
@@ -103,7 +109,8 @@ class Followers:
             follower.close()
 
     def release(self) -> None:
-        """Whoever leaves the process group may have to wait for the others to leave it too."""
+        """Let all ranks end. Call this before rank 0 leaves the process group: to leave it may need the others to
+        leave it too."""
         self.leaving.set()
         for follower in self.all:
             follower.release()
@@ -118,18 +125,18 @@ class Followers:
         return [follower.answer(patience) for follower in self.all]
 
     def together(self, what: str, mine: Callable[[], Any], said: Any = None, numbers: Numbers = ()) -> list[Any]:
-        """What this rank finds, and then each of the others, of what all do at once."""
+        """Do something in all ranks at once. Return the result of this rank, followed by the answers of the others."""
         self.order(what, said, numbers)
         try:
             found = mine()
         except Exception as error:
-            if not isinstance(error, TBAError):  # most likely because of another rank, which says more
+            if not isinstance(error, TBAError):  # most likely caused by another rank, whose error says more
                 self._hear_of_an_end()
             raise
         return [found, *self.answers()]
 
     def _hear_of_an_end(self) -> None:
-        """Raise what one of them has died of, if one has."""
+        """Raise the error of a rank that has ended, if one ends within a few seconds."""
         for _ in looks(END_PATIENCE):
             for follower in self.all:
                 if follower.ended.is_set():
@@ -143,13 +150,13 @@ class Followers:
                     self.leaving.wait(PATIENCE.total_seconds())
                     ended = self.closing.wait(self.grace)
                 if not ended:
-                    log.error("%s, and nothing has come of it for %g s", dead[0].why_ended(), self.grace)
+                    log.error("%s; rank 0 did not stop by itself within %g s", dead[0].why_ended(), self.grace)
                     os._exit(1)
                 return
 
 
 class LeadingLearner(Learner):
-    """That of rank 0: what it is asked for, each rank does with its own."""
+    """The learner of rank 0. Every rank carries out each call with its own part of the model and of the batch."""
 
     def __init__(
         self,
@@ -165,7 +172,7 @@ class LeadingLearner(Learner):
         self.followers, self.scratch, self.checkpoint = followers, scratch, checkpoint
 
     def restore(self, state: TrainingState) -> None:
-        """The other ranks read their own of the same checkpoint."""
+        """Continue from a checkpoint, of which the other ranks read their own parts."""
         self.followers.together("restore", partial(super().restore, state), str(self.checkpoint))
 
     def learn(self, step: int, batch: Batch) -> Learned:
@@ -179,14 +186,15 @@ class LeadingLearner(Learner):
         return self.followers.together("snapshot", super().snapshot)[0]
 
     def state(self, *, step: int, sync: int) -> TrainingState:
-        """The other ranks write theirs beside, where it is waited for when this is saved."""
+        """Return the state of rank 0. The other ranks write theirs into the folder `others`, and `TrainingState.save`
+        waits for them."""
         folder = Path(mkdtemp(dir=self.scratch))
         state = partial(super().state, step=step, sync=sync)
         return replace(self.followers.together("state", state, [step, sync, str(folder)])[0], others=folder)
 
 
 def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO) -> None:
-    """Do as rank 0 does, which orders to begin first, until there are no more orders."""
+    """Run a rank other than 0: carry out orders until there are no more. The first order is `begin`."""
     writing, learners = Background("state"), list[Learner]()
 
     def start(said: Any, numbers: Numbers) -> None:
@@ -210,11 +218,12 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
         writing.submit(lambda: write(found, Path(folder)))
 
     def write(found: TrainingState, folder: Path) -> None:
-        """Rank 0 waits for the file, and may not ask again."""
+        """Write this rank's file, or end the process: rank 0 waits for the file, and may send no further order whose
+        answer could be the error."""
         try:
             found.save_optimizer(folder)
         except Exception as error:
-            log.exception("what is stored of the optimizer cannot be written")
+            log.exception("the state of the optimizer cannot be written")
             tell_error(answers, error)
             os._exit(1)
 

@@ -1,5 +1,5 @@
-"""A learner steps: the policy, what is trained beside it, and what a batch does to them. Deterministic on a CPU and
-blind to storage, so that a step can be taken again."""
+"""A learner takes gradient steps: it holds the policy and the model trained beside it, and updates both on batches. It
+is deterministic on a CPU and does not use storage, so that a step can be repeated."""
 # Shapes: B rows, P prompts in the batch, K responses per prompt.
 
 import math
@@ -33,28 +33,28 @@ from tba.types import Metrics, Outcome
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """What a step found: for each drawn row, and in all."""
+    """The results of a step: an outcome for each drawn row, and metrics of the whole batch."""
 
     outcomes: Sequence[Outcome]
     metrics: Metrics
-    skipped: str = ""  # why nothing was updated
+    skipped: str = ""  # why nothing was updated; empty if the weights were
 
 
 class Learner:
     def __init__(self, config: Config, policy: Policy, ranks: Ranks = ALONE):
         self.config, self.policy, self.ranks = config, policy, ranks
         self.objective = config.objective
-        self.reference: MovingReference | None = None  # until it moves, what is stored of it serves
+        self.reference: MovingReference | None = None  # until the reference moves, its stored log-probabilities do
         self.trained = Trained(policy.model, config.training, learning_rate=config.training.learning_rate)
         self.companion = make_companion(config, policy.model)
         if config.training.checkpoint_activations:
-            layers_of(policy.model)
+            layers_of(policy.model)  # refuses a model without such layers
         self.padded_because = why_padded(policy.model)
         at_rest(policy.model)
         self.packs = not self.padded_because
 
     def restore(self, state: TrainingState) -> None:
-        """Go on from a checkpoint, from which the policy has been loaded."""
+        """Continue from a checkpoint. The policy has been loaded from it already."""
         check_fits(state.optimizer_name, self.config.training.optimizer)
         restore_optimizer(self.trained.optimizer, state.optimizer)
         torch.set_rng_state(state.random)
@@ -65,7 +65,7 @@ class Learner:
             self.companion.restore(state.companion)
 
     def state(self, *, step: int, sync: int) -> TrainingState:
-        """All that a checkpoint after this step keeps beside the policy, but for the prompt queues."""
+        """Return all that a checkpoint after this step keeps beside the policy, except the prompt queues."""
         return TrainingState(
             step=step,
             sync=sync,
@@ -93,7 +93,8 @@ class Learner:
         )
 
     def learn(self, step: int, batch: Batch) -> Learned:
-        """One update, of the policy and of what is trained beside it, on the mean of the groups' losses."""
+        """Update the policy and the model trained beside it once, on the mean of the groups' losses. Update nothing if
+        the loss or a gradient norm is not finite."""
         training = self.config.training
         beta, factor = beta_at(step, self.objective), learning_rate_factor(step, training)
         batch = replace(batch, reference_power=reference_power_at(step, self.objective))
@@ -117,8 +118,8 @@ class Learner:
         return Learned(outcomes=outcomes, metrics=metrics)
 
     def _differentiate(self, batch: Batch, beta: float) -> tuple[list[Outcome], Metrics]:
-        """Leaves the gradients of the batch's mean loss; what was found for the rows of this rank's share, and in
-        all."""
+        """Compute the gradients of the batch's mean loss. Return the outcomes of the rows in this rank's share, and the
+        metrics of the whole batch."""
         try:
             return self._accumulate(batch, beta)
         except CannotPack:
@@ -155,7 +156,8 @@ class Learner:
     def _look_ahead(
         self, parts: Sequence[MicroBatch], batch: Batch, beta: float
     ) -> tuple[Sequence[Mapping[str, Tensor] | None], Estimates | None]:
-        """A first pass over the whole batch, where the objective asks for one: what it read, and made of that."""
+        """Read the whole batch once without gradients, if the objective needs estimates from all of it. Return what was
+        read of each part, and the estimates."""
         if not self.objective.needs_whole_batch:
             return [None] * len(parts), None
         known = [read(self._readers(), part) for part in parts]
@@ -163,7 +165,7 @@ class Learner:
         return known, self.objective.estimates(whole, beta=beta)
 
     def _groups(self, part: Batch, found: Mapping[str, Tensor], *, whole: Batch) -> Groups:
-        """A part of the batch, given what readers found in it."""
+        """Return a part of the batch as groups, with the numbers that the readers computed for it."""
         spread = {name: _spread(it, part) for name, it in found.items()}
         longest = self.config.search.max_response_tokens
         groups = as_groups(spread.pop("logp"), part, whole=whole, max_tokens=longest)
@@ -177,7 +179,8 @@ class Learner:
         return groups
 
     def _readers(self) -> dict[str, Reader]:
-        """What is read of each token that counts: its log-probability, and its value where values are learned."""
+        """Return what computes the numbers of each counted token: its log-probability, and its value if a value model
+        is trained."""
         readers: dict[str, Reader] = {"logp": partial(self._logps, self.policy.model)}
         if self.companion and isinstance(self.companion.model, ValueModel):
             readers["value"] = partial(self._values, self.companion.model)
@@ -201,7 +204,8 @@ class Learner:
         return [self.trained, *([self.companion] if self.companion else [])]
 
     def _reset_reference(self, step: int) -> None:
-        """Before a step: the reference becomes the policy as it is. One that follows begins so, too."""
+        """Before a step, set the reference to the current policy if a reset is due. A reference that follows the policy
+        as a moving average begins in the same way."""
         objective = self.objective
         follows = objective.reference_decay > 0
         due = objective.reference_reset > 0 and step > 1 and (step - 1) % objective.reference_reset == 0
@@ -214,7 +218,7 @@ class Learner:
                 it.optimizer.state.clear()
 
     def _referred(self, part: MicroBatch) -> MicroBatch:
-        """With log-probabilities under the reference as it is now."""
+        """Replace the stored reference log-probabilities by those under the reference that moves, if there is one."""
         if self.reference is None:
             return part
         found = read({"logp": partial(self._logps, self.reference.model)}, part)
@@ -225,18 +229,19 @@ class Learner:
 
 
 def _known(outcome: Outcome) -> Outcome:
-    """Without what is not finite."""
-    found = {name: getattr(outcome, name) for name in ("advantage", "residual", "log_z", "logp", "ref_logp")}
-    return replace(outcome, **{name: None for name, it in found.items() if it is not None and not math.isfinite(it)})
+    """Return an outcome with None in place of numbers that are not finite."""
+    numbers = {name: getattr(outcome, name) for name in ("advantage", "residual", "log_z", "logp", "ref_logp")}
+    return replace(outcome, **{name: None for name, it in numbers.items() if it is not None and not math.isfinite(it)})
 
 
-def _spread(found_R: Tensor, part: Batch) -> Tensor:
-    """[B, T] where each of these tokens stands; 0 elsewhere."""
-    return found_R.new_zeros(part.tokens_BT.shape).masked_scatter(part.response_mask_BT, found_R)
+def _spread(value_R: Tensor, part: Batch) -> Tensor:
+    """Return [B, T]: the number of each counted token at the token's position, 0 elsewhere."""
+    return value_R.new_zeros(part.tokens_BT.shape).masked_scatter(part.response_mask_BT, value_R)
 
 
 def as_groups(logp_BT: Tensor, part: Batch, *, whole: Batch, max_tokens: int | None = None) -> Groups:
-    """Rows under the policy as groups of K, with what an objective asks of the batch that they are a part of."""
+    """Return rows and their log-probabilities under the policy as groups of K, with the statistics of the whole batch
+    that objectives need."""
 
     def grouped(rows: Tensor) -> Tensor:
         return rows.unflatten(0, (-1, part.responses_per_prompt))

@@ -1,4 +1,4 @@
-"""Alarms about learning: a mean reward that falls, a loss or a ratio that runs away."""
+"""Alarms about learning: groups with equal rewards, a mean reward that falls, and a policy far from the reference."""
 
 import statistics
 from collections import deque
@@ -8,23 +8,23 @@ from tba.alarms import Alarm
 from tba.config import AlarmsConfig
 from tba.types import Metrics, Outcome
 
-_NOISE = 4.0  # standard deviations that a mean reward may fall by
-_LEAST = 0.1  # of a mean reward that it may fall by in any case
+_NOISE = 4.0  # standard deviations by which a mean reward may fall without an alarm
+_LEAST = 0.1  # share of the best mean reward by which it may fall without an alarm
 
 
 class LearningAlarms:
-    """What is wrong with what a trainer learns from, by the last `window` steps of its life."""
+    """Finds the alarms about learning that hold, from the last `window` steps that this trainer has taken."""
 
     def __init__(self, config: AlarmsConfig):
         self.config = config
         self.rewards, self.equal = deque[float](maxlen=config.window), deque[float](maxlen=config.window)
         self.first: float | None = None  # mean reward of the first window
-        self.best, self.spread = 0.0, 0.0  # of the best window: its mean, and how its steps differ
+        self.best, self.spread = 0.0, 0.0  # mean reward of the best window, and standard deviation over its steps
 
     def find(self, step: int, metrics: Metrics, outcomes: Sequence[Outcome]) -> list[Alarm]:
-        """After a step: all that hold."""
-        found = [self._equal(metrics), self._collapsed(step, metrics), self._exploded(step, metrics, outcomes)]
-        return [alarm for alarm in found if alarm]
+        """Return all alarms that hold after a step."""
+        alarms = [self._equal(metrics), self._collapsed(step, metrics), self._exploded(step, metrics, outcomes)]
+        return [alarm for alarm in alarms if alarm]
 
     def _equal(self, metrics: Metrics) -> Alarm | None:
         if "equal_rewards" not in metrics:
@@ -36,7 +36,7 @@ class LearningAlarms:
         return Alarm(
             "rewards-equal",
             f"in {share:.0%} of the groups of the last {self.config.window} steps all responses had the same reward "
-            "(alarms.equal_rewards): they teach nothing but the reference",
+            "(alarms.equal_rewards): such groups teach nothing but the reference",
         )
 
     def _collapsed(self, step: int, metrics: Metrics) -> Alarm | None:
@@ -55,8 +55,8 @@ class LearningAlarms:
             return None
         return Alarm(
             "reward-collapsed",
-            f"step {step}: the mean reward of the last {self.config.window} steps is {mean:.4g}, after {self.best:.4g} "
-            f"at best and {self.first:.4g} at first (alarms.reward_lost)",
+            f"step {step}: the mean reward of the last {self.config.window} steps has fallen to {mean:.4g}; at best it "
+            f"was {self.best:.4g}, at first {self.first:.4g} (alarms.reward_lost)",
         )
 
     def _exploded(self, step: int, metrics: Metrics, outcomes: Sequence[Outcome]) -> Alarm | None:
@@ -66,6 +66,6 @@ class LearningAlarms:
             return None
         return Alarm(
             "log-ratio-large",
-            f"step {step}: log π − log π_ref is {sum(ratios) / tokens:.3g} a token in the mean, more than {most:g} "
-            "(alarms.log_ratio): the policy is far from the reference, or from what it is trained on",
+            f"step {step}: |log π − log π_ref| is {sum(ratios) / tokens:.3g} per token on average, more than {most:g} "
+            "(alarms.log_ratio): the policy is far from the reference, or from the responses it is trained on",
         )

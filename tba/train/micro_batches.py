@@ -1,17 +1,17 @@
-"""How models read a batch: in micro-batches of whole groups, and each of those in pieces.
+"""Divide a batch into micro-batches of whole groups, and read each micro-batch in one or more pieces.
 
-The loss of a micro-batch needs all of its log-probabilities, and their gradients all that its models computed on the
-way. So a micro-batch is what fits a budget of tokens, and one piece: its gradients are taken in one pass. A group that
-does not fit is read in several pieces, and twice:
+The loss of a micro-batch needs the log-probabilities of all its tokens, and its gradients need all that the models
+computed for them. So a micro-batch has as many groups as fit a budget of tokens, and is read as one piece: its
+gradients are computed in one pass. A single group that does not fit the budget is read in several pieces, and twice:
 
-    1  all pieces, without gradients                              l_t, of each token that counts
-    2  the loss of the group, differentiated by these alone       dL/dl_t
+    1  all pieces, without gradients                              l_t of each counted token
+    2  the loss of the group, differentiated by the l_t alone     dL/dl_t
     3  each piece again, with gradients                           sum over its t of dL/dl_t dl_t/dw
 
-By the chain rule the third, summed over the pieces, is dL/dw, whatever the loss is: gradients are those of one pass but
-for rounding. A response is never cut, so that one of more tokens than the budget is a piece.
+By the chain rule, the sum of step 3 over all pieces is dL/dw for any loss: the gradients are those of one pass, up to
+rounding. A response is never cut, so a response with more tokens than the budget is a piece of its own.
 """
-# Shapes: B rows, T tokens of a row with padding, R those of a piece's responses that count, D hidden.
+# Shapes: B rows, T tokens of a row with padding, R counted tokens of a piece, D hidden.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,13 +26,13 @@ from tba.distributed.ranks import Ranks, Share
 
 
 class Packed(NamedTuple):
-    """Responses in one row, behind their prompts."""
+    """Groups in one row, in which each prompt is followed by its responses."""
 
     groups: Sequence[Group]
     counted_M: Tensor
 
     def logps(self, model: Any, *, temperature: float) -> Tensor:
-        """[R] as `tba.batches.logprobs.token_logps` has them."""
+        """Return the [R] log-probabilities, equal to those of `tba.batches.logprobs.token_logps`."""
         return row_logps(
             model,
             self.groups,
@@ -42,14 +42,14 @@ class Packed(NamedTuple):
         )
 
     def hidden(self, backbone: Any) -> Tensor:
-        """[R, D] the last hidden state where each token that counts is predicted."""
+        """Return [R, D]: the last hidden state at the position that predicts each counted token."""
         return row_hidden(
             backbone, self.groups, tokens_per_call=tokens_per_call(backbone.device), counted_M=self.counted_M
         )
 
 
 class Padded(NamedTuple):
-    """Rows of prompt and response; padding stands on the right, where causality makes it harmless."""
+    """Rows of prompt and response. Padding is on the right, where causality makes it harmless."""
 
     tokens_BT: Tensor
     response_mask_BT: Tensor
@@ -66,28 +66,28 @@ class Padded(NamedTuple):
 
 Piece = Packed | Padded
 Reader = Callable[[Piece], Tensor]
-"""[R] a number of each token that counts, differentiable."""
+"""Returns [R]: one number for each counted token, through which gradients flow."""
 
 
 class MicroBatch(NamedTuple):
     first_slot: int
     batch: Batch
     pieces: Sequence[Piece]
-    spare: int = 0  # pieces that are read in vain, as other ranks read so many more at the same time
+    spare: int = 0  # times that a piece is read in vain, as another rank has that many pieces more
 
     @property
     def at_once(self) -> bool:
-        """Whether its gradients are taken in one pass."""
+        """True if the gradients are computed in one pass."""
         return len(self.pieces) + self.spare == 1
 
 
 def micro_batches(
     batch: Batch, *, most_groups: int | None, most_tokens: int | None, packs: bool
 ) -> Iterator[MicroBatch]:
-    """The batch in parts of whole groups, of which a model reads at most so many groups, and at most so many tokens or
-    one group.
+    """Divide a batch into parts of whole groups. A part has at most `most_groups` groups, and a model reads at most
+    `most_tokens` tokens of it, or a single group.
 
-    The mean over all groups is the parts' means, each weighted by `part.groups / batch.groups`.
+    The mean over all groups is the sum of the parts' means, each multiplied by `part.groups / batch.groups`.
     """
     for chosen in _whole_groups(batch, most_groups, most_tokens, packs):
         part = groups_in(batch, chosen)
@@ -96,13 +96,13 @@ def micro_batches(
 
 def _whole_groups(batch: Batch, most_groups: int | None, most_tokens: int | None, packs: bool) -> Iterator[slice]:
     if most_tokens is None:
-        return stretches(batch.groups, lambda them: them.stop - them.start, most_groups)
+        return stretches(batch.groups, lambda part: part.stop - part.start, most_groups)
     if not packs:
         k = batch.responses_per_prompt
-        return stretches(batch.groups, lambda them: _cells(batch, slice(k * them.start, k * them.stop)), most_tokens)
+        return stretches(batch.groups, lambda part: _cells(batch, slice(k * part.start, k * part.stop)), most_tokens)
     alone = (groups_in(batch, slice(i, i + 1)) for i in range(batch.groups))
-    reads = [sum(group.read for group in groups_of(it)[0]) for it in alone]
-    return stretches(batch.groups, lambda them: sum(reads[them]), most_tokens)
+    tokens = [sum(group.read for group in groups_of(single)[0]) for single in alone]
+    return stretches(batch.groups, lambda part: sum(tokens[part]), most_tokens)
 
 
 def _packed(part: Batch, most_tokens: int | None) -> Iterator[Packed]:
@@ -118,15 +118,15 @@ def _packed(part: Batch, most_tokens: int | None) -> Iterator[Packed]:
 
 
 def _padded(part: Batch, most_tokens: int | None) -> Iterator[Padded]:
-    lacking = max(0, 2 - part.tokens_BT.shape[1])  # models do not read nothing
+    lacking = max(0, 2 - part.tokens_BT.shape[1])  # models cannot read empty rows
     tokens_BT, mask_BT = (nn.functional.pad(it, (0, lacking)) for it in (part.tokens_BT, part.response_mask_BT))
-    for chosen in stretches(len(part.lengths), lambda them: _cells(part, them), most_tokens):
+    for chosen in stretches(len(part.lengths), lambda rows: _cells(part, rows), most_tokens):
         width = _width(part, chosen)
         yield Padded(tokens_BT[chosen, :width], mask_BT[chosen, :width])
 
 
 def _cells(batch: Batch, chosen: slice) -> int:
-    """Tokens of these rows with padding, as a model reads them: without the last."""
+    """Return the number of tokens that a model reads of these rows, padding included: all columns but the last."""
     return len(batch.lengths[chosen]) * (_width(batch, chosen) - 1)
 
 
@@ -135,8 +135,9 @@ def _width(batch: Batch, chosen: slice) -> int:
 
 
 def side_by_side(cut: Iterable[MicroBatch], share: Share, ranks: Ranks) -> tuple[list[MicroBatch], int]:
-    """As many micro-batches as any rank has, and each of as many pieces as any other's: layer by layer ranks compute
-    together, so what one lacks it reads in vain. With how many of them count."""
+    """Give this rank as many micro-batches, and each as many pieces, as any rank has. Ranks compute each layer
+    together, so a rank that has fewer reads extra ones in vain. Return the micro-batches, and how many of them
+    count."""
     parts = list(cut)
     counted = len(parts) if share.counts else 0
     parts += [parts[0]] * (ranks.most([len(parts)])[0] - len(parts))
@@ -146,9 +147,9 @@ def side_by_side(cut: Iterable[MicroBatch], share: Share, ranks: Ranks) -> tuple
 
 @torch.no_grad()
 def read(readers: Mapping[str, Reader], part: MicroBatch) -> dict[str, Tensor]:
-    """Under each reader's name its numbers of all pieces, one after the other."""
-    found = {name: [reader(piece) for piece in (*part.pieces, *_spare(part))] for name, reader in readers.items()}
-    return {name: torch.cat(them[: len(part.pieces)]) for name, them in found.items()}
+    """Return, under each reader's name, its numbers for all pieces in order."""
+    numbers = {name: [reader(piece) for piece in (*part.pieces, *_spare(part))] for name, reader in readers.items()}
+    return {name: torch.cat(by_piece[: len(part.pieces)]) for name, by_piece in numbers.items()}
 
 
 def _spare(part: MicroBatch) -> list[Piece]:
@@ -156,10 +157,10 @@ def _spare(part: MicroBatch) -> list[Piece]:
 
 
 class Reading:
-    """What readers make of a micro-batch, for a loss that is to be differentiated."""
+    """The numbers that readers compute from a micro-batch, as inputs of a loss that is then differentiated."""
 
     def __init__(self, readers: Mapping[str, Reader], part: MicroBatch, known: Mapping[str, Tensor] | None = None):
-        """`known` is what `read` gives, where that is at hand."""
+        """`known` is the result of `read`, if the caller has it already."""
         self.readers, self.part = readers, part
         if part.at_once:
             self.found = {name: reader(part.pieces[0]) for name, reader in readers.items()}
@@ -168,21 +169,22 @@ class Reading:
             self.found = {name: it.detach().requires_grad_() for name, it in known.items()}
 
     def backward(self, loss: Tensor) -> None:
-        """Leaves the gradients of a loss of what was found."""
+        """Compute the gradients of a loss, which was computed from `found`, and add them to those of the weights."""
         loss.backward()
         if not self.part.at_once:
             for name, reader in self.readers.items():
                 self._again(reader, self.found[name].grad)
 
     def _again(self, reader: Reader, grad: Tensor | None) -> None:
-        """Each piece, with its share of what was found by it; one model at a time, and of that one piece."""
+        """Read each piece again, and go backward through it with its part of `grad`. Memory holds what one model
+        computed for one piece at a time."""
         if grad is None:
-            return  # the loss does not ask for it
+            return  # the loss does not depend on this reader
         first = 0
         for piece in self.part.pieces:
-            found_R = reader(piece)
-            found_R.backward(grad[first : first + len(found_R)])
-            first += len(found_R)
+            number_R = reader(piece)
+            number_R.backward(grad[first : first + len(number_R)])
+            first += len(number_R)
         for piece in _spare(self.part):
-            found_R = reader(piece)
-            found_R.backward(torch.zeros_like(found_R))
+            number_R = reader(piece)
+            number_R.backward(torch.zeros_like(number_R))

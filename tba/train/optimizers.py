@@ -1,8 +1,8 @@
-"""AdamW, in the forms that a trainer can be asked for: torch's own, with its moments in 8 bits, or with its moments and
-its arithmetic in main memory.
+"""The forms of AdamW that a trainer can use: torch's own, one with moments of 8 bits, and one whose moments and updates
+are in main memory.
 
-The state of either is one of plain tensors, of what a process holds of each parameter, and their rows are the
-parameter's: so any number of ranks reads what any number has stored.
+Every form keeps its state in plain tensors, for the part of each parameter that a process holds. Their rows are the
+rows of the parameter. So any number of ranks can read the state that any number of ranks has stored.
 """
 # Shapes: N rows, C columns, of a weight as a matrix whose columns are its last dimension; B blocks of a row.
 
@@ -19,10 +19,10 @@ from tba.config import OptimizerName, TrainingConfig, same_moments
 from tba.distributed.ranks import held
 from tba.errors import ConfigError
 
-SMALL = 4096  # numbers; what has fewer, or no columns, keeps its moments whole
+SMALL = 4096  # a parameter with fewer numbers, or without columns, keeps its moments in full precision
 BLOCK = 256  # numbers of a row that share a scale
-_AT_ONCE = 2**22  # numbers whose moments are whole at a time
-_DECADES = 7
+_AT_ONCE = 2**22  # numbers whose moments are in full precision at the same time, during an update
+_DECADES = 7  # powers of ten that the levels span
 
 
 def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingConfig, *, learning_rate: float) -> Optimizer:
@@ -37,20 +37,20 @@ def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingConfig,
     if training.optimizer == "adamw-on-host":
         return AdamWOnHost(parameters, options)
     fused = training.optimizer == "adamw-fused" or parameters[0].device.type == "cuda"
-    return torch.optim.AdamW(parameters, **options, fused=fused or None)  # False would take torch's choice away
+    return torch.optim.AdamW(parameters, **options, fused=fused or None)  # None lets torch choose, unlike False
 
 
 def check_fits(stored: OptimizerName, chosen: OptimizerName) -> None:
-    """That one goes on with what another has stored."""
+    """Raise ConfigError if the chosen optimizer cannot continue with the moments that another has stored."""
     if not same_moments(stored, chosen):
         raise ConfigError(
-            f"training.optimizer must be {stored!r}, with which the checkpoint was written, or another with such "
-            f"moments, got {chosen!r}"
+            f"training.optimizer must be {stored!r}, which wrote the checkpoint, or an optimizer with moments of the "
+            f"same form, got {chosen!r}"
         )
 
 
 class HeldAdamW(Optimizer):
-    """Moves what this process holds of each parameter."""
+    """AdamW that updates only the part of each parameter that this process holds."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], options: dict[str, Any]):
         super().__init__(parameters, options)
@@ -70,19 +70,19 @@ class HeldAdamW(Optimizer):
                 self.move(held(parameter), held(parameter.grad), state, options)
 
     def restore(self, state: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """By the numbers of parameters, as in `state_dict`."""
+        """Set the state, given by the numbers of the parameters as in `state_dict`."""
         parameters = [it for group in self.param_groups for it in group["params"]]
         self.state.clear()
-        for i, found in state.items():
+        for i, tensors in state.items():
             place = self.place(parameters[i])
-            self.state[parameters[i]] = {name: it.to(place) for name, it in found.items()}
+            self.state[parameters[i]] = {name: it.to(place) for name, it in tensors.items()}
 
     def place(self, parameter: Tensor) -> torch.device:
-        """Where its state lies."""
+        """Return the device of a parameter's state."""
         raise NotImplementedError
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Moments before the first step."""
+        """Return the moments before the first step."""
         raise NotImplementedError
 
     def move(self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], options: dict[str, Any]) -> None:
@@ -90,13 +90,14 @@ class HeldAdamW(Optimizer):
 
 
 def _move(weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], step: Tensor, options: dict[str, Any]) -> None:
-    """One step of torch's fused AdamW; all but the gradient is changed in place."""
+    """Take one step of torch's fused AdamW. It changes all tensors but the gradient in place."""
     first, second = moments
     adamw([weight], [gradient], [first], [second], [], [step], fused=True, amsgrad=False, maximize=False, **options)
 
 
 class AdamWOnHost(HeldAdamW):
-    """Gradient and weight come to main memory, one parameter at a time, and the weight goes back."""
+    """AdamW in main memory: gradient and weight are copied there, one parameter at a time, and the new weight is copied
+    back."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], options: dict[str, Any]):
         super().__init__(parameters, options)
@@ -116,7 +117,8 @@ class AdamWOnHost(HeldAdamW):
         weight.copy_(here)
 
     def _brought(self, what: str, tensor: Tensor) -> Tensor:
-        """Pinned where it comes from a GPU, which then writes there itself."""
+        """Copy a tensor into a buffer in main memory, which all parameters share. For a tensor on a GPU the buffer is
+        pinned, so that the GPU writes into it directly."""
         key = what, tensor.dtype
         if key not in self.rooms:
             self.rooms[key] = torch.empty(self.most, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
@@ -124,16 +126,17 @@ class AdamWOnHost(HeldAdamW):
 
 
 class AdamW8bit(HeldAdamW):
-    """Dettmers et al., 8-bit Optimizers via Block-wise Quantization (arXiv:2110.02861): of a moment each block keeps
-    its largest magnitude, and of each number the nearest of 256 levels relative to that. Blocks end with rows, and a
-    second moment never becomes 0, which the next step would divide by."""
+    """AdamW with moments of 8 bits, by Dettmers et al., 8-bit Optimizers via Block-wise Quantization
+    (arXiv:2110.02861). Each block of a moment stores its largest magnitude as a scale, and for each number the nearest
+    of 256 levels relative to the scale. Blocks end with rows. A second moment is never rounded down to 0, as the next
+    step would divide by it."""
 
     def place(self, parameter: Tensor) -> torch.device:
         return parameter.device
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
         mine, names = held(parameter), ("exp_avg", "exp_avg_sq")
-        if parameter.ndim < 2 or parameter.numel() < SMALL:  # of all ranks, so that they agree
+        if parameter.ndim < 2 or parameter.numel() < SMALL:  # counted over all ranks, so that they agree
             return {name: torch.zeros_like(mine, dtype=_precise(mine), requires_grad=False) for name in names}
         blocks = -(-mine.shape[-1] // BLOCK)
         codes = {f"{it}_codes": torch.zeros(mine.shape, dtype=torch.uint8, device=mine.device) for it in names}
@@ -171,18 +174,18 @@ def _precise(tensor: Tensor) -> torch.dtype:
 
 
 def opened(codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> Tensor:
-    """[N, C] the numbers that these codes stand for."""
+    """Return [N, C]: the numbers that these codes stand for."""
     levels, _ = _levels(signed, codes_NC.device)
     return levels[codes_NC.int()].mul_(_spread(scales_NB, codes_NC))
 
 
-def close(found_NC: Tensor, codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> None:
-    """Into codes and scales, in place."""
-    columns, blocks = found_NC.shape[-1], scales_NB.shape[-1]
-    padded_NC = nn.functional.pad(found_NC.abs(), (0, blocks * BLOCK - columns))
+def close(number_NC: Tensor, codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> None:
+    """Write numbers as codes and scales, in place."""
+    columns, blocks = number_NC.shape[-1], scales_NB.shape[-1]
+    padded_NC = nn.functional.pad(number_NC.abs(), (0, blocks * BLOCK - columns))
     scales_NB.copy_(padded_NC.unflatten(1, (blocks, BLOCK)).amax(dim=-1))
     _, between = _levels(signed, codes_NC.device)
-    relative_NC = found_NC / _spread(scales_NB, codes_NC).clamp_(min=torch.finfo(torch.float32).tiny)
+    relative_NC = number_NC / _spread(scales_NB, codes_NC).clamp_(min=torch.finfo(torch.float32).tiny)
     nearest_NC = torch.bucketize(relative_NC.float(), between, right=True, out_int32=True)
     codes_NC.copy_(nearest_NC if signed else nearest_NC.clamp_(min=1))
 
@@ -193,12 +196,13 @@ def _spread(scales_NB: Tensor, codes_NC: Tensor) -> Tensor:
 
 @cache
 def _levels(signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-    """256 of them, and where one is no longer the nearest but the next: 0, 1, and in each of seven decades the middles
-    of equal parts, which are twice as many as in the decade below."""
-    found = [0.0]
+    """Return the 256 levels, and the borders between them. The levels are 0, 1 and, in each of seven decades, the
+    middles of equal parts. Each decade has twice as many parts as the decade below. Signed levels include the negatives
+    of the middles."""
+    positive = [0.0]
     for decade in range(_DECADES):
         edges = torch.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1, dtype=torch.float64)
-        found += ((edges[1:] + edges[:-1]) / 2 * 10.0 ** (decade + 1 - _DECADES)).tolist()
-    negative = [-it for it in reversed(found[1:])] if signed else []
-    levels = torch.tensor([*negative, *found, 1.0])
+        positive += ((edges[1:] + edges[:-1]) / 2 * 10.0 ** (decade + 1 - _DECADES)).tolist()
+    negative = [-it for it in reversed(positive[1:])] if signed else []
+    levels = torch.tensor([*negative, *positive, 1.0])
     return levels.to(device), ((levels[1:] + levels[:-1]) / 2).to(device)

@@ -1,5 +1,5 @@
-"""What changes from step to step: the target of trajectory balance, pi_ref^power exp(r / beta), and the learning rate.
-Pure functions; steps count from 1."""
+"""Schedules: beta and the power in the target of trajectory balance, pi_ref^power exp(r / beta), and the learning rate.
+All functions are pure. Steps count from 1."""
 
 import math
 
@@ -8,10 +8,10 @@ from tba.objectives.objective import Objective, line
 
 
 def beta_at(step: int, objective: Objective) -> float:
-    """A line from `beta_start` at step 1 towards `beta_end` at step `beta_target` + 1, cut short at `beta_stop`.
+    """Return beta at a step, multiplied by the temperature of the target.
 
-    From step `beta_stop` on it is `beta_end`: a jump where that comes before the line has arrived. Where the whole
-    target has a temperature, it is that many times as large.
+    Beta moves in a straight line from `beta_start` at step 1 towards `beta_end` at step `beta_target` + 1. From step
+    `beta_stop` on it is `beta_end`, to which it jumps if the line has not arrived there yet.
     """
     _check(step)
     if step >= objective.beta_stop:
@@ -22,19 +22,19 @@ def beta_at(step: int, objective: Objective) -> float:
 
 
 def reference_power_at(step: int, objective: Objective) -> float:
-    """How much log pi_ref counts in the target: 1 / (gamma T)."""
+    """Return the power of pi_ref in the target: 1 / (gamma T)."""
     _check(step)
     return 1 / (objective.reference_temperature_at(step) * objective.target_temperature_at(step))
 
 
 def learning_rate_at(step: int, training: TrainingConfig) -> float:
-    """The peak rate times the schedule's factor. The first update already has the factor of step 1, not of step 0,
-    and a linear schedule reaches zero at the last one."""
+    """Return the peak rate times the factor of the schedule. The first update uses the factor of step 1, not of step 0,
+    and a linear schedule reaches 0 at the last update."""
     return training.learning_rate * learning_rate_factor(step, training)
 
 
 def learning_rate_factor(step: int, training: TrainingConfig) -> float:
-    """What the schedule makes of a peak rate."""
+    """Return the factor by which the schedule multiplies a peak rate."""
     _check(step)
     warmup, stable, decay = training.warmup_steps, training.peak_steps, training.decay_steps
     if step < warmup:

@@ -1,6 +1,7 @@
-"""Estimates how long a trainer that is asked to stop needs, from its own measurements.
+"""Estimate how long a trainer that is asked to stop needs, from its own measurements.
 
-Such a trainer takes the steps until the next sync, and then stores the ledger, the version and the checkpoint of it."""
+Such a trainer takes the steps until the next sync, and then stores the ledger, the version and the checkpoint of that
+sync."""
 
 import time
 from collections import deque
@@ -11,8 +12,8 @@ from tba.config import Config
 
 RECENT_STEPS, RECENT_SYNCS = 50, 5
 CHECKPOINT = 4.0
-"""How many times longer than a version a checkpoint may take, until one has been measured: its weights are in full
-precision, with two moments of each."""
+"""Until a checkpoint has been measured, it is assumed to take this many times as long as a version: its weights are in
+full precision, and each has two moments."""
 
 
 class Longest:

@@ -1,16 +1,17 @@
-"""What a sync leaves in storage, written beside the steps from a copy of the trainer: ledger, version, checkpoint.
+"""Write what a sync stores (ledger, version, checkpoint) from a copy of the trainer, while the trainer goes on.
 
-Three threads, one per kind, so that a slow upload holds back neither the ledger nor the steps:
+Each kind has a thread of its own, so that a slow upload delays neither the ledger nor the steps:
 
     ledger       ledger of sync n, with the digest of the weights
-    versions     version n -> pruning      once ledger n is stored; numbers are skipped where the store is slow
-                                           (none where searchers wait for them, or a record may wait for what they
-                                           generate; where record n waits for what version n generates, version n
-                                           comes first, once ledger n - 1 is stored)
+    versions     version n -> pruning      once ledger n is stored
     checkpoints  checkpoint n -> pruning   once ledger n is stored
 
-Whatever fails stops all that follows it. Each thread holds at most two copies of the weights: one it is busy with, one
-that waits. Only where the store is so slow that there is no room for the next does the trainer wait.
+Version numbers are skipped if the store is slow, unless searchers wait for every version or a record may wait for what
+they generate. With `sync.lag=0`, record n waits for what version n generates: version n then comes before ledger n, but
+after ledger n - 1.
+
+A job that fails stops all jobs that follow it. Each thread holds at most two copies of the weights: one that it writes,
+and one that waits. The trainer waits only if the store is so slow that there is no room for the next copy.
 """
 
 import shutil
@@ -46,12 +47,12 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # inte
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """The trainer as a sync leaves it, at rest in main memory."""
+    """A copy, in main memory, of the trainer after the step that a sync follows."""
 
     sync: int
     step: int
     snapshot: Snapshot | AdapterSnapshot
-    state: TrainingState | None  # but for the prompt queues; None where no checkpoint is due
+    state: TrainingState | None  # without the prompt queues; None if no checkpoint is due
     publish: bool
 
 
@@ -69,14 +70,14 @@ class SyncWriter:
     ):
         self.config, self.attempt, self.lease, self.scratch = config, attempt, lease, scratch
         self.lag, self.publishes_all = config.sync.lag, config.awaits_searchers
-        self.previous: Future[None] | None = None  # the ledger before
+        self.previous: Future[None] | None = None  # writes the ledger of the sync before
         self.ledger, self.versions, self.checkpoints = ledger, versions, checkpoints
         self.writing, self.publishing, self.keeping = map(Background, ("ledger", "versions", "checkpoints"))
         self.times = StoreTimes()
         self.published = -1  # the number of the version that was published last
-        self.before: Path | None = None  # its files
-        self.base: Base | None = None  # the last that is stored whole, with its files
-        self.saving = threading.Lock()  # transformers notes things in a model's config while it saves the model
+        self.before: Path | None = None  # folder with the files of that version
+        self.base: Base | None = None  # the last version that is stored whole, with its files
+        self.saving = threading.Lock()  # transformers writes into a model's config while it saves the model
 
     # --- in the trainer's thread ----------------------------------------------------------------------------------
 
@@ -86,8 +87,8 @@ class SyncWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Syncs that were closed are written also where a later step failed: they are as good as any. Superseded, all
-        that has not begun is dropped: a successor counts on what is stored."""
+        """Write the syncs that were closed, even if a later step failed: they are valid. If this attempt is superseded,
+        drop all jobs that have not begun instead: the successor relies on what is stored already."""
         if kind is not None and issubclass(kind, Superseded):
             for line in self._lines():
                 line.cancel()
@@ -95,7 +96,7 @@ class SyncWriter:
             line.close()
 
     def check(self) -> None:
-        """Raise what has gone wrong since the last time."""
+        """Raise the error of a job that has failed."""
         for line in self._lines():
             line.check()
 
@@ -108,8 +109,8 @@ class SyncWriter:
         last: bool,
         seconds: dict[str, float],
     ) -> Copy:
-        """Wait until there is room for another copy, and take it. Syncs with a checkpoint, and so the last one, are
-        always published; others only while nothing is being published."""
+        """Wait until there is room for another copy, and take it. A sync with a checkpoint, such as the last one, is
+        always published. Unless all must be, other syncs are published only if no version is being published."""
         checkpoint = last or sync % self.config.sync.checkpoint_every == 0
         with timed(seconds, "backlog"):
             self.writing.make_room()
@@ -127,13 +128,13 @@ class SyncWriter:
             )
 
     def write(self, copy: Copy, records: Sequence[StepRecord], admitted: Future[dict[str, Any]]) -> None:
-        """Store the steps that a sync closes, and what follows them; `admitted` gives the prompt queues once record
-        `copy.sync` is stored."""
+        """Store the steps that a sync closes, its version and its checkpoint. `admitted` gives the prompt queues once
+        record `copy.sync` is stored."""
         stored = self.writing.submit(partial(self._write_ledger, copy, records, admitted))
-        if copy.state is not None:  # first: pruning asks whether one is being made
+        if copy.state is not None:  # before the version: pruning asks whether a checkpoint is being made
             self.keeping.submit(partial(self._after, stored, partial(self._keep, copy, copy.state, admitted)))
         if copy.publish:
-            before = self.previous if self.lag == 0 else stored  # record n waits for version n
+            before = self.previous if self.lag == 0 else stored  # with a lag of 0 record n waits for version n
             self.publishing.submit(partial(self._after, before, partial(self._publish, copy)))
         self.previous = stored
 
@@ -176,7 +177,8 @@ class SyncWriter:
             self.ledger.write(copy.sync, records, weights_sha256=digest)
 
     def _after(self, stored: Future[None] | None, job: Callable[[], None]) -> None:
-        """Ledger n comes before version n and checkpoint n; ledger n - 1 does where record n waits for version n."""
+        """Do a job for version n or checkpoint n after a ledger is stored: ledger n, or ledger n - 1 if record n waits
+        for version n."""
         if stored:
             stored.result()
         self._check_owner()
@@ -184,7 +186,7 @@ class SyncWriter:
 
     def _publish(self, copy: Copy) -> None:
         self.publish(copy.snapshot, copy.sync)
-        if self.keeping.idle():  # a checkpoint in the making needs its version, and cannot be seen yet
+        if self.keeping.idle():  # a checkpoint that is being made needs its version, and pruning cannot see it yet
             self._prune_versions()
 
     def _keep(self, copy: Copy, state: TrainingState, admitted: Future[dict[str, Any]]) -> None:
@@ -204,7 +206,7 @@ class SyncWriter:
             snapshot.save(folder, dtype=dtype)
 
     def _check_owner(self) -> None:
-        """Superseded, before anything is written or removed that a successor counts on."""
+        """Raise Superseded if a successor relies on what is stored now, so that nothing is written or removed."""
         with suppress(Stopped):
             self.lease.check()
 

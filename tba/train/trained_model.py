@@ -1,4 +1,4 @@
-"""A model in training: its weights, and the optimizer that moves them."""
+"""A model in training: its weights, and the optimizer that updates them."""
 
 from collections.abc import Mapping
 from typing import Generic, TypeVar
@@ -17,13 +17,13 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Trained(Generic[Model]):
-    """`learning_rate` is that of its peak; `name` tells its metrics and tensors from those of the policy, which has
-    none."""
+    """A model and its optimizer. `learning_rate` is the peak of the schedule. `name` begins the names of the model's
+    metrics and tensors; it is empty for the policy."""
 
     def __init__(self, model: Model, training: TrainingConfig, *, learning_rate: float, name: str = ""):
         self.model, self.name, self.learning_rate = model, name, learning_rate
         self.clip_norm = training.clip_norm
-        self.parameters = [it for _, it in trainable(model)]  # of adapters, where the policy has them
+        self.parameters = [it for _, it in trainable(model)]  # only the adapters, if the policy has adapters
         self.optimizer = make_optimizer(self.parameters, training, learning_rate=learning_rate)
 
     @property
@@ -38,7 +38,8 @@ class Trained(Generic[Model]):
         return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
 
     def update(self, norm: Tensor, *, factor: float) -> Metrics:
-        """With gradients of this norm, at this factor of the peak learning rate; says whether they were clipped."""
+        """Take a step with gradients of this norm, at `factor` times the peak learning rate. If gradients are clipped
+        at all, return a metric that says whether these were."""
         metrics: Metrics = {}
         if self.clip_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
@@ -49,14 +50,14 @@ class Trained(Generic[Model]):
         return metrics
 
     def tensors(self) -> dict[str, Tensor]:
-        """A copy of weights and optimizer that does not change as training goes on."""
+        """Return a copy of the weights and the optimizer, which further training does not change."""
         weights = {name: it.detach().to("cpu", copy=True) for name, it in trainable(self.model)}
         parts = {"weights": weights, "optimizer": optimizer_tensors(self.optimizer)}
-        return {f"{self.name}.{part}.{key}": it for part, found in parts.items() for key, it in found.items()}
+        return {f"{self.name}.{part}.{key}": it for part, tensors in parts.items() for key, it in tensors.items()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """From such a copy; one of another model, as a fork may find it, changes nothing."""
+        """Restore a copy that `tensors` made. Do nothing if the copy is of another model, as a fork may find it."""
         prefix = f"{self.name}."
         found = {key.removeprefix(prefix): it for key, it in tensors.items() if key.startswith(prefix)}
         if not found:

@@ -1,13 +1,13 @@
-"""A trainer learns: it draws batches from the replay buffer, steps on the loss, and syncs every k steps.
+"""The trainer: it draws batches from the replay buffer, takes gradient steps on the loss, and syncs every k steps.
 
-Two threads with one job each, and those of tba/train/sync_writer.py. They share nothing but finished values:
+Its threads share only finished values:
 
     ahead    record of sync n (once step n x k has begun) -> draw -> fetch -> collate (tba/train/batches_ahead.py)
-    main     forward, backward, step; a copy of all that at each sync
-    syncing  ledger, version and checkpoint of sync n, from the copy
+    main     forward, backward, step; at each sync, a copy of the trainer
+    syncing  ledger, version and checkpoint of sync n, from the copy; three threads (tba/train/sync_writer.py)
 
-Order at a sync: record, ledger, checkpoint. A crash between any two of them is made good by the next attempt, which
-takes the steps since the newest checkpoint again, on the same records.
+Order at a sync: record, ledger, checkpoint. After a crash between any two of them, the next attempt repeats the steps
+since the newest checkpoint, with the same records.
 """
 
 import time
@@ -47,22 +47,25 @@ class Trainer:
         self.alarms = Alarms(events.write, patience=config.alarms.window)
         self.ahead = BatchesAhead(config, learner=learner, buffer=buffer, lease=lease)
         self.first_step = 1
-        self.skipped = 0  # steps in a row
+        self.skipped = 0  # steps in a row that updated nothing
         self.step_times = Longest(RECENT_STEPS)
         self.stopping: Stopped | None = None
 
     # --- starting -------------------------------------------------------------------------------------------------
 
     def resume(self, state: TrainingState) -> None:
-        """Go on from a checkpoint: the policy has been loaded from it, the records up to it are applied again."""
+        """Continue from a checkpoint: apply the records up to it again. The policy has been loaded from it already."""
         self.learner.restore(state)
         self.ahead.restore(state)
         self.first_step = state.step + 1
 
     def run(self) -> None:
-        """Consumes recorded trajectories; produces records, ledger, versions and checkpoints. Waits for the initial
-        fill, unblocked by any searcher's append, and never again; in step with searchers for each round of theirs, and
-        where ages are bounded for what is young enough."""
+        """Train up to the last step. Consumes the trajectories that searchers append; produces records, ledgers,
+        versions and checkpoints.
+
+        The trainer waits for searchers once, for the initial fill. With `sync.lag` it waits for a round of every
+        searcher before each record instead. With `sampling.max_age` it may also wait there for younger trajectories.
+        """
         self.syncs.publish(self.learner.snapshot(), max(self.ahead.applied, self.config.start.sync))
         if self.first_step > self.config.training.steps:
             return
@@ -77,7 +80,7 @@ class Trainer:
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def take_steps(self) -> None:
-        """Take every step. The next batch is prepared meanwhile, but never across a record that is not stored."""
+        """Take every step. The next batch is prepared meanwhile, but not before the record that it needs is stored."""
         config, records = self.config, list[StepRecord]()
         admitted = self.ahead.admit(config.sync_before(self.first_step))
         upcoming = self.ahead.prepare(self.first_step, admitted)
@@ -87,7 +90,7 @@ class Trainer:
             began, seconds = time.monotonic(), dict[str, float]()
             with timed(seconds, "wait"):
                 while not wait([upcoming], 0.5).done:
-                    self.syncs.check()  # what is waited for may depend on it
+                    self.syncs.check()  # the batch may wait for searchers, and these for a version
                 prepared = upcoming.result()
             closes = step == config.step_of_sync(config.sync_of_step(step))
             if closes:
@@ -111,33 +114,36 @@ class Trainer:
             raise self.stopping
 
     def count_skipped(self, step: int, learned: Learned) -> None:
-        """One that follows from its batch alone passes with the next batch; many in a row do not."""
+        """Report a step that updated nothing. A single one may be due to its batch. Raise RunFailed after too many in a
+        row, for which the policy must be the cause."""
         self.skipped = self.skipped + 1 if learned.skipped else 0
         if learned.skipped:
             self.events.write("step-skipped", learned.skipped, severity="warning", step=step)
         if self.skipped > (most := self.config.limits.skipped_steps):
             raise RunFailed(
-                f"{learned.skipped}, and more than {most} steps in a row (limits.skipped_steps) were not finite"
+                f"{learned.skipped}; the loss or the gradient was not finite in more than {most} steps in a row "
+                "(limits.skipped_steps)"
             )
 
     def copy(self, step: int, seconds: dict[str, float]) -> Copy:
-        """All that the sync after this step stores, as it is now."""
+        """Copy all that the sync after this step stores."""
         sync = self.config.sync_of_step(step)
         last = sync == self.config.last_sync or self.stopping is not None
         return self.syncs.copy(self.learner, sync=sync, step=step, last=last, seconds=seconds)
 
-    # --- being told, and telling ----------------------------------------------------------------------------------
+    # --- requests to stop, and reports ----------------------------------------------------------------------------
 
     def hear(self) -> None:
-        """A request to stop is honoured at the next sync, with a checkpoint, so that nothing is taken again."""
+        """Note a request to stop. The trainer stops at the next sync, which gets a checkpoint, so that no step has to
+        be repeated."""
         try:
             self.lease.check()
         except Stopped as stopped:
             self.stopping = self.stopping or stopped
 
     def seconds_to_stop(self, step: int) -> float:
-        """Return how long the trainer needs after this step if it is asked to stop, by the longest of its recent steps
-        and of its recent syncs."""
+        """Estimate how long the trainer needs after this step if it is asked to stop, from the longest of its recent
+        steps and of its recent syncs."""
         steps = steps_to_stop(self.config, step, is_stopping=self.stopping is not None)
         return round(steps * self.step_times.seconds + self.syncs.times.seconds, 1)
 
@@ -146,7 +152,7 @@ class Trainer:
         self.lease.tell(f"stopping: stores the sync after step {step}", step=step, seconds_to_stop=seconds)
 
     def record(self, step: int, prepared: Prepared, learned: Learned, seconds: Mapping[str, float]) -> StepRecord:
-        """The step as the ledger keeps it; metrics and lease hear of it now."""
+        """Return the record of the step for the ledger, and report the step to metrics, alarms and lease now."""
         config = self.config
         version = Version(config.sync_before(step), self.syncs.attempt)
         metrics = {
@@ -158,7 +164,7 @@ class Trainer:
         self.alarms.look(self.learning.find(step, metrics, learned.outcomes))
         self.step_times.add(seconds["step"])
         state = "stopping at the next sync" if self.stopping else f"step {step} of {config.training.steps}"
-        # The last that can be taken, often one before the step's own: to store it takes its time.
+        # Searchers can load the published version. It is often older than the step's own, which is still being stored.
         told = {"version": self.syncs.published, "seconds_to_stop": self.seconds_to_stop(step), **metrics}
         self.lease.tell(state, step=step, **told)
         return StepRecord(

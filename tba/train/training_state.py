@@ -1,11 +1,11 @@
-"""What a trainer needs to go on exactly where it stopped, as a folder of safetensors and JSON.
+"""The state that a trainer needs to continue exactly where it stopped, as a folder of safetensors and JSON.
 
-Of several ranks each stores the rows that it holds of the optimizer's moments, in a file of its own. Any number of
-ranks reads them: each what it will hold.
+The folder has the policy in full precision, the optimizer's moments, a reference that has moved, a model that is
+trained beside the policy, the random state, the step, and the prompt queues of the replay buffer. Nothing is pickled:
+optimizers are flattened into named tensors.
 
-The policy in full precision, the optimizer's moments, a reference that has moved, a model that is trained beside the
-policy, the random state, the step, and the prompt queues of the replay buffer. No pickle: optimizers are flattened into
-named tensors.
+With several ranks, each rank stores the rows of the optimizer's moments that it holds, in a file of its own. Any number
+of ranks can read these files: each rank reads the rows that it will hold.
 """
 
 import json
@@ -33,7 +33,7 @@ _COMPANION, _RANDOM = "companion.safetensors", "random"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """Everything beside the policy's weights."""
+    """All that a checkpoint keeps beside the policy's weights."""
 
     step: int
     sync: int
@@ -41,10 +41,10 @@ class TrainingState:
     optimizer: dict[str, Tensor]  # `index.name` -> tensor, index as in the optimizer's own state
     random: Tensor  # torch's CPU generator
     optimizer_name: OptimizerName = "adamw"
-    reference: dict[str, Tensor] | None = None  # its weights by name, where it has moved
-    companion: dict[str, Tensor] | None = None  # weights and optimizer of what is trained beside the policy
-    ranks: Ranks = ALONE  # of which this is one's state
-    others: Path | None = None  # where the other ranks write theirs
+    reference: dict[str, Tensor] | None = None  # the reference's weights by name, if it has moved
+    companion: dict[str, Tensor] | None = None  # weights and optimizer of the model trained beside the policy
+    ranks: Ranks = ALONE  # the rank that has this state
+    others: Path | None = None  # folder into which the other ranks write their parts of the optimizer
 
     def save(self, folder: Path) -> None:
         self.save_optimizer(folder)
@@ -53,15 +53,15 @@ class TrainingState:
                 name = optimizer_file(Ranks(rank, self.ranks.size))
                 await_file(self.others / name).rename(folder / name)
             self.others.rmdir()
-        for found, name in ((self.reference, _REFERENCE), (self.companion, _COMPANION)):
-            if found is not None:
-                save_file({key: value.contiguous() for key, value in found.items()}, folder / name)
+        for tensors, name in ((self.reference, _REFERENCE), (self.companion, _COMPANION)):
+            if tensors is not None:
+                save_file({key: value.contiguous() for key, value in tensors.items()}, folder / name)
         plain = {"step": self.step, "sync": self.sync, "queues": self.queues, "moments": len(self.optimizer)}
         plain["optimizer"] = self.optimizer_name
         (folder / _STATE).write_text(json.dumps(plain))
 
     def save_optimizer(self, folder: Path) -> None:
-        """Under its name only once it is all there."""
+        """Write this rank's part of the optimizer. The file gets its name only once it is complete."""
         tensors = {f"{_OPTIMIZER}{name}": value.contiguous() for name, value in self.optimizer.items()}
         path = folder / optimizer_file(self.ranks)
         save_file({**tensors, _RANDOM: self.random}, path.with_suffix(".part"))
@@ -69,7 +69,8 @@ class TrainingState:
 
     @classmethod
     def load(cls, folder: Path, ranks: Ranks = ALONE) -> "TrainingState":
-        """Damaged if the folder does not hold this; what a later version has added to it is left out."""
+        """Read the state in a folder. Raise Damaged if there is none. Fields that a later version of this program has
+        added are ignored."""
         try:
             plain = json.loads((folder / _STATE).read_text())
             tensors = read_optimizer(folder, ranks)
@@ -106,7 +107,7 @@ def check_saved(folder: Path, *, sync: int, step: int) -> None:
         if (plain["sync"], plain["step"]) != (sync, step):
             raise ValueError(f"it is of sync {plain['sync']} and step {plain['step']}, not {sync} and {step}")
         if not isinstance(plain["queues"], dict):
-            raise ValueError("queues is no object")
+            raise ValueError("queues is not a JSON object")
         moments = plain.get("moments", min(step, 1))
     with _named(_FILE), _opened(folder) as files:
         _check_moments(files[0].keys(), moments, step)
@@ -122,11 +123,12 @@ def _named(name: str) -> Iterator[None]:
 
 
 def _check_moments(names: Collection[str], moments: int, step: int) -> None:
-    """KeyError unless the random state and as many tensors of the optimizer are there as were saved."""
+    """Raise KeyError unless the random state and all saved tensors of the optimizer are there."""
     found = sum(name.startswith(_OPTIMIZER) for name in names)
-    if _RANDOM not in names or found < moments:  # where every step was skipped there are none
+    if _RANDOM not in names or found < moments:  # `moments` is 0 if every step was skipped
         raise KeyError(
-            f"{found} {_OPTIMIZER}* and {_RANDOM if _RANDOM in names else 'no ' + _RANDOM} after {step} steps"
+            f"{found} of {moments} tensors {_OPTIMIZER}* and {_RANDOM if _RANDOM in names else 'no ' + _RANDOM} after "
+            f"{step} steps"
         )
 
 
@@ -146,19 +148,19 @@ def optimizer_file(ranks: Ranks) -> str:
 
 
 def read_optimizer(folder: Path, ranks: Ranks) -> dict[str, Tensor]:
-    """What a rank holds of all that was stored, by however many ranks. Of the rows of a tensor each file has those that
-    follow the file's before; a number is the same in all of them."""
+    """Return the part of the stored optimizer that a rank holds, whatever the number of ranks that stored it. Each file
+    has the rows of a tensor that follow the rows in the file before. A single number is the same in all files."""
     with _opened(folder) as files:
         return {key: _rows(files, key, ranks) for key in files[0].keys()}  # noqa: SIM118
 
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[list[Any]]:
-    """The files of the optimizer, by rank; KeyError unless all of them are there."""
+    """Open the files of the optimizer, in the order of ranks. Raise KeyError unless all of them are there."""
     names = sorted(path.name for path in folder.glob(f"{_FILE}*.safetensors"))
-    sizes = {int(found[1]) if (found := re.search(r"-of-(\d+)\.", name)) else 1 for name in names}
+    sizes = {int(match[1]) if (match := re.search(r"-of-(\d+)\.", name)) else 1 for name in names}
     if sizes != {len(names)}:
-        raise KeyError(f"the parts of {_FILE}: there are {', '.join(names) or 'none'}")
+        raise KeyError(f"some parts of {_FILE} are missing: there are {', '.join(names) or 'none'}")
     with ExitStack() as opened:
         yield [opened.enter_context(safe_open(folder / name, "pt")) for name in names]
 
@@ -178,7 +180,7 @@ def _rows(files: Sequence[Any], key: str, ranks: Ranks) -> Tensor:
 
 
 def await_file(path: Path, patience: float = PATIENCE.total_seconds()) -> Path:
-    """What another rank is writing."""
+    """Wait for a file that another rank is writing, and return its path."""
     for _ in looks(patience):
         if path.exists():
             return path
@@ -186,7 +188,8 @@ def await_file(path: Path, patience: float = PATIENCE.total_seconds()) -> Path:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """A copy of the optimizer's state, of several ranks this one's, that does not change as training goes on."""
+    """Return a copy of the optimizer's state, which further training does not change. With several ranks it is the part
+    that this rank holds."""
     state = optimizer.state_dict()["state"]
     return {
         f"{i}.{name}": held(value).detach().cpu().clone() for i, part in state.items() for name, value in part.items()
@@ -202,6 +205,6 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
     if isinstance(optimizer, HeldAdamW):
         optimizer.restore(state)
         return
-    for i, found in state.items():
-        found |= {name: held_as(parameters[i], value) for name, value in found.items()}
+    for i, values in state.items():
+        values |= {name: held_as(parameters[i], value) for name, value in values.items()}
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

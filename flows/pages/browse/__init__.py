@@ -1,1 +1,1 @@
-"""`tba browse`: a run's log as pages on this machine, made anew for each request and only ever read."""
+"""`tba browse`: serves a run's log as pages on this machine. Pages only read, and are made anew for each request."""

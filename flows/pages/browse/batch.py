@@ -36,19 +36,19 @@ class Drawn:
         return (self.row["advantage"] or 0.0) * self.times
 
     @property
-    def has(self) -> float | None:
-        """The log-ratio of the response by the policy at that step."""
+    def log_ratio(self) -> float | None:
+        """The log-ratio of the response under the policy of the step."""
         logp, reference = self.row["logp"], self.row["ref_logp"]
         return None if logp is None or reference is None else logp - reference
 
-    def wants(self, beta: float | None) -> float | None:
-        """Return the log-ratio at which an objective that balances leaves the response as it is. None if that is not
-        what reward and log Z come to: the target is tempered, or is not a log-ratio of the policy to the reference."""
-        row, has = self.row, self.has
-        if has is None or row["residual"] is None or row["log_z"] is None or not beta:
+    def target(self, beta: float | None) -> float | None:
+        """Return the log-ratio at which a balancing objective leaves the response as it is. None if reward and log Z do
+        not give the target: the target is tempered, or is not a log-ratio of the policy to the reference."""
+        row, log_ratio = self.row, self.log_ratio
+        if log_ratio is None or row["residual"] is None or row["log_z"] is None or not beta:
             return None
-        wanted, expected = has - row["residual"], row["reward"] / beta - row["log_z"]
-        return wanted if abs(wanted - expected) <= 0.05 * (1 + abs(expected)) else None
+        target, expected = log_ratio - row["residual"], row["reward"] / beta - row["log_z"]
+        return target if abs(target - expected) <= 0.05 * (1 + abs(expected)) else None
 
 
 Slot = list[Drawn]

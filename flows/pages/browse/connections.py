@@ -1,8 +1,8 @@
-"""Connections to the pages: how many there may be, for how long, and which goes when there are too many.
+"""Limits on connections to the pages: how many may be open, for how long, and which is closed if there are too many.
 
-A connection is silent until it has sent a whole request, and again once it has its answer. Silent ones never take the
-place of others: of too many, the one that has been silent longest is closed. So whoever sends a request at once is
-answered, however many others hold connections open or send a request letter by letter.
+A connection is silent until it has sent a whole request, and again once it has its answer. If there are too many
+connections, the server closes the connection that has been silent longest. So a client that sends its request at once
+gets an answer, however many other clients hold connections open or send a request letter by letter.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_AN_IPV6_NETWORK = 64  # bits of an address that somebody's machines share
+_AN_IPV6_NETWORK = 64  # bits of an address that the machines of a network share
 _AT_ONCE = struct.pack("ii", 1, 0)
 _QUEUE = 512  # connections that wait in the kernel
 
@@ -31,8 +31,8 @@ class Limits:
     of_a_peer: int = 32
     request_seconds: float = 10.0  # until a request is whole, however steadily it comes
     idle_seconds: float = 5.0  # until the next request is whole, after an answer
-    answer_seconds: float = 120.0  # until an answer has been taken
-    accepted_at_once: int = 8  # before their requests are read: a burst closes nobody whose request is there already
+    answer_seconds: float = 120.0  # until the client has taken a whole answer
+    accepted_at_once: int = 8  # before their requests are read; a burst closes no connection whose request has come
 
 
 class Crowd:
@@ -44,7 +44,7 @@ class Crowd:
         self._silent: dict[Connection, None] = {}  # in the order in which they fell silent
 
     def enter(self, connection: "Connection", peer: str) -> None:
-        """Take in a connection. It, or another one that is silent, is closed if there are too many."""
+        """Add a connection. If there are too many, close a silent connection, which may be the new one."""
         self._peers[connection] = peer
         self.fall_silent(connection)
         counts = Counter(self._peers.values())
@@ -55,7 +55,7 @@ class Crowd:
             self._close_one(most)
 
     def _close_one(self, peer: str) -> None:
-        """The newcomer is silent too, so there is always one."""
+        """Close the longest silent connection of a peer. The new connection is silent, so there always is one."""
         first = next(silent for silent in self._silent if self._peers[silent] == peer)
         self.leave(first)
         first.abort()
@@ -73,10 +73,10 @@ class Crowd:
 
 
 class Connection(H11Protocol):
-    """One connection of a crowd. It has deadlines for sending a whole request and for taking an answer, which nothing
-    that is sent or taken meanwhile puts off."""
+    """A connection with two deadlines: to send a whole request, and to take a whole answer. Parts of a request or of an
+    answer do not extend a deadline."""
 
-    crowd: Crowd  # of a subclass for each server
+    crowd: Crowd  # set by a subclass for each server
 
     def __init__(self, *arguments: Any, **options: Any):
         super().__init__(*arguments, **options)
@@ -86,7 +86,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)  # so that we hear when all of an answer has been taken
+        transport.set_write_buffer_limits(high=0)  # tells when the client has taken a whole answer
         self._request_due = self.loop.call_later(self.crowd.limits.request_seconds, self.abort)
         self.crowd.enter(self, _peer(self.client))
 
@@ -115,7 +115,7 @@ class Connection(H11Protocol):
         self._await_request()
 
     def abort(self) -> None:
-        """Close at once. The kernel too forgets what has not been taken."""
+        """Close at once. The kernel drops all data that the client has not taken."""
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         self.transport.abort()
 
@@ -126,7 +126,7 @@ class Connection(H11Protocol):
             self.crowd.speak(self)
 
     def _await_request(self) -> None:
-        """Be silent again, once an answer has been given and taken."""
+        """Become silent again once the client has taken a whole answer."""
         is_taken = self._answer_due is None and not self.transport.is_closing()
         if is_taken and not self._is_answering and self._request_due is None:
             self._request_due = self.loop.call_later(self.crowd.limits.idle_seconds, self.abort)
@@ -139,7 +139,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _peer(client: tuple[str, int] | None) -> str:
-    """Who it is as far as an address tells: of IPv6 one machine has very many."""
+    """Return the address of a peer. One machine has very many IPv6 addresses, so its network stands for all of them."""
     address = ipaddress.ip_address(client[0].partition("%")[0]) if client else None
     if isinstance(address, ipaddress.IPv6Address) and not address.ipv4_mapped:
         return str(ipaddress.ip_network((address, _AN_IPV6_NETWORK), strict=False))
@@ -147,11 +147,11 @@ def _peer(client: tuple[str, int] | None) -> str:
 
 
 class CrowdedServer(uvicorn.Server):
-    """Serves an app to connections within `limits`, and calls `on_end` before it waits for those that are left."""
+    """Serves an app to connections within `limits`, and calls `on_end` before it waits for open connections."""
 
     def __init__(self, config: uvicorn.Config, limits: Limits, on_end: Callable[[], None]):
         config.http = type("BoundConnection", (Connection,), {"crowd": Crowd(limits)})
-        config.backlog = limits.accepted_at_once  # which is what asyncio makes of it
+        config.backlog = limits.accepted_at_once  # asyncio accepts as many connections at once
         config.timeout_keep_alive = math.ceil(limits.idle_seconds)
         super().__init__(config)
         self._on_end = on_end

@@ -1,4 +1,4 @@
-"""What stands around every page of `tba browse`: its layout, and the headers of every answer."""
+"""The layout around every page of `tba browse`, and the headers of every answer."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Headers of every answer: a browser runs nothing, fetches nothing, keeps nothing and tells no other site."""
+"""Headers of every answer: a browser runs no script, fetches nothing, stores nothing and informs no other site."""
 
 
 def show(look: Look, here: str, template: str, **variables: Any) -> Markup:

@@ -18,13 +18,13 @@ from flows.pages.rendering import render
 from tba.errors import ConfigError
 
 _MOST_OF_ADDRESS = 16_000  # characters
-_MOST_AT_ONCE = 32  # requests that are answered: fewer than there are threads, so that none waits for one
+_MOST_AT_ONCE = 32  # requests answered at a time; fewer than threads, so that no request waits for a thread
 _KEY_LENGTH = 32  # bytes of a token
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-_HTTP = 80  # a port that browsers leave out
+_HTTP = 80  # the port that browsers leave out of an address
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Door:
 
     @property
     def names(self) -> frozenset[str]:
-        """The names by which a browser on this machine calls the server. A request with any other name was led here by
-        the DNS of somebody else."""
+        """The names by which a browser on this machine calls the server. Any other name comes from the
+        DNS of somebody else."""
         own = f"[{self.host}]" if ":" in self.host else self.host
         names = ("127.0.0.1", "localhost", "[::1]", own.lower())
         return frozenset(f"{name}:{self.port}" for name in names) | frozenset(names if self.port == _HTTP else ())
@@ -60,7 +60,7 @@ def open_door(host: str, port: int, *, with_token: bool) -> tuple[socket.socket,
     try:
         [(family, _, _, _, address), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (socket.gaierror, UnicodeError):
-        raise ConfigError(f"--host: {host!r} is the name of no machine") from None
+        raise ConfigError(f"--host: no machine is named {host!r}") from None
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -69,10 +69,10 @@ def open_door(host: str, port: int, *, with_token: bool) -> tuple[socket.socket,
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"--port: {port} is in use; choose another, or 0 for any that is free") from None
+            raise ConfigError(f"--port: {port} is in use; choose another port, or 0 for any free port") from None
         if error.errno == errno.EACCES:
-            raise ConfigError(f"--port: {port} may not be opened by you; choose one from 1024 on") from None
-        raise ConfigError(f"--host: {host} cannot be listened to: {error.strerror}") from None
+            raise ConfigError(f"--port: {port} needs more rights; choose a port from 1024 on") from None
+        raise ConfigError(f"--host: cannot listen on {host}: {error.strerror}") from None
     is_loopback = ipaddress.ip_address(address[0]).is_loopback
     token = secrets.token_urlsafe(_KEY_LENGTH) if with_token or not is_loopback else None
     return listening, Door(host, listening.getsockname()[1], token, is_loopback)
@@ -109,7 +109,7 @@ class Guard:
         """Refuse a request if too many are being answered. Only readers with the token are counted."""
         if self._answering < _MOST_AT_ONCE:
             return None
-        return _refuse("Too many pages are asked for at once. Try again in a moment.", 503)
+        return _refuse("There are too many requests at once. Try again in a moment.", 503)
 
     def refusal(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
@@ -138,11 +138,13 @@ class Guard:
             return self._let_in(request.url.path, given)
         if _same(_cookies(request).get(self.door.cookie, ""), self.door.token):
             return None
-        return _refuse("A token is missing. Open the address that tba browse printed: it has the token.", 403)
+        return _refuse(
+            "The token is missing. Open the address that tba browse printed: the address has the token.", 403
+        )
 
     def _let_in(self, path: str, given: dict[str, str]) -> Response:
-        """Return a page that sets the cookie and leads on by itself. A redirection would count as coming from the site
-        whose link was followed, and the browser would not send a strict cookie along."""
+        """Return a page that sets the cookie and then goes to the requested page by itself. A redirection would count
+        as coming from the site whose link was followed, and the browser would not send a strict cookie along."""
         there = f"/{path.lstrip('/')}" + (f"?{urlencode(given)}" if given else "")
         response = HTMLResponse(render("browse/welcome.html", there=there))
         assert self.door.token

@@ -1,12 +1,12 @@
-"""The first page, and the list of steps."""
+"""The overview, which is the first page, and the list of steps."""
 
 from markupsafe import Markup
 
 from flows.pages import addresses
 from flows.pages.browse.frame import show
 from flows.pages.browse.session import Look
-from flows.pages.charts import Series, line_chart
-from flows.pages.report.curves import SCORES, evaluated
+from flows.pages.charts import Chart, Series
+from flows.pages.report.curves import SCORES, score_charts
 from flows.pages.tables import Fact, Table, facts
 from flows.pages.values import written
 from storage.runs.events import ROUTINE
@@ -41,10 +41,10 @@ order by created_at desc limit {_NEWEST}
 def page(look: Look) -> Markup:
     curves, scores = look.ask(CURVES), look.ask(SCORES)
     charts = [
-        *evaluated(scores),
-        line_chart("Reward of batches", [Series("reward", curves.points("reward_mean"))]),
-        line_chart("Loss", [Series("loss", curves.points("loss"))]),
-        line_chart("Gradient norm", [Series("gradient norm", curves.points("grad_norm"))]),
+        *score_charts(scores),
+        Chart("Reward of batches", [Series("reward", curves.points("reward_mean"))]),
+        Chart("Loss", [Series("loss", curves.points("loss"))]),
+        Chart("Gradient norm", [Series("gradient norm", curves.points("grad_norm"))]),
     ]
     newest, steepest, skipped, favourite = look.ask(WORTH).rows[0]
     return show(
@@ -58,7 +58,7 @@ def page(look: Look) -> Markup:
         steepest=steepest,
         skipped=skipped,
         favourite=favourite,
-        charts=charts,
+        charts=[chart.figure() for chart in charts],
         steps=look.ask(f"{STEPS} limit {_NEWEST}"),
         events=look.rows(EVENTS),
     )

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from flows.pages import addresses
 from flows.pages.browse.frame import show
 from flows.pages.browse.session import Look, Refused
-from flows.pages.charts import Series, line_chart
+from flows.pages.charts import Chart, Series
 from flows.pages.tables import Fact, facts
 from flows.pages.values import written
 
@@ -29,7 +29,7 @@ order by created_at desc, trajectory_id
 def page(look: Look, prompt_id: str) -> Markup:
     texts, responses = look.rows(PROMPT, [prompt_id]), look.rows(RESPONSES, [prompt_id, prompt_id])
     if not texts and not responses:
-        raise Refused("there is no prompt of this name")
+        raise Refused("there is no prompt with this id")
     literal = "'" + prompt_id.replace("'", "''") + "'"
     rewards = [it["reward"] for it in responses]
     return show(
@@ -52,9 +52,9 @@ def _facts(responses: list[dict[str, Any]], rewards: list[float]) -> list[Fact]:
     return facts(
         [
             ("responses", len(responses)),
-            ("different ones", len({it["response"] for it in responses})),
+            ("different responses", len({it["response"] for it in responses})),
             ("mean reward", sum(rewards) / len(rewards)),
-            ("lowest and highest", f"{written(min(rewards))} and {written(max(rewards))}"),
+            ("lowest and highest reward", f"{written(min(rewards))} and {written(max(rewards))}"),
             ("draws", sum(it["draws"] or 0 for it in responses)),
             ("never drawn", sum(not it["draws"] for it in responses)),
         ]
@@ -68,4 +68,4 @@ def _chart(responses: list[dict[str, Any]]) -> Markup:
         by_version.setdefault(it["version_start"], []).append(it["reward"])
     points = [(float(version), sum(of) / len(of)) for version, of in sorted(by_version.items())]
     series = [Series("reward", points, marked=True)]
-    return line_chart("Mean reward", series, x_name="version") if len(points) > 1 else Markup()
+    return Chart("Mean reward", series, x_name="version").figure() if len(points) > 1 else Markup()

@@ -6,7 +6,7 @@ from typing import Any
 from flows.pages.browse.tokens import Tokens
 from flows.pages.values import shade, written
 
-_LEAST_SCALE = 0.25  # nats: where all log-ratios are smaller, no colour is full
+_LEAST_SCALE = 0.25  # nats: a smaller log-ratio never has the full colour
 _MOST_TOKENS = 8000
 
 
@@ -15,7 +15,7 @@ class Token:
     number: int
     text: str | None  # None without a tokenizer; empty where a character goes on in the next token
     css: str
-    says: str  # what a reader sees who points at it
+    tooltip: str  # what the page tells when a reader points at the token
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tba.errors import ConfigError, QueryError, QueryFailed
 
 _A_PAGE = 50
 _ROWS_A_PAGE = 200
-_MOST_SEEN = 2_000  # characters of a text that is shown as a line
+_MOST_SEEN = 2_000  # characters of a text that is shown in one line
 
 _ORDERS = {
     "newest": ("newest first", "created_at desc, trajectory_id"),
@@ -37,7 +37,7 @@ _BOUNDS = {
 
 _FIELDS = ("text", "in", *_BOUNDS, "drawn", "finished", "order", "where")
 
-_FOREIGN = "a link on another site wrote this; read it, then press the button to run it"
+_FOREIGN = "this SQL comes from a link on another site; read the SQL, then press the button to run it"
 
 _NAME = re.compile(r"([0-9]+)/([0-9]+)/[0-9]+")  # of a trajectory
 
@@ -66,7 +66,7 @@ Form = Mapping[str, str]
 
 
 def page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
-    """Return the page of chosen trajectories. A form that cannot be answered comes back with what is wrong with it."""
+    """Return the page of chosen trajectories. A form that cannot be answered is shown with its error."""
     hits, problem, query = None, "", ""
     try:
         if foreign and form.get("where", "").strip():
@@ -93,7 +93,7 @@ def page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
 
 
 def sql_page(look: Look, form: Form, *, foreign: bool = False) -> Markup:
-    """Return the page that answers a query, with links in columns that are named like something that has a page."""
+    """Return the page that answers a query, with links in columns whose names belong to a kind of page."""
     query, page, problem = form.get("query", ""), 0, ""
     answer: Table | None = None
     has_more = False
@@ -150,7 +150,8 @@ def _around(path: str, form: Form, page: int, has_more: bool) -> tuple[str, str]
 
 
 def _texts(look: Look, names: list[str]) -> dict[str, tuple[str, str]]:
-    """Return prompt and response of these trajectories. Only their shards are opened: all texts of a run are long."""
+    """Return prompt and response of these trajectories. Only the shards of these trajectories are opened, since all
+    texts of a run may be large."""
     found = [part.groups() for name in names if (part := _NAME.fullmatch(name))]
     if not found:
         return {}
@@ -188,7 +189,7 @@ def _number(name: str, given: str) -> str:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ConfigError(f"{name.replace('_', ' ')}: a number, got {given!r}")
+        raise ConfigError(f"{name.replace('_', ' ')} must be a number, got {given!r}")
     return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
@@ -199,12 +200,12 @@ def _plain(text: str) -> str:
 def _order(form: Form) -> str:
     order = form.get("order") or "newest"
     if order not in _ORDERS or form.get("in", "") not in _PLACES:
-        raise ConfigError("order or in: none of those that the form offers")
+        raise ConfigError("order and in must be options of the form")
     return order
 
 
 def _page(form: Form) -> int:
     given = form.get("page") or "0"
     if not (given.isascii() and given.isdigit() and len(given) < 8):
-        raise ConfigError(f"page: a number from 0, got {given!r}")
+        raise ConfigError(f"page must be a whole number from 0, got {given!r}")
     return int(given)

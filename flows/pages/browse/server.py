@@ -20,12 +20,12 @@ from flows.queries.statements import explain
 from storage.runs.run import Run
 from tba.errors import QueryError, TBAError
 
-_GREATEST = 2**31  # of the numbers of steps, versions and shards
+_GREATEST = 2**31  # numbers of steps, versions and shards are smaller
 _NO_PAGE = "there is no page at this address"
 
 
 def browse(run: Run, *, host: str, port: int, with_token: bool, seconds: float) -> int:
-    """Offer a run's pages until Ctrl-C."""
+    """Serve a run's pages until Ctrl-C."""
     listening, door = open_door(host, port, with_token=with_token)
     with listening:
         look = Look(run, seconds)
@@ -93,10 +93,11 @@ def make_app(look: Look) -> App:
         ),
     }
     routes = [Route(path, partial(_answer, make), methods=["GET"]) for path, make in pages.items()]
-    wrong = partial(_wrong, look)
+    show_error = partial(_error_page, look)
     kinds = (HTTPException, TBAError, Exception)
     return Starlette(
-        routes=[*routes, Route("/refresh", refresh, methods=["GET"])], exception_handlers=dict.fromkeys(kinds, wrong)
+        routes=[*routes, Route("/refresh", refresh, methods=["GET"])],
+        exception_handlers=dict.fromkeys(kinds, show_error),
     )
 
 
@@ -110,8 +111,8 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _wrong(look: Look, request: Request, error: Exception) -> Response:
-    """Return a page that says what is wrong. The terminal has the traceback of an error that nobody foresaw."""
+def _error_page(look: Look, request: Request, error: Exception) -> Response:
+    """Return the page of an error. The terminal shows the traceback of an unexpected error."""
     if isinstance(error, TooLong):
         status, message = 503, str(error)
     elif isinstance(error, Refused):
@@ -123,7 +124,7 @@ def _wrong(look: Look, request: Request, error: Exception) -> Response:
     elif isinstance(error, TBAError):
         status, message = 502, str(error)
     else:
-        status, message = 500, f"{type(error).__name__}; the terminal of tba browse says more"
+        status, message = 500, f"unexpected {type(error).__name__}; the terminal of tba browse shows where"
     title = "Page not found" if status == 404 else "This page could not be shown"
     page = show(look, request.url.path, "problem.html", title=title, message=message)
     return HTMLResponse(page.encode(errors="replace"), status)

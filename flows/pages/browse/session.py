@@ -1,4 +1,4 @@
-"""A run as it was when it was last read: one process, which answers one query after another."""
+"""A run as it was when it was last read. One process answers one query after another."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -51,8 +51,8 @@ class Look:
         return self.ask(query, parameters).records()
 
     def answer(self, query: str, *, most: int, skip: int = 0) -> Table:
-        """Return the rows of a query that a person wrote. It must be one that reads, and runs in a database of its own,
-        so that no page changes or sees what another one asked for. Long texts are cut."""
+        """Return the rows of a query that a person wrote. The query may only read, and runs in a database of its
+        own, so that no page changes or sees the queries of another page. Long texts are cut."""
         return self._ask("answer", query=query, most=most, skip=skip)
 
     def _ask(self, what: str, **arguments: Any) -> Table:
@@ -63,7 +63,7 @@ class Look:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         if not self._one_at_a_time.acquire(timeout=self.seconds):
-            raise TooLong(f"other queries have been going on for {self.seconds:g} seconds; ask again in a moment")
+            raise TooLong(f"other queries have been running for {self.seconds:g} seconds; try again in a moment")
         try:
             yield
         finally:

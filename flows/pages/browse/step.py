@@ -1,4 +1,4 @@
-"""One step: what it learned from, and in words what it raised and lowered, and why."""
+"""One step: its batch, and in words which responses it raised and lowered, and why."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from flows.pages.tables import Fact, facts
 from storage.runs.events import ROUTINE
 
 _BEFORE = 20  # steps that a step is compared with
-_MOST_TOLD = 3  # responses in each of the tables of what was raised and lowered most
+_MOST_EXTREMES = 3  # responses in each of the tables Raised most and Lowered most
 _OPEN = 3  # slots that are open at first
 _MOST_SLOTS = 256
 _MOST_CHIPS = 8  # rewards in the line of a slot
@@ -92,7 +92,7 @@ def _facts(step: dict[str, Any]) -> list[Fact]:
 def _shown(batch: Batch, beta: float | None) -> dict[str, Any]:
     """Return what the page shows of a batch, with the ranges that give rewards a colour and advantages a length."""
     rewards = [it.row["reward"] for it in batch]
-    tables = {"Raised most": batch.most_raised(_MOST_TOLD), "Lowered most": batch.most_lowered(_MOST_TOLD)}
+    tables = {"Raised most": batch.most_raised(_MOST_EXTREMES), "Lowered most": batch.most_lowered(_MOST_EXTREMES)}
     return {
         "beta": beta,
         "lowest": min(rewards, default=0.0),

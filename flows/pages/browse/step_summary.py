@@ -1,4 +1,4 @@
-"""A step in words: what it learned from, whether that was unusual, and whether it followed the rewards.
+"""The summary of a step in words: its draws, what was unusual, and whether the step followed the rewards.
 
 Sentences without links are written here, those with links in templates/browse/parts/step_summary.html."""
 
@@ -10,8 +10,8 @@ from flows.pages.browse.batch import Batch, Drawn, Slot, mean_reward
 from flows.pages.values import written
 
 _UNUSUAL = 2.0  # times the median of the steps before
-_LEAST_STEPS = 5  # from which on a median says what is usual
-_LEAST_PUSH = 1e-3  # less is the rounding of an advantage of 0
+_LEAST_STEPS = 5  # fewer steps give no useful median
+_LEAST_PUSH = 1e-3  # a smaller advantage is a rounding error of 0
 
 
 def learned_from(batch: Batch) -> str:
@@ -21,7 +21,7 @@ def learned_from(batch: Batch) -> str:
     ages = [it.row["age"] for it in batch for _ in range(it.times)]
     responses, prompts = sum(1 for _ in batch), len({it.row["prompt_id"] for it in batch})
     return (
-        f"It learned from {_counted(batch.draws, 'draw')} of {_counted(responses, 'response')} to "
+        f"The step learned from {_counted(batch.draws, 'draw')} of {_counted(responses, 'response')} to "
         f"{_counted(prompts, 'prompt')}. {recent:.0%} of the draws were recent: their responses had entered the replay "
         f"buffer at the newest sync. The mean age of the draws was {written(sum(ages) / batch.draws)} steps, the "
         f"largest {max(ages):,}."
@@ -52,11 +52,12 @@ def extremes(batch: Batch, beta: float | None) -> list[dict[str, Any]]:
 
 
 def _extreme(word: str, drawn: Drawn, slot: Slot, beta: float | None) -> dict[str, Any]:
-    row, has, wants = drawn.row, drawn.has, drawn.wants(beta)
-    told = {"word": word, "row": row, "times": drawn.times, "has": has, "wants": wants, "mean": None}
-    if has is not None and wants is not None and beta:
-        return {**told, "worth": row["reward"] / beta, "distance": abs(has - wants), "is_above": has > wants}
-    return {**told, "wants": None, "mean": mean_reward(slot) if len(slot) > 1 else None}
+    row, log_ratio, target = drawn.row, drawn.log_ratio, drawn.target(beta)
+    extreme = {"word": word, "row": row, "times": drawn.times, "log_ratio": log_ratio, "target": target}
+    if log_ratio is not None and target is not None and beta:
+        worth, distance = row["reward"] / beta, abs(log_ratio - target)
+        return {**extreme, "mean": None, "worth": worth, "distance": distance, "is_above": log_ratio > target}
+    return {**extreme, "target": None, "mean": mean_reward(slot) if len(slot) > 1 else None}
 
 
 def agreement(slots: Sequence[Slot]) -> str:
@@ -78,11 +79,11 @@ def _followed(slots: Sequence[Slot], balances: bool) -> Iterator[str]:
                 worse, worse_down = worse + it.times, worse_down + it.times * (it.push < 0)
     if better or worse:
         yield (
-            f"Of {_counted(better, 'draw')} with a reward above the mean of the slot, {better_up:,} were raised. Of "
-            f"{_counted(worse, 'draw')} with a reward below it, {worse_down:,} were lowered."
+            f"Of {_counted(better, 'draw')} with a reward above the mean of their slot, {better_up:,} were raised. Of "
+            f"{_counted(worse, 'draw')} with a reward below the mean, {worse_down:,} were lowered."
         )
         if balances and (better_up < better or worse_down < worse):
-            yield "The others are already more likely, or less likely, than their reward asks for."
+            yield "The other responses are already more likely, or less likely, than their rewards ask for."
 
 
 def _alike(slots: Sequence[Slot], balances: bool) -> Iterator[str]:
@@ -92,7 +93,7 @@ def _alike(slots: Sequence[Slot], balances: bool) -> Iterator[str]:
     where = "its slot" if len(slots) == 1 else f"{len(alike):,} of {len(slots):,} slots"
     # A baseline that is not the mean of the slot, such as a critic's, moves responses of equal rewards, too.
     moved = not balances and any(abs(it.push) > _LEAST_PUSH for slot in alike for it in slot)
-    yield f"In {where} all rewards are alike" + ("." if moved else ": nothing but the reference can move responses.")
+    yield f"In {where} all rewards are equal" + ("." if moved else ": only the reference can move these responses.")
 
 
 def _differ(slot: Slot) -> bool:

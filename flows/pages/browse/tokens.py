@@ -31,7 +31,7 @@ class Tokens:
         try:
             stream = DecodeStream(skip_special_tokens=False)
             return [stream.step(self._tokenizer, token) or "" for token in tokens]
-        except Exception:  # whatever the library says of numbers that are none of its tokens
+        except Exception:  # the library has several errors for unknown tokens
             return None
 
 
@@ -43,6 +43,6 @@ def _read(run: Run) -> Any:
             key = f"{layout.version(version)}{_FILE}"
             if run.store.exists(key):
                 return Tokenizer.from_str(run.store.read(key).decode())
-    except Exception:  # a damaged one is as good as none: `tba check` names it
+    except Exception:  # a damaged tokenizer counts as missing; `tba check` names its file
         return None
     return None

@@ -15,7 +15,7 @@ from storage import layout
 
 _MOST_PARTS = 8  # of a reward
 
-ONE = """
+TRAJECTORY = """
 select * from trajectories
 where searcher = {searcher} and seq = {seq} and trajectory_id = '{searcher}/{seq}/{row}'
 """
@@ -36,7 +36,7 @@ _NOT_DRAWN = {"draws": 0, "advantage": None, "residual": None}
 
 def page(look: Look, tokens: Tokens, searcher: int, seq: int, row: int) -> Markup:
     place = {"searcher": searcher, "seq": seq, "row": row}
-    found = look.rows(ONE.format(**place))
+    found = look.rows(TRAJECTORY.format(**place))
     if not found:
         raise Refused(f"there is no trajectory {searcher}/{seq}/{row}")
     it = found[0]

@@ -79,8 +79,8 @@ def _facts(version: dict[str, Any], generated: tuple[Any, ...]) -> list[Fact]:
     count, reward, length, finished, prompts, _ = generated
     told = [("trajectories", count)]
     if count:
-        told += [("their mean reward", reward), ("their mean length", length)]
-        told += [("finished", f"{finished:.1%}"), ("their prompts", prompts)]
+        told += [("mean reward", reward), ("mean length", length)]
+        told += [("finished", f"{finished:.1%}"), ("prompts", prompts)]
     if version["bytes"] is not None:
         told.append(("megabytes", version["bytes"] / 1e6))
     if version["changed_share"] is not None:

@@ -1,45 +1,22 @@
 // What a reader can do with the charts of a report: point at them, zoom, hide lines, smooth them, see them over time.
-// The pictures themselves come from charts.py and are there without scripts. A changed chart is drawn again here, in the
-// same way and with the same measures, which the page carries.
+// charts.py draws the charts, and they are there without scripts. Points of a line have the values of the data as their
+// coordinates, divided by a unit: a chart is zoomed by the view box of its plot, and tells what its points are at.
 "use strict";
 (() => {
-  const { width: WIDTH, height: HEIGHT, left: LEFT, right: RIGHT, top: TOP, bottom: BOTTOM, name: NAME, points: POINTS } =
-    JSON.parse(document.body.dataset.measures);
-  const SVG = "http://www.w3.org/2000/svg";
+  const X_NAME_WIDTH = 40;  // at the right end of the x axis, where no number stands
 
   const one = (selector, within = document) => within.querySelector(selector);
   const all = (selector, within = document) => [...within.querySelectorAll(selector)];
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-  const clocks = JSON.parse(document.body.dataset.clocks);  // of each run: steps, and the seconds they had taken
-  const state = { byTime: false, range: null, smooth: 0, left: new Set() };
-
-  // --- numbers -------------------------------------------------------------------------------------------------------
-
-  function short(value) {
-    if (value === 0) return "0";
-    const size = Math.abs(value);
-    if (size >= 1e5 || size < 1e-3) return value.toExponential(1).replace(".0e", "e").replace("e+", "e");
-    const text = value.toFixed(clamp(2 - Math.floor(Math.log10(size)), 0, 4));
-    return text.includes(".") ? text.replace(/\.?0+$/, "") : text;
-  }
-
-  function clockUnit(seconds) {
-    return seconds < 120 ? [1, "seconds"] : seconds < 7200 ? [60, "minutes"] : [3600, "hours"];
-  }
-
-  function duration(seconds) {
-    const [unit, name] = clockUnit(seconds);
-    return `${short(seconds / unit)} ${name}`;
-  }
-
-  function widened(low, high) {
-    if (high - low > 1e-12 * Math.max(Math.abs(low), Math.abs(high))) return [low, high];
-    if (low >= 0 && low <= 1) return [0, 1];
-    return [low - Math.abs(low) / 2, high + Math.abs(low) / 2];
-  }
+  const written = (value, digits = 4) => String(Number(value.toPrecision(digits))).replace("e+", "e");
+  const points = (shape) => shape.getAttribute("points").split(" ").map((point) => point.split(",").map(Number));
+  const ranges = new Map();  // of zoomed charts; linked charts have one range
 
   function reach(values) {
-    return values.reduce(([low, high], it) => [Math.min(low, it), Math.max(high, it)], [Infinity, -Infinity]);
+    const [low, high] = values.reduce(([low, high], it) => [Math.min(low, it), Math.max(high, it)], [Infinity, -Infinity]);
+    const least = 1e-5 * Math.max(1, Math.abs(low), Math.abs(high));  // browsers can draw no smaller range
+    const half = high - low > least ? 0 : Math.abs(low) / 2 || 0.5;
+    return [low - half, high + half];
   }
 
   function ticks(low, high, wanted) {
@@ -49,206 +26,141 @@
     return Array.from({ length: last - first + 1 }, (_, i) => (first + i) * step);
   }
 
-  function nearest(sorted, value) {
-    let low = 0, high = sorted.length - 1;
-    while (high - low > 1) {
-      const middle = (low + high) >> 1;
-      if (sorted[middle] <= value) low = middle; else high = middle;
-    }
-    return value - sorted[low] <= sorted[high] - value ? low : high;
+  function nearest(line, x) {
+    return line.reduce((best, point) => Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best);
   }
 
-  function secondsAt(run, step) {  // between steps that the clock has, in proportion
-    const [steps, seconds] = clocks[run];
-    const after = steps.findIndex((it) => it >= step);
-    if (after < 0) return seconds.at(-1);
-    if (after === 0) return seconds[0];
-    const part = (step - steps[after - 1]) / (steps[after] - steps[after - 1]);
-    return seconds[after - 1] + part * (seconds[after] - seconds[after - 1]);
-  }
-
-  // --- charts --------------------------------------------------------------------------------------------------------
-
-  function averaged(line) {  // of its last values, the newer the more, free of the pull of the first one
-    let mean = 0, weight = 0;
-    return line.y.map((value) => {
-      mean = state.smooth * mean + (1 - state.smooth) * value;
-      weight = state.smooth * weight + (1 - state.smooth);
-      return mean / weight;
-    });
-  }
-
-  function thinned(points) {
-    const size = Math.ceil(points.length / POINTS);
-    if (size < 2) return points;
-    return Array.from({ length: Math.ceil(points.length / size) }, (_, i) => {
-      const group = points.slice(i * size, (i + 1) * size);
-      const mean = (name) => group.reduce((sum, it) => sum + it[name], 0) / group.length;
-      const [low, high] = reach(group.flatMap((it) => [it.low, it.high]));
-      return { x: mean("x"), y: mean("y"), low, high };
+  function heights(line, low, high) {  // values of a line in a range, also where the line enters and leaves the range
+    return line.flatMap(([x, y], i) => {
+      const [before, from] = line[i - 1] ?? [x, y];
+      const crossed = [low, high].filter((end) => (before - end) * (x - end) < 0);
+      const levels = crossed.map((end) => from + (end - before) / (x - before) * (y - from));
+      return x >= low && x <= high ? [y, ...levels] : levels;
     });
   }
 
   class Chart {
-    constructor(figure) {
-      this.figure = figure;
-      this.svg = one("svg", figure);
-      this.data = JSON.parse(figure.dataset.chart);
-      this.ofSteps = this.data.x === "step" && clocks.some(([steps]) => steps.length > 1);
-      this.times = this.data.lines.map((line) => this.ofSteps && line.x.map((step) => secondsAt(line.run, step)));
-      this.range = null;
-      figure.tabIndex = 0;
-      this.readout = figure.appendChild(Object.assign(document.createElement("div"), { className: "readout" }));
-      this.readout.hidden = true;
-      for (const [n, key] of all("button.key", figure).entries()) {
-        key.disabled = false;
-        key.addEventListener("click", () => toggle(this.nameOf(this.data.lines[n])));
-      }
-      this.svg.addEventListener("pointermove", (event) => this.moved(event));
-      this.svg.addEventListener("pointerleave", () => this.dragged === undefined && point(this, null));
-      this.svg.addEventListener("pointerdown", (event) => this.pressed(event));
-      this.svg.addEventListener("pointerup", (event) => this.released(event));
-      this.svg.addEventListener("dblclick", () => zoom(this, null));
-      figure.addEventListener("keydown", (event) => this.typed(event));
-      figure.addEventListener("blur", () => point(this, null));
+    constructor(svg) {
+      this.svg = svg;
+      this.figure = svg.closest("figure");
+      this.axis = one(".axis", svg);
+      this.plot = one(".plot", svg);
+      this.unit = Number(this.plot.dataset.unit);
+      this.group = svg.dataset.linked ?? this;
+      this.ticks = [...one(".ticks", svg).children];
+      this.view = this.plot.getAttribute("viewBox");
+      this.place(this.view);
+      const inside = "<rect class='selection' visibility='hidden'/><line class='cross' visibility='hidden'/>";
+      this.plot.firstElementChild.insertAdjacentHTML("beforeend", inside);
+      this.cross = one(".cross", svg);
+      this.selection = one(".selection", svg);
+      this.readout = one(".readout", this.figure);
+      svg.setAttribute("tabindex", "0");
+      svg.addEventListener("pointermove", (event) => this.moved(event));
+      svg.addEventListener("pointerleave", () => this.dragged === undefined && point(this, null));
+      svg.addEventListener("pointerdown", (event) => this.pressed(event));
+      svg.addEventListener("pointerup", (event) => this.released(event));
+      svg.addEventListener("dblclick", () => zoom(this, null));
+      svg.addEventListener("keydown", (event) => this.typed(event));
+      svg.addEventListener("blur", () => point(this, null));
     }
 
-    get byTime() { return state.byTime && this.ofSteps; }
-    get shown() { return this.ofSteps ? state.range : this.range; }  // charts of steps are zoomed together
-    nameOf(line) { return this.data.shared ? line.name : `${this.data.title}/${line.name}`; }
-    xs(n) { return this.byTime ? this.times[n] : this.data.lines[n].x; }
+    get curves() { return all(".curve:not(.left-out)", this.svg); }
+    get range() { return ranges.get(this.group); }
+    shape(curve) { return this.range && one(".zoomed", curve) || one(".whole", curve); }
+    isInside(x) { return x >= this.x0 && x <= this.x1; }
 
-    lines() {  // those that are to be seen, and their points within the range
-      return this.data.lines.map((line, n) => {
-        if (state.left.has(this.nameOf(line))) return null;
-        const xs = this.xs(n), [low, high] = this.shown ?? [-Infinity, Infinity];
-        const smooth = state.smooth > 0 && !line.low && !line.marked && averaged(line);
-        const points = xs.map((x, i) => {
-          const raw = line.y[i];
-          return { x, y: smooth ? smooth[i] : raw, raw, low: line.low?.[i] ?? raw, high: line.high?.[i] ?? raw };
-        });
-        const inside = points.filter((it) => it.x >= low && it.x <= high);
-        return { line, smooth: Boolean(smooth), points: inside };
-      }).filter((it) => it?.points.length);
+    place(view) {
+      const [x, y, width, height] = view.split(" ").map(Number);
+      [this.x0, this.x1, this.y0, this.y1] = [x, x + width, -y - height, -y];
+      this.plot.setAttribute("viewBox", view);
     }
 
-    draw() {
-      const lines = this.lines();
-      for (const [n, key] of all("button.key", this.figure).entries()) {
-        key.setAttribute("aria-pressed", String(!state.left.has(this.nameOf(this.data.lines[n]))));
+    show() {  // the range that was zoomed to, and what the lines that are not hidden need
+      this.svg.classList.toggle("is-zoomed", Boolean(this.range));
+      const lines = this.curves.flatMap((curve) => all("[points]", this.shape(curve))).map(points);
+      const [low, high] = this.range ?? reach(lines.flat().map(([x]) => x));
+      const seen = lines.flatMap((line) => heights(line, low, high));
+      if (!seen.length || !this.range && !one(".left-out", this.svg)) {
+        this.place(this.view);
+        one(".ticks", this.svg).replaceChildren(...this.ticks);
+        return;
       }
-      if (!lines.length) { this.seen = []; this.svg.replaceChildren(); return; }
-      const points = lines.flatMap((it) => it.points);
-      const edges = points.flatMap((it) => [it.low, it.high]);
-      if (this.data.level !== null) edges.push(this.data.level - this.data.room, this.data.level + this.data.room);
-      [this.x0, this.x1] = this.shown ?? widened(...reach(points.map((it) => it.x)));
-      const levels = ticks(...widened(...reach(edges)), 5);
-      [this.y0, this.y1] = [levels[0], levels.at(-1)];
-      this.svg.replaceChildren();
-      this.axes(levels);
-      for (const { line, smooth, points } of lines) this.line(line, smooth, points);
-      this.cross = this.add("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
-      const height = HEIGHT - TOP - BOTTOM;
-      this.selection = this.add("rect", { class: "selection", y: TOP, height, visibility: "hidden" });
-      this.seen = lines;
+      const levels = ticks(...reach([...seen, ...all(".level", this.svg).flatMap(points).map(([, y]) => y)]), 5);
+      this.place(`${low} ${-levels.at(-1)} ${high - low} ${levels.at(-1) - levels[0]}`);
+      const [left, top, width, height] = ["x", "y", "width", "height"].map((it) => this.plot[it].baseVal.value);
+      const across = ticks(low, high, 6).map((value) => [value, (value - low) / (high - low) * width]);
+      one(".ticks", this.svg).replaceChildren(
+        ...levels.map((y) => this.tick("y", left, top + (this.y1 - y) / (this.y1 - this.y0) * height, y)),
+        ...across.filter(([, x]) => x > -0.5 && x < width - X_NAME_WIDTH)
+          .map(([value, x]) => this.tick("x", left + x, top + height, value)),
+      );
     }
 
-    px(x) { return LEFT + (x - this.x0) / (this.x1 - this.x0) * (WIDTH - LEFT - RIGHT); }
-    py(y) { return HEIGHT - BOTTOM - (y - this.y0) / (this.y1 - this.y0) * (HEIGHT - TOP - BOTTOM); }
-    at(event) {
-      const box = this.svg.getBoundingClientRect(), px = (event.clientX - box.left) / box.width * WIDTH;
-      return this.x0 + (clamp(px, LEFT, WIDTH - RIGHT) - LEFT) / (WIDTH - LEFT - RIGHT) * (this.x1 - this.x0);
-    }
-
-    add(tag, attributes, text = "") {
-      const element = document.createElementNS(SVG, tag);
-      for (const [name, value] of Object.entries(attributes)) {
-        element.setAttribute(name, typeof value === "number" ? Math.round(value * 10) / 10 : value);
-      }
-      element.textContent = text;
-      return this.svg.appendChild(element);
-    }
-
-    axes(levels) {
-      const right = WIDTH - RIGHT, bottom = HEIGHT - BOTTOM;
-      for (const level of levels) {
-        this.add("line", { class: "grid", x1: LEFT, x2: right, y1: this.py(level), y2: this.py(level) });
-        this.add("text", { class: "tick", x: LEFT - 6, y: this.py(level) + 3.5, "text-anchor": "end" }, short(level));
-      }
-      const [unit, name] = this.byTime ? clockUnit(this.x1) : [1, this.data.x];
-      for (const tick of ticks(this.x0 / unit, this.x1 / unit, 6)) {
-        const x = this.px(tick * unit);
-        if (x < LEFT - 0.5 || x >= right - NAME) continue;
-        this.add("text", { class: "tick", x, y: bottom + 16, "text-anchor": "middle" }, short(tick));
-      }
-      this.add("line", { class: "axis", x1: LEFT, x2: right, y1: bottom, y2: bottom });
-      this.add("text", { class: "tick", x: right, y: bottom + 16, "text-anchor": "end" }, name);
-      if (this.data.level !== null) {
-        const y = this.py(this.data.level);
-        this.add("line", { class: "level", x1: LEFT, x2: right, y1: y, y2: y });
-      }
-    }
-
-    line(line, smooth, points) {
-      const path = (of, name) => of.map((it) => `${this.px(it.x).toFixed(1)},${this.py(it[name]).toFixed(1)}`);
-      const few = thinned(points);
-      if (smooth) {
-        const unsmoothed = thinned(points.map((it) => ({ ...it, y: it.raw })));
-        this.add("polyline", { class: `line raw l${line.colour}`, points: path(unsmoothed, "y").join(" ") });
-      } else if (few.length < points.length || line.low) {
-        const around = [...path(few, "high"), ...path(few, "low").reverse()];
-        this.add("polygon", { class: `band b${line.colour}`, points: around.join(" ") });
-      }
-      this.add("polyline", { class: `line l${line.colour}`, points: path(few, "y").join(" ") });
-      if (line.marked || points.length === 1) {
-        const dot = `dot d${line.colour}`;
-        for (const it of points) this.add("circle", { class: dot, cx: this.px(it.x), cy: this.py(it.y), r: 3 });
-      }
+    tick(axis, x, y, value) {
+      const tick = this.ticks.find((it) => it.classList.contains(axis)).cloneNode(true);
+      tick.setAttribute("transform", `translate(${x} ${y})`);
+      one("text", tick).textContent = axis === "x" ? written(value, 7) : written(value * this.unit);
+      return tick;
     }
 
     // --- pointing at a place
 
-    point(x, isHere) {  // every chart of steps shows the same place; the one that is pointed at says what is there
-      const away = x === null || !this.seen?.length || x < this.x0 || x > this.x1;
-      this.cross?.setAttribute("visibility", away ? "hidden" : "visible");
-      this.readout.hidden = away || !isHere;
-      if (away) return;
-      for (const end of ["x1", "x2"]) this.cross.setAttribute(end, this.px(x));
+    at(event) {
+      const { left, width } = this.axis.getBoundingClientRect();
+      return this.x0 + clamp((event.clientX - left) / width, 0, 1) * (this.x1 - this.x0);
+    }
+
+    point(x, isHere) {  // every linked chart marks the same place; the chart that is pointed at tells its values
+      const isAway = x === null || !this.isInside(x);
+      this.cross.setAttribute("visibility", isAway ? "hidden" : "visible");
+      if (isHere) this.readout.hidden = isAway;
+      if (isAway) return;
+      for (const [name, value] of Object.entries({ x1: x, x2: x, y1: this.y0, y2: this.y1 })) {
+        this.cross.setAttribute(name, value);
+      }
       if (isHere) this.tell(x);
     }
 
     tell(x) {
-      const rows = this.seen.map(({ line, smooth, points }) => {
-        const it = points[nearest(points.map((point) => point.x), x)];
-        const spread = line.low ? ` (${short(it.low)} … ${short(it.high)})` : smooth ? ` (${short(it.raw)})` : "";
-        const row = document.createElement("div");
-        row.className = `key k${line.colour}`;
-        row.textContent = `${this.data.lines.length > 1 ? line.name + " " : ""}${short(it.y)}${spread}`;
-        return row;
-      });
-      const place = document.createElement("b");
-      const told = this.ofSteps ? String(Math.round(x)) : short(x);
-      place.textContent = this.byTime ? `after ${duration(x)}` : `${this.data.x} ${told}`;
-      this.readout.replaceChildren(place, ...rows);
-      const share = this.px(x) / WIDTH;
-      this.readout.style.left = share < 0.55 ? `${share * 100 + 3}%` : "";
-      this.readout.style.right = share < 0.55 ? "" : `${(1 - share) * 100 + 3}%`;
+      const place = document.createElement("b"), name = one(".name", this.svg).textContent;
+      place.textContent = this.group === "time" ? `after ${written(x)} ${name}`
+        : `${name} ${this.group === "step" ? Math.round(x) : written(x)}`;
+      this.readout.replaceChildren(place, ...this.curves.flatMap((curve) => this.value(curve, x)));
+      const figure = this.figure.getBoundingClientRect(), axis = this.axis.getBoundingClientRect();
+      const along = axis.left - figure.left + (x - this.x0) / (this.x1 - this.x0) * axis.width;
+      const isLeft = along < 0.55 * figure.width;
+      this.readout.style.left = isLeft ? `${along + 12}px` : "";
+      this.readout.style.right = isLeft ? "" : `${figure.width - along + 12}px`;
       this.here = x;
     }
 
+    value(curve, x) {
+      const inside = (shape) => points(shape).filter((it) => this.isInside(it[0]));
+      const shape = this.shape(curve), line = inside(one(".line", shape));
+      if (!line.length) return [];
+      const [at, y] = nearest(line, x), smooth = one(".smooth", curve), band = one(".band", shape);
+      const value = (y) => written(y * this.unit);
+      const around = band ? points(band).filter((it) => it[0] === at).map((it) => value(it[1])).reverse() : [];
+      const row = document.createElement("div");
+      row.className = `key k${curve.dataset.colour}`;
+      row.textContent = one("button.key", this.figure) ? `${curve.dataset.name} ` : "";
+      row.textContent += smooth ? `${value(nearest(inside(smooth), x)[1])} (${value(y)})`
+        : value(y) + (band ? ` (${around.join(" … ")})` : "");
+      return [row];
+    }
+
     moved(event) {
-      if (!this.seen?.length) return;
       const x = this.at(event);
       point(this, x);
       if (this.dragged === undefined) return;
-      const [left, right] = [this.dragged, x].sort((a, b) => a - b).map((it) => this.px(it));
-      this.selection.setAttribute("x", left);
-      this.selection.setAttribute("width", right - left);
-      this.selection.setAttribute("visibility", "visible");
+      const [low, high] = [this.dragged, x].sort((a, b) => a - b);
+      const box = { x: low, width: high - low, y: this.y0, height: this.y1 - this.y0, visibility: "visible" };
+      for (const [name, value] of Object.entries(box)) this.selection.setAttribute(name, value);
     }
 
     pressed(event) {
-      if (!this.seen?.length || event.button !== 0 || event.pointerType === "touch") return;  // fingers scroll the page
+      if (event.button !== 0 || event.pointerType === "touch") return;  // fingers scroll the page
       this.dragged = this.at(event);
       this.svg.setPointerCapture(event.pointerId);
       event.preventDefault();
@@ -259,58 +171,74 @@
       const [low, high] = [this.dragged, this.at(event)].sort((a, b) => a - b);
       this.dragged = undefined;
       this.selection.setAttribute("visibility", "hidden");
-      if (this.px(high) - this.px(low) > 6) zoom(this, [low, high]);
+      if ((high - low) / (this.x1 - this.x0) > 0.015) zoom(this, [low, high]);
     }
 
     typed(event) {
-      if (!this.seen?.length) return;
       const way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
       if (event.key === "Escape") zoom(this, null);
-      if (!way) return;
-      const xs = this.seen[0].points.map((it) => it.x), from = this.here ?? this.x0;
-      point(this, xs[clamp(nearest(xs, from) + way, 0, xs.length - 1)]);
+      if (!way || !this.curves.length) return;
+      const line = points(one(".line", this.shape(this.curves[0]))).filter(([x]) => this.isInside(x));
+      if (!line.length) return;
+      const from = line.indexOf(nearest(line, this.here ?? this.x0));
+      point(this, line[clamp(from + way, 0, line.length - 1)][0]);
       event.preventDefault();
     }
   }
 
-  const charts = all("figure[data-chart]").map((figure) => new Chart(figure));
-
-  function draw(which = charts) {
-    for (const chart of which) chart.draw();
-    const reset = one("#unzoom");
-    if (reset) reset.hidden = !state.range && !charts.some((chart) => chart.range);
-  }
+  function linked(here) { return charts.filter((chart) => chart.group === here.group); }
 
   function point(here, x) {
-    for (const chart of here.ofSteps ? charts.filter((it) => it.ofSteps) : [here]) chart.point(x, chart === here);
+    for (const chart of linked(here)) chart.point(x, chart === here);
   }
 
   function zoom(here, range) {
-    if (here.ofSteps) state.range = range; else here.range = range;
-    draw(here.ofSteps ? charts.filter((it) => it.ofSteps) : [here]);
+    if (range) ranges.set(here.group, range); else ranges.delete(here.group);
+    for (const chart of linked(here)) chart.show();
+    point(here, null);
+    if (one("#unzoom")) one("#unzoom").hidden = !ranges.size;
   }
 
-  function toggle(name) {
-    if (!state.left.delete(name)) state.left.add(name);
-    draw();
+  function toggle(key) {
+    for (const it of all("[data-key]").filter((it) => it.dataset.key === key)) {
+      const isLeftOut = it.classList.toggle("left-out");
+      if (it.matches("button")) it.setAttribute("aria-pressed", String(!isLeftOut));
+    }
+    for (const chart of charts) chart.show();
   }
 
+  function smooth(curve, share) {  // values are means of the values before, the newer the more
+    one(".smooth", curve)?.remove();
+    if (!share) return;
+    const line = all(".line", curve).at(-1), copy = line.cloneNode();
+    let mean = 0, weight = 0;
+    const means = points(line).map(([x, y]) => {
+      mean = share * mean + (1 - share) * y;
+      weight = share * weight + (1 - share);
+      return `${x},${mean / weight}`;
+    });
+    copy.setAttribute("points", means.join(" "));
+    copy.classList.add("smooth");
+    curve.append(copy);
+  }
+
+  for (const figure of all("figure.chart")) {
+    figure.insertAdjacentHTML("beforeend", "<div class='readout' hidden></div>");
+  }
+  const charts = all("figure.chart > svg").map((svg) => new Chart(svg));
   for (const controls of all(".controls")) controls.hidden = false;
+  for (const key of all("button.key")) {
+    key.disabled = false;
+    key.setAttribute("aria-pressed", "true");
+    key.addEventListener("click", () => toggle(key.dataset.key));
+  }
   one("#smooth")?.addEventListener("input", (event) => {
-    state.smooth = Number(event.target.value);
-    draw();
+    for (const curve of all(".smoothable")) smooth(curve, Number(event.target.value));
   });
   for (const choice of all("input[name=axis]")) {
-    choice.addEventListener("change", () => {
-      state.byTime = choice.value === "time";
-      state.range = null;
-      draw();
-    });
+    choice.addEventListener("change", () => { document.body.dataset.axis = choice.value; });
   }
   one("#unzoom")?.addEventListener("click", () => {
-    state.range = null;
-    for (const chart of charts) chart.range = null;
-    draw();
+    for (const chart of charts) zoom(chart, null);
   });
-  draw();
 })();

@@ -1,4 +1,4 @@
-"""`tba report RUN RUN …`: several runs on one page, a line of each in every chart, and the settings that differ."""
+"""`tba report RUN RUN …`: several runs on one page. Every chart has a line of each run."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -8,7 +8,7 @@ from pathlib import Path
 import duckdb
 from markupsafe import Markup
 
-from flows.pages.charts import Series, line_chart
+from flows.pages.charts import Chart, Series
 from flows.pages.report.curves import BRANCHES, BY_VERSION, SCORES, STEPS
 from flows.pages.report.document import clock, damage_table, document, save
 from flows.pages.report.page import TOTALS
@@ -38,18 +38,18 @@ _OF_STEPS = {
 _OF_VERSIONS = {
     "Reward of trajectories, by version": "reward",
     "Response length, by version": "length",
-    "Responses that ended by themselves": "finished",
+    "Share of finished responses": "finished",
 }
 _OF_BRANCHES = {
     "Age of prioritised draws, in steps": "age_prioritised",
     "Share of draws from the newest sync": "recent",
 }
-_OF_TIME = {"Seconds per step": "seconds_step", "Seconds per step of waiting for data": "seconds_wait"}
+_OF_TIME = {"Seconds per step": "seconds_step", "Seconds of waiting for data, per step": "seconds_wait"}
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """The answers of one run."""
+    """A run with the answers to the queries about it."""
 
     name: str
     run: Run
@@ -77,7 +77,7 @@ def render(runs: Sequence[Run]) -> Markup:
 
 def _render(runs: Sequence[Run], *, thorough: bool = False) -> Markup:
     if len({run.url for run in runs}) < len(runs):
-        raise ConfigError("RUN: the same run twice")
+        raise ConfigError("RUN: the same run is named twice")
     names = [run.name for run in runs]
     told = names if len(set(names)) == len(names) else [run.url for run in runs]
     with ExitStack() as stack:
@@ -85,11 +85,11 @@ def _render(runs: Sequence[Run], *, thorough: bool = False) -> Markup:
         return document(
             "comparison.html",
             " · ".join(told),
+            _groups(compared),
             [clock(it.con) for it in compared],
             names=told,
             damage=[(it.name, damage_table(it.damage)) for it in compared],
             runs=_overview(compared),
-            groups=_groups(compared),
             settings=_settings(compared),
         )
 
@@ -113,14 +113,17 @@ def _overview(compared: Sequence[_Compared]) -> Table:
 def _row(it: _Compared, metrics: Sequence[str]) -> list[str | int]:
     trajectories, _, _, tokens, *_ = ask(it.con, TOTALS).rows[0]
     values = {metric: [value for name, _, value in it.scores.rows if name == metric] for metric in metrics}
-    scores = [f"{number(found[0])} → {number(found[-1])}" if found else "" for found in values.values()]
+    scores = [
+        f"{number(found[0])}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{number(found[-1])}" if found else ""
+        for found in values.values()
+    ]
     summary, seconds = it.summary, clock(it.con)[1][-1]
     spent = f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 3600:.2f} h"
     last = max(it.steps.column("step"), default=0)
     return [it.name, summary.task, summary.parent, summary.state, last, *scores, trajectories, int(tokens or 0), spent]
 
 
-def _groups(compared: Sequence[_Compared]) -> dict[str, list[Markup]]:
+def _groups(compared: Sequence[_Compared]) -> dict[str, list[Chart]]:
     return {
         "Learning": [*_scores(compared), *_of(compared, "steps", _OF_STEPS)],
         "Data": [*_of(compared, "versions", _OF_VERSIONS), *_of(compared, "branches", _OF_BRANCHES)],
@@ -128,21 +131,21 @@ def _groups(compared: Sequence[_Compared]) -> dict[str, list[Markup]]:
     }
 
 
-def _scores(compared: Sequence[_Compared]) -> list[Markup]:
-    drawn: list[Markup] = []
+def _scores(compared: Sequence[_Compared]) -> list[Chart]:
+    drawn: list[Chart] = []
     for metric in dict.fromkeys(metric for it in compared for metric in it.scores.column("metric")):
         lines = [
             Series(it.name, [(step, value) for name, step, value in it.scores.rows if name == metric], True, run=n)
             for n, it in enumerate(compared)
         ]
-        drawn.append(line_chart(f"Score of versions: {metric}", lines, shared=True))
+        drawn.append(Chart(f"Score of versions: {metric}", lines, shared=True))
     return drawn
 
 
-def _of(compared: Sequence[_Compared], table: str, titles: dict[str, str]) -> list[Markup]:
+def _of(compared: Sequence[_Compared], table: str, titles: dict[str, str]) -> list[Chart]:
     x = "version_step" if table == "versions" else "step"
     return [
-        line_chart(
+        Chart(
             title,
             [Series(it.name, getattr(it, table).points(name, x=x), run=n) for n, it in enumerate(compared)],
             shared=True,

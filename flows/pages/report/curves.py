@@ -1,12 +1,10 @@
-"""The curves of a run: what it learns, what data it learns from, and how fast it is."""
+"""The charts of a run: what the run learns, from which data, and how fast."""
 
 from contextlib import closing
 from functools import partial
 from statistics import median
 
-from markupsafe import Markup
-
-from flows.pages.charts import Series, line_chart, picture
+from flows.pages.charts import Chart, Series
 from flows.pages.tables import Table, ask
 from storage import layout
 from storage.queries.views import connect
@@ -59,19 +57,19 @@ STEPS = "select * from steps order by step"
 
 
 def pictures(run: Run) -> list[tuple[str, str]]:
-    """Return the most important curves as pictures with titles, for readers that run no scripts."""
+    """Return the most important charts as SVG files, each with its title."""
     with closing(connect(run)) as con:
         steps, scores = ask(con, STEPS), ask(con, SCORES)
     found = {"Scores of versions": score_lines(scores).get("", [])}
     found |= {title: [Series(name, steps.points(name))] for title, name in _PICTURES.items()}
-    drawn = [(title, picture(title, lines, x_name="step")) for title, lines in found.items()]
+    drawn = [(title, Chart(title, lines).picture()) for title, lines in found.items()]
     return [(title, svg) for title, svg in drawn if svg]
 
 
-def learning(steps: Table, scores: Table, versions: Table) -> list[Markup]:
+def learning(steps: Table, scores: Table, versions: Table) -> list[Chart]:
     return [
-        *evaluated(scores),
-        line_chart(
+        *score_charts(scores),
+        Chart(
             "Reward",
             [
                 Series("of batches", steps.points("reward_mean")),
@@ -87,15 +85,15 @@ def learning(steps: Table, scores: Table, versions: Table) -> list[Markup]:
         _chart(steps, "Entropy", "entropy"),
         _chart(steps, "Value loss", "value_loss"),
         _chart(steps, "Explained variance of the returns", "explained_variance"),
-        _changing(steps, "Learning rate", "lr"),
-        _changing(steps, "beta", "beta"),
+        *_changing(steps, "Learning rate", "lr"),
+        *_changing(steps, "beta", "beta"),
     ]
 
 
-def data(steps: Table, branches: Table, versions: Table) -> list[Markup]:
+def data(steps: Table, branches: Table, versions: Table) -> list[Chart]:
     by_version = partial(versions.points, x="version_step")
     return [
-        line_chart(
+        Chart(
             "Age of draws, in steps",
             [
                 Series("recent", branches.points("age_recent")),
@@ -103,15 +101,15 @@ def data(steps: Table, branches: Table, versions: Table) -> list[Markup]:
                 Series("oldest", steps.points("age_max")),
             ],
         ),
-        line_chart("Share of draws from the newest sync", [Series("recent", branches.points("recent"))]),
-        line_chart("Response length, by version", [Series("tokens", by_version("length"))]),
-        line_chart("Responses that ended by themselves", [Series("share", by_version("finished"))]),
+        Chart("Share of draws from the newest sync", [Series("recent", branches.points("recent"))]),
+        Chart("Response length, by version", [Series("tokens", by_version("length"))]),
+        Chart("Share of finished responses", [Series("share", by_version("finished"))]),
     ]
 
 
-def speed(steps: Table, speeds: Table, adoptions: Table) -> list[Markup]:
+def speed(steps: Table, speeds: Table, adoptions: Table) -> list[Chart]:
     return [
-        line_chart(
+        Chart(
             "Seconds per step",
             [
                 Series("step", steps.points("seconds_step")),
@@ -119,17 +117,17 @@ def speed(steps: Table, speeds: Table, adoptions: Table) -> list[Markup]:
                 Series("backlog", steps.points("seconds_backlog")),
             ],
         ),
-        line_chart("Tokens per second of each searcher", _by_role(speeds, "tokens_per_second")),
-        line_chart(
+        Chart("Tokens per second of each searcher", _by_role(speeds, "tokens_per_second")),
+        Chart(
             "Share of time in which searchers generate",
             _by_role(speeds, "generating"),
-            note="In the rest of their time they score, compute log-probabilities, store and adopt versions. If rounds "
-            "overlap, all of them count.",
+            note="In the rest of their time, searchers score, compute log-probabilities, store and adopt versions. "
+            "Rounds that overlap all count.",
         ),
-        line_chart(
+        Chart(
             "Seconds from a sync to the adoption of its version",
             _by_role(adoptions, "seconds"),
-            note="By the clocks of the machines of the searchers.",
+            note="Times come from the clocks of the searchers' machines.",
         ),
     ]
 
@@ -148,10 +146,10 @@ def _by_role(table: Table, name: str) -> list[Series]:
     ]
 
 
-def evaluated(scores: Table) -> list[Markup]:
-    """Return a chart of the rewards of evaluations, and one for each measure of the task: their scales differ."""
+def score_charts(scores: Table) -> list[Chart]:
+    """Return a chart of the rewards of evaluations, and a chart for each measure of the task: scales differ."""
     return [
-        line_chart(measure.replace("_", " ") or "Scores of versions", lines)
+        Chart(measure.replace("_", " ") or "Scores of versions", lines)
         for measure, lines in score_lines(scores).items()
     ]
 
@@ -166,10 +164,10 @@ def score_lines(scores: Table) -> dict[str, list[Series]]:
     return lines
 
 
-def _chart(steps: Table, title: str, metric: str) -> Markup:
-    return line_chart(title, [Series(metric, steps.points(metric))])
+def _chart(steps: Table, title: str, metric: str) -> Chart:
+    return Chart(title, [Series(metric, steps.points(metric))])
 
 
-def _changing(steps: Table, title: str, metric: str) -> Markup:
-    """Return the chart of a schedule; empty text if it is constant."""
-    return _chart(steps, title, metric) if len(set(steps.column(metric))) > 1 else Markup()
+def _changing(steps: Table, title: str, metric: str) -> list[Chart]:
+    """Return the chart of a schedule; none if the schedule is constant."""
+    return [_chart(steps, title, metric)] if len(set(steps.column(metric))) > 1 else []

@@ -1,4 +1,4 @@
-"""The tree of forks in a report: what a run comes from, what each fork changed, and what was forked from the run."""
+"""The tree of forks in a report: the ancestors of a run, what each fork changed, and the forks of the run."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from storage.runs.run import Run
 
 
 def section(run: Run) -> Markup:
-    """Return the section; empty text for a run that is no fork and has no forks."""
+    """Return the section; empty text for a run that is not a fork and has no forks."""
     line = [run]
     while older := line[0].older:
         line.insert(0, older)

@@ -1,4 +1,4 @@
-"""`tba report`: a run as one HTML file with its curves and tables. The file needs no network and nothing beside it."""
+"""`tba report`: a run as one HTML file with its charts and tables. The file needs no network and no other file."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -59,7 +59,7 @@ select created_at, role, life, severity, kind, message from events where kind no
 """
 
 
-_TABLES = {"Searchers": SEARCHERS, "Evaluations": EVALUATIONS, "Versions that are kept": VERSIONS}
+_TABLES = {"Searchers": SEARCHERS, "Evaluations": EVALUATIONS, "Kept versions": VERSIONS}
 _LATER_TABLES = {"Attempts": ATTEMPTS, "Alarms": ALARMS}
 
 
@@ -89,17 +89,17 @@ def _render(run: Run, *, thorough: bool = False) -> Markup:
     return document(
         "run.html",
         run.name,
+        {
+            "Learning": learning(steps, scores, versions),
+            "Data": data(steps, ask(con, BRANCHES), versions),
+            "Speed": speed(steps, ask(con, SPEEDS), ask(con, ADOPTIONS)),
+        },
         [clock(con)],
         run=run,
         summary=summarise(run),
         created=run.created_at[:19].replace("T", " "),
         damage=damage_table(damage),
         facts=_facts(con, run, steps, scores),
-        groups={
-            "Learning": learning(steps, scores, versions),
-            "Data": data(steps, ask(con, BRANCHES), versions),
-            "Speed": speed(steps, ask(con, SPEEDS), ask(con, ADOPTIONS)),
-        },
         timing=_timing(steps),
         selection=selection.section(con),
         samples=samples.section(con),
@@ -128,7 +128,7 @@ def _facts(con: duckdb.DuckDBPyConnection, run: Run, steps: Table, scores: Table
             ("tokens generated", int(tokens or 0)),
             ("draws", draws),
             ("attempts", attempts or 0),
-            ("time of searching", str(took).split(".")[0] if took is not None else None),
+            ("search time", str(took).split(".")[0] if took is not None else None),
         ]
     )
 

@@ -1,4 +1,4 @@
-// Searches, chooses and orders the sample of trajectories of a report. Without scripts the whole list is there.
+// Searches, filters and orders the sample of trajectories in a report. Without scripts, the whole list is shown.
 "use strict";
 (() => {
   const one = (selector) => document.querySelector(selector);

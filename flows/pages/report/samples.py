@@ -1,4 +1,4 @@
-"""Trajectories to read in a report: some of those that entered at syncs all along the run, of high and low rewards."""
+"""A sample of trajectories to read in a report, from syncs spread over the run, with high and low rewards."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from flows.pages.rendering import render
 from flows.pages.tables import ask
 from flows.pages.values import number
 
-_SYNCS, _OF_EACH = 32, 4  # how many syncs, and of each so many of the higher and of the lower rewards
+_SYNCS, _OF_EACH = 32, 4  # syncs; trajectories of each sync with higher rewards, and as many with lower ones
 _MOST_CHARACTERS = 6000  # of a text
 _ORDERS = {
     "newest": "newest first", "oldest": "oldest first", "highest": "highest reward first",
     "lowest": "lowest reward first", "longest": "longest first", "drawn": "most drawn first",
 }  # fmt: skip
 _CHOICES = {
-    "all": "all", "high": "higher rewards", "low": "lower rewards", "drawn": "that were drawn",
-    "never": "that were never drawn",
+    "all": "all", "high": "higher rewards", "low": "lower rewards", "drawn": "drawn",
+    "never": "never drawn",
 }  # fmt: skip
 
 SYNCS = """
@@ -78,7 +78,7 @@ def _facts(it: dict[str, Any]) -> list[str]:
         it["trajectory_id"],
         f"searcher {it['searcher']}",
         f"version{'s' if len(versions) > 1 else ''} {' to '.join(map(str, versions))}",
-        f"entered at sync {it['sync']:,}" + ("" if it["age"] is None else f", aged {it['age']:,} steps"),
+        f"entered at sync {it['sync']:,}" + ("" if it["age"] is None else f", {it['age']:,} steps old"),
         f"{it['length']:,} tokens{'' if it['finished'] else ', cut off'}",
     ]
     if it["log_ratio"] is not None:

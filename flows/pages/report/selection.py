@@ -1,11 +1,11 @@
-"""The section of a report about the choice of what is learned from: does it depend on length, reward, age or prompt?"""
+"""The section of a report about selection: does a draw depend on length, reward, age or prompt of a trajectory?"""
 
 from typing import Any
 
 import duckdb
 from markupsafe import Markup
 
-from flows.pages.charts import Series, line_chart
+from flows.pages.charts import Chart, Series
 from flows.pages.rendering import render
 from flows.pages.tables import Table, ask
 
@@ -61,7 +61,7 @@ def _by(con: duckdb.DuckDBPyConnection, measure: str, unit: str) -> Markup:
     eligible = Series("eligible", [(mean, rate) for mean, rate, _, _ in rows], marked=True)
     errors = [2 * error for _, _, _, error in rows]
     drawn = Series("drawn", [(mean, rate) for mean, _, rate, _ in rows], marked=True, errors=errors)
-    return line_chart(f"How often, by {measure}", [eligible, drawn], x_name=unit, level=1.0, room=0.5)
+    return Chart(f"Relative frequency by {measure}", [eligible, drawn], x_name=unit, level=1.0, room=0.5).figure()
 
 
 def _prompts(use: Table) -> Markup:
@@ -70,11 +70,11 @@ def _prompts(use: Table) -> Markup:
         for name in ("eligible", "drawn", "generated")
     ]
     note = "The least used prompts come first. If all prompts are used evenly, the line is straight."
-    return line_chart("Share of uses, by share of prompts", lines, x_name="prompts", note=note)
+    return Chart("Share of uses, by share of prompts", lines, x_name="prompts", note=note).figure()
 
 
 def _marks(table: Table) -> list[str]:
-    """Return the class of each row: rows that stand out are neither chance nor too small to matter."""
+    """Return the style sheet class of each row. A marked difference is neither chance nor too small to matter."""
     rows = table.records()
     spread = {it["measure"]: it["std"] for it in rows if it["set"] == "generated"}
     return ["warning" if _stands_out(it, spread[it["measure"]]) else "" for it in rows]

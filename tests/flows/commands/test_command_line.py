@@ -127,7 +127,10 @@ def test_a_run_that_does_not_exist_is_named(arguments: tuple[str, ...], root: st
         (("run", "quickstart", "--dry-run", "--set", "training=3"), "training"),
         (("run", "quickstart", "--dry-run", "--set", "sampling.sql={binary}"), "sampling.sql"),
         (("run", "quickstart", "--dry-run", "--set", "sampling.sql=/no/such/file"), "sampling.sql"),
-        (("run", "quickstart", "--dry-run", "--set", "model.path=/no/such/folder"), "model.path: no such folder"),
+        (
+            ("run", "quickstart", "--dry-run", "--set", "model.path=/no/such/folder"),
+            "model.path must be an existing folder",
+        ),
         (("sql", "first", "-f", "{binary}"), "is not text"),
         (("sql", "first", "-f", "/no/such/file"), "/no/such/file: No such file"),
         (("export", "first", "--version", "4", "/proc/nope/x"), "DIR: /proc/nope/x cannot be written"),
@@ -855,7 +858,7 @@ def test_a_model_with_a_damaged_file_is_refused_before_anything_starts(
 ):
     (tmp_path / "added_tokens.json").write_bytes(b"[" * 100_000)
     said = refused(capsys, "run", "gsm8k", "--dry-run", "--set", f"model.path={tmp_path}")
-    assert f"model.path: '{tmp_path}' holds no policy that can be trained: added_tokens.json is no JSON" in said
+    assert f"model.path: '{tmp_path}' holds no policy that can be trained: added_tokens.json is not readable" in said
 
 
 def test_a_list_can_be_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -108,7 +108,7 @@ def test_a_step_says_what_it_raised_and_lowered_most(site: Site, con: duckdb.Duc
     draws, version = one(
         con, "select count(*), any_value(s.version) from draws join steps s using (step) where step = 7"
     )
-    assert f"It learned from {draws} draws" in said
+    assert f"The step learned from {draws} draws" in said
     assert f"from version {version}" in said
     pushes = con.execute(
         "select trajectory_id, sum(advantage) as push, any_value(advantage) "
@@ -133,11 +133,11 @@ def test_a_target_is_told_only_where_it_is_what_reward_and_log_z_come_to():
         "residual": 0.7 + 9.78 - 20.0,
         "advantage": 0.47,
     }
-    assert Drawn(row, 4).wants(0.05) == pytest.approx(20.0 - 9.78)
+    assert Drawn(row, 4).target(0.05) == pytest.approx(20.0 - 9.78)
     assert Drawn(row, 4).push == pytest.approx(4 * 0.47)
-    assert Drawn({**row, "residual": 1.0}, 4).wants(0.05) is None
-    assert Drawn({**row, "residual": None}, 4).wants(0.05) is None
-    assert Drawn({**row, "logp": None}, 4).has is None
+    assert Drawn({**row, "residual": 1.0}, 4).target(0.05) is None
+    assert Drawn({**row, "residual": None}, 4).target(0.05) is None
+    assert Drawn({**row, "logp": None}, 4).log_ratio is None
 
 
 def test_a_step_that_was_taken_twice_has_a_page_of_each(site: Site, con: duckdb.DuckDBPyConnection):
@@ -232,7 +232,7 @@ def test_a_step_tells_of_draws_whose_shard_is_gone(finished: Run, tmp_path: Path
     Path(run.url, "trajectories/searcher=000/seq=00000000.parquet").unlink()
     with serve(run) as site:
         said = site.text("/step/1")
-    assert f"It learned from {drawn - gone} draws" in said
+    assert f"The step learned from {drawn - gone} draws" in said
     assert f"{gone} draws are missing" in said
 
 
@@ -242,8 +242,8 @@ def test_a_slot_of_equal_rewards_is_pushed_where_the_baseline_is_not_its_own():
 
     for advantage, residual, said in ((0.4, None, False), (1e-8, None, True), (0.4, -8.0, True)):
         told = agreement([[drawn(advantage, residual), drawn(-advantage, residual)]])
-        assert told.startswith("In its slot all rewards are alike")
-        assert ("nothing but the reference" in told) == said
+        assert told.startswith("In its slot all rewards are equal")
+        assert ("only the reference" in told) == said
 
 
 def test_a_response_from_elsewhere_is_not_said_to_be_a_searchers(tmp_path: Path):
@@ -253,10 +253,10 @@ def test_a_response_from_elsewhere_is_not_said_to_be_a_searchers(tmp_path: Path)
         (begun,) = one(con, "select count(*) from trajectories where version_start = 0 and searcher < 1000000000")
     with serve(run) as site:
         said = site.text(f"/trajectory/{elsewhere}/0/0")
-        assert "imported" in said and "counts as by version 0" in said
-        assert "by searcher" not in said and "began it" not in said
-        assert "began it" in site.text("/trajectory/0/0/0")
-        assert f"Searchers began {begun} trajectories with it" in site.text("/version/0")
+        assert "imported" in said and "counts as a response of version 0" in said
+        assert "by searcher" not in said and "began the response" not in said
+        assert "began the response" in site.text("/trajectory/0/0/0")
+        assert f"Searchers began {begun} trajectories with this version" in site.text("/version/0")
 
 
 def test_pages_of_what_is_found_follow_each_other(site: Site, con: duckdb.DuckDBPyConnection):
@@ -302,8 +302,8 @@ def test_a_query_is_answered_as_it_was_written(site: Site):
 
 
 def test_what_a_form_cannot_mean_is_said_beside_it(site: Site):
-    for form, said in (({"reward_from": "nan"}, "reward from: a number"), ({"where": "nonsense"}, "nonsense"),
-                       ({"page": "-1"}, "page: a number"), ({"order": "x"}, "order"),
+    for form, said in (({"reward_from": "nan"}, "reward from must be a number"), ({"where": "nonsense"}, "nonsense"),
+                       ({"page": "-1"}, "page must be a whole number"), ({"order": "x"}, "order"),
                        ({"where": "true) having (false"}, "GROUP BY")):  # fmt: skip
         body = site.ask(site.link("/trajectories", **form))[2]
         assert said in body.split("role='alert'>")[1]
@@ -511,7 +511,7 @@ def test_a_reader_goes_from_a_choice_to_a_token_to_a_step_to_a_version_and_back(
         page.get_by_role("link", name="Trajectories", exact=True).click()
         page.get_by_label("reward from").fill("1")
         page.get_by_label("drawn by a step").select_option("yes")
-        page.get_by_role("button", name="Find").click()
+        page.get_by_role("button", name="Search").click()
         assert "reward >= 1" in page.locator("textarea").input_value()
         assert page.get_by_label("reward from").input_value() == "1"
         page.locator(".hits a").first.click()

@@ -12,11 +12,11 @@ import pytest
 from flows.cli import main
 from flows.pages.browse import overview
 from flows.pages.browse.session import Look
-from flows.pages.charts import Series, line_chart
+from flows.pages.charts import Chart, Series
 from flows.pages.markdown import last_scores, markdown
 from flows.pages.rendering import STYLE
 from flows.pages.report import samples
-from flows.pages.report.curves import BY_VERSION, evaluated, learning
+from flows.pages.report.curves import BY_VERSION, learning, score_charts
 from flows.pages.report.page import render, write
 from flows.pages.tables import Table
 from flows.pages.values import number
@@ -83,19 +83,30 @@ def test_the_page_is_whole_and_fetches_nothing(page: str):
 def test_the_page_has_every_section(page: str):
     assert Page(page).headings == [
         "Learning", "Data", "Speed", "Selection", "Trajectories", "Searchers", "Evaluations",
-        "Versions that are kept", "Attempts", "Events", "Settings",
+        "Kept versions", "Attempts", "Events", "Settings",
     ]  # fmt: skip
 
 
 def test_every_chart_is_valid_svg_with_all_points_inside(page: str):
-    charts = re.findall(r"<svg.*?</svg>", page, flags=re.S)
+    charts = re.findall(r"<svg[^>]*role='img'.*?</svg></svg>", page, flags=re.S)
     assert len(charts) >= 8
     for chart in charts:
-        _, _, width, height = map(float, ElementTree.fromstring(chart).attrib["viewBox"].split())
-        for line in ElementTree.fromstring(chart).iter("polyline"):
-            points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+        plot = _plot(chart)
+        left, top, width, height = map(float, plot.attrib["viewBox"].split())
+        for line in plot.iter("polyline"):
+            points = _points(line)
             assert points
-            assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
+            assert all(left <= x <= left + width and top <= -y <= top + height for x, y in points)
+
+
+def _plot(chart: str) -> ElementTree.Element:
+    plot = ElementTree.fromstring(chart).find("svg")
+    assert plot is not None
+    return plot
+
+
+def _points(line: ElementTree.Element) -> list[tuple[float, ...]]:
+    return [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
 
 
 def test_the_page_says_what_storage_says(page: str):
@@ -122,8 +133,8 @@ def test_a_biased_choice_is_marked_and_a_fair_one_is_not(
     rows = re.findall(r"<tr class='warning'><td>(\w+)</td><td>(\w+)</td>", part)
     assert set(rows) == marked
     assert ("Marked differences are" if marked else "No difference is") in part
-    assert re.findall(r"<b>(How often, by \w+)</b>", part) == [
-        f"How often, by {it}" for it in ("length", "reward", "age")
+    assert re.findall(r"<b>(Relative frequency by \w+)</b>", part) == [
+        f"Relative frequency by {it}" for it in ("length", "reward", "age")
     ]
 
 
@@ -140,7 +151,7 @@ def test_scores_are_in_one_order_by_k(page: str):
 def test_what_a_task_measures_has_charts_of_its_own():
     metrics = ("greedy", "pass@4", "sampled", "greedy_kl", "sampled_kl", "greedy_win_rate")
     table = Table(["metric", "step", "value"], [(metric, step, 0.5) for metric in metrics for step in (0, 8)])
-    labels = [re.findall(r'aria-label="([^"]*)"', chart)[0] for chart in evaluated(table)]
+    labels = [re.findall(r"aria-label='([^']*)'", chart)[0] for chart in map(Chart.figure, score_charts(table))]
     assert labels == [
         "Scores of versions by step: greedy ends at 0.5; pass@4 ends at 0.5; sampled ends at 0.5",
         "kl by step: greedy ends at 0.5; sampled ends at 0.5",
@@ -154,7 +165,8 @@ def test_what_only_some_objectives_measure_has_a_chart_where_it_is_measured():
     for columns, charts in ((names, 3), (names[:2], 1)):
         steps = Table(columns, [(step, 1.0, 0.5, 0.2)[: len(columns)] for step in range(1, 4)])
         assert (
-            len([chart for chart in learning(steps, Table(["metric", "step", "value"], []), none) if chart]) == charts
+            len([chart for chart in learning(steps, Table(["metric", "step", "value"], []), none) if chart.figure()])
+            == charts
         )
 
 
@@ -179,8 +191,8 @@ def test_what_is_invisible_in_a_text_is_shown_by_name(tmp_path: Path):
 
 
 def test_every_line_of_a_chart_has_a_colour_however_many_there_are():
-    chart = line_chart("Accuracy", [Series(f"pass@{k}", [(0, 0.1), (1, k / 20)]) for k in range(1, 13)])
-    lines, keys = re.findall(r'class="line (l\d+)"', chart), re.findall(r'class="key (k\d+)"', chart)
+    chart = Chart("Accuracy", [Series(f"pass@{k}", [(0, 0.1), (1, k / 20)]) for k in range(1, 13)]).figure()
+    lines, keys = re.findall(r"class='line (l\d+)'", chart), re.findall(r"class='key (k\d+)'", chart)
     assert len(lines) == len(keys) == 12
     assert all(f".{name} {{" in STYLE for name in lines)
     assert all(f".{name}::before {{" in STYLE for name in keys)
@@ -258,42 +270,38 @@ def test_names_are_escaped(finished: Run, tmp_path: Path):
 
 
 def test_a_chart_without_points_is_left_out():
-    assert line_chart("Loss", [Series("loss", [])]) == ""
-    assert line_chart("Loss", [Series("loss", [(1, float("nan")), (2, float("inf"))])]) == ""
+    assert Chart("Loss", [Series("loss", [])]).figure() == ""
+    assert Chart("Loss", [Series("loss", [(1, float("nan")), (2, float("inf"))])]).figure() == ""
 
 
 def test_long_lines_are_thinned_to_means_within_a_band():
     points = [(float(x), float(x % 2)) for x in range(5000)]
-    chart = line_chart("Loss", [Series("loss", points)])
-    drawn = re.findall(r'<polyline[^>]*points="([^"]*)"', chart)[0].split()
-    assert len(drawn) <= 240
-    heights = [float(point.split(",")[1]) for point in drawn]
-    assert max(heights) - min(heights) < 10  # of 184: the values jump between bottom and top, their means do not
-    assert "<polygon" in chart
+    chart = Chart("Loss", [Series("loss", points)]).figure()
+    plot = _plot(re.findall(r"<svg.*</svg>", chart)[0])
+    [line], [band] = (list(plot.iter(tag)) for tag in ("polyline", "polygon"))
+    heights = [y for _, y in _points(line)]
+    assert len(heights) <= 240
+    assert max(heights) - min(heights) < 0.05  # the values jump between 0 and 1, their means do not
+    assert {y for _, y in _points(band)} == {0, 1}
 
 
 def test_a_band_lies_around_its_points_and_a_level_goes_across():
-    chart = line_chart("Rate", [Series("rate", [(0, 1.0), (1, 1.2)], errors=[0.5, 0.1])], level=1.0, room=1.0)
-    svg = ElementTree.fromstring(re.findall(r"<svg.*</svg>", chart)[0])
-    line, band = (
-        [tuple(map(float, it.split(","))) for it in svg.findall(tag)[0].attrib["points"].split()]
-        for tag in ("polyline", "polygon")
-    )
-    level = float(next(it for it in svg.findall("line") if it.attrib["class"] == "level").attrib["y1"])
-    (left, at), (right, above) = line
-    unit = (at - above) / 0.2  # of the picture, for one of the values
-    assert [x for x, _ in band] == [left, right, right, left]
-    heights = [at - unit / 2, above - unit / 10, above + unit / 10, at + unit / 2]
-    assert [y for _, y in band] == pytest.approx(heights, abs=0.5)
-    assert level == at
-    assert unit * 2 < 220
+    rate = Series("rate", [(0, 1.0), (1, 1.2)], errors=[0.5, 0.1])
+    plot = _plot(re.findall(r"<svg.*</svg>", Chart("Rate", [rate], level=1.0, room=1.0).figure())[0])
+    level, line = map(_points, plot.iter("polyline"))
+    [band] = map(_points, plot.iter("polygon"))
+    assert level == [(0, 1), (1, 1)]
+    assert line == [(0, 1), (1, 1.2)]
+    assert band == [(0, 1.5), (1, 1.3), (1, 1.1), (0, 0.5)]
+    _, top, _, height = map(float, plot.attrib["viewBox"].split())
+    assert top <= -2 and top + height >= 0
 
 
 @pytest.mark.parametrize(
     "points", [[(3.0, 0.5)], [(0.0, 2.0), (1.0, 2.0)], [(0.0, -1e-9), (1.0, 1e-9)], [(0.0, 0.0), (9.0, 1e12)]]
 )
 def test_any_range_of_values_can_be_drawn(points: list[tuple[float, float]]):
-    svg = re.findall(r"<svg.*</svg>", line_chart("Loss", [Series("loss", points)]))[0]
+    svg = re.findall(r"<svg.*</svg>", Chart("Loss", [Series("loss", points)]).figure())[0]
     ElementTree.fromstring(svg)
 
 

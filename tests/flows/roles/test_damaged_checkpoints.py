@@ -90,7 +90,7 @@ def test_a_trainer_goes_on_exactly_past_a_damaged_checkpoint_in_an_object_store(
     ("name", "content", "said"),
     [
         ("state.json", b'{"step": 6, "sync": 3, "queues": {}}', "it is of sync 3 and step 6, not 4 and 8"),
-        ("state.json", b'{"step": 8, "sync": 4, "queues": []}', "queues is no object"),
+        ("state.json", b'{"step": 8, "sync": 4, "queues": []}', "queues is not a JSON object"),
         ("optimizer.safetensors", b"no tensors", "SafetensorError"),
         ("model.safetensors", b"no tensors", "SafetensorError"),
         ("tokenizer.json", b"{", "JSONDecodeError"),

@@ -211,7 +211,7 @@ def test_a_wrong_grouping_changes_the_gradient_of_several_prompts_but_not_of_one
 
 def test_a_group_of_two_prompts_is_refused_by_name():
     trajectories = [trajectory(), trajectory(), trajectory(prompt_id="a"), trajectory(prompt_id="b")]
-    with pytest.raises(DataError, match=r"group 1 \(rows 2 to 3\) must have one prompt, got 'a', 'b'"):
+    with pytest.raises(DataError, match=r"rows of group 1 \(rows 2 to 3\) must have the same prompt, got 'a', 'b'"):
         collate(fetched_of(trajectories), **OPTIONS)
 
 
@@ -227,7 +227,7 @@ def test_an_empty_batch_is_refused():
 
 @pytest.mark.parametrize("k", [1, 0, -2])
 def test_fewer_than_two_responses_per_prompt_are_refused(k):
-    with pytest.raises(ValueError, match=f"responses_per_prompt must be >= 2, or nothing is learnt, got {k}"):
+    with pytest.raises(ValueError, match=f"responses_per_prompt must be >= 2, or nothing is learned, got {k}"):
         collate(fetched_of([trajectory()]), **{**OPTIONS, "responses_per_prompt": k})
 
 
@@ -242,7 +242,7 @@ def test_missing_reference_logps_are_refused_by_trajectory():
 
 def test_missing_logps_of_the_sampler_are_refused_where_they_are_needed():
     damaged = trajectory(trajectory_id="0/7/3", behaviour_logps=(-1.0,))
-    with pytest.raises(DataError, match="'0/7/3': 3 response tokens, but 1 log-probabilities of when"):
+    with pytest.raises(DataError, match="'0/7/3': 3 response tokens, but 1 log-probabilities from the time"):
         collate(fetched_of([trajectory(), damaged]), **OPTIONS, by_token=True)
     without = replace(fetched_of([trajectory()] * 2), behaviour_logps=None)
     collate(without, **OPTIONS)

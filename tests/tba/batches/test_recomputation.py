@@ -106,5 +106,5 @@ def test_a_layer_with_a_forward_of_its_own_keeps_it():
 
 
 def test_a_model_without_such_layers_is_refused():
-    with pytest.raises(ConfigError, match=r"training\.checkpoint_activations: a Linear has no layers that allow it"):
+    with pytest.raises(ConfigError, match=r"training\.checkpoint_activations must be false for a Linear"):
         layers_of(nn.Linear(1, 1))

@@ -180,7 +180,7 @@ def test_a_damaged_file_of_an_adapter_or_of_its_base_is_named(base, tmp_path):
     moved(base).snapshot().save(tmp_path / "version")
     adapter = adapter_of(base)
     (tmp_path / "version" / "adapter_config.json").write_bytes(b"[" * 100_000)
-    with pytest.raises(Damaged, match=r"version: adapter_config\.json is no JSON that can be read: it is nested too"):
+    with pytest.raises(Damaged, match=r"version: adapter_config\.json is not readable JSON: it is nested too"):
         adapter.read(tmp_path / "version")
     (base / "config.json").write_bytes(b"{")
     with pytest.raises(Damaged, match=r"base/config\.json is not JSON"):

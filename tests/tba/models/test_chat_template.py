@@ -81,7 +81,7 @@ def test_what_a_template_refuses_or_hides_is_said():
     refusing = tokenizer_with("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(DataError, match="chat template refuses these messages: roles must alternate"):
         chat_template.opening(refusing, QUESTION)
-    with pytest.raises(DataError, match="does not show what an assistant said last"):
+    with pytest.raises(DataError, match="does not show the last message of the assistant"):
         chat_template.between(tokenizer_with("{{ messages[0].content }}"), QUESTION, AFTER)
 
 

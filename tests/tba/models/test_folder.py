@@ -119,11 +119,11 @@ REFUSED = {
     "no weights": (without("model.safetensors"), r"no weights \(\*\.safetensors\)$"),
     "no tokenizer": (without_tokenizer, "no tokenizer"),
     "pointer": (pointer, "model.safetensors is a pointer of Git LFS: `git lfs pull` fetches the file itself"),
-    "cut off": (of_bytes(lambda it: it[:-1]), r"model\.safetensors is not whole: it has [\d,]+ bytes of [\d,]+$"),
-    "cut off in its head": (of_bytes(lambda it: it[:100]), r"model\.safetensors is no file of safetensors"),
-    "empty": (of_bytes(lambda it: b""), r"model\.safetensors is no file of safetensors"),
-    "a web page": (of_bytes(lambda it: b"<!doctype html><html>"), r"model\.safetensors is no file of safetensors"),
-    "no shard": (without_a_shard, r"model-00001-of-\d+\.safetensors is not there, though model\.safetensors\.index"),
+    "cut off": (of_bytes(lambda it: it[:-1]), r"model\.safetensors is incomplete: it has [\d,]+ bytes of [\d,]+$"),
+    "cut off in its head": (of_bytes(lambda it: it[:100]), r"model\.safetensors is not a safetensors file"),
+    "empty": (of_bytes(lambda it: b""), r"model\.safetensors is not a safetensors file"),
+    "a web page": (of_bytes(lambda it: b"<!doctype html><html>"), r"model\.safetensors is not a safetensors file"),
+    "no shard": (without_a_shard, r"model-00001-of-\d+\.safetensors is missing, although model\.safetensors\.index"),
     "no config": (without("config.json"), r"no config\.json that can be read"),
 }
 
@@ -183,7 +183,7 @@ def test_rows_so_long_that_those_beside_them_are_read_with_other_factors_are_ref
     rope |= {"original_max_position_embeddings": 100, "long_factor": [4.0] * 4}
     changes = {"rope_parameters": {"full_attention": rope} if nested else rope}
     folder = changed(tmp_path, **({"text_config": changes} if nested else changes))
-    other = r"search\.max_prompt_tokens \+ .* must be <= 100: .* with other factors \(longrope\), got 101$"
+    other = r"search\.max_prompt_tokens \+ .* must be <= 100, got 101: .* with other factors \(longrope\)$"
     checks = [lambda longest: check_folder("model.path", folder, longest=longest)]
     if not nested:  # it is one of other names
         checks.append(lambda longest: check_first_policy(Policy.load(folder, device="cpu"), longest=longest))
@@ -198,7 +198,7 @@ def test_factors_by_their_names_of_old_are_found_too(tmp_path):
     rope = {"type": "su", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
     folder = changed(tmp_path, rope_parameters=None, rope_scaling=rope, original_max_position_embeddings=100)
     check_folder("model.path", folder, longest=100)
-    with pytest.raises(ConfigError, match=r"must be <= 100: .* got 101$"):
+    with pytest.raises(ConfigError, match=r"must be <= 100, got 101: "):
         check_folder("model.path", folder, longest=101)
 
 
@@ -210,7 +210,7 @@ def test_a_model_that_looks_ahead_is_refused_whatever_it_calls_itself(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["BertLMHeadModel"]}))
     policy = Policy.load(folder, device="cpu")
-    with pytest.raises(ConfigError, match=r"a BertLMHeadModel is no causal language model: .* depends on later tokens"):
+    with pytest.raises(ConfigError, match=r"a BertLMHeadModel is no causal language model: .* depend on later tokens"):
         check_first_policy(policy, longest=8)
     (folder / "config.json").write_text(
         json.dumps({**config, "architectures": ["BertLMHeadModel"], "is_decoder": True})
@@ -235,7 +235,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_reads_is_refused_but_for_pa
     check_first_policy(policy, longest=8)
     assert policy.tokenizer.pad_token_id == 78 != policy.pad_id == policy.tokenizer.eos_token_id
     policy.tokenizer.add_tokens([AddedToken("<think>")])
-    fault = "its tokenizer has a token '<think>' of number 79, and its embedding 78 rows"
+    fault = "its tokenizer has a token '<think>' of number 79, but its embedding has only 78 rows"
     with pytest.raises(ConfigError, match=f"^model.path: .* cannot be trained: {fault}"):
         check_first_policy(policy, longest=8)
 
@@ -251,7 +251,7 @@ def test_a_policy_whose_responses_nothing_ends_is_refused():
 
 def test_a_weight_of_another_shape_is_refused_by_its_name(tmp_path):
     folder = changed(tmp_path, intermediate_size=48)
-    fault = r"mlp\.down_proj\.weight has the shape \(32, 64\), and config\.json makes it \(32, 48\)"
+    fault = r"mlp\.down_proj\.weight has the shape \(32, 64\), but config\.json says \(32, 48\)"
     with pytest.raises(Damaged, match=rf"cannot load a model from '{folder}': model\.layers\.0\.{fault}"):
         Policy.load(folder, device="cpu")
 
@@ -264,8 +264,8 @@ def test_a_tokenizer_that_cannot_be_read_is_told_of_as_one(tmp_path):
 
 
 DAMAGED = {
-    "nested too deeply": (b"[" * 100_000, r"is no JSON that can be read: it is nested too deeply"),
-    "objects nested too deeply": (b'{"a":' * 100_000, r"is no JSON that can be read: it is nested too deeply"),
+    "nested too deeply": (b"[" * 100_000, r"is not readable JSON: it is nested too deeply"),
+    "objects nested too deeply": (b'{"a":' * 100_000, r"is not readable JSON: it is nested too deeply"),
     "cut off": (b'{"a": {"b": 1}, "c', r"is not JSON: Unterminated string"),
     "empty": (b"", r"is not JSON: Expecting value"),
     "a web page": (b"<!doctype html>", r"is not JSON: Expecting value"),
@@ -335,12 +335,12 @@ def test_a_folder_under_the_name_of_a_file_is_refused(tmp_path: Path, name: str)
 
 
 WRONG_TYPES = [
-    ("added_tokens.json", {"<a>": "7"}, "must give each token a whole number, got '7' for '<a>'"),
-    ("config.json", {"architectures": [3]}, r"must have a list of names as architectures, got \[3\]"),
-    ("config.json", {"architectures": 3}, "must have a list of names as architectures, got 3"),
-    ("config.json", {"model_type": 3}, "must have text as model_type, got 3"),
-    ("model.safetensors.index.json", {"weight_map": {"a": 3}}, "must have the names of files as weight_map, got"),
-    ("model.safetensors.index.json", {"weight_map": []}, r"must have the names of files as weight_map, got \[\]"),
+    ("added_tokens.json", {"<a>": "7"}, "must give a whole number for each token, got '7' for '<a>'"),
+    ("config.json", {"architectures": [3]}, r"must have a list of names as `architectures`, got \[3\]"),
+    ("config.json", {"architectures": 3}, "must have a list of names as `architectures`, got 3"),
+    ("config.json", {"model_type": 3}, "must have a text as `model_type`, got 3"),
+    ("model.safetensors.index.json", {"weight_map": {"a": 3}}, "must have names of files as `weight_map`, got"),
+    ("model.safetensors.index.json", {"weight_map": []}, r"must have names of files as `weight_map`, got \[\]"),
 ]
 
 
@@ -364,7 +364,7 @@ def test_a_value_that_transformers_cannot_use_is_damage_of_the_folder(tmp_path: 
 def test_a_head_of_weights_that_is_nested_too_deeply_is_refused(tmp_path: Path):
     head = b"[" * 100_000
     (tiny_folder(tmp_path) / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
-    with pytest.raises(ConfigError, match=r"model\.safetensors is no file of safetensors"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors is not a safetensors file"):
         check_folder("model.path", tmp_path, longest=8)
 
 
@@ -374,5 +374,5 @@ def test_a_policy_that_predicts_no_numbers_is_refused_for_that(number: float):
     weight: Any = policy.model.get_parameter("model.layers.1.mlp.up_proj.weight")
     with torch.no_grad():
         weight[3] = number
-    with pytest.raises(ConfigError, match=r"^model\.path: .* cannot be trained: what it predicts is not finite"):
+    with pytest.raises(ConfigError, match=r"^model\.path: .* cannot be trained: its predictions are not finite"):
         check_first_policy(policy, longest=8)

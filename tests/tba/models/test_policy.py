@@ -149,7 +149,7 @@ def test_a_damaged_file_that_the_hub_has_brought_is_named(tmp_path, monkeypatch)
     (tiny_folder(tmp_path) / "config.json").write_bytes(b"[" * 100_000)
     monkeypatch.setattr(AutoConfig, "from_pretrained", load)
     monkeypatch.setattr("tba.models.pretrained.try_to_load_from_cache", lambda *_, **__: str(tmp_path / "config.json"))
-    fault = rf"config\.json is no JSON that can be read: it is nested too deeply; remove {tmp_path}, so that it is"
+    fault = rf"config\.json is not readable JSON: it is nested too deeply; remove {tmp_path}, so that the model"
     with pytest.raises(ConfigError, match=f"^model.path: cannot load a model from 'some/model': {fault}"):
         Policy.load("some/model", device="cpu")
 

@@ -189,7 +189,10 @@ def test_a_guard_judges_the_attack_and_the_answer(lead: str, options: dict[str, 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"label": "love"}, r"task.options.label: task.options.classifier '.*' tells hate, nothate, got 'love'"),
+        (
+            {"label": "love"},
+            r"task.options.label must be one of .* labels of .*classifier '.*' \(hate, nothate\), got 'love'",
+        ),
         ({"victim": "{tmp}"}, "task.options.victim: cannot load a model from"),
         ({"victim_device": "abacus"}, "task.options.victim_device: no such kind of device, got 'abacus'"),
         ({"classifier_device": "abacus"}, "task.options.classifier_device: no such kind of device, got 'abacus'"),
@@ -199,7 +202,7 @@ def test_a_guard_judges_the_attack_and_the_answer(lead: str, options: dict[str, 
         ),
         (
             {"classifier_kind": "guard", "classifier": "{plain}"},
-            "task.options.classifier: '.*' has no chat template, in which a guard reads",
+            "task.options.classifier: '.*' has no chat template, which a guard needs",
         ),
     ],
 )
@@ -218,7 +221,7 @@ def test_the_encoder_goes_to_a_device_of_its_own(options: dict[str, Any]):
 
 
 def test_a_classifier_of_one_label_tells_nothing(options: dict[str, Any], tmp_path: Path):
-    with pytest.raises(ConfigError, match="tells hate, got 'hate'"):
+    with pytest.raises(ConfigError, match=r"at least 2 labels of .* \(hate\), got 'hate'"):
         loaded(options, classifier=str(labelled_folder(tmp_path, ("hate",))))
 
 
@@ -226,7 +229,7 @@ def test_a_classifier_of_one_label_tells_nothing(options: dict[str, Any], tmp_pa
     ("config", "says"),
     [
         ({"options": {"victm": "x"}}, "unknown setting 'task.options.victm'"),
-        ({"options": {"floor": 1.0}}, "task.options.floor: input should be less than 0, got 1.0"),
+        ({"options": {"floor": 1.0}}, "task.options.floor must be less than 0, got 1.0"),
         ({"options": {"classifier_kind": "vote"}}, "task.options.classifier_kind"),
         ({"template": "tba"}, "task.template must be empty: redteam has one prompt and one reward, got 'tba'"),
     ],

@@ -126,7 +126,7 @@ def test_without_a_preset_it_takes_the_defaults_of_all_settings(folder: Path):
         ("{here}:Incomplete", "is not a task: it has no name, no source, no reward"),
         ("{here}:Bare", ":Bare' fails: TypeError: Bare() takes no arguments"),
         ("{here}:Lost", "KeyError: 'judge' ({file}, line {line})"),
-        ("{here}:Careless", "TypeError: class Careless.Options is not made with @tba.config.settings"),
+        ("{here}:Careless", "TypeError: class Careless.Options must be decorated with @tba.config.settings"),
         (":", "cannot be loaded"),
     ],
 )
@@ -172,7 +172,7 @@ def test_options_are_read_into_a_class_of_the_task():
     [
         ({}, "task.options.judge"),
         ({"judge": "x", "jugde": "y"}, "unknown setting 'task.options.jugde'"),
-        ({"judge": "x", "samples": "many"}, "task.options.samples: "),
+        ({"judge": "x", "samples": "many"}, "task.options.samples must be "),
     ],
 )
 def test_an_option_at_fault_is_named(options: dict[str, Any], says: str):
@@ -190,7 +190,7 @@ def test_options_are_refused_for_a_task_without_them(name: str):
 def test_options_are_kept_with_a_run_and_in_whoever_looks_at_it():
     config = Config().replace({"task.options.judge": "here"})
     assert parse_known(config.to_dict()).task.options == {"judge": "here"}
-    with pytest.raises(ConfigError, match=r"task.options: a section; name a setting in it, such as task.options.judge"):
+    with pytest.raises(ConfigError, match=r"task.options is a section: name a setting in it, such as task.options"):
         config.replace({"task.options": "here"})
 
 

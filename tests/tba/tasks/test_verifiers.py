@@ -165,8 +165,8 @@ def test_a_row_that_cannot_be_kept_or_read_is_named(kind: str, says: str):
     [
         (None, "no chat template that shows them"),
         (TEMPLATE.replace("{% if tools %}", "{% if false %}"), "no chat template that shows them"),
-        (TEMPLATE.replace("call.function | tojson", "call.function.name"), "calls tools otherwise than by <tool_call>"),
-        (TEMPLATE.replace("message.tool_calls or []", "[]"), "calls tools otherwise than by <tool_call>"),
+        (TEMPLATE.replace("call.function | tojson", "call.function.name"), "must write tool calls as <tool_call>"),
+        (TEMPLATE.replace("message.tool_calls or []", "[]"), "must write tool calls as <tool_call>"),
     ],
 )
 def test_tools_that_the_policy_would_not_learn_to_call_are_refused(template: str | None, says: str):

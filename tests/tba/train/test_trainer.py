@@ -428,7 +428,7 @@ def test_a_round_that_does_not_arrive_is_waited_for_until_its_deadline(tmp_path)
     config = settings(sync__lag=1, limits__data_deadline=0.3, search__prompts_per_round=PROMPTS * EVERY)
     trainer, store = make(tmp_path, config)
     trainer.ahead.buffer.missing = {2}  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(DeadlinePassed, match=r"not every searcher's round 2 is there after 0\.3 s"):
+    with pytest.raises(DeadlinePassed, match=r"round 2 of some searcher has not arrived after 0\.3 s"):
         trainer.run()
     assert "ledger 1" in store.journal and "ledger 2" not in store.journal
 
