@@ -39,7 +39,7 @@ import torch
 
 from benchmarks.index import PER_PROMPT, RESPONSES, SLOTS, Filled, hardware
 from benchmarks.shards import SEARCHERS, filled, make_round
-from flows.pages.charts import Series, picture
+from flows.pages.charts import Chart, Series
 from flows.roles import buffer_process
 from flows.roles.buffer_process import Reader, serve_buffer
 from flows.roles.threads import switch_soon
@@ -352,7 +352,7 @@ def chart(results: Sequence[dict[str, Any]]) -> str:
             name = f"beside {it['work']}, k = {it['steps_per_sync']}"
             lines.setdefault(name, []).append((math.log10(result["size"]), percent(it["process"]["longer_ms"])))
     series = [Series(name, line, marked=True) for name, line in lines.items()]
-    return picture(f"% by which a {STEP_SECONDS} s step is longer", series, x_name="log10 trajectories")
+    return Chart(f"% by which a {STEP_SECONDS} s step is longer", series, x_name="log10 trajectories").picture()
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from flows.pages.charts import Series, picture
+from flows.pages.charts import Chart, Series
 from storage.buffer.index import Index
 from storage.buffer.sampler import default_sampler
 from tba.config import SamplingConfig, TrainingConfig
@@ -294,7 +294,7 @@ def chart(results: Sequence[dict[str, Any]]) -> str:
     }
     points = {name: [(float(np.log10(it["size"])), value(it)) for it in results] for name, value in lines.items()}
     series = [Series(name, line, marked=True) for name, line in points.items()]
-    return picture("milliseconds of CPU time", series, x_name="log10 trajectories")
+    return Chart("milliseconds of CPU time", series, x_name="log10 trajectories").picture()
 
 
 def hardware() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import storage
-from flows.pages.charts import Series, picture
+from flows.pages.charts import Chart, Series
 
 SCORES = "select step, value from evaluations where metric = $metric and not abandoned order by step"
 LEARNED = """
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         series.append(Series(name or url.rpartition("/")[2], scores, marked=True))
         print("|", " | ".join(map(str, (series[-1].name, scores[-1][1] if scores else "", *learned))), "|")
     if options.out:
-        options.out.write_text(picture(f"{options.metric} score", series, x_name="step"))
+        options.out.write_text(Chart(f"{options.metric} score", series, x_name="step").picture())
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from flows.pages.charts import Series, picture
+from flows.pages.charts import Chart, Series
 from storage import layout
 from storage.buffer.arrivals import Arrivals
 from storage.log import trajectories
@@ -490,7 +490,7 @@ def chart(found: Sequence[Mapping[str, Any]]) -> str:
         Series(label, [(math.log10(it["shards"]), 1e3 * it[name]["median"]) for it in found], marked=True)
         for name, label in lines.items()
     ]
-    return picture("milliseconds", series, x_name="log10 shards stored")
+    return Chart("milliseconds", series, x_name="log10 shards stored").picture()
 
 
 def fetch_table(result: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from typing import Any
 import storage
 from benchmarks.replays import LEARNED
 from benchmarks.science.rows import append, line, read, spread
-from flows.pages.charts import picture
+from flows.pages.charts import Chart
 from storage.layout import run_url
 from tba.presets import preset
 
@@ -170,7 +170,9 @@ def by_value(rows: Sequence[Row], factor: str, place: Callable[[float], float]) 
         for name, column in lines.items()
     ]
     symbol = factor.partition(",")[0]
-    return picture(factor, series, x_name=symbol if place is float else f"log2 {symbol}") if len(known) > 1 else ""
+    return (
+        Chart(factor, series, x_name=symbol if place is float else f"log2 {symbol}").picture() if len(known) > 1 else ""
+    )
 
 
 def as_it_was(factor: str) -> float:

@@ -40,7 +40,7 @@ import storage
 from benchmarks.science import victims
 from benchmarks.science.ablations import tba
 from benchmarks.science.rows import append, line, read, spread
-from flows.pages.charts import picture
+from flows.pages.charts import Chart
 from storage.layout import run_url
 from tba.models.embeddings import Encoder, cosine_distance
 
@@ -260,9 +260,9 @@ def values(rows: Sequence[Row], count: int, column: str) -> list[float]:
 def pictures(rows: Sequence[Row]) -> dict[str, str]:
     """By number of searchers, where there are several."""
     return {
-        name: picture(
+        name: Chart(
             title, [line(said, by_count(rows, column)) for said, column in lines.items()], x_name="log2 searchers"
-        )
+        ).picture()
         for name, (title, lines) in PICTURES.items()
         if sum(bool(values(rows, count, "age")) for count in counts(rows)) > 1
     }

@@ -33,7 +33,7 @@ from transformers.utils import logging
 from benchmarks.science.lagged import Scored, lagged_run
 from benchmarks.science.rows import append, line, read
 from benchmarks.science.rows import spread as plain_spread
-from flows.pages.charts import picture
+from flows.pages.charts import Chart
 from tba.config import Config
 from tba.errors import RunFailed
 from tba.presets import preset
@@ -347,7 +347,7 @@ def pictures(rows: Sequence[Row]) -> dict[str, str]:
         "steps": (f"sampled accuracy at a lag of {LAGS[-1]}", by_step, "step"),
     }
     return {
-        name: picture(title, [it for it in series if it.points], x_name=x_name)
+        name: Chart(title, [it for it in series if it.points], x_name=x_name).picture()
         for name, (title, series, x_name) in drawn.items()
         if any(len(it.points) > 1 for it in series)
     }
