@@ -49,7 +49,7 @@ HOW = ("cut", "a list", "removed")
 
 
 def damages() -> Iterator[ParameterSet]:
-    """Yield damage of each kind to each object. `make test` takes one kind for each object, `make test-long` the rest."""
+    """Yield damage of each kind to each object; `make test` takes one kind for each object."""
     for number, key in enumerate(HOLDING):
         possible = [how for how in HOW if how != "removed" or key not in MAY_BE_GONE]
         for how in possible:
@@ -57,7 +57,7 @@ def damages() -> Iterator[ParameterSet]:
             yield pytest.param(key, how, marks=() if sampled else pytest.mark.long)
 
 
-@pytest.mark.parametrize(("key", "how"), damages())
+@pytest.mark.parametrize(("key", "how"), [*damages()])
 def test_no_command_ends_for_damage_and_each_names_it(
     whole: Run, key: str, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -14,7 +14,7 @@ from tests.support.flows.command_line import DEADLINE, lease_at, opened, tba, un
 from tests.support.flows.roles import TINY
 from tests.support.models.tiny import tiny_folder
 
-STEPS = 120
+STEPS = 60
 ROLES = ("searcher-000", "evaluator", "trainer")
 PLANTED = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "PREFECT_API_KEY", "TBA_PLANTED")
 

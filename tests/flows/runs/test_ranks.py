@@ -19,7 +19,7 @@ from tests.support.flows.command_line import lease_at, opened, tba, until
 from tests.support.flows.roles import TINY, is_running
 from tests.support.models.tiny import tiny_folder
 
-STEPS = 60
+STEPS = 32
 
 
 def ranks_of(trainer: int) -> list[int]:

@@ -219,7 +219,7 @@ def operations_and_faults() -> Iterator[ParameterSet]:
         yield pytest.param(act, asks, faults, id=f"{name}-every fault", marks=pytest.mark.long)
 
 
-@pytest.mark.parametrize(("act", "asks", "faults"), operations_and_faults())
+@pytest.mark.parametrize(("act", "asks", "faults"), [*operations_and_faults()])
 def test_an_operation_that_meets_a_fault_is_done_again_and_right(
     bad: Faulty, act: Callable[[Faulty, str], None], asks: Operation, faults: Sequence[Fault]
 ):
