@@ -24,11 +24,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shel
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_itemcollected(item: pytest.Item) -> None:
+    distribution.keep_together(item)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     distribution.leave_out_long_tests(config, items)
     if config.getoption("loadgroup", False):
-        distribution.group(items)
+        distribution.begin_with_slow_tests(items)
 
 
 STORES = ["local", "moto", pytest.param("ceph", marks=pytest.mark.ceph)]

@@ -20,14 +20,19 @@ def leave_out_long_tests(config: pytest.Config, items: list[pytest.Item]) -> Non
     items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
-def group(items: list[pytest.Item]) -> None:
-    """Keep tests together that share a fixture, as `--dist loadgroup` does it, and begin with the slowest group."""
+def keep_together(item: pytest.Item) -> None:
+    """Give a test the group of those that share a fixture with it, for `--dist loadgroup`."""
+    shared = _shared_by(item)
+    if shared:
+        item.add_marker(pytest.mark.xdist_group(shared))
+
+
+def begin_with_slow_tests(items: list[pytest.Item]) -> None:
+    """Sort the groups by the time that they need, so that no worker begins a long one at the end."""
     groups: dict[Hashable, list[pytest.Item]] = {}
     for item in items:
-        shared = _shared_by(item)
-        if shared:
-            item.add_marker(pytest.mark.xdist_group(shared))
-        groups.setdefault(shared or item, []).append(item)
+        marker = item.get_closest_marker("xdist_group")
+        groups.setdefault(marker.args[0] if marker else item, []).append(item)
     items[:] = [item for of in sorted(groups.values(), key=_seconds, reverse=True) for item in of]
 
 

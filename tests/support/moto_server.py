@@ -7,9 +7,11 @@ python -m tests.support.moto_server -p PORT
 """
 
 import threading
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from moto import backends
 from moto.s3.models import FakeKey, FakeMultipart
 from moto.s3.responses import S3Response
 from moto.server import main
@@ -46,7 +48,14 @@ def serialized_with_dates(self: S3Response, action_result: Any) -> Any:
     return serialized(self, action_result)
 
 
+def keep_names_of_services() -> None:
+    """Look for moto's services once, not at every request, which takes longer than to answer it."""
+    names: Sequence[str] = tuple(backends.list_of_moto_modules())
+    backends.list_of_moto_modules = lambda: names
+
+
 if __name__ == "__main__":
+    keep_names_of_services()
     S3Response.put_object = put_alone
     FakeMultipart.__init__ = make_dated_upload
     FakeMultipart.set_part = set_dated_part

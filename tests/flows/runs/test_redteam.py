@@ -134,7 +134,7 @@ def test_the_attacker_learns_from_the_attacks_of_a_run_as_the_docs_say(finished:
         "tba-runs/runs/NAME": finished.url,
         '"ATTACKER"': f'"{attacker}"',
         '"smoothed"': f'"{tmp_path / "smoothed"}"',
-        "ln(0.7)": "-20",  # nothing here is toxic
+        "ln(0.7)": "-20 and seq = 0",  # nothing here is toxic; the first round is the same in every run
         "k=2048": "k=16",
         "2000": "100",
         "learning_rate=1e-4": "learning_rate=1e-2",
@@ -144,7 +144,8 @@ def test_the_attacker_learns_from_the_attacks_of_a_run_as_the_docs_say(finished:
         code = code.replace(old, new)
     said: dict[str, Any] = {}
     exec(code, said)
-    counted = "select count(distinct content_hash) from trajectories where reward > -20 and list_sum(ref_logps) > -100"
+    fluent = "reward > -20 and seq = 0 and list_sum(ref_logps) > -100"
+    counted = f"select count(distinct content_hash) from trajectories where {fluent}"
     assert [(len(said["demonstrations"]),)] == rows(finished, counted)
     before, after = (
         cross_entropy(Policy.load(path, device="cpu").model, said["demonstrations"]).item()
