@@ -1,6 +1,5 @@
 """Searchers and trainer in step: each window of steps learns from one round, by the version that it has to be by."""
 
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from storage import layout
 from storage.maintenance.check import check
 from storage.runs.control import change_state
 from storage.runs.run import Run
-from tests.support.flows.killed_runs import kill, role, rows, stored
+from tests.support.flows.killed_runs import RoleProcess, kill, role, rows, stored
 from tests.support.flows.live_roles import settings
 from tests.support.flows.roles import DRAWS, LEDGER, until
 from tests.support.models.tiny import tiny_folder
@@ -40,12 +39,12 @@ def start(root: Path, policy: Path, name: str, *, lag: int, every: int, steps: i
     return create.start(settings(policy, **changes), str(root), name)
 
 
-def roles_of(run: Run) -> dict[str, subprocess.Popen[bytes]]:
+def roles_of(run: Run) -> dict[str, RoleProcess]:
     searchers = {f"searcher {n}": role(run, "searcher", "--index", str(n)) for n in range(SEARCHERS)}
     return {"trainer": role(run, "trainer"), **searchers}
 
 
-def end(run: Run, roles: Mapping[str, subprocess.Popen[bytes]]) -> None:
+def end(run: Run, roles: Mapping[str, RoleProcess]) -> None:
     """As a supervisor does once the trainer has finished."""
     try:
         assert roles["trainer"].wait(120) == FINISHED

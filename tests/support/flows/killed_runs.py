@@ -1,12 +1,47 @@
 """Runs whose roles are processes that a test kills."""
 
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 
 import storage
+from flows.roles.role import main
 from storage.runs.run import Run
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["flows.roles.wiring", "transformers.models.llama.modeling_llama", __name__])
+
+
+class RoleProcess:
+    """A role in a process and a session of its own. It is forked from a process that has loaded the libraries, which
+    takes longer than what most tests let a role do."""
+
+    def __init__(self, arguments: Sequence[str]):
+        self._process = _FORKS.Process(target=_live, args=(arguments, dict(os.environ)))
+        self._process.start()
+        assert self._process.pid
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, seconds: float) -> int:
+        self._process.join(seconds)
+        assert self._process.exitcode is not None, f"still at work after {seconds:g} s"
+        return self._process.exitcode
+
+
+def _live(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        os.dup2(nothing.fileno(), 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.exit(main([*arguments]))
 
 
 def rows(run: Run, query: str) -> list[tuple]:
@@ -14,14 +49,17 @@ def rows(run: Run, query: str) -> list[tuple]:
         return con.execute(query).fetchall()
 
 
-def role(run: Run, *arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "flows.roles.role", *arguments, "--run", run.url]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+def role(run: Run, *arguments: str) -> RoleProcess:
+    return RoleProcess([*arguments, "--run", run.url])
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def kill(process: RoleProcess) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has no session of its own yet, or has ended
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+    process.wait(20)
 
 
 def stored(run: Run, prefix: str) -> int:
