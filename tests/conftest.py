@@ -9,6 +9,7 @@ import secrets
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
@@ -24,14 +25,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shel
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    distribution.keep_together(item)
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     distribution.leave_out_long_tests(config, items)
-    if config.getoption("loadgroup", False):
+    if hasattr(config, "workerinput"):
         distribution.begin_with_slow_tests(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return distribution.make_scheduler(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 STORES = ["local", "moto", pytest.param("ceph", marks=pytest.mark.ceph)]

@@ -1,14 +1,18 @@
 """Which tests are run, and which worker of `pytest -n` runs them."""
 
-from collections.abc import Hashable, Sequence
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 SECONDS = {True: 10.0, False: 0.5}
 """What a test is taken to need, by whether it is marked as slow."""
-SHARED_BY_MANY_TESTS = ("module", "class", "package")
-SLOW_TO_START = ("stack",)
-"""Fixtures of the session of which one worker has enough: a Prefect server needs seconds and hundreds of megabytes."""
+SHARED_BY_A_FILE = re.compile(r'scope="(?:module|class)"')
+SHARED_BY_ALL = re.compile(r"\bstack: Stack\b")
+"""A test with the Prefect server of the session. Of such servers, which need seconds to start, one is enough."""
 
 
 def leave_out_long_tests(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -20,32 +24,36 @@ def leave_out_long_tests(config: pytest.Config, items: list[pytest.Item]) -> Non
     items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
-def keep_together(item: pytest.Item) -> None:
-    """Give a test the group of those that share a fixture with it, for `--dist loadgroup`."""
-    shared = _shared_by(item)
-    if shared:
-        item.add_marker(pytest.mark.xdist_group(shared))
-
-
 def begin_with_slow_tests(items: list[pytest.Item]) -> None:
     """Sort the groups by the time that they need, so that no worker begins a long one at the end."""
-    groups: dict[Hashable, list[pytest.Item]] = {}
+    groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        marker = item.get_closest_marker("xdist_group")
-        groups.setdefault(marker.args[0] if marker else item, []).append(item)
+        groups.setdefault(group_of(item.nodeid), []).append(item)
     items[:] = [item for of in sorted(groups.values(), key=_seconds, reverse=True) for item in of]
 
 
-def _shared_by(item: pytest.Item) -> str:
-    """Name what a test shares with others, empty if nothing is worth keeping them together."""
-    if not isinstance(item, pytest.Function):
-        return ""
-    fixtures = item._fixtureinfo.name2fixturedefs
-    for name in SLOW_TO_START:
-        if name in fixtures:
-            return name
-    of_the_file = any(it.scope in SHARED_BY_MANY_TESTS for found in fixtures.values() for it in found)
-    return item.nodeid.partition("::")[0].replace("/", ".") if of_the_file else ""
+def make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each worker one group after the other."""
+    from xdist.scheduler import LoadScopeScheduling  # not everybody who runs tests has it
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Groups(config, log)
+
+
+def group_of(nodeid: str) -> str:
+    """Name the group of tests that one worker runs: the tests that share a fixture which is slow to make, or a test."""
+    return _group_of_file(nodeid.partition("::")[0]) or nodeid
+
+
+@cache
+def _group_of_file(path: str) -> str:
+    text = Path(__file__).parents[2].joinpath(path).read_text()
+    if SHARED_BY_ALL.search(text):
+        return "stack"
+    return path if SHARED_BY_A_FILE.search(text) else ""
 
 
 def _seconds(items: Sequence[pytest.Item]) -> float:
