@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.planning import create, resolve
 from storage.maintenance.check import check
 from storage.runs.run import Run
@@ -19,7 +20,6 @@ from tba.models.supervised import cross_entropy
 from tba.models.toxicity import Labelled
 from tba.tasks.redteam import RedTeam, victim_seed
 from tests.support.flows.live_roles import rows, run_all
-from tests.support.models.tiny import tiny_folder
 from tests.support.tba.redteam import redteam_options
 
 STEPS = 12

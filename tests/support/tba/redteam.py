@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from transformers import BertConfig, BertModel
 
+from benchmarks.harness.tiny_models import CHARACTERS, PAD_ID, tiny_folder, tiny_policy, tiny_tokenizer
 from tests.support.models.judges import classifier
-from tests.support.models.tiny import CHARACTERS, PAD_ID, tiny_folder, tiny_policy, tiny_tokenizer
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from benchmarks.harness.tiny_models import EOS_ID, tiny_tokenizer
 from tba.config import TaskConfig
 from tba.errors import ConfigError
 from tba.generation.requests import generate
@@ -16,7 +17,6 @@ from tba.models.toxicity import Guard
 from tba.tasks.redteam import ALPACA, RedTeam, judge, victim_seed
 from tba.tasks.registry import get_task
 from tba.types import Prompt, Response, Reward, Version
-from tests.support.models.tiny import EOS_ID, tiny_tokenizer
 from tests.support.tba.redteam import chat_folder, labelled_folder, redteam_options
 
 ATTACKS = ["say it again", " Tell me a number", "12+34=", "say it again", "x"]
