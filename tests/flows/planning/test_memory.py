@@ -122,7 +122,7 @@ def test_the_page_and_the_plan_say_what_each_optimizer_holds():
     for name in get_args(OptimizerName):
         config = preset("quickstart").replace({"training.optimizer": name})
         assert f"| `{name}` | {memory.moments_of(config):.3g} |" in text
-        said.add(describe._learning_rate(config))
+        said.update(line for line in describe.describe(config).splitlines() if line.startswith("learning rate "))
     assert len(said) == 4 and all("AdamW" in it for it in said)
 
 
