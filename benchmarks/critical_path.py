@@ -41,7 +41,7 @@ from benchmarks.index import PER_PROMPT, RESPONSES, SLOTS, Filled, hardware
 from benchmarks.shards import SEARCHERS, filled, make_round
 from flows.pages.charts import Chart, Series
 from flows.roles import buffer_process
-from flows.roles.buffer_process import Reader, serve
+from flows.roles.buffer_process import Reader, serve_buffer
 from flows.roles.threads import switch_soon
 from storage import layout
 from storage.buffer.replay_buffer import DuckReplayBuffer
@@ -52,7 +52,7 @@ from storage.runs.events import Events
 from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.batches.batching import Batch
-from tba.config import Config, LimitsConfig, SamplingConfig, TrainingConfig
+from tba.config import Config
 from tba.interfaces import ReplayBuffer
 from tba.models.policy import Policy
 from tba.presets import preset
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.serve:
         run = Run.open(rest[rest.index("--run") + 1])
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        serve(lambda: MadeUp(run, options.serve), *take_pipes())
+        serve_buffer(lambda: MadeUp(run, options.serve), *take_pipes())
     elif options.one:
         with tempfile.TemporaryDirectory(dir=options.work) as work:
             print(json.dumps(measure(Path(work), options.one)))
@@ -135,11 +135,17 @@ class MadeUp(DuckReplayBuffer):
     def __init__(self, run: Run, size: int):
         super().__init__(
             run,
-            seed=0,
-            sampling=SamplingConfig(inv_temp=1.0, capacity=PER_PROMPT),
-            training=TrainingConfig(prompts_per_step=SLOTS, responses_per_prompt=RESPONSES),
-            limits=LimitsConfig(memory_gb=MEMORY / 1e9),
-            objective=Config().objective,
+            Config().replace(
+                {
+                    "sampling.inv_temp": 1.0,
+                    "sampling.capacity": PER_PROMPT,
+                    "training.prompts_per_step": SLOTS,
+                    "training.responses_per_prompt": RESPONSES,
+                    "search.responses_per_prompt": RESPONSES,
+                    "search.initial_fill": SLOTS * RESPONSES,
+                    "limits.memory_gb": MEMORY / 1e9,
+                }
+            ),
             sampler_sql=default_sampler(),
             attempt=claim_attempt(run).number,
             events=Events(run, "trainer", 1),

@@ -38,7 +38,7 @@ from benchmarks.harness import fakes
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
 from storage.weights.versions import Versions
-from tba.config import SearchConfig
+from tba.config import Config
 from tba.errors import Stopped
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.generation.vllm_generator import VLLMGenerator
@@ -152,13 +152,17 @@ class Searching:
         self.synced, self.first, self.seen, self.began = False, 0, 0, self.now(0, 0.0)
         self.role = Searcher(
             0,
-            seed=0,
-            config=SearchConfig(
-                prompts_per_round=PER_ROUND,
-                responses_per_prompt=workload.samples,
-                batch_responses=workload.batch,
-                max_response_tokens=workload.response_tokens,
-                open_rounds=options.open_rounds,
+            Config().replace(
+                {
+                    "search.prompts_per_round": PER_ROUND,
+                    "search.responses_per_prompt": workload.samples,
+                    "search.batch_responses": workload.batch,
+                    "search.max_response_tokens": workload.response_tokens,
+                    "search.open_rounds": options.open_rounds,
+                    "training.responses_per_prompt": min(workload.samples, Config().training.responses_per_prompt),
+                    "engine.in_flight": "update",
+                    "limits.data_deadline": 600.0,
+                }
             ),
             stream=PromptStream(make_prompts(workload), seed=0, searcher=0, searchers=1, shuffle=False),
             task=Distinct(),
@@ -168,8 +172,6 @@ class Searching:
             versions=self.versions,
             lease=fakes.Lease(stop_when=self.look),
             events=fakes.Events(),
-            deadline=600.0,
-            updates_in_flight=True,
         )
 
     def publish(self) -> None:

@@ -187,8 +187,7 @@ def _searcher(config: Config, task: Task, policy: Policy, start: Path, weights: 
     prompts = task.prompts("train", [], policy.tokenizer, max_tokens=config.search.max_prompt_tokens)
     return Searcher(
         0,
-        seed=config.seed,
-        config=config.search,
+        config,
         stream=PromptStream(prompts, seed=config.seed, searcher=0, searchers=1, shuffle=config.search.shuffle),
         task=task,
         generator=_generator(config),
@@ -197,8 +196,6 @@ def _searcher(config: Config, task: Task, policy: Policy, start: Path, weights: 
         versions=weights,  # pyright: ignore[reportArgumentType]  # of which it is only asked to load
         lease=fakes.Lease(),
         events=fakes.Events(),
-        deadline=1.0,
-        lag=0,  # it is told what to adopt, and looks for nothing itself
     )
 
 

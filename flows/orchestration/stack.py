@@ -39,6 +39,7 @@ from storage.runs.run import Run, default_root
 from tba.config import parse
 from tba.errors import DeadlinePassed, RunFailed, TBAError
 from tba.presets import PRESETS
+from tba.runtime.waiting import looks
 
 POOLS = ("tba", "gpu-search", "gpu-train")
 START_DEADLINE = 180.0  # seconds; the first start also creates the database
@@ -145,14 +146,14 @@ class Stack:
         self.processes[name] = process
 
     def wait_for(self, name: str, ready: Callable[[], bool]) -> None:
-        log, deadline = self.logs / f"{name}.log", time.monotonic() + START_DEADLINE
-        while not ready():
+        for _ in looks(START_DEADLINE, every=0.2):
+            if ready():
+                return
             self.check()
-            if time.monotonic() > deadline:
-                raise DeadlinePassed(
-                    f"Prefect's {name} is not ready after {START_DEADLINE:.0f} s; {log} ends with:\n{tail(log, 20)}"
-                )
-            time.sleep(0.2)
+        log = self.logs / f"{name}.log"
+        raise DeadlinePassed(
+            f"Prefect's {name} is not ready after {START_DEADLINE:.0f} s; {log} ends with:\n{tail(log, 20)}"
+        )
 
     def check(self) -> None:
         """Raise RunFailed if a process of the stack has ended by itself."""
@@ -195,9 +196,9 @@ class Stack:
         for flow_run in self.api.flow_runs("RUNNING"):
             self.tell(f"cancelling {flow_run['name']}")
             self.api.set_state(flow_run["id"], "CANCELLING")
-        deadline = time.monotonic() + CANCEL_DEADLINE
-        while self.api.flow_runs("RUNNING", "CANCELLING") and time.monotonic() < deadline:
-            time.sleep(0.5)
+        for _ in looks(CANCEL_DEADLINE, every=0.5):
+            if not self.api.flow_runs("RUNNING", "CANCELLING"):
+                break
 
 
 def prefect_command(*arguments: str) -> list[str]:
@@ -305,17 +306,18 @@ def run_task(stack: Stack, task: str, changes: Sequence[tuple[str, Any]]) -> int
 
 def follow(stack: Stack, flow_run: str, url: str) -> dict[str, Any]:
     """Show a run, read from its storage, until its flow run has ended. Return the final state of the flow run."""
-    deadline = time.monotonic() + START_DEADLINE
-    while not open_store(url).exists(RUN):
+    state: dict[str, Any] = {}
+    for _ in looks(START_DEADLINE, every=1.0):
+        if open_store(url).exists(RUN):
+            break
         stack.check()
         state = stack.api.state_of(flow_run)
         if state["type"] in FINAL:
             return state
-        if time.monotonic() > deadline:
-            raise DeadlinePassed(
-                f"there is still no run at {url} after {START_DEADLINE:.0f} s: the flow run is {state['name']}"
-            )
-        time.sleep(1.0)
+    else:
+        raise DeadlinePassed(
+            f"there is still no run at {url} after {START_DEADLINE:.0f} s: the flow run is {state['name']}"
+        )
     run, watch = Run.open(url), LeaseWatch()
     events = EventReader(run)
     with Display(run, parse(run.config)) as display:

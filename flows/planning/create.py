@@ -1,7 +1,6 @@
 """Create a run, or open a run to resume it. A run that a supervisor already looks after is refused."""
 
 import subprocess
-import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +18,7 @@ from storage.runs.leases import SUPERVISOR, Lease, read_lease
 from storage.runs.run import Run, default_root
 from tba.config import Config, parse
 from tba.errors import AlreadyExists, ConfigError, Damaged
+from tba.runtime.waiting import looks
 
 
 def start(config: Config, root: str | None, name: str | None, *, created_by: str = "") -> Run:
@@ -86,12 +86,12 @@ def living_supervisor(run: Run, config: Config) -> Lease | None:
     """Return the lease of the run's supervisor if the supervisor is alive, else None. A lease does not show this by
     itself: the process may run on another machine, and the lease may be unreadable. So wait for up to three renewal
     periods for the lease to be renewed."""
-    before, deadline = _supervisor(run), time.monotonic() + 3 * config.limits.lease_every
-    while before and time.monotonic() < deadline:
-        time.sleep(0.2)
+    before: Lease | Damaged | None = None
+    for _ in looks(3 * config.limits.lease_every, every=0.2):
         lease = _supervisor(run)
         if lease is None:
             return None
+        before = before or lease
         if isinstance(lease, Lease) and _beat(lease) != _beat(before):
             return lease
     return None

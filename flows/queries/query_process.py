@@ -2,8 +2,6 @@
 and some queries crash it. Neither may block or end the program that asks."""
 
 import shutil
-import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,10 +11,9 @@ from queue import Empty, Queue
 from typing import Any
 
 from tba.errors import QueryEnded, TooLong, error_named
-from tba.runtime.child import start_child
-from tba.runtime.messages import receive, send
+from tba.runtime.child import Child, module_command
 
-COMMAND = [sys.executable, "-P", "-m", "flows.queries.query_worker"]
+COMMAND = module_command("flows.queries.query_worker")
 
 _MESSAGES = 16  # how many unread messages are queued before the process has to wait
 _HEEDS = 2.0  # seconds that a query has to react to an interrupt
@@ -120,7 +117,7 @@ class _Child:
     def __init__(self, command: Sequence[str]):
         self.is_busy = False
         self._number = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         self._unwanted = False
         self._messages: Queue[dict[str, Any] | OSError | None] = Queue(_MESSAGES)
         threading.Thread(target=self._live, args=(command,), daemon=True).start()
@@ -134,18 +131,17 @@ class _Child:
 
     def _live(self, command: Sequence[str]) -> None:
         try:
-            self._process = process = start_child(command)
+            self._child = child = Child("query", command)
         except OSError as error:
             self._messages.put(error)
             return
         if self._unwanted:
-            process.kill()
-        assert process.stdout
+            child.process.kill()
         self._messages.put({})
-        while (message := receive(process.stdout)) is not None:
+        while (message := child.receive()) is not None:
             self._messages.put(message[0])
-        process.stdout.close()
-        process.wait()
+        child.stdout.close()
+        child.process.wait()
         self._messages.put(None)
 
     def order(self, what: str, arguments: dict[str, Any]) -> None:
@@ -154,9 +150,9 @@ class _Child:
         self._send({"n": self._number, "do": what, "with": arguments})
 
     def _send(self, order: dict[str, Any]) -> None:
-        assert self._process and self._process.stdin
-        with suppress(BrokenPipeError, ValueError):  # the process has ended; `answer` reports this
-            send(self._process.stdin, order)
+        assert self._child
+        with suppress(ValueError):  # the pipe was closed; `answer` reports this
+            self._child.send(order)
 
     def answer(self, seconds: float | None, write: Write, progress: Tell) -> Any:
         """Read messages until the answer to the current order. Raise TimeoutError `seconds` after the query has begun.
@@ -184,13 +180,9 @@ class _Child:
             raise TimeoutError from None
         if not isinstance(message, dict):
             self._messages.put(None)
-            raise QueryEnded(f"the query ended the process that answers queries ({self._how_ended()})")
+            assert self._child
+            raise QueryEnded(f"the query ended the process that answers queries ({self._child.how_ended()})")
         return message
-
-    def _how_ended(self) -> str:
-        assert self._process
-        code = self._process.returncode
-        return signal.Signals(-code).name if code and code < 0 else f"exit code {code}"
 
     def interrupt(self, seconds: float) -> bool:
         """Interrupt the current order. Return True if it ends within so many seconds."""
@@ -204,12 +196,10 @@ class _Child:
 
     def end(self) -> None:
         self._unwanted = True
-        if self._process is None:
+        if self._child is None:
             return
-        self._process.kill()
-        with suppress(BrokenPipeError):
-            assert self._process.stdin
-            self._process.stdin.close()
+        self._child.process.kill()
+        self._child.release()
         with suppress(Empty, QueryEnded, TimeoutError):
             while True:  # empty the queue, since the thread may wait to put a message
                 self._next(time.monotonic() + _PATIENCE)

@@ -10,28 +10,22 @@ need a record. It writes only the records that the trainer asks for, under the n
 
 import argparse
 import logging
-import signal
-import subprocess
-import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO, Self
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any, BinaryIO
 
 from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.runs.events import Events
 from storage.runs.run import Run
 from tba.config import Config, parse
-from tba.errors import RunFailed, TBAError, error_named
+from tba.errors import RunFailed, error_named
 from tba.fetched import Fetched, Lists
-from tba.runtime.child import end_with_parent, start_child
-from tba.runtime.messages import Numbers, receive, send, take_pipes, widen
+from tba.runtime.child import Child, end_with_parent, module_command, serve
+from tba.runtime.messages import Numbers, take_pipes, widen
 from tba.types import Draw
 
-COMMAND = [sys.executable, "-P", "-m", "flows.roles.buffer_process"]
-
-_PATIENCE = 10.0  # seconds that the process has to end when it is no longer needed
+COMMAND = module_command("flows.roles.buffer_process")
 
 _LISTS = (
     "prompt_tokens", "response_tokens", "ref_logps", "behaviour_logps", "loss_mask", "step_ends", "step_values",
@@ -40,51 +34,33 @@ _LISTS = (
 
 
 def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckReplayBuffer:
+    in_step = config.search.searchers if config.sync.lag is not None else None
     return DuckReplayBuffer(
-        run,
-        seed=config.seed,
-        sampling=config.sampling,
-        training=config.training,
-        limits=config.limits,
-        objective=config.objective,
-        sampler_sql=run.sampler_sql,
-        attempt=attempt,
-        events=events,
-        searchers_in_step=config.search.searchers if config.sync.lag is not None else None,
+        run, config, sampler_sql=run.sampler_sql, attempt=attempt, events=events, searchers_in_step=in_step
     )
 
 
 # --- the trainer's side -----------------------------------------------------------------------------------------------
 
 
-class Reader:
+class Reader(Child):
     """The `ReplayBuffer` of one attempt, in another process. Methods raise the errors of the buffer. They raise
     RunFailed if the process has died, or if it has been killed because it did not answer within `deadline` seconds."""
 
     def __init__(self, run: Run, attempt: int, life: int, *, deadline: float):
-        self.deadline = deadline
         command = [*COMMAND, "--run", run.url, "--attempt", str(attempt), "--life", str(life)]
-        self.process = start_child(command)
+        super().__init__("the trainer's reader", command)
+        self.deadline = deadline
         self._lock = threading.Lock()
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self.stdin, self.stdout):
             widen(pipe)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self.process.stdin and self.process.stdout
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-        try:
-            self.process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
+    def close(self) -> None:
+        super().close()
+        self.stdout.close()
 
     def sync(self, sync: int, *, step: int) -> int:
-        return self._ask("sync", sync, step)
+        return self._ask("sync", sync, step=step)
 
     def replay(self, sync: int) -> None:
         self._ask("replay", sync)
@@ -93,7 +69,7 @@ class Reader:
         return self._ask("recorded", sync)
 
     def ready(self, sync: int, *, step: int, until: int) -> bool:
-        return self._ask("ready", sync, step, until)
+        return self._ask("ready", sync, step=step, until=until)
 
     def waiting(self) -> int:
         return self._ask("waiting")
@@ -110,48 +86,20 @@ class Reader:
     def fetch(self, draws: Sequence[Draw]) -> Fetched:
         return _fetched(*self._exchange("fetch", [_values(draw) for draw in draws]))
 
-    def _ask(self, what: str, *arguments: Any) -> Any:
-        return self._exchange(what, *arguments)[0]
+    def _ask(self, what: str, *arguments: Any, **options: Any) -> Any:
+        return self._exchange(what, *arguments, **options)[0]
 
-    def _exchange(self, what: str, *arguments: Any) -> tuple[Any, Numbers]:
-        assert self.process.stdin and self.process.stdout
-        with self._lock, self._overdue() as overdue:
-            try:
-                send(self.process.stdin, {"do": what, "with": arguments})
-                answer = receive(self.process.stdout)
-            except BrokenPipeError:
-                answer = None
+    def _exchange(self, what: str, *arguments: Any, **options: Any) -> tuple[Any, Numbers]:
+        with self._lock, self.killed_after(self.deadline) as overdue:
+            self.send({"do": what, "with": [arguments, options]})
+            answer = self.receive()
         if answer is None:
-            how = f"has not answered for {self.deadline:g} s" if overdue.is_set() else f"has died ({self._end()})"
-            raise RunFailed(f"the trainer's reader (pid {self.process.pid}) {how}, asked to {what}")
+            how = f"has not answered for {self.deadline:g} s" if overdue.is_set() else f"has died ({self.how_ended()})"
+            raise RunFailed(f"{self.name} {how}, asked to {what}")
         message, numbers = answer
         if "error" in message:
             raise error_named(message["error"], message["says"])
         return message["is"], numbers
-
-    @contextmanager
-    def _overdue(self) -> Iterator[threading.Event]:
-        """Yield an event. Once the deadline has passed, set the event and kill the process."""
-        passed = threading.Event()
-
-        def end() -> None:
-            passed.set()
-            self.process.kill()
-
-        timer = threading.Timer(self.deadline, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield passed
-        finally:
-            timer.cancel()
-
-    def _end(self) -> str:
-        try:
-            code = self.process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            return "it has not ended"
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 # --- the reader's side ------------------------------------------------------------------------------------------------
@@ -172,27 +120,21 @@ def main(arguments: Sequence[str] | None = None, open_run: Callable[[str], Run] 
         run = open_run(options.run)
         return make_buffer(run, parse(run.config), options.attempt, Events(run, "trainer", options.life))
 
-    serve(make, *take_pipes())
+    serve_buffer(make, *take_pipes())
 
 
-def serve(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers: BinaryIO) -> None:
-    buffer: DuckReplayBuffer | None = None
-    while (order := receive(orders)) is not None:
-        what, arguments = order[0]["do"], order[0]["with"]
-        numbers: Numbers = ()
-        try:
-            buffer = buffer or make()  # here, so that its errors become the answer to the first order
-            result, numbers = _ORDERS[what](buffer, *arguments)
-            answer = {"is": result}
-        except TBAError as error:
-            answer = {"error": type(error).__name__, "says": str(error)}
-        except Exception as error:
-            traceback.print_exc()
-            answer = {"error": type(error).__name__, "says": str(error)}
-        try:
-            send(answers, answer, numbers)
-        except BrokenPipeError:
-            return
+def serve_buffer(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers: BinaryIO) -> None:
+    the_buffer = cache(make)  # called by the first order, so that its errors become the answer to this order
+
+    def obey(what: str, said: Any, _: Numbers) -> tuple[Any, Numbers]:
+        buffer = the_buffer()
+        arguments, options = said
+        if what == "fetch":
+            return _fetch(buffer, *arguments)
+        found = getattr(buffer, what)(*arguments, **options)
+        return [_values(draw) for draw in found] if what == "draw" else found, ()
+
+    serve(obey, orders, answers)
 
 
 def _fetch(buffer: DuckReplayBuffer, draws: Sequence[Sequence[Any]]) -> tuple[Any, Numbers]:
@@ -200,19 +142,6 @@ def _fetch(buffer: DuckReplayBuffer, draws: Sequence[Sequence[Any]]) -> tuple[An
     lists = {name: column for name in _LISTS if (column := getattr(fetched, name)) is not None}
     numbers = [fetched.reward_B, fetched.finished_B, *(array for it in lists.values() for array in it)]
     return [fetched.trajectory_ids, fetched.prompt_ids, list(lists)], numbers
-
-
-_ORDERS: Mapping[str, Callable[..., tuple[Any, Numbers]]] = {
-    "sync": lambda buffer, sync, step: (buffer.sync(sync, step=step), ()),
-    "replay": lambda buffer, sync: (buffer.replay(sync), ()),
-    "recorded": lambda buffer, sync: (buffer.recorded(sync), ()),
-    "ready": lambda buffer, sync, step, until: (buffer.ready(sync, step=step, until=until), ()),
-    "waiting": lambda buffer: (buffer.waiting(), ()),
-    "queues": lambda buffer: (buffer.queues(), ()),
-    "restore": lambda buffer, queues: (buffer.restore(queues), ()),
-    "draw": lambda buffer, step: ([_values(draw) for draw in buffer.draw(step)], ()),
-    "fetch": _fetch,
-}
 
 
 # --- messages between the two -----------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from flows.supervision.processes import LOG_FORMAT
 from storage.runs.run import Run
 from tba.config import Config, parse
 from tba.errors import ConfigError
-from tba.runtime.child import end_with_parent
+from tba.runtime.child import end_with_parent, module_command
 from tba.runtime.messages import take_pipes
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tba")
 
-COMMAND = [sys.executable, "-P", "-m", "flows.roles.rank"]
+COMMAND = module_command("flows.roles.rank")
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from tba.search.evaluator import Evaluator
 from tba.search.searcher import Searcher, await_reference
 from tba.tasks.guard import asking
 from tba.tasks.registry import get_task
+from tba.train.sync_writer import SyncWriter
 from tba.train.trainer import Trainer
 from tba.types import Version
 
@@ -54,8 +55,7 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
     with closing(open_generator(config, events, search_sampling(config), adapter)) as generator:
         searcher = Searcher(
             index,
-            seed=config.seed,
-            config=config.search,
+            config,
             stream=stream_of_prompts(config, read_prompts(run, "train"), index),
             task=task,
             generator=generator,
@@ -64,10 +64,6 @@ def run_searcher(run: Run, index: int, lease: HeldLease, events: Events) -> None
             versions=versions,
             lease=lease,
             events=events,
-            deadline=config.limits.data_deadline,
-            lag=config.sync.lag,
-            first_version=config.start.sync,
-            updates_in_flight=config.engine.in_flight == "update",
         )
         searcher.run()
 
@@ -93,18 +89,17 @@ def run_trainer(run: Run, lease: HeldLease, events: Events) -> None:
             closing(open_metric_log(run, config.metrics)) as metrics,
             Reader(run, attempt.number, lease.life, deadline=max(config.limits.data_deadline, STARTING)) as buffer,
         ):
-            trainer = Trainer(
+            syncs = SyncWriter(
                 config,
                 attempt=attempt.number,
-                learner=learner,
-                buffer=buffer,
                 ledger=ParquetLedger(run, attempt.number),
                 versions=Versions(run),
                 checkpoints=Checkpoints(run),
-                metrics=metrics,
                 lease=lease,
-                events=events,
                 scratch=scratch,
+            )
+            trainer = Trainer(
+                config, learner=learner, buffer=buffer, syncs=syncs, metrics=metrics, lease=lease, events=events
             )
             if why := trainer.learner.padded_because:
                 message = (

@@ -14,7 +14,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +29,7 @@ from storage.local_files.shared_cache import cache_folder
 from storage.runs.leases import Lease
 from storage.runs.run import Run
 from tba.errors import RunFailed
+from tba.runtime.child import module_command
 
 Kind = Literal["searcher", "trainer", "evaluator"]
 _KINDS: dict[str, Kind] = {"searcher": "searcher", "trainer": "trainer", "evaluator": "evaluator"}
@@ -65,8 +65,7 @@ class Role:
 def role_command(role: Role, run: str) -> list[str]:
     """Return the command that starts a role. `$TBA_ROLE_COMMAND` replaces its beginning, for example to use `numactl`,
     a profiler or a container."""
-    # -P keeps Python from importing a folder `storage` or `flows` of the working directory.
-    begin = shlex.split(os.environ.get("TBA_ROLE_COMMAND", "")) or [sys.executable, "-P", "-m", "flows.roles.role"]
+    begin = shlex.split(os.environ.get("TBA_ROLE_COMMAND", "")) or module_command("flows.roles.role")
     return [*begin, role.kind, "--run", run, "--index", str(role.index)]
 
 

@@ -9,7 +9,7 @@ from storage.buffer.arrivals import Arrivals
 from storage.buffer.buffer_events import BufferEvents
 from storage.buffer.index import Index
 from storage.buffer.record_chain import RecordChain
-from storage.buffer.settings import Limits, Objective, Sampling, Training
+from storage.buffer.settings import Settings
 from storage.log.payloads import Payloads
 from storage.log.schema import COLUMNS
 from storage.log.syncs import Recording, Shard, StoredRecord, SyncRecord
@@ -27,18 +27,14 @@ _GIVEN_UP = "given_up"  # in the queues of a checkpoint, beside the branches: th
 class DuckReplayBuffer:
     """The `ReplayBuffer` of one attempt. A draw follows from the seed, the sampler and the sync records alone. It does
     not depend on the run's name, on how often the buffer looked for arrivals, or on whether the buffer was rebuilt in
-    between. `sampling`, `training`, `limits` and `objective` are sections of the run's settings. `searchers_in_step`
-    is the number of searchers if they go in step with the trainer; record n then admits round n of each of them."""
+    between. `searchers_in_step` is the number of searchers if they go in step with the trainer; record n then admits
+    round n of each of them."""
 
     def __init__(
         self,
         run: Run,
+        settings: Settings,
         *,
-        seed: int,
-        sampling: Sampling,
-        training: Training,
-        limits: Limits,
-        objective: Objective,
         sampler_sql: str,
         attempt: int,
         events: Events,
@@ -49,18 +45,18 @@ class DuckReplayBuffer:
         self.events = BufferEvents(events)
         self.index = Index(
             sampler_sql,
-            seed=seed,
-            sampling=sampling,
-            training=training,
+            seed=settings.seed,
+            sampling=settings.sampling,
+            training=settings.training,
             step_of_version=self._step_of_version,
-            threads=limits.draw_threads,
+            threads=settings.limits.draw_threads,
         )
         self.payloads = Payloads(
             run,
-            memory_bytes=int(limits.memory_gb * 1e9),
-            disk_bytes=int(limits.disk_gb * 1e9),
-            behaviour=objective.needs_tokens,
-            values=objective.needs_values,
+            memory_bytes=int(settings.limits.memory_gb * 1e9),
+            disk_bytes=int(settings.limits.disk_gb * 1e9),
+            behaviour=settings.objective.needs_tokens,
+            values=settings.objective.needs_values,
         )
         self.arrivals = Arrivals(run, self.payloads, self.index.check)
         self.given_up = given_up(run).shards  # admitted shards that were lost, which the buffer leaves out
@@ -68,7 +64,7 @@ class DuckReplayBuffer:
         self.recording = Recording(replays, given_up=self.given_up) if replays else None
         self.shards: dict[str, Shard] = {}  # admitted shards by searcher/seq
         self.in_step = None if self.recording else searchers_in_step
-        self.batch = training.prompts_per_step * training.responses_per_prompt
+        self.batch = settings.training.prompts_per_step * settings.training.responses_per_prompt
         self.applied = -1
         self._steps = {0: 0}  # the step that each applied sync follows, and so does the version of the same number
         self._queues = self.index.queues()

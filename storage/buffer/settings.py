@@ -49,6 +49,21 @@ class Objective(Protocol):
         ...
 
 
+class Settings(Protocol):
+    """The settings of a run, as far as a replay buffer goes by them."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def training(self) -> Training: ...
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def objective(self) -> Objective: ...
+
+
 @dataclass(frozen=True)
 class NoDraws:
     """The `Sampling` and `Training` of an index from which nothing is drawn. Such an index only says which rows can be

@@ -2,10 +2,16 @@
 
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 
 from storage.objects.local_store import LocalStore
 from storage.objects.store import Store
 from tba.errors import AlreadyExists, ConfigError, Conflict, UnsafeStore
+
+STORES = {
+    "s3": "storage.objects.s3.store:S3Store",
+}
+"""The class of the store for each scheme of a URL. It is imported when the first such store is opened."""
 
 
 def open_store(url: str, *, deadline: float = 60.0) -> Store:
@@ -16,11 +22,11 @@ def open_store(url: str, *, deadline: float = 60.0) -> Store:
         return LocalStore(url)
     if scheme == "file":
         return LocalStore(rest)
-    if scheme == "s3":
-        from storage.objects.s3.store import S3Store  # only runs on S3 pay for the import
-
-        return S3Store(url, deadline=deadline)
-    raise ConfigError(f"a store is a path, file://… or s3://bucket/prefix, got {scheme}://…")
+    if scheme not in STORES:
+        known = " or ".join(f"{name}://…" for name in STORES)
+        raise ConfigError(f"a store is a path, file://… or {known}, got {scheme}://…")
+    module, _, name = STORES[scheme].partition(":")
+    return getattr(import_module(module), name)(url, deadline=deadline)
 
 
 def probe(store: Store, *, racers: int = 4) -> None:

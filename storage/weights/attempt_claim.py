@@ -10,7 +10,8 @@ from storage.objects.open_store import probe
 from storage.runs.attempts import Attempt, accepts, chain, encode, newest_attempt
 from storage.runs.retention import in_the_way
 from storage.runs.run import Run
-from storage.weights import checkpoint_files, lost_checkpoints
+from storage.weights import lost_checkpoints
+from storage.weights.checkpoints import Checkpoints
 from tba.errors import AlreadyExists, Damaged, Missing
 from tba.types import Version
 
@@ -70,7 +71,7 @@ class _Choice:
             if self.damaged and (given_up := in_the_way(self.run, checkpoint.number, _newest_record(self.run))):
                 raise lost_checkpoints.none_intact(self.run, self.damaged, given_up)
             try:
-                folder = checkpoint_files.load(self.run, checkpoint)
+                folder = Checkpoints(self.run).load(*checkpoint)
                 if self.check:
                     self.check(checkpoint, folder)
             except Missing as error:

@@ -2,14 +2,14 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from storage import layout
-from storage.objects import manifest_folders
+from storage.objects import manifest_folders, records
 from storage.runs import attempts, retention
 from storage.runs.forks import pinned_checkpoints
 from storage.runs.run import Run
-from storage.weights import checkpoint_files
 from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
 
@@ -45,12 +45,38 @@ class Checkpoints:
         return attempts.newest_checkpoint(self.run, attempts.chain(self.run, attempt))
 
     def load(self, sync: int, attempt: int) -> Path:
-        """Return a local folder with the verified files of a checkpoint."""
-        return checkpoint_files.load(self.run, Version(sync, attempt))
+        """Return a local folder with the files of a checkpoint. Each file has been compared with the sha256 in the
+        manifest. Raise Missing if there is no such checkpoint, or if it is removed meanwhile. Raise Damaged, naming the
+        file, if a file is not what was saved."""
+        checkpoint = Version(sync, attempt)
+        self.check_manifest(checkpoint)
+        return manifest_folders.local_copy(self.run.store, layout.checkpoint(checkpoint), keep=2)
 
     def check(self, checkpoint: Version) -> None:
-        """Raise Damaged if a checkpoint is not what was saved, as far as can be known without a download."""
-        checkpoint_files.check(self.run, checkpoint)
+        """Raise as `load` does, but download nothing. Files on a local disk are read whole. For files in an object
+        store, only the names and sizes are checked."""
+        prefix = layout.checkpoint(checkpoint)
+        if self.run.store.local_path(prefix.rstrip("/")):
+            self.load(*checkpoint)
+        else:
+            self.check_manifest(checkpoint)
+            manifest_folders.check_sizes(self.run.store, prefix)
+
+    def check_manifest(self, checkpoint: Version) -> None:
+        """Raise Damaged unless the manifest names this checkpoint and the step that its sync follows. Raise Missing if
+        there is no manifest."""
+        name = f"{self.run.url}/{layout.checkpoint(checkpoint)}{layout.MANIFEST}"
+        manifest = manifest_folders.read_manifest(self.run.store, layout.checkpoint(checkpoint))
+        if manifest is None:
+            raise Missing(f"{name} does not exist: a checkpoint without a manifest does not count as stored")
+        with records.reading(name):
+            sync, attempt, step = records.integers(manifest, "sync", "attempt", "step")
+        if (sync, attempt) != checkpoint:
+            raise Damaged(f"{name} says that this is checkpoint {Version(sync, attempt)}, not {checkpoint}")
+        if (recorded := recorded_step(self.run, sync)) not in (step, None):
+            raise Damaged(
+                f"{name} says step {step}, but {layout.sync(sync)} says that sync {sync} follows step {recorded}"
+            )
 
     def prune(self, keep: int) -> list[Version]:
         """Remove all checkpoints except the newest `keep` intact ones of the chain, and those that this run or a fork
@@ -90,3 +116,13 @@ class Checkpoints:
                 return False
             self._intact.add(checkpoint)
         return True
+
+
+def recorded_step(run: Run, sync: int) -> int | None:
+    """Return the step that a sync follows; None if its record is missing or damaged. An error that says so is raised
+    where the record is applied."""
+    key = layout.sync(sync)
+    with suppress(Missing, Damaged), records.reading(f"{run.url}/{key}"):
+        [step] = records.integers(records.read(run.store, key, "step"), "step")
+        return step
+    return None

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from storage.runs.retention import RetentionRecord
 from storage.runs.run import Run
-from storage.weights.checkpoint_files import recorded_step
+from storage.weights.checkpoints import recorded_step
 from tba.errors import Damaged
 from tba.types import Version
 

@@ -5,33 +5,29 @@ So each process that grades has a helper. A comparison that takes too long ends 
 and the next comparison starts another helper. The limit is on the helper's CPU time, so that the result does not depend
 on how busy the machine is. A second limit, on wall-clock time, is for a helper that gets no CPU time.
 
-Orders are lines of JSON, and each answer is one digit. The helper ends together with the process that started it,
-however that process ends.
+The helper ends together with the process that started it, however that process ends.
 """
 
 import atexit
 import json
 import os
 import resource
-import select
 import signal
-import subprocess
 import sys
 import threading
-import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 
 from tba.errors import RunFailed
-from tba.runtime.child import end_with_parent, start_child
+from tba.runtime.child import Child, end_with_parent, module_command
+from tba.runtime.messages import receive, send, take_pipes
 
 SECONDS = 2.0  # CPU time of the helper for one comparison
 PATIENCE = 20.0  # wall-clock seconds for one comparison
 START_PATIENCE = 120.0  # wall-clock seconds to start, which imports sympy, on a busy machine
 MEMORY = 4 << 30  # bytes that the helper may allocate
-LONGEST = 1 << 15  # bytes of an order: a pipe holds this many while its reader is busy
-
-_READY, _RIGHT, _WRONG = b"+\n", b"1\n", b"0\n"
+LONGEST = 1 << 15  # bytes of an order; longer ones are not compared
 
 
 # --- the side that grades ---------------------------------------------------------------------------------------------
@@ -61,15 +57,15 @@ class Helper:
 
     def __init__(self, *, seconds: float = SECONDS, patience: float = PATIENCE):
         self.seconds, self.patience = seconds, patience
-        self.process: subprocess.Popen[bytes] | None = None
+        self.child: Child | None = None
         self._owner = os.getpid()
         self._lock = threading.Lock()
         atexit.register(self.close)
 
     def ask(self, what: str, given: str, gold: str) -> bool:
         """Return the result of a comparison. If somebody else has killed the helper, ask a new one once more."""
-        order = json.dumps([what, given, gold]).encode() + b"\n"
-        if len(order) > LONGEST:
+        order = [what, given, gold]
+        if len(json.dumps(order)) >= LONGEST:
             return False
         with self._lock:
             try:
@@ -78,16 +74,15 @@ class Helper:
                 self._end()
                 raise
 
-    def _first_answer(self, order: bytes) -> bool:
+    def _first_answer(self, order: Sequence[str]) -> bool:
         for _ in range(2):
-            process = self._running()
-            assert process.stdin
-            with suppress(BrokenPipeError):
-                os.write(process.stdin.fileno(), order)
-            answer = _read(process, len(_RIGHT), self.patience)
-            if answer in (_RIGHT, _WRONG):
-                return answer == _RIGHT
-            if self._end() == -signal.SIGPROF or answer is None:
+            child = self._running()
+            with child.killed_after(self.patience) as overdue:
+                child.send(order)
+                answer = child.receive()
+            if answer is not None:
+                return answer[0]
+            if self._end() == -signal.SIGPROF or overdue.is_set():
                 return False
         return False
 
@@ -96,50 +91,34 @@ class Helper:
             with self._lock:
                 self._end()
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self.process and self.process.poll() is None:
-            return self.process
+    def _running(self) -> Child:
+        if self.child and self.child.process.poll() is None:
+            return self.child
         self._end()
-        command = [sys.executable, "-P", "-m", "tba.grading.helper", str(self.seconds)]
-        # how sympy solves a problem depends on the hash seed
-        self.process = start_child(command, bufsize=0, env=os.environ | {"PYTHONHASHSEED": "0"})
-        if _read(self.process, len(_READY), START_PATIENCE) != _READY:
-            pid, code = self.process.pid, self._end()
-            raise RunFailed(f"the helper that compares answers (pid {pid}) did not start: it ended with code {code}")
-        return self.process
+        command = [*module_command("tba.grading.helper"), str(self.seconds)]
+        environment = os.environ | {"PYTHONHASHSEED": "0"}  # how sympy solves a problem depends on it
+        self.child = child = Child("the helper that compares answers", command, env=environment)
+        with child.killed_after(START_PATIENCE):
+            is_ready = child.receive() is not None
+        if not is_ready:
+            raise RunFailed(f"{child.name} did not start: it ended with code {self._end()}")
+        return child
 
     def _end(self) -> int | None:
         """Kill the helper if it still runs, and return its exit code; None if there is no helper."""
-        process, self.process = self.process, None
-        if process is None:
+        child, self.child = self.child, None
+        if child is None:
             return None
-        assert process.stdin and process.stdout
-        with suppress(BrokenPipeError):
-            process.stdin.close()
-        process.stdout.close()
-        process.kill()
-        return process.wait()
+        child.process.kill()
+        child.close()
+        child.stdout.close()
+        return child.process.returncode
 
 
 @cache
 def _helper(pid: int) -> Helper:
     """Return the helper of a process. A forked process gets its own helper."""
     return Helper()
-
-
-def _read(process: subprocess.Popen[bytes], size: int, patience: float) -> bytes | None:
-    """Return `size` bytes, or fewer if the pipe ends, or None if they do not arrive in time."""
-    assert process.stdout
-    poll, deadline, read = select.poll(), time.monotonic() + patience, b""
-    poll.register(process.stdout, select.POLLIN)
-    while len(read) < size:
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return None
-        more = os.read(process.stdout.fileno(), size - len(read))
-        if not more:
-            return read
-        read += more
-    return read
 
 
 # --- the helper's side ------------------------------------------------------------------------------------------------
@@ -149,18 +128,17 @@ def main(seconds: float) -> None:
     end_with_parent()
     with suppress(ValueError, OSError):  # some systems do not support this limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    orders, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
-    os.dup2(2, 1)  # prints go to standard error
+    orders, answers = take_pipes()
 
     from tba.grading import algebra  # imports sympy, which takes a second
 
-    os.write(answers, _READY)
-    for order in orders:
-        what, given, gold = json.loads(order)
+    send(answers, "ready")
+    while (order := receive(orders)) is not None:
+        what, given, gold = order[0]
         signal.setitimer(signal.ITIMER_PROF, seconds)  # no handler: the signal ends the process
         right = algebra.answer(what, given, gold)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        os.write(answers, _RIGHT if right else _WRONG)
+        send(answers, bool(right))
 
 
 if __name__ == "__main__":

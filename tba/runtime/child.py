@@ -1,25 +1,104 @@
-"""Child processes that ignore requests to stop their parent, and end when the parent has ended."""
+"""Child processes that serve a role: they obey orders sent through a pipe, and answer each through another.
+
+They ignore requests to stop their parent, and end when the parent has ended.
+"""
 
 import ctypes
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO, Self
+
+from tba.errors import TBAError
+from tba.runtime.messages import Numbers, receive, send
+
+END_PATIENCE = 10.0  # seconds for a child to end when it is no longer needed, or to say why it has ended
 
 _PR_SET_PDEATHSIG = 1
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
-def start_child(
-    command: Sequence[str], *, bufsize: int = -1, env: Mapping[str, str] | None = None
-) -> "subprocess.Popen[bytes]":
-    """Start a process with pipes to its standard input and output. SIGTERM and SIGINT are blocked in it from its first
-    instant on: the parent, which gets these signals too, may still need it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a child inherits which signals are blocked
-    try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=bufsize, env=env)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+# --- the parent's side ------------------------------------------------------------------------------------------------
+
+
+def module_command(module: str) -> list[str]:
+    """Return the command that runs a module of ours, also if the working directory has a folder of the same name."""
+    return [sys.executable, "-P", "-m", module]
+
+
+class Child:
+    """A process that serves this one. Its standard input and output carry messages. SIGTERM and SIGINT are blocked in
+    it from its first instant on: the parent, which gets these signals too, may still need it."""
+
+    def __init__(self, what: str, command: Sequence[str], *, env: Mapping[str, str] | None = None):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a child inherits which signals are blocked
+        try:
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        assert self.process.stdin and self.process.stdout
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self.name = f"{what} (pid {self.process.pid})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, said: Any, numbers: Numbers = ()) -> None:
+        """Send a message. If the child has ended, only `receive` reports it."""
+        with suppress(BrokenPipeError):
+            send(self.stdin, said, numbers)
+
+    def receive(self) -> tuple[Any, Numbers] | None:
+        """Wait for the next message, and return None once the child has ended."""
+        return receive(self.stdout)
+
+    @contextmanager
+    def killed_after(self, seconds: float) -> Iterator[threading.Event]:
+        """Yield an event. If the `with` block takes longer than this, set the event and kill the child."""
+        passed = threading.Event()
+
+        def end() -> None:
+            passed.set()
+            self.process.kill()
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield passed
+        finally:
+            timer.cancel()
+
+    def how_ended(self) -> str:
+        try:
+            code = self.process.wait(END_PATIENCE)
+        except subprocess.TimeoutExpired:
+            return "its process is still running"
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    def release(self) -> None:
+        """Close the pipe of orders, so that the child ends after the orders that it has got."""
+        with suppress(BrokenPipeError):
+            self.stdin.close()
+
+    def close(self) -> None:
+        """End the child. Whoever receives its messages closes `stdout`."""
+        self.release()
+        try:
+            self.process.wait(END_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+# --- the child's side -------------------------------------------------------------------------------------------------
 
 
 def end_with_parent() -> None:
@@ -32,3 +111,31 @@ def ask_linux(option: int, value: int) -> None:
     """Call prctl(2) on Linux; do nothing on other systems."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def serve(
+    obey: Callable[[str, Any, Numbers], tuple[Any, Numbers]],
+    orders: BinaryIO,
+    answers: BinaryIO,
+    *,
+    ends_at_error: bool = False,
+) -> None:
+    """Carry out orders until there are no more, and answer each with its result or its error."""
+    while (order := receive(orders)) is not None:
+        said, numbers = order
+        try:
+            result, numbers = obey(said["do"], said["with"], numbers)
+        except Exception as error:
+            tell_error(answers, error)
+            if ends_at_error:
+                raise
+            if not isinstance(error, TBAError):
+                traceback.print_exc()
+            continue
+        with suppress(BrokenPipeError):
+            send(answers, {"is": result}, numbers)
+
+
+def tell_error(answers: BinaryIO, error: Exception) -> None:
+    with suppress(BrokenPipeError):
+        send(answers, {"error": type(error).__name__, "says": str(error)})

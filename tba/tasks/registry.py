@@ -12,7 +12,6 @@ from tba.errors import ConfigError, TBAError
 from tba.interfaces import PolicyMaker, TakesOptions, Task
 from tba.presets import PRESETS, preset
 from tba.runtime.loading import load_class
-from tba.tasks import gsm8k, math, quickstart, redteam, tldr, verifiers
 from tba.tasks.guard import describe
 
 Rule = Callable[[str, str], bool]  # takes the response and the gold answer, returns whether the response is right
@@ -20,14 +19,15 @@ TaskMaker = Callable[[TaskConfig], Task]
 """Makes a task; usually a class. It may have `preset()`, which returns the default Config, and `rules`, which `tba
 grade` uses."""
 
-OURS: dict[str, TaskMaker] = {
-    "quickstart": quickstart.Quickstart,
-    "gsm8k": gsm8k.GSM8K,
-    "math": math.Math,
-    "tldr": tldr.TLDR,
-    "redteam": redteam.RedTeam,
-    "verifiers": verifiers.Verifiers,
+OURS = {
+    "quickstart": "tba.tasks.quickstart:Quickstart",
+    "gsm8k": "tba.tasks.gsm8k:GSM8K",
+    "math": "tba.tasks.math:Math",
+    "tldr": "tba.tasks.tldr:TLDR",
+    "redteam": "tba.tasks.redteam:RedTeam",
+    "verifiers": "tba.tasks.verifiers:Verifiers",
 }
+"""The built-in tasks: the path of each class."""
 GROUP = "tba.tasks"
 """The group of entry points in which packages declare their tasks."""
 
@@ -64,7 +64,7 @@ def find_task(name: str) -> TaskMaker:
     """Return what makes the task with a name: a built-in task, an entry point, or a path such as
     `package.module:Class`."""
     if name in OURS:
-        return OURS[name]
+        return cast(TaskMaker, load_class("task.name", OURS[name]))
     if matches := entry_points(group=GROUP, name=name):
         return cast(TaskMaker, load_class("task.name", name, next(iter(matches)).load))
     if "/" not in name and not name.endswith(".py") and ("." in name or ":" in name):
@@ -97,7 +97,7 @@ def rules(task: str) -> Mapping[str, Rule]:
         return own
     raise ConfigError(
         f"task {task!r} has no rules that grade a response by an answer; built-in tasks with rules: "
-        f"{', '.join(name for name in OURS if hasattr(OURS[name], 'rules'))}"
+        f"{', '.join(name for name in OURS if hasattr(find_task(name), 'rules'))}"
     )
 
 

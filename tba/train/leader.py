@@ -7,11 +7,8 @@ the outcomes that each rank computes travel through the pipes, so that a rank ma
 
 import logging
 import os
-import signal
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -23,15 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tba import errors
 from tba.batches.batching import Batch
 from tba.config import Config
 from tba.distributed.ranks import PATIENCE, Ranks
-from tba.errors import RunFailed, TBAError
+from tba.errors import RunFailed, TBAError, error_named
 from tba.models.policy import Policy, Snapshot
 from tba.runtime.background import Background
-from tba.runtime.child import start_child
-from tba.runtime.messages import Numbers, receive, send, widen
+from tba.runtime.child import END_PATIENCE, Child, serve, tell_error
+from tba.runtime.messages import Numbers, widen
 from tba.runtime.waiting import looks
 from tba.train.learner import Learned, Learner
 from tba.train.training_state import TrainingState
@@ -40,32 +36,25 @@ from tba.types import Outcome
 log = logging.getLogger(__name__)
 
 START = 600.0  # seconds for a rank to read or answer an order: the first includes its imports on a busy machine
-_PATIENCE = 10.0  # seconds for a rank to end when it is no longer needed, or to report why it ended
 
 
-class Follower:
-    """A rank other than 0, which runs as a child of this process."""
+class Follower(Child):
+    """A rank other than 0, which runs as a child of this process. A thread receives its answers, and so notices its end
+    at once."""
 
-    def __init__(self, rank: int, command: Sequence[str], env: dict[str, str]):
-        self.rank, self.process = rank, start_child(command, env=env)
+    def __init__(self, rank: int, command: Sequence[str]):
+        super().__init__(f"rank {rank} of the trainer", command)
         self.answers: SimpleQueue[Any] = SimpleQueue()  # the last entry is None, once the rank has ended
         self.ended = threading.Event()
         self.missed = threading.Event()  # set once a caller has got an error in place of an answer
-        widen(self.process.stdin)
+        widen(self.stdin)
         threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True).start()
 
     def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
         """Send an order, and wait until the rank has read most of it. A rank that does not read it in time is killed,
         so that this cannot wait forever."""
-        late = threading.Timer(START, self.process.kill)
-        late.daemon = True
-        late.start()
-        try:
-            send(self.process.stdin, {"do": what, "with": said}, numbers)
-        except BrokenPipeError:
-            pass  # the rank has ended: `answer` will report it
-        finally:
-            late.cancel()
+        with self.killed_after(START):
+            self.send({"do": what, "with": said}, numbers)
 
     def answer(self, patience: float) -> Any:
         """Return the rank's answer. Raise the error that the rank reports instead, or RunFailed if it has died or does
@@ -78,53 +67,26 @@ class Follower:
             self.missed.set()
         if answer is None:
             self.answers.put(None)
-            raise RunFailed(f"{self.name} has died ({self._end()})")
+            raise RunFailed(f"{self.name} has died ({self.how_ended()})")
         if "error" in answer:
-            kind = getattr(errors, answer["error"], RuntimeError)
-            known = isinstance(kind, type) and issubclass(kind, TBAError)
-            raise kind(answer["says"]) if known else RunFailed(f"{self.name}: {answer['error']}: {answer['says']}")
+            error = error_named(answer["error"], answer["says"])
+            raise error if isinstance(error, TBAError) else RunFailed(f"{self.name}: {error}")
         return answer["is"]
 
     def why_ended(self) -> str:
         """Return the error with which a rank has ended. Answers that nobody has taken are skipped."""
         while True:
             try:
-                self.answer(_PATIENCE)
+                self.answer(END_PATIENCE)
             except Exception as error:
                 return str(error)
 
-    def release(self) -> None:
-        """Close the pipe of orders, so that the rank ends after the orders that it has got."""
-        assert self.process.stdin
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
-
-    def close(self) -> None:
-        self.release()
-        try:
-            self.process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank} of the trainer (pid {self.process.pid})"
-
     def _listen(self) -> None:
-        assert self.process.stdout
-        with self.process.stdout as answers:
-            while (message := receive(answers)) is not None:
+        with self.stdout:
+            while (message := self.receive()) is not None:
                 self.answers.put(message[0])
         self.answers.put(None)
         self.ended.set()
-
-    def _end(self) -> str:
-        try:
-            code = self.process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            return "its process is still running"
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 class Followers:
@@ -132,10 +94,9 @@ class Followers:
     end, so the process of rank 0 is ended. If rank 0 has noticed the death, it first gets time to store the syncs that
     were closed before."""
 
-    def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * _PATIENCE):
+    def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * END_PATIENCE):
         self.size, self.grace = size, grace
-        environment = dict(os.environ)
-        self.all = [Follower(rank, [*command, str(rank)], environment) for rank in range(1, size)]
+        self.all = [Follower(rank, [*command, str(rank)]) for rank in range(1, size)]
         self.leaving, self.closing = threading.Event(), threading.Event()
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
 
@@ -157,7 +118,7 @@ class Followers:
     def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
         for follower in self.all:
             if follower.ended.is_set():
-                follower.answer(_PATIENCE)
+                follower.answer(END_PATIENCE)
             follower.order(what, said, numbers)
 
     def answers(self, patience: float = START) -> list[Any]:
@@ -176,10 +137,10 @@ class Followers:
 
     def _hear_of_an_end(self) -> None:
         """Raise the error of a rank that has ended, if one ends within a few seconds."""
-        for _ in looks(_PATIENCE):
+        for _ in looks(END_PATIENCE):
             for follower in self.all:
                 if follower.ended.is_set():
-                    follower.answer(_PATIENCE)
+                    follower.answer(END_PATIENCE)
 
     def _watch(self) -> None:
         while not self.closing.wait(1.0):
@@ -266,26 +227,13 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
             tell_error(answers, error)
             os._exit(1)
 
-    serve({"begin": start, "restore": restore, "learn": learn, "snapshot": snapshot, "state": state}, orders, answers)
+    obeying = {"begin": start, "restore": restore, "learn": learn, "snapshot": snapshot, "state": state}
+
+    def obey(what: str, said: Any, numbers: Numbers) -> tuple[Any, Numbers]:
+        return obeying[what](said, numbers), ()
+
+    serve(obey, orders, answers, ends_at_error=True)  # after an error, the ranks have lost each other
     writing.finish()
-
-
-def serve(orders_of: dict[str, Callable[[Any, Numbers], Any]], orders: BinaryIO, answers: BinaryIO) -> None:
-    """Carry out orders and send the answers. An error is sent to rank 0 and ends this rank, which is then no longer in
-    step with the others."""
-    while (order := receive(orders)) is not None:
-        try:
-            answer = {"is": orders_of[order[0]["do"]](order[0]["with"], order[1])}
-        except Exception as error:
-            tell_error(answers, error)
-            raise
-        with suppress(BrokenPipeError):
-            send(answers, answer)
-
-
-def tell_error(answers: BinaryIO, error: Exception) -> None:
-    with suppress(BrokenPipeError):
-        send(answers, {"error": type(error).__name__, "says": str(error)})
 
 
 def batch_values(batch: Batch) -> tuple[Any, list[np.ndarray]]:

@@ -13,13 +13,12 @@ since the newest checkpoint, with the same records.
 import time
 from collections.abc import Mapping
 from concurrent.futures import wait
-from pathlib import Path
 
 from tba.alarms import Alarms
 from tba.batches.batching import batch_metrics
 from tba.config import Config
 from tba.errors import RunFailed, Stopped
-from tba.interfaces import CheckpointStore, EventLog, Lease, Ledger, MetricLog, ReplayBuffer, VersionStore
+from tba.interfaces import EventLog, Lease, MetricLog, ReplayBuffer
 from tba.runtime.waiting import timed
 from tba.train.batches_ahead import BatchesAhead, Prepared
 from tba.train.learner import Learned, Learner
@@ -35,31 +34,18 @@ class Trainer:
         self,
         config: Config,
         *,
-        attempt: int,
         learner: Learner,
         buffer: ReplayBuffer,
-        ledger: Ledger,
-        versions: VersionStore,
-        checkpoints: CheckpointStore,
+        syncs: SyncWriter,
         metrics: MetricLog,
         lease: Lease,
         events: EventLog,
-        scratch: Path,
     ):
-        self.config, self.attempt, self.learner = config, attempt, learner
+        self.config, self.learner, self.syncs = config, learner, syncs
         self.metrics, self.lease, self.events = metrics, lease, events
         self.learning = LearningAlarms(config.alarms)
         self.alarms = Alarms(events.write, patience=config.alarms.window)
         self.ahead = BatchesAhead(config, learner=learner, buffer=buffer, lease=lease)
-        self.syncs = SyncWriter(
-            config,
-            attempt=attempt,
-            ledger=ledger,
-            versions=versions,
-            checkpoints=checkpoints,
-            lease=lease,
-            scratch=scratch,
-        )
         self.first_step = 1
         self.skipped = 0  # steps in a row that updated nothing
         self.step_times = Longest(RECENT_STEPS)
@@ -168,7 +154,7 @@ class Trainer:
     def record(self, step: int, prepared: Prepared, learned: Learned, seconds: Mapping[str, float]) -> StepRecord:
         """Return the record of the step for the ledger, and report the step to metrics, alarms and lease now."""
         config = self.config
-        version = Version(config.sync_before(step), self.attempt)
+        version = Version(config.sync_before(step), self.syncs.attempt)
         metrics = {
             **learned.metrics,
             **batch_metrics(prepared.draws, prepared.batch),

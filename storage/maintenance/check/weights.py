@@ -11,7 +11,7 @@ from storage.objects.store import check_key
 from storage.queries import tables
 from storage.queries.tables import fitting
 from storage.runs.retention import GivenUp, given_up
-from storage.weights import checkpoint_files
+from storage.weights.checkpoints import Checkpoints
 from storage.weights.evaluations import named_before
 from tba.errors import Damaged, Missing, StorageError
 from tba.types import Version
@@ -41,7 +41,7 @@ def check_checkpoints(context: CheckContext, removed: GivenUp) -> list[Version]:
 
     def check_manifest(checkpoint: Version, manifest: Manifest) -> Version:
         fitting([tables.checkpoint_row(checkpoint, manifest)], tables.CHECKPOINTS)
-        checkpoint_files.check_manifest(context.run, checkpoint)
+        Checkpoints(context.run).check_manifest(checkpoint)
         return Version(manifest["sync"], manifest["attempt"])
 
     return _check_folders(context, layout.CHECKPOINTS, removed.checkpoints, check_manifest)

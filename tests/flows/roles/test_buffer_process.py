@@ -76,7 +76,7 @@ def test_it_finds_draws_and_fetches_what_the_buffer_would(run: Run, reader: Read
 
 def test_an_objective_that_looks_at_tokens_gets_them_as_they_were_sampled_and_the_values_between_them(run: Run):
     plain = json.loads(open_store(run.url).read(layout.RUN))
-    plain["config"]["objective"]["name"] = "vine-ppo"
+    plain["config"]["objective"] = {"name": "vine-ppo"}
     plain["config"]["search"]["value_samples"] = 9
     rewrite(run, with_digest(plain))
     with Reader(run, 1, 1, deadline=60) as reader:

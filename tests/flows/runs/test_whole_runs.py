@@ -471,7 +471,7 @@ def test_a_policy_in_parts_is_refused_unless_every_part_is_there(root, policy, t
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("ftp://somewhere/model", "a store is a path, file://… or s3://bucket/prefix, got ftp://…"),
+        ("ftp://somewhere/model", "a store is a path, file://… or s3://…, got ftp://…"),
         ("/no/such/folder", "model.path must be an existing folder or a name on the hub, got '/no/such/folder'"),
     ],
 )

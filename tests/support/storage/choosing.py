@@ -96,8 +96,8 @@ def _search(run: Run, chance: random.Random, round: int, respond: Respond, behin
 
 
 def choosing_buffer(run: Run, seed: int, sampler_sql: str, attempt: int, **drawing: Any) -> DuckReplayBuffer:
-    sections = Sections(prompts_per_step=SLOTS, responses_per_prompt=RESPONSES, **drawing)
-    return make_buffer(run, sections, seed=seed, sampler_sql=sampler_sql, attempt=attempt)
+    sections = Sections(prompts_per_step=SLOTS, responses_per_prompt=RESPONSES, seed=seed, **drawing)
+    return make_buffer(run, sections, sampler_sql=sampler_sql, attempt=attempt)
 
 
 def _step(step: int, sync: int, draws: list[Draw], attempt: int) -> StepRecord:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from storage.buffer.index import Index
 from storage.buffer.replay_buffer import DuckReplayBuffer
@@ -28,6 +29,7 @@ class Sections:
 
     prompts_per_step: int
     responses_per_prompt: int
+    seed: int = 0
     recent_share: float = 0.5
     inv_temp: float = 0.0
     eligibility: Eligibility = ANY
@@ -38,23 +40,24 @@ class Sections:
     needs_tokens: bool = False
     needs_values: bool = False
 
+    @property
+    def section(self) -> Self:
+        return self
+
+    sampling = training = limits = objective = section
+
 
 def make_buffer(
     run: Run,
     sections: Sections,
     *,
-    seed: int = 0,
     sampler_sql: str = "",
     attempt: int = 1,
     searchers_in_step: int | None = None,
 ) -> DuckReplayBuffer:
     return DuckReplayBuffer(
         run,
-        seed=seed,
-        sampling=sections,
-        training=sections,
-        limits=sections,
-        objective=sections,
+        sections,
         sampler_sql=sampler_sql or default_sampler(),
         attempt=attempt,
         events=Events(run, "trainer", attempt),

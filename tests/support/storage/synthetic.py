@@ -158,11 +158,7 @@ class SyntheticRun:
     def buffer(self, attempt: int) -> DuckReplayBuffer:
         return DuckReplayBuffer(
             self.run,
-            seed=self.config.seed,
-            sampling=self.config.sampling,
-            training=self.config.training,
-            limits=self.config.limits,
-            objective=self.config.objective,
+            self.config,
             sampler_sql=self.run.sampler_sql,
             attempt=attempt,
             events=Events(self.run, "trainer", attempt),

@@ -20,6 +20,7 @@ from tba.interfaces import Lease
 from tba.models.policy import Policy
 from tba.presets import preset
 from tba.train.learner import Learner
+from tba.train.sync_writer import SyncWriter
 from tba.train.trainer import Trainer
 from tba.train.training_state import TrainingState
 from tba.types import Base, Draw, StepRecord, Trajectory, Version
@@ -239,19 +240,24 @@ def make(
     pause: float = 0.0,
     **store_settings: Any,
 ) -> tuple[Trainer, Store]:
-    journal = Journal()
+    journal, lease = Journal(), lease or fakes.Lease()
     store = Store(journal, **store_settings)
-    trainer = Trainer(
+    syncs = SyncWriter(
         config,
         attempt=1,
-        learner=Learner(config, policy or tiny_policy()),
-        buffer=Buffer(journal, rewards or {}),
         ledger=LedgerOf(store),
         versions=VersionsOf(store),
         checkpoints=CheckpointsOf(store),
-        metrics=MetricsOf(store, pause),
-        lease=lease or fakes.Lease(),
-        events=fakes.Events(),
+        lease=lease,
         scratch=folder,
+    )
+    trainer = Trainer(
+        config,
+        learner=Learner(config, policy or tiny_policy()),
+        buffer=Buffer(journal, rewards or {}),
+        syncs=syncs,
+        metrics=MetricsOf(store, pause),
+        lease=lease,
+        events=fakes.Events(),
     )
     return trainer, store

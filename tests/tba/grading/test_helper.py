@@ -26,8 +26,8 @@ def made(*, seconds: float = 60.0, patience: float = 120.0) -> Iterator[Helper]:
 
 
 def pid(it: Helper) -> int:
-    assert it.process
-    return it.process.pid
+    assert it.child
+    return it.child.process.pid
 
 
 def is_there(number: int) -> bool:
@@ -160,7 +160,7 @@ def test_it_ends_with_the_process_that_started_it(end: str):
         "from tba.grading.helper import Helper\n"
         "it = Helper(seconds=600)\n"
         "assert it.ask('equal', '2x', 'x+x')\n"
-        "print(it.process.pid, flush=True)\n"
+        "print(it.child.process.pid, flush=True)\n"
         f"{end}\n"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -13,6 +13,7 @@ from tba.search.round_requests import sampling_of_round
 from tba.search.searcher import Searcher, await_reference
 from tba.search.version_adoption import LOOK_EVERY
 from tba.types import Prompt, Reward, Version
+from tests.support.tba.searchers import searcher_config
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 
@@ -35,11 +36,10 @@ def searcher(
 ) -> tuple[Searcher, fakes.Generator, fakes.Events]:
     """One that is asked to stop after so many rounds."""
     generator, events, stored = fakes.Generator(), fakes.Events(), len(log.shards)
-    config = SearchConfig(responses_per_prompt=4, prompts_per_round=3, temperature=0.7, top_p=0.9, **changes)
+    search = {"responses_per_prompt": 4, "prompts_per_round": 3, "temperature": 0.7, "top_p": 0.9, **changes}
     role = Searcher(
         2,
-        seed=7,
-        config=config,
+        searcher_config(deadline=deadline, lag=lag, updates_in_flight=updates_in_flight, **search),
         stream=PromptStream(fakes.make_prompts(12), seed=7, searcher=0, searchers=1, shuffle=True),
         task=fakes.Task(),
         generator=generator,
@@ -48,9 +48,6 @@ def searcher(
         versions=versions,
         lease=fakes.Lease(stop_when=lambda: len(log.shards) >= stored + rounds),
         events=events,
-        deadline=deadline,
-        lag=lag,
-        updates_in_flight=updates_in_flight,
     )
     return role, generator, events
 

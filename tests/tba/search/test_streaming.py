@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.harness import fakes
 from benchmarks.harness.tiny_models import tiny_folder
-from tba.config import SearchConfig
 from tba.errors import Busy, Damaged, DeadlinePassed, Missing, Stopped
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Generator, ReferenceScorer
@@ -19,6 +18,7 @@ from tba.search.prompt_stream import PromptStream
 from tba.search.rounds import SHARDS_PER_ROUND
 from tba.search.searcher import Searcher
 from tba.types import Prompt, Request, Response, Trajectory, Version
+from tests.support.tba.searchers import searcher_config
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 SIZE = 3
@@ -60,16 +60,13 @@ def search(
     log: fakes.Log | None = None,
     scorer: ReferenceScorer | None = None,
     prompts: Sequence[Prompt] = tuple(fakes.make_prompts(30)),
-    deadline: float = 60.0,
-    updates_in_flight: bool = False,
     **changes: Any,
 ) -> tuple[Searcher, fakes.Log]:
     """One that stops after so many shards."""
     log = log or fakes.Log()
     role = Searcher(
         2,
-        seed=7,
-        config=SearchConfig(prompts_per_round=SIZE, responses_per_prompt=2, **changes),
+        searcher_config(prompts_per_round=SIZE, responses_per_prompt=2, **changes),
         stream=PromptStream(prompts, seed=7, searcher=0, searchers=1, shuffle=False),
         task=fakes.Task(),
         generator=generator or Slow({}),
@@ -78,8 +75,6 @@ def search(
         versions=versions,
         lease=fakes.Lease(stop_when=lambda: len(log.shards) >= shards),
         events=fakes.Events(),
-        deadline=deadline,
-        updates_in_flight=updates_in_flight,
     )
     with pytest.raises(Stopped):
         role.run()

@@ -24,6 +24,7 @@ from tba.seeds import continuation_seed
 from tba.tasks.registry import get_task
 from tba.tasks.steps import line_ends, step_ends
 from tba.types import Prompt, Request, Response, Reward, Trajectory, Version
+from tests.support.tba.searchers import searcher_config
 from tests.support.tba.turn_examples import Echo
 from tests.support.tba.value_examples import CHARACTERS, text_of
 
@@ -164,8 +165,7 @@ def search(
     versions.load = lambda version: folder  # pyright: ignore[reportAttributeAccessIssue]
     role = Searcher(
         0,
-        seed=7,
-        config=SearchConfig(**options),
+        searcher_config(**options),
         stream=PromptStream(
             task.prompts("train", [], tiny_tokenizer(CHARACTERS), max_tokens=9),
             seed=7, searcher=0, searchers=1, shuffle=True,
@@ -177,7 +177,6 @@ def search(
         versions=versions,
         lease=fakes.Lease(stop_when=lambda: len(log.shards) >= rounds),
         events=fakes.Events(),
-        deadline=60.0,
     )  # fmt: skip
     with pytest.raises(Stopped):
         role.run()
@@ -293,9 +292,9 @@ def test_seeds_of_continuations_are_their_own():
 def test_a_task_that_answers_back_is_refused(folder: Path):
     with pytest.raises(ConfigError, match=r"search\.value_samples must be 0 for task 'echo', which answers back"):
         Searcher(
-            0, seed=7, config=SearchConfig(value_samples=9), stream=PromptStream([], seed=7, searcher=0, searchers=1,
+            0, searcher_config(value_samples=9), stream=PromptStream([], seed=7, searcher=0, searchers=1,
             shuffle=True), task=Echo(), generator=fakes.Generator(), scorer=fakes.Scorer(), log=fakes.Log(),
-            versions=fakes.Versions(V0), lease=fakes.Lease(), events=fakes.Events(), deadline=1.0,
+            versions=fakes.Versions(V0), lease=fakes.Lease(), events=fakes.Events(),
         )  # fmt: skip
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import fakes
-from tba.config import SearchConfig
 from tba.errors import Damaged, Missing, Stopped, StorageError
 from tba.search.prompt_stream import PromptStream
 from tba.search.searcher import Searcher
 from tba.search.version_watcher import Found, Lookout
 from tba.types import Version
+from tests.support.tba.searchers import searcher_config
 
 V0, V1, V2, V3 = (Version(number, 1) for number in range(4))
 
@@ -115,13 +115,12 @@ def test_who_closes_waits_for_the_look_and_may_look_again(lookouts: Callable[...
 
 
 def searcher(
-    versions: fakes.Versions, stop_when: Callable[[Searcher, fakes.Log], bool], **options: Any
+    versions: fakes.Versions, stop_when: Callable[[Searcher, fakes.Log], bool], **changes: Any
 ) -> tuple[Searcher, fakes.Generator, fakes.Log]:
     generator, log = fakes.Generator(), fakes.Log()
     role = Searcher(
         0,
-        seed=7,
-        config=SearchConfig(prompts_per_round=3, responses_per_prompt=2),
+        searcher_config(prompts_per_round=3, responses_per_prompt=2, **changes),
         stream=PromptStream(fakes.make_prompts(30), seed=7, searcher=0, searchers=1, shuffle=False),
         task=fakes.Task(),
         generator=generator,
@@ -130,8 +129,6 @@ def searcher(
         versions=versions,
         lease=fakes.Lease(stop_when=lambda: stop_when(role, log)),
         events=fakes.Events(),
-        deadline=60.0,
-        **options,
     )
     return role, generator, log
 

@@ -55,7 +55,9 @@ def naive(learner: Learner, rows: list[Trajectory] = ROWS) -> dict[str, Tensor]:
         ref_logp_BT = alone(batch, logps_of(learner, learner.reference.model)).detach()
         by_token = None if batch.ref_logp_BT is None else ref_logp_BT
         batch = replace(batch, ref_logp_B=ref_logp_BT.sum(dim=1), ref_logp_BT=by_token)
-    groups = as_groups(alone(batch, logps_of(learner, learner.policy.model)), batch, whole=batch)
+    longest = learner.config.search.max_response_tokens
+    logp_BT = alone(batch, logps_of(learner, learner.policy.model))
+    groups = as_groups(logp_BT, batch, whole=batch, max_tokens=longest)
     model = learner.companion.model if learner.companion else None
     if isinstance(model, ValueModel):
         value_BT = alone(batch, lambda tokens_1T: model.head(model.backbone(tokens_1T).last_hidden_state[0, :-1]))
@@ -64,11 +66,11 @@ def naive(learner: Learner, rows: list[Trajectory] = ROWS) -> dict[str, Tensor]:
         prompts = [torch.tensor([row.prompt_tokens]) for row in rows[::K]]
         hidden = [learner.policy.model.base_model(it).last_hidden_state[0].mean(dim=0).detach() for it in prompts]
         groups = replace(groups, log_z_P=torch.stack([model.head(it) for it in hidden]))
-    if learner.estimator:
-        groups = learner.estimator(groups, beta=BETA).of(0, groups)
+    if learner.objective.needs_whole_batch:
+        groups = learner.objective.estimates(groups, beta=BETA).of(0, groups)
     for it in learner._all_trained():
         it.model.zero_grad()
-    learner.objective(groups, beta=BETA).value.backward()
+    learner.objective.loss(groups, beta=BETA).value.backward()
     return gradients(learner)
 
 

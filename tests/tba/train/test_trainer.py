@@ -24,6 +24,7 @@ from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy, PolicyScorer, Snapshot
 from tba.objectives import OBJECTIVES
+from tba.objectives.ppo import PPO
 from tba.train.learner import Learner
 from tba.train.schedules import beta_at, learning_rate_at, reference_power_at
 from tba.train.stop_time import CHECKPOINT, RECENT_STEPS, StoreTimes, steps_to_stop
@@ -154,9 +155,13 @@ def test_one_number_that_is_not_finite_keeps_policy_value_model_and_moments_wher
     assert learner.companion
     before, sha256 = learner.state(step=1, sync=1), learner.snapshot().sha256
     if broken == "loss":
-        learner.objective = lambda groups, *, beta: (it := objective(groups, beta=beta))._replace(
-            value=it.value + math.inf
-        )
+
+        class Infinite(PPO):
+            def loss(self, groups, *, beta):
+                loss = super().loss(groups, beta=beta)
+                return loss._replace(value=loss.value + math.inf)
+
+        learner.objective = Infinite(**vars(objective))
     else:
         of = learner.policy.model if broken == "grad_norm" else learner.companion.model
         next(of.parameters()).register_hook(lambda grad: grad * math.inf)
