@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.step_queries import DRAWS, LEDGER
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.planning import create
 from flows.supervision.processes import FINISHED, STOPPED
 from storage import layout
@@ -13,8 +15,7 @@ from storage.runs.control import change_state
 from storage.runs.run import Run
 from tests.support.flows.killed_runs import RoleProcess, kill, role, rows, stored
 from tests.support.flows.live_roles import settings
-from tests.support.flows.roles import DRAWS, LEDGER, until
-from tests.support.models.tiny import tiny_folder
+from tests.support.flows.roles import until
 
 SEARCHERS = 2
 
