@@ -654,8 +654,16 @@ def test_tokens_that_lack_without_a_record_that_gives_them_up_are_a_problem(root
 # --- forks ------------------------------------------------------------------------------------------------------------
 
 
-@on_disk_and_s3
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("when", "root"),
+    [
+        ("before", "local"),
+        ("after", "local"),
+        ("before", "moto"),
+        pytest.param("after", "moto", marks=pytest.mark.long),
+    ],
+    indirect=["root"],
+)
 def test_a_fork_of_a_compacted_run_is_what_it_would_have_been(root: str, when: str):
     parent = make_run(root)
     expected = fork(parent, 2, "expected")
