@@ -147,11 +147,11 @@ def test_what_a_batch_lacks_is_named():
         GRPO().loss(lacking, beta=BETA)
     with pytest.raises(ValueError, match="mean reward of the batch"):
         Reinforce().loss(lacking, beta=BETA)
-    with pytest.raises(ValueError, match="the correction 'clip' needs log-probabilities under what sampled, got None"):
+    with pytest.raises(ValueError, match="'clip' needs log-probabilities of the sampling policy, got None"):
         Correction(kind="clip").maximised(groups.logp_PK, None, groups.reward_PK)
     with pytest.raises(ValueError, match="needs the maximum length of a response, got None"):
         DrGRPO().loss(replace(groups, max_tokens=None), beta=BETA)
-    with pytest.raises(ValueError, match=r"reward_PK must be \[2, 3\], as logp_PKT is, got \[3, 2\]"):
+    with pytest.raises(ValueError, match=r"reward_PK must have the shape \[2, 3\], to fit logp_PKT, got \[3, 2\]"):
         Groups(**{**vars(groups), "reward_PK": torch.zeros(3, 2)})
     with pytest.raises(ValueError, match="at least 2 responses per prompt, got 1"):
         groups_of(parameters(), toy.draw(1, 2, 1), torch.zeros(2, 1))

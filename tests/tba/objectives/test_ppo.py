@@ -226,7 +226,7 @@ def test_the_explained_variance_is_1_for_the_returns_themselves_and_0_for_a_cons
 
 def test_an_advantage_of_each_token_cannot_be_corrected_by_ratios_of_whole_responses():
     groups = given_tokens(VALUE_PKT, VALUE_PKT, torch.zeros(3, 2), HOLES_PKT)
-    with pytest.raises(ValueError, match=r"needs an advantage of each, got \[3, 2, 5\]"):
+    with pytest.raises(ValueError, match=r"needs \[P, K\] advantages, got \[3, 2, 5\]"):
         policy_gradient(groups, VALUE_PKT, ProximalRLOO(), beta=BETA)
 
 
