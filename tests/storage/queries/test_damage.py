@@ -106,7 +106,8 @@ def test_another_object_under_the_name_of_an_admitted_shard_is_joined_to_no_draw
 
 def test_an_admitted_shard_of_the_same_size_with_other_content_is_damaged(whole: Run):
     flip(path_of(whole, layout.shard(0, 1)), 400)
-    assert damage_of(whole) == {layout.shard(0, 1): "has other content than its record says (sha256 differs)"}
+    differs = "does not have the content that its record promises (sha256 differs)"
+    assert damage_of(whole) == {layout.shard(0, 1): differs}
 
 
 def test_what_lies_beyond_the_bound_is_compared_by_size_alone_unless_all_is_asked_for(
