@@ -245,6 +245,6 @@ def batch_values(batch: Batch) -> tuple[Any, list[np.ndarray]]:
 
 def batch_of(values: Any, numbers: Numbers, device: torch.device) -> Batch:
     names, plain = values
-    plain = {**plain, "lengths": tuple(plain["lengths"])}
-    tensors = {name: torch.tensor(array, device=device) for name, array in zip(names, numbers, strict=True)}
-    return Batch(**plain, **tensors)
+    by_name: dict[str, Any] = {**plain, "lengths": tuple(plain["lengths"])}
+    by_name |= {name: torch.tensor(array, device=device) for name, array in zip(names, numbers, strict=True)}
+    return Batch(**by_name)
