@@ -71,7 +71,7 @@ class Run:
             store.create(layout.RUN, records.encode(record))
         except AlreadyExists:
             raise AlreadyExists(
-                f"run {name!r} already exists at {store.url}: resume it, or choose another name"
+                f"run {name!r} exists already at {store.url}: resume it, or choose another name"
             ) from None
         return cls._of(store, record)
 
