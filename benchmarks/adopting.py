@@ -5,7 +5,8 @@
 Each run is a `tba run quickstart` on a local disk, which publishes a version every `--every` steps. The searcher's
 lease says how the searcher spent its time: the seconds of `adopt` are those in which it stood still to look for a
 version and to adopt it. Times count from the first lease after the first shard to the last lease, so starting does not
-count. With `--against`, runs of another checkout of this repository alternate with runs of this one. """
+count. With `--against`, runs of another checkout of this repository alternate with runs of this one.
+"""
 
 import argparse
 import json

@@ -5,7 +5,8 @@
 The index holds ten thousand to ten million trajectories. `benchmarks/index.py` measures draws, admissions and memory.
 `benchmarks/shards.py` measures how shards are appended, found, fetched and read on resume.
 `benchmarks/critical_path.py` measures gradient steps while the next batch is read. Each of them takes its own sizes,
-can run alone, and says what it compares. The largest sizes need 6 GB of memory and 6 GB of disk. """
+can run alone, and says what it compares. The largest sizes need 6 GB of memory and 6 GB of disk.
+"""
 
 import argparse
 from pathlib import Path

@@ -12,7 +12,8 @@ the XOR delta are relative to one sha256 of the version; each time is the fastes
 Without a RUN, versions of random bfloat16 weights are stored on an S3 server on this machine (rclone) and fetched from
 it, in turn as whole versions and as differences from the first version. Each version is a step of about `rate` from the
 version before. The table shows medians; a ratio is the median of the ratios of the pairs. A fetch verifies all
-checksums and finds the base in the cache. """
+checksums and finds the base in the cache.
+"""
 
 import argparse
 import hashlib

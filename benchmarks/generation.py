@@ -5,7 +5,8 @@
 Weights are random, because speed does not depend on what a model has learned. Both generators run each workload in
 turn, several times. The result is the median of the ratios of these pairs, because load on the machine affects both
 runs of a pair alike. Plain `generate` reads each prompt once per response, computes finished rows until the end of
-their batch, and returns no log-probabilities. """
+their batch, and returns no log-probabilities.
+"""
 
 import argparse
 import json
