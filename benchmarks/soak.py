@@ -335,7 +335,9 @@ def store(folder: Path) -> Iterator[servers.Server]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--quiet", type=float, default=0.5, help="share of the time, at the end, without kills")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two disturbances, on average")
