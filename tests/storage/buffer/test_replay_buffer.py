@@ -652,7 +652,7 @@ def test_in_step_a_record_admits_its_round_of_every_searcher_and_no_later_one(ru
     assert chain == [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]
     assert {draw.age for draw in buffer.draw(3)} <= {0, 2}
     later = make_buffer(run, searchers_in_step=2)
-    assert later.ready(1, step=2, until=4)  # the answer is stored
+    assert later.ready(1, step=2, until=4)  # its record exists
     later.replay(1)
     assert later.draw(3) == buffer.draw(3)
 
@@ -688,7 +688,7 @@ def test_where_ages_are_bounded_a_record_waits_for_a_batch_that_is_young_until_t
     append(run, make_shard({"p3": [0.0]}, round=3, version_start=Version(1, 1)))
     assert buffer.ready(2, step=4, until=6)
     buffer.sync(2, step=4)
-    assert make_buffer(run, eligibility=make_eligibility(max_age=3)).ready(2, step=4, until=999)  # the answer is stored
+    assert make_buffer(run, eligibility=make_eligibility(max_age=3)).ready(2, step=4, until=999)  # its record exists
     assert {draw.prompt_id for step in (5, 6) for draw in buffer.draw(step)} <= {"p1", "p3"}
 
 
