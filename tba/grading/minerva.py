@@ -6,7 +6,7 @@ The generosity also accepts wrong answers: 50 for 50%, 0.5 and 5000; (1, 2) for 
 import re
 from fractions import Fraction
 
-from tba.grading.helper import close
+from tba.grading.algebra_process import close
 from tba.grading.latex import (
     LONGEST,
     all_boxes,

@@ -6,7 +6,7 @@ the same value is unfinished work.
 
 import re
 
-from tba.grading.helper import equal
+from tba.grading.algebra_process import equal
 from tba.grading.latex import (
     braced,
     degrees_away,

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 import storage
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import main
-from flows.orchestration.stack import FINAL, POOLS, Stack
+from flows.orchestration.local_server import FINAL, POOLS, Stack
 from flows.supervision.life import CLOSED
 from storage.runs.events import read_events
 from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run
 from tests.support.flows.prefect_flow import ROLES, Flow
 from tests.support.flows.roles import HELD_ROLE, LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
-from tests.support.models.tiny import tiny_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 40

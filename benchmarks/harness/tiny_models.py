@@ -1,4 +1,4 @@
-"""Small objects for tests, made in milliseconds and offline: a random Llama, a tokenizer of single characters, and
+"""Small objects, made in milliseconds and offline: a random Llama, a tokenizer of single characters, and
 trajectories."""
 
 from datetime import UTC, datetime

@@ -3,7 +3,7 @@
 Uploads also have the time at which they began, which moto does not keep. An upload to a key with `begun-long-ago` in
 its name began long ago, and the parts of an upload with `sent-long-ago` were sent long ago.
 
-python -m tests.support.moto_server -p PORT
+python -m benchmarks.harness.moto_server -p PORT
 """
 
 import threading
