@@ -200,7 +200,8 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor], *, of: str = "") -> str:
-    """Return the digest of `of`, followed by the name, type, shape and bytes of each tensor in the order of names."""
+    """Return one digest of all tensors: of the name, type, shape and bytes of each, in the order of their names. The
+    text `of` is hashed first."""
     digest = hashlib.sha256(of.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -209,14 +210,16 @@ def tensors_sha256(tensors: Mapping[str, Tensor], *, of: str = "") -> str:
 
 
 def config_sha256(folder: Path) -> str:
-    """Return the digest of config.json in a Hugging Face folder, without the fields that say where it came from."""
+    """Return the digest of config.json in a Hugging Face folder. The fields that name the model's origin and the
+    version of transformers are left out, so that copies of one model have equal digests."""
     config = read_object(folder / "config.json")
     plain = {name: it for name, it in config.items() if name not in ("transformers_version", "_name_or_path")}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def files_sha256(folder: Path) -> str:
-    """Return the sha256 of the weight files in a Hugging Face folder. Raise Damaged if a small file is damaged."""
+    """Return one digest of the names and contents of all weight files (*.safetensors) in a Hugging Face folder. Raise
+    Damaged, naming the file, if a file in the folder is damaged; the weights themselves are not checked."""
     check_files(folder)
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):

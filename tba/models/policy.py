@@ -187,8 +187,8 @@ def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Pr
 
 
 def _make_savable(model: PreTrainedModel) -> None:
-    """Repair a generation config that transformers loads but refuses to save. Some published models have sampling
-    settings together with `do_sample=False`."""
+    """Make the generation config of a model savable. Some published models combine `do_sample=False` with sampling
+    settings such as a temperature; transformers loads such a config but refuses to save it."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:

@@ -221,8 +221,10 @@ def _own(
 
 
 def mismatch(answered: _Answered) -> Mapping[str, float]:
-    """Return how far the generator's log-probabilities are from the trainer's: the mean and the maximum over the tokens
-    that the policy wrote, and the mean over responses. Return nothing if there is nothing to compare."""
+    """Compare the generator's log-probabilities with the trainer's, and return three numbers by name. `mismatch` and
+    `mismatch_max` are the mean and the maximum of the absolute difference, over the tokens that the policy wrote.
+    `mismatch_response` is the mean over responses of the absolute value of a response's summed differences. Return an
+    empty dict if the trainer's log-probabilities were not computed."""
     if not answered.trainers_logps:
         return {}
     responses = [response for _, response in answered.asked]

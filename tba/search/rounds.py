@@ -10,8 +10,9 @@ from tba.search.prompt_stream import PromptStream
 from tba.types import Asked, Prompt, Response
 
 SHARDS_PER_ROUND = 4
-"""Number of the newest shards that a restarted searcher reads for each round that may be open. Since the oldest of
-these rounds was requested, at most two full shards per round were stored, and at most as many that were cut short."""
+"""Number of newest shards that a restarted searcher reads, for each of the `search.open_rounds` rounds that may be
+open. Since the oldest open round was requested, the searcher stored at most two full shards per open round, and at most
+as many shards with fewer groups."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -126,7 +126,8 @@ class _Dialogue:
 
 
 def _checked(reply: Sequence[int], prompt: Prompt) -> tuple[int, ...]:
-    """Check a reply: a text, or all that a tokenizer returns instead of its tokens, is an easy mistake."""
+    """Return the environment's reply as a tuple of token ids. Raise DataError if the task returned something else, such
+    as a text, or the whole output of a tokenizer instead of its `input_ids`."""
     if isinstance(reply, str) or not all(isinstance(token, int) for token in reply):
         raise DataError(f"prompt {prompt.prompt_id!r}: reply must be tokens or None, got {reply!r:.80}")
     return tuple(reply)
