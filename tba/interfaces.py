@@ -30,8 +30,8 @@ class Task(Protocol):
     name: str
 
     def source(self, split: str) -> str:
-        """Return where the rows of the split (`train` or `test`) come from if the config names no source. Return an
-        empty string if the task makes its rows itself."""
+        """Return where the rows of a split (`train` or `test`) come from if the config names no source. Return an empty
+        string if the task makes these rows itself."""
         ...
 
     def prompts(
@@ -202,12 +202,12 @@ class TrajectoryLog(Protocol):
     """The part of the replay log that a searcher uses."""
 
     def next_seq(self, searcher: int) -> int:
-        """Return the first sequence number of this searcher under which no shard is stored."""
+        """Return the lowest sequence number under which this searcher has stored no shard."""
         ...
 
     def asked(self, searcher: int, seqs: Iterable[int]) -> Sequence[Asked]:
-        """Return which requests the trajectories in these shards of this searcher answer. Shards that are not stored or
-        cannot be read are skipped."""
+        """Return the requests that the trajectories in these shards of this searcher answer. Shards that are not stored
+        or cannot be read are skipped."""
         ...
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
@@ -222,8 +222,8 @@ class ReplayBuffer(Protocol):
     and the sync records."""
 
     def sync(self, sync: int, *, step: int) -> int:
-        """Apply record `sync` and return the number of trajectories that it admits. If no such record is stored, write
-        one that admits all that has arrived."""
+        """Apply record `sync` and return the number of trajectories that the record admits. If no record `sync` is
+        stored, write one that admits all trajectories that have arrived."""
         ...
 
     def replay(self, sync: int) -> None:
@@ -235,20 +235,19 @@ class ReplayBuffer(Protocol):
         ...
 
     def ready(self, sync: int, *, step: int, until: int) -> bool:
-        """True if record `sync` is stored, or if all trajectories that it must admit have arrived. If searchers and
-        trainer go in step, the record must admit round `sync` of every searcher. Otherwise, if ages are bounded, a
-        whole batch must be young enough at every step up to `until`, the step of the next sync; trajectories that
-        earlier records admitted count too. In all other cases a record need not admit anything, and the result is
-        True."""
+        """True if record `sync` is stored, or if all trajectories that the record must admit have arrived. With
+        `sync.lag`, these are round `sync` of every searcher. With `sampling.max_age`, at least a batch of trajectories
+        must be young enough at every step up to `until`, the step of the next sync; trajectories that earlier records
+        admitted count too. Otherwise the record need not admit anything, and the result is True."""
         ...
 
     def waiting(self) -> int:
-        """Return the number of trajectories that have arrived and that no record admits yet."""
+        """Return the number of trajectories that have arrived but are not admitted by any record yet."""
         ...
 
     def queues(self) -> dict[str, Any]:
-        """Return, as JSON values, which prompts have been drawn since each queue was last refilled. The state is that
-        of the newest applied record, before any later draw."""
+        """Return, as JSON values, which prompts have been drawn since each queue was last refilled. The values describe
+        the queues after the newest applied record, before any draw that follows the record."""
         ...
 
     def restore(self, queues: Mapping[str, Any]) -> None:
@@ -266,8 +265,8 @@ class Ledger(Protocol):
     """The record of what each gradient step drew and measured, written once per sync."""
 
     def write(self, sync: int, steps: Sequence[StepRecord], *, weights_sha256: str) -> None:
-        """Store the steps that sync `sync` closes, under the name of this attempt. `weights_sha256` is the digest of
-        the weights after the last of these steps."""
+        """Store the records of the steps up to sync `sync`, under the name of this attempt. `weights_sha256` is the
+        digest of the weights after the last of these steps."""
         ...
 
 
@@ -327,8 +326,8 @@ class VersionStore(Protocol):
 
 
 class Lease(Protocol):
-    """A role's lease: with it the role says that it is alive, and learns what is wanted of it. The lease is renewed in
-    the background."""
+    """The lease of a role. Through the lease the role reports that it is alive, and learns whether it has to stop. The
+    lease is renewed in the background."""
 
     def tell(self, status: str, **progress: float) -> None: ...
 

@@ -9,7 +9,7 @@ from tba.types import Request
 
 class GroupsInFlight:
     """Passes requests on to `answers`, and collects the responses by group. A shard has `shard_size` groups, or fewer
-    if no request is in flight any more."""
+    when no request is in flight any more."""
 
     def __init__(self, answers: InFlight, *, shard_size: int):
         self.answers, self.shard_size = answers, shard_size

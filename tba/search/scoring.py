@@ -1,4 +1,4 @@
-"""Compute the rewards of many responses, with tasks that score one response at a time or many together."""
+"""Compute the rewards of many responses, whether a task scores one response at a time or many together."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,8 @@ class Scoring:
         return [rewards[key] for key in keys]
 
     def _new(self, asked: Sequence[tuple[Prompt, Response]]) -> Sequence[Reward]:
-        """Ask the task, and check what it returns: a plain number, or None without a `return`, is an easy mistake."""
+        """Return the rewards that the task computes. Raise DataError unless they are one `Reward` per response: tasks
+        easily return a plain number, or None because a `return` is missing."""
         if isinstance(self.task, ScoresTogether):
             with asking(self.task, "rewards"):
                 rewards = list(self.task.rewards(asked))

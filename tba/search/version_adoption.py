@@ -1,5 +1,5 @@
-"""Adopt the version that a searcher generates with: the newest, or one of a given number if the searcher goes in step
-with the trainer."""
+"""Adopt the version that a searcher generates with: the newest version, or, if the searcher goes in step with the
+trainer, a version of a given number."""
 
 import time
 from collections.abc import Iterator
@@ -78,9 +78,9 @@ class VersionAdoption:
             )
 
     def await_number(self, number: int) -> None:
-        """Wait until the version with this number has been adopted. If several attempts have one, adopt that of the
-        newest attempt. Every version that the trainer publishes meanwhile shows that the trainer is alive, so the
-        deadline then starts again."""
+        """Wait until the version with this number has been adopted. If several attempts have published this number,
+        adopt the version of the newest attempt. The deadline starts again whenever the trainer publishes any version,
+        which shows that the trainer is alive."""
         with self.progress.timed("wait"):
             newest: Version | None = None
             while not self._has_adopted(number):
@@ -130,8 +130,8 @@ class VersionAdoption:
         self.take_found(in_flight=True)
 
     def take_found(self, *, in_flight: bool, wait: bool = False) -> None:
-        """Adopt the version that the last look has found. If responses are in flight, do so only if `updates_in_flight`
-        allows it; otherwise keep the version for later. `wait` waits for the look to end first."""
+        """Adopt the version that the last look has found. If responses are in flight and `updates_in_flight` is false,
+        keep the version until they have finished. With `wait`, wait for the look to end first."""
         with self.progress.timed("adopt"):
             if found := self.lookout.take(wait=wait):
                 with self._reporting(found.version):
