@@ -41,7 +41,8 @@ class VLLMGenerator:
 
     - "at-one": log-probabilities at temperature 1. Requests must be greedy or have temperature 1.
     - "uncut": log-probabilities of the sampled distribution. Requests must be greedy or have `top_p` 1.
-    - "any": log-probabilities of the sampled distribution. All requests are accepted, but only the log-probabilities of greedy responses may be used.
+    - "any": log-probabilities of the sampled distribution. All requests are accepted, but the log-probabilities of
+      sampled responses must not be used.
 
     `starting` is the context in which an engine starts; its value is the number of roles that share the GPU.
     """

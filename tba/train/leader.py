@@ -51,8 +51,8 @@ class Follower(Child):
         threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True).start()
 
     def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
-        """Send an order, and wait until the rank has read most of it. A rank that does not read it in time is killed,
-        so that this cannot wait forever."""
+        """Send an order, and wait until the rank has read most of it. A rank that does not read the order in time is
+        killed, so that this call cannot wait forever."""
         with self.killed_after(START):
             self.send({"do": what, "with": said}, numbers)
 
@@ -74,7 +74,7 @@ class Follower(Child):
         return answer["is"]
 
     def why_ended(self) -> str:
-        """Return the error with which a rank has ended. Answers that nobody has taken are skipped."""
+        """Return the error with which a rank has ended. Earlier answers that nobody has read are skipped."""
         while True:
             try:
                 self.answer(END_PATIENCE)
@@ -90,9 +90,9 @@ class Follower(Child):
 
 
 class Followers:
-    """All ranks except rank 0. If one of them dies while rank 0 waits for it in the process group, that wait may never
-    end, so the process of rank 0 is ended. If rank 0 has noticed the death, it first gets time to store the syncs that
-    were closed before."""
+    """All ranks except rank 0. If one of them dies while rank 0 waits for it in the process group, rank 0 may wait
+    forever, so its process is ended. If rank 0 has noticed the death, it first gets time to store the syncs that were
+    closed before."""
 
     def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * END_PATIENCE):
         self.size, self.grace = size, grace
@@ -109,8 +109,8 @@ class Followers:
             follower.close()
 
     def release(self) -> None:
-        """Let all ranks end. Call this before rank 0 leaves the process group: to leave it may need the others to
-        leave it too."""
+        """Let all ranks end. Call this before rank 0 leaves the process group: a rank may have to wait there until the
+        other ranks leave too."""
         self.leaving.set()
         for follower in self.all:
             follower.release()
@@ -125,7 +125,8 @@ class Followers:
         return [follower.answer(patience) for follower in self.all]
 
     def together(self, what: str, mine: Callable[[], Any], said: Any = None, numbers: Numbers = ()) -> list[Any]:
-        """Do something in all ranks at once. Return the result of this rank, followed by the answers of the others."""
+        """Carry out an order in all ranks at once. Return the result of this rank, followed by the answers of the other
+        ranks."""
         self.order(what, said, numbers)
         try:
             found = mine()
@@ -136,7 +137,7 @@ class Followers:
         return [found, *self.answers()]
 
     def _hear_of_an_end(self) -> None:
-        """Raise the error of a rank that has ended, if one ends within a few seconds."""
+        """Wait a few seconds for another rank to end, and raise the error of that rank."""
         for _ in looks(END_PATIENCE):
             for follower in self.all:
                 if follower.ended.is_set():
@@ -172,7 +173,7 @@ class LeadingLearner(Learner):
         self.followers, self.scratch, self.checkpoint = followers, scratch, checkpoint
 
     def restore(self, state: TrainingState) -> None:
-        """Continue from a checkpoint, of which the other ranks read their own parts."""
+        """Continue from a checkpoint. The other ranks read their own parts of it."""
         self.followers.together("restore", partial(super().restore, state), str(self.checkpoint))
 
     def learn(self, step: int, batch: Batch) -> Learned:
@@ -186,8 +187,8 @@ class LeadingLearner(Learner):
         return self.followers.together("snapshot", super().snapshot)[0]
 
     def state(self, *, step: int, sync: int) -> TrainingState:
-        """Return the state of rank 0. The other ranks write theirs into the folder `others`, and `TrainingState.save`
-        waits for them."""
+        """Return the state of rank 0. The other ranks write their states into the folder `others`, and
+        `TrainingState.save` waits for these files."""
         folder = Path(mkdtemp(dir=self.scratch))
         state = partial(super().state, step=step, sync=sync)
         return replace(self.followers.together("state", state, [step, sync, str(folder)])[0], others=folder)
@@ -218,8 +219,8 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
         writing.submit(lambda: write(found, Path(folder)))
 
     def write(found: TrainingState, folder: Path) -> None:
-        """Write this rank's file, or end the process: rank 0 waits for the file, and may send no further order whose
-        answer could be the error."""
+        """Write this rank's file. If this fails, report the error and end the process: rank 0 waits for the file, and
+        may send no further order that could be answered with the error."""
         try:
             found.save_optimizer(folder)
         except Exception as error:

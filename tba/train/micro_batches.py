@@ -77,15 +77,15 @@ class MicroBatch(NamedTuple):
 
     @property
     def at_once(self) -> bool:
-        """True if the gradients are computed in one pass."""
+        """True if the gradients of the micro-batch are computed in one pass."""
         return len(self.pieces) + self.spare == 1
 
 
 def micro_batches(
     batch: Batch, *, most_groups: int | None, most_tokens: int | None, packs: bool
 ) -> Iterator[MicroBatch]:
-    """Divide a batch into parts of whole groups. A part has at most `most_groups` groups, and a model reads at most
-    `most_tokens` tokens of it, or a single group.
+    """Divide a batch into parts of whole groups. A part has at most `most_groups` groups, and at most `most_tokens`
+    tokens that a model reads; a single group may have more.
 
     The mean over all groups is the sum of the parts' means, each multiplied by `part.groups / batch.groups`.
     """
@@ -135,9 +135,9 @@ def _width(batch: Batch, chosen: slice) -> int:
 
 
 def side_by_side(cut: Iterable[MicroBatch], share: Share, ranks: Ranks) -> tuple[list[MicroBatch], int]:
-    """Give this rank as many micro-batches, and each as many pieces, as any rank has. Ranks compute each layer
-    together, so a rank that has fewer reads extra ones in vain. Return the micro-batches, and how many of them
-    count."""
+    """Give this rank as many micro-batches as the rank that has most, and each micro-batch as many pieces. Ranks
+    compute each layer together, so a rank with fewer pieces reads extra ones, whose results do not count. Return the
+    micro-batches, and how many of them count."""
     parts = list(cut)
     counted = len(parts) if share.counts else 0
     parts += [parts[0]] * (ranks.most([len(parts)])[0] - len(parts))
@@ -147,7 +147,7 @@ def side_by_side(cut: Iterable[MicroBatch], share: Share, ranks: Ranks) -> tuple
 
 @torch.no_grad()
 def read(readers: Mapping[str, Reader], part: MicroBatch) -> dict[str, Tensor]:
-    """Return, under each reader's name, its numbers for all pieces in order."""
+    """Return the numbers that each reader computes for all pieces in order, by the name of the reader."""
     numbers = {name: [reader(piece) for piece in (*part.pieces, *_spare(part))] for name, reader in readers.items()}
     return {name: torch.cat(by_piece[: len(part.pieces)]) for name, by_piece in numbers.items()}
 
@@ -157,7 +157,8 @@ def _spare(part: MicroBatch) -> list[Piece]:
 
 
 class Reading:
-    """The numbers that readers compute from a micro-batch, as inputs of a loss that is then differentiated."""
+    """The numbers that readers compute from a micro-batch. A loss is computed from these numbers; `backward` then
+    differentiates the loss by the weights."""
 
     def __init__(self, readers: Mapping[str, Reader], part: MicroBatch, known: Mapping[str, Tensor] | None = None):
         """`known` is the result of `read`, if the caller has it already."""
@@ -176,8 +177,8 @@ class Reading:
                 self._again(reader, self.found[name].grad)
 
     def _again(self, reader: Reader, grad: Tensor | None) -> None:
-        """Read each piece again, and go backward through it with its part of `grad`. Memory holds what one model
-        computed for one piece at a time."""
+        """Read each piece again, and go backward through it with its part of `grad`. Memory then holds what one model
+        has computed for one piece, not for all pieces."""
         if grad is None:
             return  # the loss does not depend on this reader
         first = 0

@@ -109,8 +109,9 @@ class SyncWriter:
         last: bool,
         seconds: dict[str, float],
     ) -> Copy:
-        """Wait until there is room for another copy, and take it. A sync with a checkpoint, such as the last one, is
-        always published. Unless all must be, other syncs are published only if no version is being published."""
+        """Wait until there is room for another copy of the trainer, and make the copy. Its version is published if the
+        sync has a checkpoint, as the last sync always has, or if every version must be published. Otherwise it is
+        published only if no other version is being published."""
         checkpoint = last or sync % self.config.sync.checkpoint_every == 0
         with timed(seconds, "backlog"):
             self.writing.make_room()
@@ -177,8 +178,8 @@ class SyncWriter:
             self.ledger.write(copy.sync, records, weights_sha256=digest)
 
     def _after(self, stored: Future[None] | None, job: Callable[[], None]) -> None:
-        """Do a job for version n or checkpoint n after a ledger is stored: ledger n, or ledger n - 1 if record n waits
-        for version n."""
+        """Do a job for version n or checkpoint n once the ledger `stored` is stored. This is ledger n, or ledger n - 1
+        if record n waits for version n."""
         if stored:
             stored.result()
         self._check_owner()
@@ -215,7 +216,7 @@ class SyncWriter:
 
 
 def changed_share(before: Path, after: Path) -> float:
-    """Return the share of the weights of one model whose stored bits differ between two folders."""
+    """Compare the stored weights of one model in two folders, and return the share of the weights whose bits differ."""
     changed = total = 0
     for path in sorted(after.glob("*.safetensors")):
         with safe_open(before / path.name, "pt") as old, safe_open(path, "pt") as new:
