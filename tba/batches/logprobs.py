@@ -20,8 +20,8 @@ PROJECTED = 2**23
 IN_CACHE = 2**20
 """Number of logits that are normalised together: on a CPU they stay in its cache, which is several times faster."""
 KEPT_BYTES = 2**29
-"""Bytes of logits that are kept for the backward pass. It computes all other logits again, which takes a third of the
-output layer's time."""
+"""Bytes of logits that are kept for the backward pass. The backward pass computes all other logits again, which takes a
+third of the output layer's time."""
 
 
 def token_logps(
@@ -83,7 +83,9 @@ def _projected_at(model: Any, head: nn.Linear, places: Tensor | tuple[Tensor, ..
     """Return [N, D]: the hidden states that the output layer gets at these places. Return None if the model does not
     return the output of the layer unchanged.
 
-    The layer itself gets no positions. Its output is replaced by a tensor that shows whether it was written to."""
+    To save time, the output layer is called with no positions at all. Its output is replaced by a tensor that shows
+    whether the model wrote to it.
+    """
     kept: list[Tensor] = []
     returned: list[Tensor] = []
 
@@ -134,7 +136,7 @@ def _computed_in(head: nn.Linear) -> torch.dtype:
 class _ProjectedLogps(torch.autograd.Function):
     """Projects, normalises and differentiates a few rows at a time, so that the logits of all rows never exist at once.
     Products are computed in the type `computed`, forward and backward. Autograd converts each gradient to the type of
-    the tensor that it belongs to."""
+    its tensor."""
 
     @staticmethod
     def forward(
@@ -192,7 +194,7 @@ def _as(dtype: torch.dtype, tensor: Tensor | None) -> Tensor | None:
 
 
 def _zeros(like: Tensor) -> Tensor:
-    """Return zeros to sum a gradient over rows in, in float32 or higher precision."""
+    """Return zeros to which the gradients of rows are added, in float32 or higher precision."""
     return torch.zeros_like(like, dtype=_precise(like.dtype))
 
 
@@ -209,8 +211,8 @@ def chosen_logps(logits_NV: Tensor, tokens_N: Tensor, *, temperature: float) -> 
 
 
 class _ChosenLogps(torch.autograd.Function):
-    """Keeps only the logits for the backward pass. The plain expression would keep or pass on several copies of them in
-    float32."""
+    """Keeps only the logits for the backward pass. The plain expression would keep several copies of the logits in
+    float32, or pass them on."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:
@@ -237,7 +239,8 @@ def _write_logps(to_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature:
 
 
 def _write_gradient(to_NV: Tensor, grad_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> None:
-    """Write the gradient by the logits, given the gradient by the log-probabilities."""
+    """Write the gradient with respect to the logits, computed from the gradient with respect to the
+    log-probabilities."""
     rows = _in_pieces(IN_CACHE, logits_NV.shape[1], to_NV, grad_N / temperature, logits_NV, tokens_N)
     for to, grad, logits, tokens in rows:
         by_logits = torch.softmax(logits.to(grad.dtype) / temperature, dim=1).mul_(-grad[:, None])

@@ -32,8 +32,8 @@ class Judge:
         device: str = "auto",
         device_setting: str = "",
     ) -> "Judge":
-        """Load a judge. A decoder judges at the last token that is not padding. If the padding token is EOS, this is
-        the token before a final EOS."""
+        """Load a judge. A decoder judges a text at the last token that is not the padding token. If the padding token
+        is EOS, this is the token before a final EOS."""
         model, tokenizer = load_frozen(
             AutoModelForSequenceClassification, setting, path, tokenizer_path=tokenizer_path, dtype=dtype,
             device=device, device_setting=device_setting,
