@@ -16,8 +16,8 @@ class LimitsConfig:
     fill, for answers of its replay buffer (always at least 2 minutes), and, with `sync.lag` or `sampling.max_age`, for
     searchers at every sync. A searcher waits for the first version, and, with `sync.lag` or
     `search.rounds_per_version`, for later versions. The evaluator waits for the first version. A role that does no work
-    for so long is restarted, and the run fails if a role cannot be started for so long. Raise it if rounds, steps or
-    downloads take longer."""
+    for this long is restarted, and the run fails if a role cannot be started for this long. Raise it if rounds, steps
+    or downloads take longer."""
     store_deadline: Seconds = 60.0
     """Maximum number of seconds for one request to the object store, retries included."""
     lease_every: Seconds = 2.0
@@ -43,10 +43,11 @@ class LimitsConfig:
     """Maximum number of skipped steps in a row. A step is skipped, and updates nothing, if the loss or the gradient is
     not finite. If one more step is skipped, the run fails."""
     memory_gb: Annotated[float, Field(gt=0, le=1e6)] = 2.0
-    """Gigabytes of trajectories that the trainer caches in memory, in addition to the index of its replay buffer.
-    Trajectories that do not fit are read again whenever they are drawn."""
+    """Maximum size, in gigabytes, of the trainer's cache of trajectories in memory. The index of its replay buffer
+    comes on top. Trajectories that do not fit are read again whenever they are drawn."""
     disk_gb: Annotated[float, Field(ge=0, le=1e6)] = 32.0
-    """Gigabytes of shards of remote runs that are cached on the local disk, under `$TBA_CACHE`. 0 caches none."""
+    """Maximum size, in gigabytes, of the cache of shards of remote runs on the local disk, under `$TBA_CACHE`. 0 caches
+    none."""
     draw_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads that draw batches, in addition to the CPU threads of the gradient step. More threads draw faster. The
     number does not change what is drawn."""
@@ -68,8 +69,8 @@ class AlarmsConfig:
     disk_gb: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Raise an alarm if fewer gigabytes than this are free on a disk that a role writes to."""
     window: Positive = 20
-    """Number of steps over which the alarms `reward_lost` and `equal_rewards` average. Higher values react later and to
-    less noise."""
+    """Number of steps over which the alarms `reward_lost` and `equal_rewards` average. With higher values, these alarms
+    begin later and are less easily raised by noise."""
     reward_lost: Share = 0.5
     """Raise an alarm if the mean reward of the last `alarms.window` steps has lost more than this share of its gain:
     the best mean over a window, minus the mean of the first window. A loss within the noise of single steps, or below a
@@ -78,8 +79,8 @@ class AlarmsConfig:
     """Raise an alarm if, in the last `alarms.window` steps, at least this share of the groups had the same reward for
     all responses. Such groups teach the policy nothing but to stay close to the reference."""
     log_ratio: Annotated[float, Field(ge=0, le=1e6)] = 5.0
-    """Raise an alarm if, in a step, the absolute value of log pi - log pi_ref of whole responses is more than this many
-    nats per token. A large value means that the policy is far from the reference."""
+    """Raise an alarm if, on average over a step, log pi and log pi_ref of a response differ by more than this many nats
+    per token. A large difference means that the policy is far from the reference."""
     mismatch: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Raise an alarm if, in an evaluation, the log-probabilities that the engine and the trainer compute for a greedy
     response differ on average by more than this many nats per response."""

@@ -16,8 +16,9 @@ class SamplingConfig:
     """m: probability that a slot of the batch (a prompt with its K responses) is drawn from the newest data, which
     entered at the newest sync. Other slots are drawn from all data. Higher values train on fresher data."""
     inv_temp: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Slots that are drawn from all data prefer high rewards: the probability of a response among those to its prompt
-    is proportional to exp(inv_temp x reward). Higher values prefer high rewards more; 0 draws uniformly."""
+    """How strongly slots that are drawn from all data prefer high rewards: among the responses to its prompt, such a
+    slot draws with probability proportional to exp(inv_temp x reward). Higher values prefer high rewards more; 0 draws
+    uniformly."""
     capacity: Positive = 100
     """Maximum number of responses per prompt that can be drawn; `evict` says which ones. Higher values train on more
     different, and older, responses. The log keeps all responses."""
@@ -30,12 +31,14 @@ class SamplingConfig:
     `worst`: those with the lowest reward, except that the newest responses to a prompt can be drawn until newer ones
     enter the buffer."""
     max_age: Count | None = None
-    """Maximum age, in gradient steps, of trajectories that are drawn. If fewer trajectories than a batch would stay
-    young enough until the next sync, the trainer waits for searchers. Unset, everything ever generated can be drawn."""
+    """Maximum age, in gradient steps, of trajectories that are drawn. Lower values train on fresher data. If fewer
+    trajectories than a batch would stay young enough until the next sync, the trainer waits for searchers. Unset,
+    everything ever generated can be drawn."""
     mean_reward_between: tuple[Reward, Reward] | None = None
     """Draw only prompts whose drawable responses have a mean reward strictly between these two bounds. [0, 1] skips
-    prompts that are always or never solved. Draws from the newest data ignore the bounds while no prompt there is
-    within them, and so do draws from all data. Unset, every prompt can be drawn."""
+    prompts that are always or never solved. If no prompt of the newest data is within the bounds, slots that are drawn
+    from the newest data ignore them; the same holds for slots that are drawn from all data. Unset, every prompt can be
+    drawn."""
     sql: str = ""
     """Path of a file with SQL that replaces the built-in sampler. Empty uses the built-in sampler."""
 
@@ -71,15 +74,16 @@ class SearchConfig:
     responses_per_prompt: Positive = 8
     """S: responses that a searcher generates each time it visits a prompt; at least `training.responses_per_prompt`."""
     prompts_per_round: Positive = 8
-    """Prompts that a searcher visits in one round. The responses of a round are stored as one shard."""
+    """Prompts that a searcher visits in one round. The responses of a round are stored as one shard, so higher values
+    store fewer and larger shards."""
     open_rounds: Positive = 1
     """Number of rounds that a searcher works on at the same time. With 1, the next round begins when the longest
     response of the round has finished. With more, new requests take the places of finished ones at once, and a shard
     takes the prompts whose responses have finished first: a long response delays only the other responses to its
     prompt."""
     rounds_per_version: Positive | None = None
-    """Maximum number of rounds that a searcher starts with one version before it waits for a newer one. It limits what
-    is generated and stored when training is slower than search. Unset, a searcher never waits."""
+    """Maximum number of rounds that a searcher starts with one version before it waits for a newer one. This limits
+    what is generated and stored when training is slower than search. Unset, there is no limit."""
     temperature: Temperature = 1.0
     """Sampling temperature of generation, and of every log-probability in the loss."""
     top_p: TopP = 1.0
