@@ -29,11 +29,11 @@ class Batch:
     reward_B: Tensor  # float32
     responses_per_prompt: int  # K
     lengths: tuple[int, ...]  # B: tokens of each row without padding
-    ref_logp_BT: Tensor | None = None  # float32: the same for each counted token; 0 elsewhere
-    behaviour_logp_BT: Tensor | None = None  # float32: each counted token's when it was sampled; 0 elsewhere
+    ref_logp_BT: Tensor | None = None  # float32: log-probability of each counted token under the reference; 0 elsewhere
+    behaviour_logp_BT: Tensor | None = None  # float32: log-probability of each counted token when sampled; 0 elsewhere
     reference_power: float = 1.0  # power of the reference in the target of this gradient step
     step_value_BT: Tensor | None = None  # float32: value of the state before the token's step; 0 elsewhere
-    step_next_BT: Tensor | None = None  # float32: the same after that step; after the last step, the reward
+    step_next_BT: Tensor | None = None  # float32: value of the state after the token's step; the reward after the last
 
     @property
     def groups(self) -> int:

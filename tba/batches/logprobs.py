@@ -124,7 +124,7 @@ def _logits_at(model: Any, head: nn.Module | None, places: Tensor | tuple[Tensor
     finally:
         if hook is not None:
             hook.remove()
-    return logits.squeeze(0) if kept else logits[places]  # a model without such a layer, or one that does not call it
+    return logits.squeeze(0) if kept else logits[places]  # not kept if the model does not call such a layer
 
 
 def _computed_in(head: nn.Linear) -> torch.dtype:

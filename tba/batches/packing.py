@@ -260,7 +260,7 @@ class Row:
         return cls(
             torch.tensor([tokens], device=device),
             torch.tensor([positions], device=device),
-            torch.tensor(predicts, dtype=torch.long, device=device),  # there may be none
+            torch.tensor(predicts, dtype=torch.long, device=device),  # the list may be empty
             torch.tensor(targets, dtype=torch.long, device=device),
             calls,
         )

@@ -140,7 +140,8 @@ def join(rank: int, size: int, store: dist.TCPStore) -> Ranks:
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may lead elsewhere, and other interfaces to a network
+    # By default gloo uses the address of the host's name, which may be wrong, or an interface that a network reaches.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     return Ranks(rank, size)
 

@@ -103,7 +103,7 @@ class VLLMGenerator:
                 self._running().set_weight_version(str(version))
             self._description, self._shapes, self.version = description, shapes, version
             self._started().ask_anew(version)
-        except Exception as error:  # its weights may be a mixture of two versions
+        except Exception as error:  # the engine's weights may be a mixture of two versions
             raise RunFailed(f"the vLLM engine failed while it loaded version {version}: {error}") from error
 
     def _adopt_adapter(self, adapter: Adapter, folder: Path, version: Version) -> None:
@@ -137,7 +137,7 @@ class VLLMGenerator:
             max_model_len=self.max_tokens,
             max_num_seqs=self.batch_responses,
             max_num_batched_tokens=max(8192, self.batch_responses, self.max_tokens if on_cpu else 0),
-            enable_chunked_prefill=not on_cpu,  # it must take back seeded draws, which vLLM cannot do on a CPU
+            enable_chunked_prefill=not on_cpu,  # needs to undo seeded draws, which vLLM cannot do on a CPU
             enable_prefix_caching=True,
             enforce_eager=on_cpu or not self.config.compile,
             gpu_memory_utilization=self.config.fraction(roles),

@@ -80,7 +80,7 @@ class EngineRequests:
             top_p=request.top_p if request.temperature else 1.0,
             seed=request.seed,
             max_tokens=min(request.limit, self.max_response_tokens),
-            logprobs=0,  # return only that of the sampled token
+            logprobs=0,  # return only the log-probability of the sampled token
             ignore_eos=True,  # only `stop_token_ids` end a response
             stop_token_ids=sorted(self.ends),
             detokenize=False,

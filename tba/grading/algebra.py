@@ -10,7 +10,8 @@ from typing import Any
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # no warnings that timeouts are off: the helper has one
+# math_verify would warn that its timeouts are off; the helper has a time limit of its own.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 Expression = Any  # an expression of sympy, whose types are incomplete
 

@@ -61,7 +61,7 @@ class Evaluator:
                 scores = self.scores(version, step)
                 self.evaluations.write(scores)
                 self.alarms.look(self.mismatched(scores))
-                # Once is enough, even if `done` does not list it because a fork inherited the name of its scores.
+                # Score it only once, even if `done` does not list it because a fork inherited the name of its scores.
                 self.passed_over.add(version)
                 continue
             self.lease.tell("waiting for a version to score", scored=self.scored)
@@ -196,7 +196,7 @@ class Evaluator:
         task, ref_logps = self.scoring.task, answered.ref_logps if self.reference else None
         if not isinstance(task, Measures):
             return {}
-        with ThreadPoolExecutor(1, "measures") as pool:  # in a thread: it may take longer than a role may be silent
+        with ThreadPoolExecutor(1, "measures") as pool:  # measures may take longer than a role may be silent
             measures, began = pool.submit(task.measures, answered.asked, answered.rewards, ref_logps), time.monotonic()
             while not wait([measures], 1.0).done:
                 self.lease.check()

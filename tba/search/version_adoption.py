@@ -41,7 +41,7 @@ class VersionAdoption:
         self.looked = 0.0  # time of the last look
         self.version: Version | None = None
         self.rounds_begun = 0  # number of rounds begun with this version
-        self.fetched: tuple[Version, Path] | None = None  # waits until the responses in flight have finished
+        self.fetched: tuple[Version, Path] | None = None  # to adopt once the responses in flight have finished
         self.refused: Version | None = None  # the newest damaged version, which is not fetched again
 
     def close(self) -> None:

@@ -233,7 +233,7 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
     def obey(what: str, said: Any, numbers: Numbers) -> tuple[Any, Numbers]:
         return obeying[what](said, numbers), ()
 
-    serve(obey, orders, answers, ends_at_error=True)  # after an error, the ranks have lost each other
+    serve(obey, orders, answers, ends_at_error=True)  # after an error, the ranks are out of step
     writing.finish()
 
 

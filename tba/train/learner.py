@@ -44,7 +44,7 @@ class Learner:
     def __init__(self, config: Config, policy: Policy, ranks: Ranks = ALONE):
         self.config, self.policy, self.ranks = config, policy, ranks
         self.objective = config.objective
-        self.reference: MovingReference | None = None  # until the reference moves, its stored log-probabilities do
+        self.reference: MovingReference | None = None  # None until the reference moves: stored numbers suffice
         self.trained = Trained(policy.model, config.training, learning_rate=config.training.learning_rate)
         self.companion = make_companion(config, policy.model)
         if config.training.checkpoint_activations:

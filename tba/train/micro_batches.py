@@ -73,7 +73,7 @@ class MicroBatch(NamedTuple):
     first_slot: int
     batch: Batch
     pieces: Sequence[Piece]
-    spare: int = 0  # times that a piece is read in vain, as another rank has that many pieces more
+    spare: int = 0  # number of extra reads of a piece, so that all ranks read equally many pieces
 
     @property
     def at_once(self) -> bool:

@@ -41,7 +41,7 @@ from tba.train.stop_time import StoreTimes, measured
 from tba.train.training_state import TrainingState
 from tba.types import Base, StepRecord, Version
 
-_ELEMENTS = 2**20  # compared at a time, so that memory does not grow with the tensors
+_ELEMENTS = 2**20  # elements compared at a time, so that memory does not grow with the tensors
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer type by bytes of an element
 
 

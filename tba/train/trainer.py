@@ -92,7 +92,7 @@ class Trainer:
             began, seconds = time.monotonic(), dict[str, float]()
             with timed(seconds, "wait"):
                 while not wait([upcoming], 0.5).done:
-                    self.syncs.check()  # the batch may wait for searchers, and these for a version
+                    self.syncs.check()  # the batch may wait for searchers, which may wait for a version
                 prepared = upcoming.result()
             closes = step == config.step_of_sync(config.sync_of_step(step))
             if closes:
