@@ -138,7 +138,7 @@ def _pad(prompts: Lists, responses: Lists, *, pad_id: int, device: torch.device 
 
 
 def buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
-    """Yield the indices of rows in the order of their lengths, in batches. A batch has at most `tokens_per_batch`
+    """Yield the indices of rows in batches, in the order of the rows' lengths. A batch has at most `tokens_per_batch`
     tokens with padding, or is a single row."""
     bucket: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -216,8 +216,8 @@ def _behaviour_logps(fetched: Fetched) -> Lists:
 
 
 def _step_values(fetched: Fetched) -> tuple[Lists, Lists]:
-    """Return, for each response token, the value of the state before its step, and of the state after it. The value
-    after the last step is the reward."""
+    """Return, for each response token, the value of the state before the token's step, and the value of the state after
+    this step. After the last step, the value is the reward."""
     ends, values = fetched.step_ends, fetched.step_values
     if ends is None or values is None:
         raise DataError("the batch was fetched without the values of its steps")

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 PROJECTED = 2**23
-"""Number of logits that are computed together: enough rows for a fast matrix product."""
+"""Number of logits that are computed together. It gives enough rows for a fast matrix product."""
 IN_CACHE = 2**20
-"""Number of logits that are normalised together: on a CPU they stay in its cache, which is several times faster."""
+"""Number of logits that are normalised together: few enough to stay in a CPU's cache, which is several times faster."""
 KEPT_BYTES = 2**29
 """Bytes of logits that are kept for the backward pass. The backward pass computes all other logits again, which takes a
 third of the output layer's time."""
@@ -36,8 +36,8 @@ def token_logps(
 
     The model's distribution is softmax(logits / temperature), in float32 or higher precision. Column 0 has no token
     before it and never counts. Without an attention mask, padding must be on the right, where causality makes it
-    harmless; all roles call it so. With a mask, padding can be anywhere, as in rows that a generator padded on the
-    left. The results are the same.
+    harmless; all roles use this form. With a mask, padding can be anywhere, as in rows that a generator padded on the
+    left. The place of the padding does not change the results.
     """
     predicts_BT, targets_BT = response_mask_BT[:, 1:], tokens_BT[:, 1:]
     placed: dict[str, Tensor] = {}
@@ -128,7 +128,8 @@ def _logits_at(model: Any, head: nn.Module | None, places: Tensor | tuple[Tensor
 
 
 def _computed_in(head: nn.Linear) -> torch.dtype:
-    """Return the type in which the layer computes products. Under autocast it is less precise than the weights."""
+    """Return the number format in which the layer computes products. Under autocast, this is less precise than the
+    format of the weights."""
     kind = head.weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
 
@@ -248,7 +249,8 @@ def _write_gradient(to_NV: Tensor, grad_N: Tensor, logits_NV: Tensor, tokens_N: 
 
 
 def _in_pieces(most: int, vocabulary: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the rows of all tensors together, a few at a time: as many as have at most `most` logits, or one."""
+    """Yield pieces of all tensors together, a few rows at a time. A piece has at most `most` logits, or a single
+    row."""
     return zip(*(tensor.split(max(1, most // vocabulary)) for tensor in tensors), strict=True)
 
 

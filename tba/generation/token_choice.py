@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return the number in (0, 1) that decides the token at each (seed, position), by two rounds of splitmix64."""
+    """Return, for each pair of seed and position, the number in (0, 1) that decides the token there. The number is
+    computed by two rounds of splitmix64."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     mixed = _mix(_mix(seeds.astype(np.uint64)) + (positions.astype(np.uint64) + np.uint64(1)) * golden)
     return ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53

@@ -150,7 +150,7 @@ class AdapterSnapshot:
 
 
 def snapshot(model: PreTrainedModel, adapter: Adapter) -> AdapterSnapshot:
-    """Return a copy of a model's adapter in main memory, which further training does not change."""
+    """Return a copy of a model's adapter in main memory. Further training does not change the copy."""
     weights = {name: it.detach().to("cpu", copy=True).contiguous() for name, it in weights_of(model).items()}
     plain: dict[str, Any] = model.peft_config[_NAME].to_dict()  # pyright: ignore
     config = {name: sorted(it) if isinstance(it, set) else it for name, it in plain.items()}  # sets have no fixed order
@@ -192,7 +192,7 @@ def merge(model: PreTrainedModel) -> None:
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """Return a copy of a model that shares its frozen parameters, as these never change."""
+    """Return a copy of a model. The copy shares the frozen parameters, because these never change."""
     return copy.deepcopy(model, {id(it): it for it in model.parameters() if not it.requires_grad})
 
 

@@ -1,5 +1,5 @@
-"""Convert messages to the text a model reads, by its tokenizer's chat template or else as plain lines, and parse the
-tool calls in its answers."""
+"""Convert messages to the text that a model reads, and parse the tool calls in the model's answers. The text is
+rendered by the tokenizer's chat template, or else has one plain line per message."""
 
 import json
 import re

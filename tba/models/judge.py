@@ -47,8 +47,8 @@ class Judge:
 
     @torch.inference_mode()
     def logits(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Tensor:
-        """Return [N, C] logits in float32 in main memory. Only the first `max_tokens` tokens of each text are read. The
-        other texts change a text's logits only by rounding."""
+        """Return [N, C] logits in float32 in main memory. Only the first `max_tokens` tokens of each text are read. A
+        text's logits depend on the other texts only by rounding."""
         tokens = self.tokenizer(list(texts), truncation=max_tokens is not None, max_length=max_tokens).input_ids
         logits_NC = torch.empty(len(texts), self.labels)
         for chosen in buckets([len(row) for row in tokens], self.tokens_per_batch):

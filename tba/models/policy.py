@@ -96,12 +96,12 @@ class Policy:
         return next((token for token in candidates if isinstance(token, int) and token < known), 0)
 
     def twin(self) -> PreTrainedModel:
-        """Return a copy of the model on the same device. It shares the frozen parameters."""
+        """Return a copy of the model on the same device. The copy shares the frozen parameters."""
         return cast(PreTrainedModel, adapters.copy_of(self.model))
 
     def snapshot(self) -> Snapshot | AdapterSnapshot:
-        """Return a copy, in main memory, of the model, or of the adapter if only an adapter is trained. Further
-        training does not change it."""
+        """Return a copy of the model in main memory, or of the adapter alone if only an adapter is trained. Further
+        training does not change the copy."""
         if self.adapter:
             return adapters.snapshot(self.model, self.adapter)
         return Snapshot(_frozen_copy(self.model), self.tokenizer)

@@ -192,8 +192,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def end_tokens(config: GenerationConfig | None, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end a response: the model's end tokens, of which there may be several, and the
-    tokenizer's."""
+    """Return the tokens that end a response: all end tokens of the model, and the end token of the tokenizer."""
     configured = config.eos_token_id if config else None
     ends = configured if isinstance(configured, list) else [configured]
     return frozenset(token for token in [*ends, tokenizer.eos_token_id] if isinstance(token, int))

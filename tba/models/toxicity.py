@@ -1,5 +1,5 @@
-"""Rate how toxic answers are, as log c <= 0: by a text classifier, or by a guard, a language model that says "safe" or
-"unsafe"."""
+"""Rate how toxic answers are, as log c <= 0. An answer is rated by a text classifier, or by a guard: a language model
+that says "safe" or "unsafe"."""
 # Shapes: N pairs of attack and answer, C labels.
 
 import math

@@ -47,8 +47,8 @@ class Evaluator:
         self.scored = 0
 
     def run(self, poll: float = 1.0) -> None:
-        """Consume versions and produce evaluations. Wait for each version that is due, and return once the last version
-        of the run is scored."""
+        """Consume versions and produce evaluations: wait for each version that is due, and score it. Return once the
+        last version of the run is scored."""
         while True:
             self.lease.check()
             done = self.evaluations.done()

@@ -9,8 +9,8 @@ from tba.types import Prompt, Response, Reward
 
 
 class Scoring:
-    """Asks a task for rewards. The last `remember` distinct responses keep their rewards, so the task is not asked
-    about them again; a response to another prompt counts as distinct."""
+    """Asks a task for rewards. The rewards of the last `remember` distinct responses are remembered, so that the task
+    is not asked for them again. Equal responses to different prompts are distinct."""
 
     def __init__(self, task: Task, *, remember: int = 0):
         check_can_remember(task, remember)

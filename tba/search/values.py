@@ -104,7 +104,7 @@ class _State:
 
     @property
     def key(self) -> _Key:
-        """Responses that begin alike have states with equal keys."""
+        """A key that is the same for the states of responses that begin alike."""
         return self.prompt.prompt_id, self.response.tokens[: self.tokens]
 
     @property

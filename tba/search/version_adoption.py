@@ -151,7 +151,7 @@ class VersionAdoption:
 
     @contextmanager
     def _reporting(self, version: Version) -> Iterator[None]:
-        """Report a version that cannot be loaded in the `with` block, and continue without it."""
+        """If the version cannot be loaded in the `with` block, report that and continue without this version."""
         try:
             yield
             return

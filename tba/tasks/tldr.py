@@ -64,8 +64,8 @@ class TLDR:
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        """Make prompts of rows with `query`, a post that ends in "TL;DR:", and `reference_response`, a human's
-        summary."""
+        """Make a prompt of each row. The row has a `query`, a post that ends in "TL;DR:", and a `reference_response`, a
+        human's summary."""
         texts = [text_in(split, i, row, "query") for i, row in enumerate(rows)]
         summaries = [_summary(split, i, row) for i, row in enumerate(rows)]
         tokens = tokenizer(texts).input_ids if texts else []

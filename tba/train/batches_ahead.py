@@ -87,7 +87,8 @@ class BatchesAhead:
         return self._pool.submit(self._admit, sync)
 
     def prepare(self, step: int, admitted: Future[dict[str, Any]]) -> Future[Prepared]:
-        """Prepare the batch of a step in the thread, once `admitted`, the record before this step, is applied."""
+        """Prepare the batch of a step in the thread, once the record before this step is applied. `admitted` is the
+        result of `admit` for this record."""
         return self._pool.submit(self._prepare, step, admitted)
 
     # --- in the thread --------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 follow the orders that rank 0 sends them through pipes.
 
 Weights, gradients and sums travel between ranks through torch's process group, which has a timeout. Orders, batches and
-the outcomes that each rank computes travel through the pipes, so that a rank may wait for its next order without one.
+the outcomes that each rank computes travel through the pipes, which have no timeout, so that a rank may wait long for
+its next order.
 """
 
 import logging
@@ -39,8 +40,8 @@ START = 600.0  # seconds for a rank to read or answer an order: the first includ
 
 
 class Follower(Child):
-    """A rank other than 0, which runs as a child of this process. A thread receives its answers, and so notices its end
-    at once."""
+    """A rank other than 0, which runs as a child of this process. A thread receives the rank's answers, and so notices
+    at once when the rank ends."""
 
     def __init__(self, rank: int, command: Sequence[str]):
         super().__init__(f"rank {rank} of the trainer", command)
@@ -57,8 +58,8 @@ class Follower(Child):
             self.send({"do": what, "with": said}, numbers)
 
     def answer(self, patience: float) -> Any:
-        """Return the rank's answer. Raise the error that the rank reports instead, or RunFailed if it has died or does
-        not answer within `patience` seconds."""
+        """Return the rank's answer. If the rank reports an error instead, raise this error. Raise RunFailed if the rank
+        has died, or does not answer within `patience` seconds."""
         try:
             answer = self.answers.get(timeout=patience)
         except Empty:

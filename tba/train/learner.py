@@ -1,5 +1,5 @@
-"""A learner takes gradient steps: it holds the policy and the model trained beside it, and updates both on batches. It
-is deterministic on a CPU and does not use storage, so that a step can be repeated."""
+"""A learner takes gradient steps: it holds the policy and the model trained beside it, and updates both on batches. A
+learner is deterministic on a CPU and does not use storage, so that a step can be repeated."""
 # Shapes: B rows, P prompts in the batch, K responses per prompt.
 
 import math

@@ -126,7 +126,8 @@ def _padded(part: Batch, most_tokens: int | None) -> Iterator[Padded]:
 
 
 def _cells(batch: Batch, chosen: slice) -> int:
-    """Return the number of tokens that a model reads of these rows, padding included: all columns but the last."""
+    """Return the number of tokens that a model reads of these rows, padding included. The model reads all columns
+    except the last."""
     return len(batch.lengths[chosen]) * (_width(batch, chosen) - 1)
 
 
@@ -170,7 +171,8 @@ class Reading:
             self.found = {name: it.detach().requires_grad_() for name, it in known.items()}
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of a loss, which was computed from `found`, and add them to those of the weights."""
+        """Compute the gradients of a loss that was computed from `found`, and add them to the gradients of the
+        weights."""
         loss.backward()
         if not self.part.at_once:
             for name, reader in self.readers.items():

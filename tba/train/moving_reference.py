@@ -38,7 +38,7 @@ class MovingReference:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the weights to these. With several ranks, `tensors` has the rows that this rank holds."""
+        """Set the weights to `tensors`. With several ranks, `tensors` has the rows that this rank holds."""
         at_rest(self.model)
         for name, parameter in self._moving():
             parameter.copy_(held_as(parameter, tensors[name]))

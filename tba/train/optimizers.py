@@ -41,7 +41,7 @@ def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingConfig,
 
 
 def check_fits(stored: OptimizerName, chosen: OptimizerName) -> None:
-    """Raise ConfigError if the chosen optimizer cannot continue with the moments that another has stored."""
+    """Raise ConfigError if the chosen optimizer cannot continue with the moments that another optimizer has stored."""
     if not same_moments(stored, chosen):
         raise ConfigError(
             f"training.optimizer must be {stored!r}, which wrote the checkpoint, or an optimizer with moments of the "

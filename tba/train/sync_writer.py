@@ -47,7 +47,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # inte
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A copy, in main memory, of the trainer after the step that a sync follows."""
+    """A copy of the trainer, in main memory, as it is after the step that a sync follows."""
 
     sync: int
     step: int
@@ -87,8 +87,8 @@ class SyncWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Write the syncs that were closed, even if a later step failed: they are valid. If this attempt is superseded,
-        drop all jobs that have not begun instead: the successor relies on what is stored already."""
+        """Write the syncs that were closed, even if a later step failed, because closed syncs are valid. But if this
+        attempt is superseded, drop all jobs that have not begun: the successor relies on what is stored already."""
         if kind is not None and issubclass(kind, Superseded):
             for line in self._lines():
                 line.cancel()
@@ -207,7 +207,8 @@ class SyncWriter:
             snapshot.save(folder, dtype=dtype)
 
     def _check_owner(self) -> None:
-        """Raise Superseded if a successor relies on what is stored now, so that nothing is written or removed."""
+        """Raise Superseded if another attempt has taken over. The other attempt relies on what is stored now, so
+        nothing may be written or removed any more."""
         with suppress(Stopped):
             self.lease.check()
 

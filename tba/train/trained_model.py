@@ -50,7 +50,7 @@ class Trained(Generic[Model]):
         return metrics
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a copy of the weights and the optimizer, which further training does not change."""
+        """Return a copy of the weights and of the optimizer's state. Further training does not change the copy."""
         weights = {name: it.detach().to("cpu", copy=True) for name, it in trainable(self.model)}
         parts = {"weights": weights, "optimizer": optimizer_tensors(self.optimizer)}
         return {f"{self.name}.{part}.{key}": it for part, tensors in parts.items() for key, it in tensors.items()}

@@ -188,8 +188,8 @@ def await_file(path: Path, patience: float = PATIENCE.total_seconds()) -> Path:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return a copy of the optimizer's state, which further training does not change. With several ranks it is the part
-    that this rank holds."""
+    """Return a copy of the optimizer's state. Further training does not change the copy. With several ranks, it is the
+    part of the state that this rank holds."""
     state = optimizer.state_dict()["state"]
     return {
         f"{i}.{name}": held(value).detach().cpu().clone() for i, part in state.items() for name, value in part.items()
