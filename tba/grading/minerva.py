@@ -7,7 +7,7 @@ is at most 0.1.
 import re
 from fractions import Fraction
 
-from tba.grading.helper import close
+from tba.grading.algebra_process import close
 from tba.grading.latex import (
     LONGEST,
     all_boxes,

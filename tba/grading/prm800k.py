@@ -7,7 +7,7 @@ expression with the same value counts as unfinished work.
 
 import re
 
-from tba.grading.helper import equal
+from tba.grading.algebra_process import equal
 from tba.grading.latex import (
     braced,
     degrees_away,

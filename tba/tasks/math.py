@@ -15,7 +15,7 @@ from tba.config import TaskConfig, parse_options, settings
 from tba.errors import DataError
 from tba.grading import minerva as minerva_grader
 from tba.grading import prm800k as prm800k_grader
-from tba.grading.helper import verified
+from tba.grading.algebra_process import verified
 from tba.grading.latex import LONGEST, after_thinking, decimal, hendrycks, last_box
 from tba.models import chat_template
 from tba.tasks.fields import one_of, text_in

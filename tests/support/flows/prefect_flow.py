@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows.orchestration.stack import FINAL, Stack
+from flows.orchestration.local_server import FINAL, Stack
 from storage import layout
 from storage.objects.open_store import open_store
 from storage.runs.run import Run

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tba.errors import RunFailed
-from tba.grading import helper
-from tba.grading.helper import Helper
+from tba.grading import algebra_process
+from tba.grading.algebra_process import Helper
 
 ENDLESS = "9^{9^{9^{9}}}"
 
@@ -157,7 +157,7 @@ def test_a_helper_that_cannot_start_fails_the_run(monkeypatch: pytest.MonkeyPatc
 def test_it_ends_with_the_process_that_started_it(end: str):
     script = (
         "import os, signal, threading, time\n"
-        "from tba.grading.helper import Helper\n"
+        "from tba.grading.algebra_process import Helper\n"
         "it = Helper(seconds=600)\n"
         "assert it.ask('equal', '2x', 'x+x')\n"
         "print(it.child.process.pid, flush=True)\n"
@@ -170,7 +170,7 @@ def test_it_ends_with_the_process_that_started_it(end: str):
 def test_a_grader_and_its_fork_do_not_read_each_others_answers():
     script = (
         "import os, sys\n"
-        "from tba.grading.helper import equal\n"
+        "from tba.grading.algebra_process import equal\n"
         "assert equal('2x', 'x+x')\n"
         "child = os.fork()\n"
         "right = child == 0  # each wants what the other does not\n"
@@ -199,6 +199,6 @@ def test_what_text_alone_decides_starts_no_process_and_imports_no_algebra():
 def test_an_answer_that_many_responses_share_is_compared_once(monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr(Helper, "ask", lambda self, *order: asked.append(order) or True)
-    assert helper.equal("17x", "x+16x") and helper.equal("17x", "x+16x")
+    assert algebra_process.equal("17x", "x+16x") and algebra_process.equal("17x", "x+16x")
     assert asked == [("equal", "17x", "x+16x")]
-    helper.equal.cache_clear()
+    algebra_process.equal.cache_clear()

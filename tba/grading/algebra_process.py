@@ -1,4 +1,4 @@
-"""Algebra in a separate process that can be killed: `python -m tba.grading.helper`, started when first needed.
+"""Algebra in a separate process that can be killed: `python -m tba.grading.algebra_process`, started when first needed.
 
 Deciding whether two expressions are equal may take forever, and no signal interrupts a power of two long integers. So
 each process that grades has a helper. A comparison that takes too long ends the helper: the answer then counts as
@@ -96,7 +96,7 @@ class Helper:
         if self.child and self.child.process.poll() is None:
             return self.child
         self._end()
-        command = [*module_command("tba.grading.helper"), str(self.seconds)]
+        command = [*module_command("tba.grading.algebra_process"), str(self.seconds)]
         environment = os.environ | {"PYTHONHASHSEED": "0"}  # how sympy solves a problem depends on it
         self.child = child = Child("the helper that compares answers", command, env=environment)
         with child.killed_after(START_PATIENCE):
@@ -131,13 +131,13 @@ def main(seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     orders, answers = take_pipes()
 
-    from tba.grading import algebra  # imports sympy, which takes a second
+    from tba.grading import symbolic_equality  # imports sympy, which takes a second
 
     send(answers, "ready")
     while (order := receive(orders)) is not None:
         what, given, gold = order[0]
         signal.setitimer(signal.ITIMER_PROF, seconds)  # no handler: the signal ends the process
-        right = algebra.answer(what, given, gold)
+        right = symbolic_equality.answer(what, given, gold)
         signal.setitimer(signal.ITIMER_PROF, 0)
         send(answers, bool(right))
 
