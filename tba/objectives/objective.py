@@ -26,12 +26,12 @@ class Objective(ABC):
     name: str
     """The training objective."""
     beta_start: Beta = 0.05
-    """Beta at step 1: the weight of staying close to the reference. A lower beta follows the reward more strongly."""
+    """Beta at step 1: the weight of staying close to the reference. A lower beta follows the reward more strongly.
+    `beta_start` can differ from `beta_end` only if `beta_target` and `beta_stop` are greater than 1."""
     beta_end: Beta = 0.05
     """Beta from step `beta_stop` on. For a constant beta, set `beta_start` and `beta_end` to the same value."""
     beta_target: Positive = 1
-    """Number of steps in which the straight line from `beta_start` would reach `beta_end`. It arrives at the step after
-    this one."""
+    """Number of steps over which the straight line from `beta_start` would reach `beta_end`."""
     beta_stop: Positive = 1
     """Step from which beta is `beta_end`, at most `beta_target`. Beta jumps there if the line has not arrived yet."""
     include_eos: bool = True

@@ -2,7 +2,8 @@
 follow the orders that rank 0 sends them through pipes.
 
 Weights, gradients and sums travel between ranks through torch's process group, which has a timeout. Orders, batches and
-the outcomes that each rank computes travel through the pipes, so that a rank may wait for its next order without one.
+the outcomes that each rank computes travel through the pipes, which have no timeout, so that a rank may wait long for
+its next order.
 """
 
 import logging
@@ -39,8 +40,8 @@ START = 600.0  # seconds for a rank to read or answer an order; the first order 
 
 
 class Follower(Child):
-    """A rank other than 0, which runs as a child of this process. A thread receives the rank's answers, so it notices
-    at once if the rank ends."""
+    """A rank other than 0, which runs as a child of this process. A thread receives the rank's answers, and so notices
+    at once when the rank ends."""
 
     def __init__(self, rank: int, command: Sequence[str]):
         super().__init__(f"rank {rank} of the trainer", command)
@@ -51,14 +52,14 @@ class Follower(Child):
         threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True).start()
 
     def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
-        """Send an order, and wait until the rank has read most of it. A rank that does not read it in time is killed,
-        so that this cannot wait forever."""
+        """Send an order, and wait until the rank has read most of it. A rank that does not read the order in time is
+        killed, so that this call cannot wait forever."""
         with self.killed_after(START):
             self.send({"do": what, "with": said}, numbers)
 
     def answer(self, patience: float) -> Any:
-        """Return the rank's answer. Raise the error that the rank reports instead, or RunFailed if it has died or does
-        not answer within `patience` seconds."""
+        """Return the rank's answer. If the rank reports an error instead, raise this error. Raise RunFailed if the rank
+        has died, or does not answer within `patience` seconds."""
         try:
             answer = self.answers.get(timeout=patience)
         except Empty:
@@ -74,7 +75,7 @@ class Follower(Child):
         return answer["is"]
 
     def why_ended(self) -> str:
-        """Return the error that ended the rank. Answers that nobody has taken are skipped."""
+        """Return the error with which a rank has ended. Earlier answers that nobody has read are skipped."""
         while True:
             try:
                 self.answer(END_PATIENCE)
@@ -90,9 +91,9 @@ class Follower(Child):
 
 
 class Followers:
-    """All ranks except rank 0. If one of them dies while rank 0 waits for it in the process group, the wait may never
-    end. So the process of rank 0 is then ended; if rank 0 has noticed the death, it first gets time to store the syncs
-    that were closed before."""
+    """All ranks except rank 0. If one of them dies while rank 0 waits for it in the process group, rank 0 may wait
+    forever, so its process is ended. If rank 0 has noticed the death, it first gets time to store the syncs that were
+    closed before."""
 
     def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * END_PATIENCE):
         self.size, self.grace = size, grace
@@ -109,8 +110,8 @@ class Followers:
             follower.close()
 
     def release(self) -> None:
-        """Let all ranks end. Call this before rank 0 leaves the process group, because leaving may wait until the
-        others leave too."""
+        """Let all ranks end. Call this before rank 0 leaves the process group: a rank may have to wait there until the
+        other ranks leave too."""
         self.leaving.set()
         for follower in self.all:
             follower.release()
@@ -125,7 +126,8 @@ class Followers:
         return [follower.answer(patience) for follower in self.all]
 
     def together(self, what: str, mine: Callable[[], Any], said: Any = None, numbers: Numbers = ()) -> list[Any]:
-        """Do something in all ranks at once. Return the result of this rank, followed by the answers of the others."""
+        """Carry out an order in all ranks at once. Return the result of this rank, followed by the answers of the other
+        ranks."""
         self.order(what, said, numbers)
         try:
             result = mine()
@@ -136,7 +138,7 @@ class Followers:
         return [result, *self.answers()]
 
     def _hear_of_an_end(self) -> None:
-        """Raise the error of a rank that has ended, if one ends within a few seconds."""
+        """Wait a few seconds for another rank to end, and raise the error of that rank."""
         for _ in looks(END_PATIENCE):
             for follower in self.all:
                 if follower.ended.is_set():
@@ -186,8 +188,8 @@ class LeadingLearner(Learner):
         return self.followers.together("snapshot", super().snapshot)[0]
 
     def state(self, *, step: int, sync: int) -> TrainingState:
-        """Return the state of rank 0. The other ranks write theirs into the folder `others`, and `TrainingState.save`
-        waits for them."""
+        """Return the state of rank 0. The other ranks write their states into the folder `others`, and
+        `TrainingState.save` waits for these files."""
         folder = Path(mkdtemp(dir=self.scratch))
         state = partial(super().state, step=step, sync=sync)
         return replace(self.followers.together("state", state, [step, sync, str(folder)])[0], others=folder)
@@ -217,9 +219,9 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
         training_state = learners[-1].state(step=step, sync=sync)
         writing.submit(lambda: write(training_state, Path(folder)))
 
-    def write(training_state: TrainingState, folder: Path) -> None:
-        """Write this rank's file. End the process if this fails: rank 0 waits for the file, and may send no further
-        order that could be answered with the error."""
+    def write(found: TrainingState, folder: Path) -> None:
+        """Write this rank's file. If this fails, report the error and end the process: rank 0 waits for the file, and
+        may send no further order that could be answered with the error."""
         try:
             training_state.save_optimizer(folder)
         except Exception as error:
@@ -232,7 +234,7 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
     def obey(what: str, said: Any, numbers: Numbers) -> tuple[Any, Numbers]:
         return obeying[what](said, numbers), ()
 
-    serve(obey, orders, answers, ends_at_error=True)  # after an error, the ranks have lost each other
+    serve(obey, orders, answers, ends_at_error=True)  # after an error, the ranks are out of step
     writing.finish()
 
 
