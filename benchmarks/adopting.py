@@ -1,11 +1,11 @@
-"""What new versions cost a searcher of the quickstart: the share of its time that it gives to them, in real runs.
+"""Measure what share of its time a searcher of the quickstart spends on new versions, in real runs.
 
     python -m benchmarks.adopting [--runs 3] [--steps 100] [--every 2] [--against CHECKOUT] [--out FOLDER]
 
-Every run is one of `tba run quickstart` on a disk with a version every so many steps. The searcher's lease says where
-its seconds went: those of `adopt` are what it stood still for to have a version looked for and to take it. They count
-from the first lease after its first shard to the last one, so without the start. With another checkout of this
-repository its runs take turns with those of this one.
+Each run is a `tba run quickstart` on a local disk, which publishes a version every `--every` steps. The searcher's
+lease says how the searcher spent its time: the seconds of `adopt` are those in which it stood still to look for a
+version and to adopt it. Times count from the first lease after the first shard to the last lease, so starting does not
+count. With `--against`, runs of another checkout of this repository alternate with runs of this one.
 """
 
 import argparse
@@ -59,18 +59,18 @@ def measure(checkout: Path, root: str, options: argparse.Namespace) -> dict[str,
     name, changes = "adopting", [f"sync.every={options.every}", f"training.steps={options.steps}"]
     command = [sys.executable, "-P", "-m", "flows.cli", "run", "quickstart", "--root", root, "--name", name]
     environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    told: list[tuple[float, Mapping[str, float]]] = []
+    reports: list[tuple[float, Mapping[str, float]]] = []
     with subprocess.Popen(
         [*command, "--set", *changes], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         while process.poll() is None:
             time.sleep(0.2)
             progress = progress_of_the_searcher(run_url(root, name))
-            if progress.get("shards") and (not told or told[-1][1] != progress):
-                told.append((time.monotonic(), progress))
-    if process.returncode or len(told) < 2:
-        raise SystemExit(f"the run of {checkout} failed, or was over before its searcher said twice how far it was")
-    return shares(told, Run.open(run_url(root, name)))
+            if progress.get("shards") and (not reports or reports[-1][1] != progress):
+                reports.append((time.monotonic(), progress))
+    if process.returncode or len(reports) < 2:
+        raise SystemExit(f"the run of {checkout} failed, or ended before its searcher had reported progress twice")
+    return shares(reports, Run.open(run_url(root, name)))
 
 
 def progress_of_the_searcher(url: str) -> Mapping[str, float]:
@@ -81,8 +81,8 @@ def progress_of_the_searcher(url: str) -> Mapping[str, float]:
     return {}
 
 
-def shares(told: list[tuple[float, Mapping[str, float]]], run: Run) -> dict[str, float]:
-    (began, first), (ended, last) = told[0], told[-1]
+def shares(reports: list[tuple[float, Mapping[str, float]]], run: Run) -> dict[str, float]:
+    (began, first), (ended, last) = reports[0], reports[-1]
     spent = {part: last[part] - first.get(part, 0.0) for part in last}
     total = sum(seconds for part, seconds in spent.items() if part.startswith("seconds_"))
     adopted = sum(event["kind"] == "version-adopted" for event in read_events(run)) - 1

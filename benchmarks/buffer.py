@@ -1,10 +1,11 @@
-"""The replay buffer from ten thousand to ten million trajectories: its index, its shards and what a step feels of both.
+"""Run the benchmarks of the replay buffer: its index, its shards, and how much both slow down a gradient step.
 
     python -m benchmarks.buffer [--out FOLDER]
 
-`benchmarks/index.py` draws, admits and counts memory; `benchmarks/shards.py` appends, finds arrivals, fetches and
-resumes; `benchmarks/critical_path.py` reads beside gradient steps. Each says what it compares with, takes sizes of its
-own, and runs alone too. The largest sizes need 6 GB of memory and as much of disk.
+The index holds ten thousand to ten million trajectories. `benchmarks/index.py` measures draws, admissions and memory.
+`benchmarks/shards.py` measures how shards are appended, found, fetched and read on resume.
+`benchmarks/critical_path.py` measures gradient steps while the next batch is read. Each of them takes its own sizes,
+can run alone, and says what it compares. The largest sizes need 6 GB of memory and 6 GB of disk.
 """
 
 import argparse

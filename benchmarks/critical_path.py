@@ -1,19 +1,19 @@
-"""What a gradient step loses to all that reads for the next one, at growing numbers of trajectories.
+"""Measure how much longer a gradient step takes while the next batch is read, at growing numbers of trajectories.
 
     python -m benchmarks.critical_path [--sizes 10000 100000 1000000 10000000] [--out FOLDER] [--work FOLDER]
 
-Beside the steps of a trainer its reader looks for arrivals and admits a record every k steps, draws 7 prompts x 20
-responses and fetches them, in a process of its own, and a thread of the trainer asks for that and collates. Here they
-do so with the real buffer on a disk and on one core, beside steps on another core; these are gradient steps of about
-half a second, of quickstart's policy, or as long a loop of small matrix products, which no real step is as sensitive
-as. Steps are taken in threes, in changing order: alone; with the reader in its process, as a trainer has it; with all
-of it in a thread instead, as it would be without that process. What is said of each, against the first: by how much it
-takes longer, and for how long its thread did not run.
+While a trainer takes steps, its reader process looks for arrivals and admits a record every k steps, and for each step
+draws 7 prompts x 20 responses and fetches them. A thread of the trainer asks the reader for the batch and collates it.
+Here both do so with the real buffer on a local disk and on one core, while steps run on another core. A step is a
+gradient step of the quickstart's policy of about half a second, or a loop of small matrix products of the same length,
+which is more sensitive than any real step. Steps are taken in threes, in changing order: alone; with the reader in its
+process, as in a trainer; and with all of its work in a thread instead. The results compare the last two with the first:
+how much longer a step takes, and for how long its thread did not run.
 
-Made-up rows fill the index, 100 per prompt; payloads are of real shards, of 100 trajectories (20 responses to each of 5
-prompts) of about 90 + 230 tokens, of which 2 arrive per step. A drawn row that is made up stands for a row of one of
-1000 such shards; memory holds few of them, so most are read from files. Each size has two processes
-of its own with an index each; at the largest each takes 6 GB.
+Made-up rows fill the index, 100 per prompt. Payloads come from real shards of 100 trajectories (20 responses to each of
+5 prompts) of about 90 + 230 tokens, of which 2 arrive per step. A drawn made-up row stands for a row of one of 1000
+such shards. Memory holds only few of them, so most are read from files. Each size has two processes, each with its own
+index; at the largest size each process takes 6 GB.
 """
 
 import argparse
@@ -67,7 +67,7 @@ PERIODS = (2, 10)  # steps per sync
 ARRIVING = 2  # shards per step
 STORED = 1000  # shards that made-up rows stand for
 MEMORY = 64 << 20
-FIRST_SEARCHER = 100  # of made-up rows
+FIRST_SEARCHER = 100  # of made-up rows: real shards have smaller numbers
 PARTS = ("admit", "draw", "fetch", "collate")
 KINDS = ("alone", "process", "thread")
 ORDERS = tuple(permutations(KINDS))
@@ -75,16 +75,16 @@ ORDERS = tuple(permutations(KINDS))
 
 class Step(NamedTuple):
     seconds: float
-    stood: float  # of them, while the thread did not run
+    stood: float  # seconds in which the thread did not run
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--work", type=Path, help="where the shards are made; of the system's choice if not given")
-    parser.add_argument("--one", type=int, help="measure this size here, and print what is found as JSON")
-    parser.add_argument("--serve", type=int, help="be the reader of a run with so many made-up rows")
+    parser.add_argument("--work", type=Path, help="folder in which shards are made (default: the system's choice)")
+    parser.add_argument("--one", type=int, help="measure this size in this process, and print the result as JSON")
+    parser.add_argument("--serve", type=int, help="run the reader of a run with this number of made-up rows")
     options, rest = parser.parse_known_args(arguments)
     if rest and not options.serve:
         parser.error(f"unknown arguments: {' '.join(rest)}")
@@ -130,7 +130,7 @@ def measure(work: Path, size: int) -> dict[str, Any]:
 
 
 class MadeUp(DuckReplayBuffer):
-    """A buffer of so many rows that are made up, each of which stands for a row of a shard that is stored."""
+    """A buffer of `size` made-up rows. Each of them stands for a row of a stored shard."""
 
     def __init__(self, run: Run, size: int):
         super().__init__(
@@ -164,11 +164,11 @@ class MadeUp(DuckReplayBuffer):
 
 
 class Asking:
-    """What a trainer's thread asks of its reader for each step."""
+    """The thread of a trainer that asks the reader for a batch for each step, and collates the batch."""
 
     def __init__(self, run: Run, buffer: ReplayBuffer):
         self.run, self.buffer = run, buffer
-        buffer.waiting()  # so that it is there
+        buffer.waiting()  # waits until the reader has started
         start = json.loads((Path(run.url) / "start.json").read_text())
         self.syncs, self.steps, self.prompts = count(start["sync"]), count(start["step"]), start["prompts"]
         self.numbers, self.arriving = count(STORED), list[dict[str, bytes]]()
@@ -200,7 +200,7 @@ class Asking:
 
 
 def make_shards(run: Run, numbers: Iterator[int], n: int, prompts: int) -> dict[str, bytes]:
-    """Objects of the searchers' next shards, by key."""
+    """Return the next shards of the searchers, encoded, by key."""
     made: dict[str, bytes] = {}
     for number in islice(numbers, n):
         searcher, seq = number % SEARCHERS, number // SEARCHERS
@@ -217,14 +217,14 @@ def make_shards(run: Run, numbers: Iterator[int], n: int, prompts: int) -> dict[
 
 
 def beside(work: Callable[[], Any], k: int, asking: Mapping[str, Asking]) -> dict[str, Any]:
-    """Steps alone, and beside each of those who ask."""
+    """Measure steps alone, and while each of the readers works."""
     for it in asking.values():
         it.prepare(math.ceil(READS / k), k)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     taken: dict[str, list[Step]] = {kind: [] for kind in KINDS}
     spent: dict[str, list[dict[str, float]]] = {kind: [] for kind in asking}
-    step_of(work)  # the first is slower
+    step_of(work)  # the first step is slower
     for n in range(READS):
         for kind in ORDERS[n % len(ORDERS)]:
             reading = asking[kind].begin(sync=n % k == 0) if kind in asking else None
@@ -245,7 +245,7 @@ def beside(work: Callable[[], Any], k: int, asking: Mapping[str, Asking]) -> dic
 
 
 def spread(seconds: Sequence[float]) -> dict[str, Any]:
-    """The median, between which it lies with 95 % probability, and the quartiles."""
+    """Return the median with its 95 % confidence interval, and the quartiles, in milliseconds."""
     ordered, n = sorted(seconds), len(seconds)
     low, median, high = statistics.quantiles(ordered, n=4)
     reach = 0.98 * math.sqrt(n)
@@ -257,11 +257,11 @@ def spread(seconds: Sequence[float]) -> dict[str, Any]:
     }
 
 
-# --- the work beside it -----------------------------------------------------------------------------------------------
+# --- what a step computes ---------------------------------------------------------------------------------------------
 
 
 def gradient_steps() -> Callable[[], Any]:
-    learner, rows, tokens = make_learner(), SLOTS * RESPONSES, 62  # almost what quickstart's policy can read
+    learner, rows, tokens = make_learner(), SLOTS * RESPONSES, 62  # almost the longest row for its policy
     batch = Batch(
         tokens_BT=torch.randint(3, 15, (rows, tokens)),
         response_mask_BT=torch.arange(tokens).expand(rows, tokens) > 10,
@@ -284,7 +284,8 @@ def make_learner() -> Learner:
 
 
 def small_products() -> Callable[[], Any]:
-    """Half a second of products of a fifth of a millisecond each, between which the interpreter is asked for."""
+    """Return work of half a second: products of 0.2 ms each. Between them, the thread has to acquire the interpreter
+    lock."""
     a = torch.rand(256, 256)
 
     def work() -> None:
@@ -304,7 +305,7 @@ def step_of(work: Callable[[], Any]) -> Step:
     return Step(seconds, seconds - (time.thread_time() - before))
 
 
-# --- what is said of it -----------------------------------------------------------------------------------------------
+# --- table and chart --------------------------------------------------------------------------------------------------
 
 
 def milliseconds(seconds: float) -> float:
@@ -345,7 +346,7 @@ def percent(it: dict[str, Any]) -> float:
 
 
 def chart(results: Sequence[dict[str, Any]]) -> str:
-    """Percent of a step against size."""
+    """Return a chart of the slow-down of a step, in percent, against the number of trajectories."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for result in results:
         for it in result["found"]:

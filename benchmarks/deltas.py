@@ -1,17 +1,18 @@
-"""How much of the weights changes between two versions, and how small a delta between them would be.
+"""Measure what share of the weights changes between two versions, and how small a delta between them would be.
 
     python -m benchmarks.deltas RUN … [--dtype bfloat16] [--distances 1 2 5 10]
     python -m benchmarks.deltas [--megabytes 60] [--rates 1e-6 1e-5 1e-4]
 
-Each RUN has published versions in float32, the more consecutive ones the better: from each follows what it would have
-published in `dtype`. Two kinds of delta are made of versions that are so many numbers apart: the places of the weights
-that changed with their new values (4 bytes and one weight each), and the XOR of both versions' bits in zstd. Sizes are
-relative to that of the version; the time to make the second, and to apply it, to that of one sha256 of the version, the
-least of several taken in turn.
+Each RUN has published versions in float32, preferably consecutive ones. They are converted to `dtype`, the dtype in
+which the run might have published them. Two kinds of delta are made between versions whose numbers are `--distances`
+apart: the positions of the changed weights with their new values (4 bytes plus one weight each), and the XOR of the
+bits of both versions, compressed with zstd. Sizes are relative to the size of a version. The times to make and to apply
+the XOR delta are relative to one sha256 of the version; each time is the fastest of several, taken in turn.
 
-Without a RUN: versions of random weights in bfloat16, each a step of about `rate` from the one before, are stored on an
-S3 server of this machine (rclone) and fetched from it, whole and as differences from the first, in turn. Given are
-medians; the ratios are medians of what one pair gave. A fetch verifies all checksums and finds the base in the cache.
+Without a RUN, versions of random bfloat16 weights are stored on an S3 server on this machine (rclone) and fetched from
+it, in turn as whole versions and as differences from the first version. Each version is a step of about `rate` from the
+version before. The table shows medians; a ratio is the median of the ratios of the pairs. A fetch verifies all
+checksums and finds the base in the cache.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4])
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--distances", type=int, nargs="+", default=[1, 2, 5, 10])
-    parser.add_argument("--pairs", type=int, default=8, help="at most, of each distance")
+    parser.add_argument("--pairs", type=int, default=8, help="largest number of pairs compared for each distance")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if not options.runs:
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def weights(url: str, dtype: torch.dtype) -> tuple[dict[int, np.ndarray], dict[int, int]]:
-    """By number, all weights of a version as bits, one after the other; and the step it follows."""
+    """Return all weights of each version as one array of bits, and the step that each version follows, by number."""
     found: dict[int, np.ndarray] = {}
     with storage.connect(url) as con:
         published = con.execute(PUBLISHED).fetchall()
@@ -131,8 +132,8 @@ def travel(megabytes: int, rates: Sequence[float]) -> None:
 
 
 def there_and_back(folder: Path, count: int, rate: float) -> Iterator[tuple[float, ...]]:
-    """Of each pair: shares changed and stored, seconds to publish whole and what a difference takes of it, likewise to
-    fetch."""
+    """Yield for each pair of versions: the shares changed and stored, the seconds to publish a whole version, the time
+    of a difference relative to these, and the same two numbers for a fetch."""
     store, chance = open_store(f"s3://{servers.BUCKET}/{rate:g}"), np.random.default_rng(0)
     weights, files = torch.from_numpy(chance.normal(0.0, 0.06, count).astype(np.float32)), list[Path]()
     for number in range(TRIES):
@@ -163,7 +164,7 @@ def there_and_back(folder: Path, count: int, rate: float) -> Iterator[tuple[floa
 
 
 def fastest(*works: Callable[[], object]) -> list[float]:
-    """Seconds of each."""
+    """Return the seconds of the fastest try of each work."""
     least = [float("inf")] * len(works)
     for _ in range(TRIES):
         for place, work in enumerate(works):

@@ -1,23 +1,23 @@
-"""Damage to one byte of a stored run: does `tba check` name the object, or do all answers stay the same?
+"""Damage one byte of a stored run at a time: does `tba check` name the object, or do all answers stay the same?
 
     python -m benchmarks.flips [--flips 2000] [--seed 0] [--store local|s3] [--run FOLDER …] [--out FOLDER]
 
-Each flip changes one byte of one object: a single bit of it, the whole byte, or, in JSON, a digit or letter into
-another one. Flips are spread evenly over the kinds of objects, and inside Parquet objects evenly over their parts.
-After each flip `tba check` looks at the run; if it finds nothing, every answer is asked for again: all rows of all
-views, settings, state, leases, attempts, forks, what was given up, the files of every version and checkpoint, and the
-draws of a replay buffer after each record. Then the byte is put back. The verdicts:
+Each flip changes one byte of one object: a single bit, the whole byte, or, in JSON, a digit or letter into another one.
+Flips are spread evenly over the kinds of objects, and inside Parquet objects evenly over their parts. After each flip,
+`tba check` checks the run. If it finds nothing, all answers of the run are computed again: all rows of all views,
+settings, state, leases, attempts, forks, what was given up, the files of every version and checkpoint, and the draws of
+a replay buffer after each record. Then the byte is restored. The verdicts:
 
     named             the check, or opening the run, names the object or the folder of its manifest
     named by another  the check names only another object, which contradicts the damaged one
     harmless          the check finds nothing and every answer is the same
-    changed           the check finds nothing and an answer is another or an error: this is a finding
-    crashed           something else than an error of ours or DuckDB's was raised, or a process died: a finding too
+    changed           the check finds nothing, and an answer differs or is an error: this is a finding
+    crashed           an exception other than our errors and DuckDB's, or a process died: a finding too
 
-`--also-removals` also removes objects, cuts them in half and doubles them, and counts that separately. The runs are
-those of `benchmarks/small_run.py`, or each `--run FOLDER`; a fork needs the FOLDER of its parent too. Each process
-works on a copy. `--store s3` is Ceph's gateway where it is installed, else a simulation of S3. `--out` stores all
-findings as `flips.json`. The exit status is 1 if there is a finding.
+`--also-removals` also removes, halves and doubles objects, and counts these separately. The runs are those of
+`benchmarks/small_run.py`, or each `--run FOLDER`; a fork also needs the FOLDER of its parent. Each process works on a
+copy. `--store s3` is Ceph's gateway if it is installed, else a simulation of S3. `--out` stores all findings as
+`flips.json`. The exit status is 1 if there is a finding.
 """
 
 import argparse
@@ -79,7 +79,7 @@ class Damage:
     new: int = 0
 
     def applied(self, data: bytes) -> bytes | None:
-        """The damaged content; None if the object is to be removed."""
+        """Return the damaged content, or None if the object is to be removed."""
         if self.how in REMOVALS:
             return {"removed": None, "cut in half": data[: len(data) // 2], "doubled": data + data}[self.how]
         return data[: self.offset] + bytes([self.new]) + data[self.offset + 1 :]
@@ -101,11 +101,11 @@ class Judged:
     seconds: float = 0.0
 
 
-# --- what is damaged --------------------------------------------------------------------------------------------------
+# --- planning ---------------------------------------------------------------------------------------------------------
 
 
 def plan_damage(root: str, names: Sequence[str], number: int, chance: random.Random, *, removals: bool) -> list[Damage]:
-    """Choose as many flips, or removals, spread evenly over the kinds of objects under a local root."""
+    """Choose `number` flips, or removals, spread evenly over the kinds of objects under a local root."""
     by_kind: dict[str, list[tuple[str, str]]] = {}
     for name in names:
         for entry in open_store(layout.run_url(root, name)).list():
@@ -123,7 +123,7 @@ def plan_damage(root: str, names: Sequence[str], number: int, chance: random.Ran
 
 
 def kind_of(key: str) -> str:
-    """The folder of an object, with what tells apart the objects in there."""
+    """Return the kind of an object: its folder, and which of the kinds of objects in the folder it is."""
     folder, _, name = key.partition("/")
     if name.endswith(layout.MANIFEST):
         return f"{folder}: manifests"
@@ -147,7 +147,7 @@ def _flip(damage: Damage, data: bytes, chance: random.Random) -> Damage:
 
 
 def parquet_parts(data: bytes) -> dict[str, list[tuple[int, int]]]:
-    """The byte ranges of each part of a Parquet object; a single nameless part if the object is none."""
+    """Return the byte ranges of each part of a Parquet object. Any other object is one part without a name."""
     if data[-4:] != b"PAR1":
         return {"": [(0, len(data))]}
     metadata, size = pq.read_metadata(pa.BufferReader(data)), len(data)
@@ -171,7 +171,8 @@ def parquet_parts(data: bytes) -> dict[str, list[tuple[int, int]]]:
 
 
 def _read_struct(data: bytes, at: int) -> tuple[int, dict[int, int]]:
-    """Where a struct of Thrift's compact protocol ends, and its integers by field. A page header has no lists."""
+    """Return where a struct of Thrift's compact protocol ends, and its integers by field. It must not have lists; page
+    headers have none."""
     field, integers = 0, dict[int, int]()
     while head := data[at]:
         at, kind = at + 1, head & 15
@@ -181,7 +182,7 @@ def _read_struct(data: bytes, at: int) -> tuple[int, dict[int, int]]:
             at, field = _read_integer(data, at)
         if kind in (4, 5, 6):
             at, integers[field] = _read_integer(data, at)
-        elif kind == 8:  # a text or bytes, whose length is not in zigzag
+        elif kind == 8:  # text or bytes; their length is not zigzag-encoded
             at, length = _read_varint(data, at)
             at += length
         elif kind == 12:
@@ -209,8 +210,8 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 class Subject:
-    """Copies of runs that are damaged in one place at a time, and what they answer while they are whole. `cache` is
-    `$TBA_CACHE`: it is emptied for each question, as copies in it would hide damage in the store."""
+    """Copies of runs that are damaged in one place at a time, and their answers while undamaged. `cache` is
+    `$TBA_CACHE`. It is emptied before each check, because copies in it would hide damage in the store."""
 
     def __init__(self, root: str, names: Sequence[str], cache: Path):
         self.urls = {name: layout.run_url(root, name) for name in names}
@@ -230,7 +231,7 @@ class Subject:
         finally:
             put(store, damage.key, data)
         if verdict == "changed" and (unsteady := self._differing()):
-            raise RuntimeError(f"answers of a whole run are not always the same: {unsteady}")
+            raise RuntimeError(f"answers of an undamaged run are not always the same: {unsteady}")
         return Judged(damage, verdict, reasons, time.perf_counter() - began)
 
     def _verdict(self, damage: Damage) -> tuple[str, list[str]]:
@@ -271,9 +272,9 @@ def _is_about(problem: Problem, key: str) -> bool:
     return problem.key == key or (problem.key.endswith("/") and key.startswith(problem.key))
 
 
-# --- many at once -----------------------------------------------------------------------------------------------------
+# --- worker processes -------------------------------------------------------------------------------------------------
 
-_subject: Subject  # of a worker's process
+_subject: Subject  # of this worker process
 
 
 class Worker:
@@ -291,7 +292,7 @@ class Worker:
         copy_runs(str(self.template), root, self.names)
         spawn = multiprocessing.get_context("spawn")
         self.pool = ProcessPoolExecutor(1, spawn, _begin, (root, self.names, self.cache))
-        self.pool.submit(int).result()  # an error of the beginning is no finding
+        self.pool.submit(int).result()  # an error at the start is not a finding
 
     def judge(self, damage: Damage) -> Judged:
         try:
@@ -357,10 +358,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", choices=["local", "s3"], default="local")
     parser.add_argument("--run", type=Path, nargs="+", metavar="FOLDER", help="damage copies of these runs instead")
     parser.add_argument(
-        "--also-removals", action="store_true", help="also a fifth as many removals, cuts and doublings"
+        "--also-removals", action="store_true", help="also remove, halve and double objects, a fifth as often"
     )
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to store flips.json")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="folder for flips.json")
     options = parser.parse_args(arguments)
     logging.disable(logging.ERROR)
     began, chance = time.monotonic(), random.Random(options.seed)
@@ -375,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         workers = [Worker(template, f"{root}-{n}", names, scratch / f"cache-{n}") for n in range(options.processes)]
         pool = stack.enter_context(ThreadPoolExecutor(len(workers)))
         for worker in workers:
-            stack.callback(lambda worker=worker: worker.pool.shutdown())  # that of its last life
+            stack.callback(lambda worker=worker: worker.pool.shutdown())  # the pool of the worker's last life
         results: dict[str, dict[str, Any]] = {}
         for title in ("flips", "removals") if options.also_removals else ("flips",):
             number, removals = (options.flips, False) if title == "flips" else (options.flips // 5, True)

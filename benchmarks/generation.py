@@ -1,10 +1,11 @@
-"""Tokens per second of our generator against plain `model.generate`, on the same prompts in the same process.
+"""Compare the tokens per second of our generator with plain `model.generate`, on the same prompts in the same process.
 
     python benchmarks/generation.py [--out FOLDER]
 
-Random weights: speed does not depend on what a model has learnt. Each workload is run in turn by both, a few times; the
-median of the ratios is the result, since this machine's load touches both sides of a pair alike. Plain `generate` reads
-each prompt once per response, carries ended rows to the end of their batch and returns no log-probabilities.
+Weights are random, because speed does not depend on what a model has learned. Both generators run each workload in
+turn, several times. The result is the median of the ratios of these pairs, because load on the machine affects both
+runs of a pair alike. Plain `generate` reads each prompt once per response, computes finished rows until the end of
+their batch, and returns no log-probabilities.
 """
 
 import argparse
@@ -37,7 +38,7 @@ REPEATS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`ends` is the chance of the end token at each position: 0 gives responses of equal length."""
+    """`ends` is the probability of the end token at each position; with 0, all responses have the same length."""
 
     name: str
     hidden: int
@@ -80,7 +81,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
     path, results = named(folder, "generation", cpu=f"cpu-{torch.get_num_threads()}-threads"), []
-    for workload in WORKLOADS:  # written after each: the last ones take minutes
+    for workload in WORKLOADS:  # results are written after each: the last workloads take minutes
         results.append(measure(workload))
         record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
         path.write_text(json.dumps(record, indent=1) + "\n")
@@ -118,7 +119,7 @@ def measure(workload: Workload) -> dict[str, Any]:
 
 
 def plain(model: Any, workload: Workload, prompts: list[Prompt]) -> int:
-    """Tokens of real responses, up to their end; what `generate` pads them with is not counted."""
+    """Return the number of tokens of all responses, without the padding after their ends."""
     counted, per_batch = 0, max(1, workload.batch // workload.samples)
     for first in range(0, len(prompts), per_batch):
         piece = prompts[first : first + per_batch]
@@ -153,9 +154,10 @@ def make_seeds(workload: Workload) -> list[list[int]]:
 
 
 def write_model(workload: Workload, folder: Path) -> None:
-    """Small random weights: the next token is close to uniform, but for <pad> (0, never) and <eos> (1, as wanted).
+    """Write a model with small random weights. Its next token is close to uniform, except that <pad> (0) never occurs
+    and <eos> (1) occurs with probability `ends`.
 
-    The first hidden dimension is made constant, and the output layer reads those two tokens' logits from it.
+    The first hidden dimension is constant, and the output layer reads the logits of these two tokens from it.
     """
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -165,7 +167,7 @@ def write_model(workload: Workload, folder: Path) -> None:
         tie_word_embeddings=False, pad_token_id=0, bos_token_id=None, eos_token_id=1,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    constant = workload.hidden**0.5  # what the last normalisation makes of a dimension that outweighs all others
+    constant = workload.hidden**0.5  # value of a dimension that outweighs all others, after the last normalisation
     others = workload.vocabulary - 2
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 1e3
@@ -180,7 +182,7 @@ def write_model(workload: Workload, folder: Path) -> None:
 
 
 def named(folder: Path, what: str, *, cpu: str = "cpu") -> Path:
-    """The file of a measurement, after the GPU that it was taken on."""
+    """Return the results file of a measurement, named after the GPU of this machine, or `cpu` if there is none."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else cpu
     return folder / f"{what}-{'-'.join(gpu.lower().split())}.json"
 

@@ -1,9 +1,10 @@
-"""What needs a GPU, on the one that is here: the tests, then the measurements.
+"""Check this machine's GPU: run the tests that need a GPU, then the benchmarks.
 
     python -m benchmarks.gpu_check [--out FOLDER]
 
-`make gpu-check` runs it. Says first what the machine has. Where vLLM is not installed its tests and measurements are
-left out, and that is said. What is found goes to FOLDER/*-<GPU>.json; exit code 1 if anything failed, 2 without a GPU.
+`make gpu-check` runs this module. It first prints what the machine has. If vLLM is not installed, its tests and
+benchmarks are left out, and the output says so. Results are written to FOLDER/*-<GPU>.json. The exit code is 1 if
+anything failed, and 2 without a GPU.
 """
 
 import argparse
@@ -48,9 +49,9 @@ def main() -> int:
     path = named(folder, "gpu-check")
     path.write_text(json.dumps(record, indent=1) + "\n")
     fine = tests["exit_code"] == 0 and tests["tests"] > tests["skipped"] and not failed
-    print(f"\n{'all is well' if fine else 'FAILED'}: {tests}; measurements that failed: {failed or 'none'}\n{path}")
+    print(f"\n{'passed' if fine else 'FAILED'}: {tests}; measurements that failed: {failed or 'none'}\n{path}")
     if not machine["vllm"]:
-        print("vLLM is not installed here: nothing of it was tested or measured (docs/gpus.md)")
+        print("vLLM is not installed here, so it was neither tested nor measured (docs/gpus.md)")
     return 0 if fine else 1
 
 
@@ -92,7 +93,7 @@ def run(command: list[str]) -> bool:
 
 
 def call(command: list[str]) -> int:
-    """In the repository, where roles find the package though it is not installed."""
+    """Run a command in the repository, so that roles find the package even if it is not installed."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}).returncode
 

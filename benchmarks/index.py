@@ -1,12 +1,12 @@
-"""The index of the replay buffer at growing sizes: what a draw, an admission and a trajectory cost.
+"""Measure the index of the replay buffer at growing sizes: time of a draw and an admission, and memory of a trajectory.
 
     python -m benchmarks.index [--sizes 10000 100000 1000000 10000000] [--out FOLDER]
 
-Made-up rows: 100 trajectories that can be drawn per prompt, a sync of 20 shards of 100 (20 responses to each of 5
-prompts), so that from the first sync measured every row that enters puts an older one out. A draw is 7 prompts x 20
-responses. One thread, a fresh process per size. Beside it, alternating: the same SQL over a plain DuckDB table of the
-same rows, over the sampler's table `pool`, and, where TorchRL is installed, samples of 140 rows from its buffers, which
-know no prompts. The largest size needs 6 GB.
+Rows are made up. Each prompt has 100 trajectories that can be drawn. A sync brings 20 shards of 100 (20 responses to
+each of 5 prompts), so from the first measured sync on, every row that enters displaces an older row. A draw is 7
+prompts x 20 responses. Each size has one thread in a fresh process. For comparison, the same SQL runs in turn over a
+plain DuckDB table of the same rows, and over the sampler's table `pool`. If TorchRL is installed, samples of 140 rows
+from its buffers, which have no prompts, are measured too. The largest size needs 6 GB of memory.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**4, 10**5, 10**6, 10**7])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--one", type=int, help="measure this size here, and print what is found as JSON")
+    parser.add_argument("--one", type=int, help="measure this size in this process, and print the result as JSON")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if options.one:
@@ -103,14 +103,14 @@ class Filled:
         self.prompts = max(size // PER_PROMPT, SYNC_PROMPTS)
         self.random, self.syncs, self.step = np.random.default_rng(0), count(), 0
         self.index = make_index(max_age=max_age)
-        self.admit(range(SYNC_PROMPTS))  # so that libraries are loaded
+        self.admit(range(SYNC_PROMPTS))  # loads libraries
         self.index.draw(self.next_step())
         gc.collect()
         before, seconds = resident(), list[float]()
         for _ in range(PER_PROMPT // SEARCH_RESPONSES):
             order = self.random.permutation(self.prompts)
             for start in range(0, self.prompts, SYNC_PROMPTS):
-                self.next_step()  # as many versions as there are records
+                self.next_step()  # one version per record
                 seconds.append(self.admit(order[start : start + SYNC_PROMPTS].tolist()).wall)
         gc.collect()
         self.filled = {
@@ -138,7 +138,7 @@ class Filled:
         return self.random.choice(self.prompts, SYNC_PROMPTS, replace=False).tolist()
 
     def draws(self, share: float, inv_temp: float, k: int) -> dict[str, Any]:
-        """Draws with the syncs between them."""
+        """Measure draws, with a sync every k steps."""
         self.index.parameters.update(recent_share=share, inv_temp=inv_temp)
         drawing, admitting = [], []
         for n in range(DRAWS):
@@ -149,7 +149,7 @@ class Filled:
         return {**setting, "draw_ms": spread(drawing), "admit_ms": spread(admitting)}
 
     def scans(self) -> dict[str, Any]:
-        """The same draws from the index, from a plain table of the same rows, and from `pool`, in turn."""
+        """Measure the same draws from the index, from a plain table of the same rows, and from `pool`, in turn."""
         con, by_pool = self.index.tables.con, self.over_pool()
         self.index.tables.lay("pool", self.index.pool.table())
         con.execute(PLAIN)
@@ -165,13 +165,13 @@ class Filled:
             index.parameters.update(recent_share=0.0, inv_temp=1.0)
         for n in range(SCANS):
             parameters = {**self.index.parameters, "step": self.next_step(), "newest": self.index.newest or 0}
-            self.index.draw(int(parameters["step"]))  # lays the turns that the plain scans read
+            self.index.draw(int(parameters["step"]))  # fills the table `turns`, which the plain scans read
             for name in sorted(ways, reverse=n % 2 == 0):
                 seconds[name].append(seconds_of(partial(ways[name], parameters)))
         return {f"{name}_ms": spread(it) for name, it in seconds.items()}
 
     def over_pool(self) -> Index:
-        """The same index under a sampler that reads all of `pool`."""
+        """Return the same index with a sampler that reads all of `pool`."""
         other = make_index(default_sampler().replace("join front", "join pool as front"))
         for name in ("pool", "prompts", "versions", "shards", "branches", "newest"):
             setattr(other, name, getattr(self.index, name))
@@ -189,7 +189,7 @@ def make_index(sampler_sql: str = "", *, max_age: int | None = None) -> Index:
 
 
 def shard(random: np.random.Generator, prompts: Sequence[int], version: int) -> pa.Table:
-    """Versions have the numbers of the steps that they follow."""
+    """Return a shard of random rows. The number of a version is the step that it follows."""
     rows = len(prompts) * SEARCH_RESPONSES
     hashes = random.bytes(16 * rows).hex()
     return pa.table(
@@ -205,11 +205,11 @@ def shard(random: np.random.Generator, prompts: Sequence[int], version: int) -> 
     )
 
 
-# --- what it is compared with -----------------------------------------------------------------------------------------
+# --- comparisons ------------------------------------------------------------------------------------------------------
 
 
 def torchrl(size: int) -> dict[str, Any]:
-    """Samples of as many rows from TorchRL's buffers, of the same light columns."""
+    """Measure samples of as many rows from TorchRL's buffers, with the same light columns."""
     try:
         from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
         from torchrl.data import (  # pyright: ignore[reportMissingImports]
@@ -242,7 +242,7 @@ def seconds_of(work: Callable[[], Any]) -> Seconds:
 
 
 def spread(seconds: Sequence[Seconds]) -> dict[str, float]:
-    """In milliseconds; `cpu` is the median of what the process computed, which other processes disturb less."""
+    """Return times in milliseconds. `cpu` is the median CPU time, which other processes disturb less."""
     wall = sorted(it.wall for it in seconds)
     numbers = {
         "median": statistics.median(wall),
@@ -254,15 +254,15 @@ def spread(seconds: Sequence[Seconds]) -> dict[str, float]:
 
 
 def resident() -> int:
-    """Bytes of memory that this process holds."""
+    """Return the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-# --- what is said of it -----------------------------------------------------------------------------------------------
+# --- table and chart --------------------------------------------------------------------------------------------------
 
 
 def markdown(results: Sequence[dict[str, Any]]) -> str:
-    """Of draws with m = 0.5 and inv_temp = 1, a sync every 2 steps."""
+    """Return a table of draws with m = 0.5, inv_temp = 1 and a sync every 2 steps."""
     header = [
         "trajectories", "draw", "p95", "worst", "CPU", "admit 2000", "worst", "CPU", "scan, same SQL, CPU",
         "scan of candidates, CPU", "draw over `pool`, CPU", "bytes each",
@@ -286,7 +286,7 @@ def markdown(results: Sequence[dict[str, Any]]) -> str:
 
 
 def chart(results: Sequence[dict[str, Any]]) -> str:
-    """Milliseconds of CPU time against size."""
+    """Return a chart of CPU time against the number of trajectories."""
     lines: dict[str, Callable[[dict[str, Any]], float]] = {
         "a draw of 7 x 20": lambda it: it["draws"][1]["draw_ms"]["cpu"],
         "admission of 2000 rows": lambda it: it["draws"][1]["admit_ms"]["cpu"],

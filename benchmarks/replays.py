@@ -1,8 +1,8 @@
-"""A run and its forks side by side: how well each does by step, as a picture and a table.
+"""Compare a run with its forks: a chart of their scores by step, and a table.
 
     python -m benchmarks.replays RUN FORK … [--metric greedy] [--out FILE.svg]
 
-Each argument is a run, optionally with what to call it: `tba-runs/runs/first="m = 0.5"`.
+Each argument is a run, optionally followed by its name in the table: `tba-runs/runs/first="m = 0.5"`.
 """
 
 import argparse

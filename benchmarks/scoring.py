@@ -1,13 +1,13 @@
-"""Seconds of log-probabilities of given responses, as for the reference: packed, padded, and by an engine of vLLM.
+"""Compare the time to compute log-probabilities of given responses, as for the reference: packed, padded, and by vLLM.
 
     python -m benchmarks.scoring [--repeats 3] [--without-vllm] [--out FOLDER]
 
-Random weights, groups of eight responses. All forms take the same groups in turn, in one process, a few times; the
-median of the ratios to the padded pass is the result. Forms of transformers are compared by the processor's time, which
-others that use the machine hardly touch; vLLM works in other processes and is compared by the clock, with the packed
-pass right beside it.
+Weights are random, and groups have eight responses. All forms score the same groups in turn, in one process, several
+times. The result is the median of the speed-ups over the padded pass. The forms that use transformers are compared by
+CPU time, which other work on the machine hardly affects. vLLM works in other processes, so it is compared by wall-clock
+time with the packed pass, in turn.
 
-With vLLM: PYTHONPATH=.tba/vllm after `make test-vllm`, or docs/gpus.md.
+vLLM: run `make test-vllm` and set PYTHONPATH=.tba/vllm, or see docs/gpus.md.
 """
 
 import argparse
@@ -41,7 +41,7 @@ Logps = list[list[tuple[float, ...]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`ends` is the chance of the end at each token: 0 gives responses of equal length."""
+    """`ends` is the probability that a response ends at each token; with 0, all responses have the same length."""
 
     name: str
     hidden: int
@@ -83,7 +83,7 @@ def main() -> None:
     with_vllm = find_spec("vllm") is not None and not options.without_vllm
     options.out.mkdir(parents=True, exist_ok=True)
     path, results = named(options.out, "scoring"), []
-    for workload in WORKLOADS:  # written after each
+    for workload in WORKLOADS:  # results are written after each
         results.append(measure(workload, options.repeats, with_vllm))
         record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
         path.write_text(json.dumps(record, indent=1) + "\n")
@@ -129,8 +129,9 @@ def measure(workload: Workload, repeats: int, with_vllm: bool) -> dict[str, Any]
 
 
 def in_turn(forms: dict[str, Callable[[], Logps]], repeats: int, *, clock: Callable[[], float]) -> dict[str, Any]:
-    """Each form's seconds, how many times as fast as the first it is, and how far its numbers are from the first's."""
-    found = {name: form() for name, form in forms.items()}  # the first of each warms up
+    """Return for each form: its seconds, its speed-up over the first form, and the greatest difference of its numbers
+    from the first form."""
+    found = {name: form() for name, form in forms.items()}  # the first run of each form is a warm-up
     seconds: dict[str, list[float]] = {name: [] for name in forms}
     for _ in range(repeats):
         for name, form in forms.items():
@@ -157,7 +158,7 @@ def difference(found: Logps, expected: Logps) -> float:
 
 
 class EngineScorer:
-    """The same numbers as the log-probabilities of a prompt, which vLLM tells at temperature 1 alone."""
+    """Scores responses as part of a prompt: vLLM returns log-probabilities of prompt tokens, at temperature 1 only."""
 
     def __init__(self, folder: Path, workload: Workload, *, on_cpu: bool):
         from vllm import EngineArgs, SamplingParams  # pyright: ignore[reportMissingImports]
@@ -227,7 +228,7 @@ def make_response(tokens: tuple[int, ...]) -> Response:
 
 
 def make_model(workload: Workload, folder: Path) -> None:
-    """That of the benchmark of generation, without what it does to end tokens."""
+    """Write the model of benchmarks/generation.py, with random weights also for the end token."""
     write_model(
         generation.Workload(
             name="", hidden=workload.hidden, layers=workload.layers, vocabulary=workload.vocabulary, prompts=0,

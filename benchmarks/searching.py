@@ -1,20 +1,21 @@
-"""Tokens per second of a whole searcher on vLLM against the bare engine, and what it loses to new versions.
+"""Compare the tokens per second of a searcher on vLLM with the bare engine, and measure what new versions cost it.
 
     python -m benchmarks.searching [--hidden 512 --layers 8] [--rounds 8] [--repeats 3] [--out FOLDER]
 
-Random weights, and responses that end by chance. In turn, each a few times, with the same prompts:
+Weights are random, and responses end at random. Five arms run in turn, several times, with the same prompts:
 
-    bare         vllm.LLM.generate of all prompts at once, which tells no log-probabilities
-    told         the same, with the log-probability of each token, without which nobody can learn off policy
-    searcher     our searcher on vLLM from one stored shard to another: rewards, log-probabilities under the reference,
-                 Parquet on a disk, and looks for a newer version
-    synced       that, while a new version is published as often as a trainer would that learns from two rounds a sync
+    bare         `vllm.LLM.generate` on all prompts at once, without log-probabilities
+    told         the same, with the log-probability of each token, which off-policy learning needs
+    searcher     our searcher on vLLM, with rewards, log-probabilities under the reference, Parquet shards on a local
+                 disk, and looks for a newer version
+    synced       the same, with a new version as often as from a trainer that learns from two rounds per sync
     plain        our searcher on transformers
 
-A searcher never ends, so it is measured between two stored shards; what is in flight at both ends is about the same.
-The bare engine ends with a tail of few responses, which is its own: the more rounds, the less that counts.
+A searcher never ends, so it is measured between two stored shards; about the same number of responses is in flight at
+both. The bare engine ends with a tail of few responses, which the searcher does not have; with more rounds, this tail
+matters less.
 
-Needs vLLM: PYTHONPATH=.tba/vllm after `make test-vllm`, or docs/gpus.md.
+Needs vLLM: run `make test-vllm` and set PYTHONPATH=.tba/vllm, or see docs/gpus.md.
 """
 
 import argparse
@@ -53,7 +54,7 @@ SYNC_EVERY = 2  # rounds
 
 
 class Distinct(fakes.Task):
-    """A rule that takes about as long as comparing an answer."""
+    """A task whose reward takes about as long to compute as a comparison of answers."""
 
     name = "distinct"
 
@@ -113,7 +114,7 @@ def measure(workload: Workload, options: argparse.Namespace, folder: Path, *, on
             "synced": lambda: searching.speed(synced=True),
             "plain": plain.speed,
         }
-        for work in arms.values():  # the first of each warms up
+        for work in arms.values():  # the first run of each arm is a warm-up
             work()
         searching.lost.clear()
         speeds: dict[str, list[float]] = {name: [] for name in arms}
@@ -140,7 +141,7 @@ def measure(workload: Workload, options: argparse.Namespace, folder: Path, *, on
 
 
 class Searching:
-    """A searcher of a run of its own that goes on where it was stopped."""
+    """A searcher with its own run. Each measurement continues where the one before was stopped."""
 
     def __init__(
         self, workload: Workload, options: argparse.Namespace, folder: Path, model: Path, generator: Generator
@@ -182,7 +183,8 @@ class Searching:
         return time.perf_counter(), tokens, adopting
 
     def look(self) -> bool:
-        """Whether as many shards as are wanted have been stored since the first."""
+        """Return True once `rounds` shards have been stored after the first. Publishes versions and notes when time
+        begins."""
         if self.role.progress.shards != self.seen:
             self.seen = self.role.progress.shards
             if self.synced and self.seen % SYNC_EVERY == 0:
@@ -200,14 +202,14 @@ class Searching:
         seconds, tokens, adopting = (end - begin for end, begin in zip(ended, self.began, strict=True))
         if synced:
             self.lost.append(adopting / seconds)
-        while self.role.in_flight:  # so that the next one begins as this one did
+        while self.role.in_flight:  # so that the next measurement begins like this one
             self.role.step()
         self.role.in_flight.ended.clear()
         return tokens / seconds
 
 
 def bare_engine(workload: Workload, options: argparse.Namespace, model: Path, *, on_cpu: bool) -> LLM:
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # as ours has it
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # as in our engine
     cpu: dict[str, Any] = (
         {"enforce_eager": True, "kv_cache_memory_bytes": 2**30, "enable_chunked_prefill": False} if on_cpu else {}
     )

@@ -1,17 +1,17 @@
-"""Shards at growing numbers of them: what it costs to append one, to find what has arrived, to fetch and to resume.
+"""Measure shards at growing numbers: the cost to append one, to find arrivals, to fetch responses and to resume.
 
     python -m benchmarks.shards [--sizes 100 1000 10000 100000] [--out FOLDER] [--work FOLDER]
 
-`append`: a round of 512 trajectories of about 90 + 230 tokens, made durable by `Trajectories.append`, beside
-`pyarrow.parquet.write_table` and fsync of the same rows: without any setting, with Parquet's usual encodings and our
-compression, and with all of our settings. `growth`: runs of small shards, of 100 trajectories of 16 tokens each, by
-eight searchers.
-`fetch`: 140 responses from as many shards out of 10,000 of 100 usual trajectories, on a disk; out of 1,000 on S3, which
-is Ceph on loopback where that is installed and moto where it is not, in either case without a network's latency. The
-same once more out of the first 1,000 as they lie in compactions.
-`memory`: what a process grows by that fetches more than its budget. All need 6 GB in the folder to work in.
+`append`: a round of 512 trajectories of about 90 + 230 tokens is stored durably by `Trajectories.append`. For
+comparison, `pyarrow.parquet.write_table` and fsync store the same rows: with default settings, with Parquet's usual
+encodings and our compression, and with all of our settings.
+`growth`: runs of eight searchers with small shards, of 100 trajectories of 16 tokens each.
+`fetch`: 140 responses come from 140 shards, out of 10,000 shards of 100 usual trajectories on a local disk, and out of
+1,000 on S3. S3 is Ceph's gateway on loopback if it is installed, else moto; neither has the latency of a network. Then
+the same is measured on the first 1,000 shards in compactions.
+`memory`: growth of a process that fetches more than its budget. All parts need 6 GB in the folder to work in.
 
-What is compared runs in turn, in alternating order, in one process. Medians, with the quartiles beside them.
+Alternatives run in turn, in alternating order, in one process. Numbers are medians with quartiles.
 """
 
 import argparse
@@ -61,7 +61,7 @@ SEARCHERS = 8
 REPEATS = 40
 FETCHED = 140
 ON_DISK, ON_S3 = 10_000, 1_000
-ADMITTED = 20  # by a record
+ADMITTED = 20  # shards per record
 BUDGET = 256 << 20
 
 
@@ -69,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10**2, 10**3, 10**4, 10**5])
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--work", type=Path, help="where the shards are made; of the system's choice if not given")
-    parser.add_argument("--memory", type=Path, help="measure memory here, on the run in this folder; prints JSON")
+    parser.add_argument("--work", type=Path, help="folder in which shards are made (default: the system's choice)")
+    parser.add_argument("--memory", type=Path, help="measure only memory, on the run in this folder, and print JSON")
     options = parser.parse_args(arguments)
     if options.memory:
         print(json.dumps(resident_growth(options.memory)))
@@ -101,7 +101,7 @@ def measure(work: Path, sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def append(work: Path) -> dict[str, Any]:
-    """Two comparisons: from the list of trajectories on, and from their table on."""
+    """Compare twice: from a list of trajectories to a file, and from their table to a file."""
     rows = make_round()
     run = make_run(work, "append")
     table, log = to_table(rows, run=run.name, searcher=0, seq=0), Trajectories(run)
@@ -146,7 +146,7 @@ def flush(path: Path) -> None:
 
 
 def growth(work: Path, size: int) -> dict[str, Any]:
-    """What grows with the number of shards that are stored and admitted, and what should not."""
+    """Measure costs that grow with the number of stored and admitted shards, and costs that should not."""
     run, shards = filled(work, f"growth-{size}", make_round(prompts=5, responses=20, tokens=16), size)
     log, rows = Trajectories(run), make_round(searcher=0)
     settled = settled_arrivals(run, shards)
@@ -177,7 +177,7 @@ def settled_arrivals(run: Run, shards: Sequence[Shard]) -> Arrivals:
 
 
 def bytes_in_memory(run: Run, shards: Sequence[Shard]) -> dict[str, float]:
-    """Of what is kept of each: where it is, by the buffer; that it is settled, by the arrivals."""
+    """Return the bytes in memory per shard: the buffer keeps where the shard is, and arrivals that it is settled."""
     tracemalloc.start()
     copies = {f"{it.searcher}/{it.seq}": Shard(**json.loads(json.dumps(vars(it)))) for it in shards}
     named = tracemalloc.get_traced_memory()[0]
@@ -189,7 +189,7 @@ def bytes_in_memory(run: Run, shards: Sequence[Shard]) -> dict[str, float]:
 
 
 def resume(run: Run, shards: Sequence[Shard]) -> dict[str, float]:
-    """The light columns of every shard, its files not in the system's memory."""
+    """Measure reading the light columns of every shard, with files dropped from the page cache."""
     forget_files(run, shards)
     reader, rows = ShardReader(run, disk_bytes=0), 0
     before, began = bytes_read(), time.perf_counter()
@@ -232,8 +232,8 @@ def fetch_from_disk(run: Run, shards: Sequence[Shard]) -> dict[str, Any]:
 
 
 def fetch_from_s3(work: Path, shards: Sequence[Shard], source: Run) -> dict[str, Any]:
-    """The same objects, copied: each fetched from the server, from the copy on the disk, and from memory."""
-    work.mkdir(exist_ok=True)  # of each server its own
+    """Measure fetches of the same objects on S3: from the server, from copies on disk, and from memory."""
+    work.mkdir(exist_ok=True)  # each server has its own
     with s3(work) as (kind, root):
         run = Run.create(root, source.name, config={}, sampler_sql="", code_version="benchmark")
         for shard in shards:
@@ -256,7 +256,7 @@ def fetch_from_s3(work: Path, shards: Sequence[Shard], source: Run) -> dict[str,
 
 @contextmanager
 def s3(work: Path) -> Iterator[tuple[str, str]]:
-    """A server and a root on it; the environment leads there."""
+    """Start a server, and yield its kind and a root on it. The environment leads to the server."""
     from benchmarks.harness import servers
 
     kind = "moto" if servers.lacking_for_ceph() else "ceph"
@@ -267,7 +267,7 @@ def s3(work: Path) -> Iterator[tuple[str, str]]:
 
 
 def batches(shards: Sequence[Shard], number: int) -> Iterator[list[tuple[Shard, int]]]:
-    """Rows of as many shards."""
+    """Yield batches of rows, each row from another shard."""
     random = np.random.default_rng(1)
     for _ in range(number):
         chosen = random.choice(len(shards), FETCHED, replace=False)
@@ -286,7 +286,7 @@ def resident_growth(folder: Path) -> dict[str, Any]:
     run = Run.open(str(folder))
     shards = json.loads((folder / "shards.json").read_text())
     shards = [Shard(**shard) for shard in shards]
-    Payloads(run, memory_bytes=0, disk_bytes=0).fetch(next(batches(shards, 1)))  # so that libraries are loaded
+    Payloads(run, memory_bytes=0, disk_bytes=0).fetch(next(batches(shards, 1)))  # loads libraries
     before, payloads, peak = resident(), Payloads(run, memory_bytes=BUDGET, disk_bytes=0), 0
     for places in batches(shards, 30):
         payloads.fetch(places)
@@ -309,7 +309,8 @@ def resident() -> int:
 
 
 def make_round(*, prompts: int = 32, responses: int = 16, tokens: int = 230, searcher: int = 0) -> list[Trajectory]:
-    """Tokens as frequent as words are, responses between half and one and a half times as long as `tokens` says."""
+    """Return a round whose tokens are as frequent as words in a language. Responses have 0.5 to 1.5 times `tokens`
+    tokens."""
     random, now = np.random.default_rng(searcher), datetime.now(UTC)
     made: list[Trajectory] = []
     for prompt in range(prompts):
@@ -345,7 +346,8 @@ def make_run(work: Path, name: str) -> Run:
 
 
 def filled(work: Path, name: str, rows: Sequence[Trajectory], size: int) -> tuple[Run, list[Shard]]:
-    """A run with so many shards, all of the same trajectories under names of their own; not flushed one by one."""
+    """Return a run with `size` shards, with the same trajectories under different ids. They are not flushed one by
+    one."""
     run, shards = make_run(work, name), []
     table = to_table(rows, run=run.name, searcher=0, seq=0)
     for number in range(size):
@@ -362,7 +364,7 @@ def filled(work: Path, name: str, rows: Sequence[Trajectory], size: int) -> tupl
 
 
 def compacted(run: Run, shards: Sequence[Shard]) -> tuple[Run, Sequence[Shard]]:
-    """The run, of which these shards lie in compactions."""
+    """Compact these shards of a run, and return both."""
     previous, newest = None, len(shards) // ADMITTED
     for sync in range(newest + 1):
         admitted = shards[sync * ADMITTED : (sync + 1) * ADMITTED]
@@ -391,11 +393,11 @@ def renamed(table: pa.Table, run: str, searcher: int, seq: int) -> pa.Table:
 
 
 def forget_files(run: Run, shards: Sequence[Shard]) -> None:
-    """So that they come from the disk again."""
+    """Drop the files of shards from the page cache, so that they are read from the disk again."""
     files = [Path(run.url) / shard.key for shard in shards]
     files += Path(run.url).glob(f"{layout.COMPACTIONS}*.parquet")
     for file in files:
-        if not file.exists():  # it lies in a compaction
+        if not file.exists():  # the shard is in a compaction
             continue
         descriptor = os.open(file, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -403,7 +405,7 @@ def forget_files(run: Run, shards: Sequence[Shard]) -> None:
 
 
 def bytes_read() -> int:
-    """From the disk, by this process."""
+    """Return the bytes that this process has read from the disk."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
@@ -480,7 +482,7 @@ def growth_table(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def chart(found: Sequence[Mapping[str, Any]]) -> str:
-    """Milliseconds against shards stored."""
+    """Return a chart of milliseconds against the number of stored shards."""
     lines = {
         "append": "append of 100 small",
         "look": "looking for one arrival",
@@ -504,8 +506,8 @@ def fetch_table(result: Mapping[str, Any]) -> str:
 def memory_line(result: Mapping[str, Any]) -> str:
     it = {name: f"{value / 2**20:.0f} MiB" for name, value in result["memory"].items()}
     return (
-        f"Budget {it['budget']}: counted {it['counted']}, Arrow says {it['arrow']}, the process grew by "
-        f"{it['resident_growth']}, at most by {it['resident_growth_at_most']}."
+        f"Budget {it['budget']}: {it['counted']} counted, {it['arrow']} by Arrow; the process grew by "
+        f"{it['resident_growth']}, and by {it['resident_growth_at_most']} at most."
     )
 
 

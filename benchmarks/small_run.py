@@ -1,6 +1,6 @@
-"""A small run that holds an object of every kind, a fork of it, and everything that a run answers.
+"""Makes a small run with an object of every kind and a fork of the run, and asks for everything that a run answers.
 
-No model takes part: weights are random bytes.
+There is no model: weights are random bytes.
 
 The run `whole` takes ten steps with a sync every two steps. Its first trainer dies after sync 3, whose ledger is
 abandoned. The second trainer continues from the checkpoint of sync 2 and publishes versions as differences from its
@@ -119,7 +119,7 @@ def copy_runs(root: str, to: str, names: Sequence[str]) -> None:
 
 
 def put(store: Store, key: str, data: bytes | None) -> None:
-    """Put an object in place of whatever has its name."""
+    """Store an object under a key, in place of any object that has the key. None removes the object."""
     path = store.local_path(key)
     if data is None:
         store.delete(key)
@@ -133,7 +133,7 @@ def put(store: Store, key: str, data: bytes | None) -> None:
 
 
 class _Trainer:
-    """One life of the trainer, with searchers that keep step with it. Its first act is to publish a version."""
+    """One life of the trainer, with searchers in step with it. It begins with publishing a version."""
 
     def __init__(self, run: Run):
         self.run, self.config = run, parse(run.config)
@@ -147,7 +147,7 @@ class _Trainer:
         self.publish(self.first)
 
     def rejoin(self, sync: int, queues: Mapping | None) -> None:
-        """Apply the records up to a sync; then the prompt queues are as they were in its checkpoint."""
+        """Apply the records up to a sync, then restore the prompt queues of the checkpoint, if given."""
         self.buffer.replay(sync)
         if queues:
             self.buffer.restore(queues)
@@ -158,7 +158,7 @@ class _Trainer:
             _append(self.run, searcher, log.next_seq(searcher), version, self.chance)
 
     def take_syncs(self, syncs: Sequence[int]) -> dict[int, Mapping]:
-        """Take the steps before each sync and store everything that follows from them. Returns the queues by sync."""
+        """Take the steps before each sync and store their results. Return the prompt queues by sync."""
         queues: dict[int, Mapping] = {}
         if syncs[0] == 1:
             self.buffer.sync(0, step=0)
@@ -179,7 +179,7 @@ class _Trainer:
         return queues
 
     def publish(self, version: Version) -> None:
-        """Publish a version: whole if this life's first, else as the difference from that one."""
+        """Publish a version: the first one of this life whole, every other as its difference from the first."""
         with tempfile.TemporaryDirectory() as name, tempfile.TemporaryDirectory() as of_first:
             _write_weights(Path(name), version)
             _write_weights(Path(of_first), self.first)
@@ -288,7 +288,7 @@ def _prompt(prompt_id: str) -> Prompt:
 
 
 def _write_weights(folder: Path, version: Version) -> None:
-    """Write the files of a version. Those of one attempt differ in a few bytes, so a difference is small."""
+    """Write the files of a version. Versions of one attempt differ in a few bytes, so their differences are small."""
     weights = bytearray(random.Random(version.attempt).randbytes(WEIGHTS))
     for place in range(version.number):
         weights[place * 100] ^= 1 + version.number
@@ -296,11 +296,11 @@ def _write_weights(folder: Path, version: Version) -> None:
     Path(folder, "config.json").write_text('{"hidden_size": 8, "num_hidden_layers": 1}\n')
 
 
-# --- what a run answers -----------------------------------------------------------------------------------------------
+# --- the answers of a run ---------------------------------------------------------------------------------------------
 
 
 def answers(run: Run) -> dict[str, str]:
-    """Everything that a run answers, by name: the digest of each answer, or the error that was given instead."""
+    """Return everything that a run answers, by name: the digest of each answer, or the error instead of it."""
     config = _answer(lambda: parse(run.config).to_dict())
     asked: dict[str, Callable[[], Any]] = {
         "run": lambda: (run, run.config, run.sampler_sql, run.parent),
@@ -345,7 +345,8 @@ def _rows(con: duckdb.DuckDBPyConnection, view: str) -> tuple:
 
 
 def _files(run: Run, prefix: str, name: str) -> list[Any]:
-    """The verified files of a version or checkpoint, and what the version store says about a version."""
+    """Return the digests of the files of a version or checkpoint, and for a version what the version store says about
+    it."""
     with scratch_folder() as scratch:
         manifest_folders.fetch(run.store, f"{prefix}{name}/", scratch)
         paths = sorted(path for path in scratch.rglob("*") if path.is_file())
@@ -357,7 +358,7 @@ def _files(run: Run, prefix: str, name: str) -> list[Any]:
 
 
 def _drawn(run: Run) -> list[Any]:
-    """The draws of the step after each record, and the rows of the last ones."""
+    """Return the draws of the step after each record, and the rows of the last draws."""
     buffer = make_buffer(run, parse(run.config), newest_attempt(run), Events(run, "reader", 0, logs=False))
     drawn, said = [], list[Any]()
     for record in read_chain(run):

@@ -1,17 +1,17 @@
-"""Hours of a run, with kills, changes of scale and a store that fails: does anything grow, slow down, or get lost?
+"""Run for hours with kills, changes of scale and a store that fails: does anything grow, slow down or get lost?
 
     python -m benchmarks.soak [--minutes 60] [--quiet 0.5] [--every 20] [--seed 0] [--out FOLDER]
 
-A run of quickstart's policy in small steps, by `tba run` with its trainer, searchers and evaluator as processes, on an
-S3 server (Ceph's gateway where it is installed, else a simulation) behind a proxy. Every so many seconds, by chance,
-one of them is killed by SIGKILL, the supervisor too, which is then started again by `tba resume`; or another number
-of searchers from 1 to 4 is wanted; or for a while one request in ten fails in one of many ways; or nobody listens. In
-the last part of the time, the share `--quiet`, nobody is killed, so that each process lives long enough to see what
-grows. Every two seconds the memory that each has to itself, its files and its threads are looked at, those of the
-processes that it has started among them.
+`tba run` trains the quickstart's policy in small steps, with trainer, searchers and evaluator as processes, on an S3
+server (Ceph's gateway if it is installed, else a simulation) behind a proxy. Disturbances come at random
+times, every `--every` seconds on average. A role or the supervisor is killed by SIGKILL; `tba resume` then restarts the
+supervisor. The number of searchers is set to one from 1 to 4. For some seconds, one request in ten fails in one of many
+ways, or the store accepts no connections. In the last part of the time, the share `--quiet`, no process is killed, so
+that each lives long enough to show what grows. Every two seconds, the private memory, files and threads of the
+supervisor and of each role are measured; those of a role include its child processes.
 
-At the end the run is stopped by `tba stop`. `tba check` must find nothing wrong, every step must be there once, and
-what `tba sql` says of the steps tells whether they took longer.
+At the end, `tba stop` stops the run. `tba check` must find no problem, and every step must exist exactly once. The
+times of steps, from `tba sql`'s views, show whether steps became slower.
 """
 
 import argparse
@@ -55,18 +55,18 @@ SETTINGS = {
     "sync.keep_versions": 4,
     "evaluation.every": 100,
     "evaluation.prompts": 50,
-    "limits.memory_gb": 0.05,  # soon full, so that what grows afterwards is something else
+    "limits.memory_gb": 0.05,  # soon full, so that later growth has another cause
     "limits.disk_gb": 0.5,
     "limits.max_restarts": 1000,
     "limits.stop_grace": 60,
 }
 MOST_SEARCHERS = 4
 LOOK_EVERY = 2.0
-SETTLED = 60.0  # seconds after which a process has all that it needs
-TROUBLE = 12.0  # seconds that a store fails for
-ABSENCE = 6.0  # seconds that nobody listens for
+SETTLED = 60.0  # seconds after which the memory of a process has settled
+TROUBLE = 12.0  # seconds for which requests fail
+ABSENCE = 6.0  # seconds for which the store accepts no connections
 RATE = 0.1
-HARMLESS = ("pass", "silent", "late")  # the last two wait for as long as a store is given
+HARMLESS = ("pass", "silent", "late")  # the last two block a request until its client gives up
 FAULTS: list[Fault] = [fault for fault in get_args(Fault) if fault not in HARMLESS]
 STEPS = """
 select seconds_step - seconds_wait - coalesce(seconds_backlog, 0) as seconds, seconds - seconds_forward_backward
@@ -82,7 +82,7 @@ select
 
 @dataclass(frozen=True)
 class Look:
-    """At one process and those that it has started."""
+    """A measurement of one process and its child processes."""
 
     at: float
     age: float
@@ -93,7 +93,7 @@ class Look:
 
 @dataclass
 class Seen:
-    """Everything that was seen and done."""
+    """All measurements by role and process, and the number of disturbances of each kind."""
 
     lives: dict[tuple[str, int], list[Look]] = field(default_factory=lambda: defaultdict(list))
     done: Counter[str] = field(default_factory=Counter)
@@ -125,7 +125,7 @@ class Soak:
     def start(self) -> None:
         settings = [f"{name}={value}" for name, value in SETTINGS.items()]
         self._spawn(self.command("run", "quickstart", "--name", "soak", "--set", *settings))
-        self._await("first steps", lambda: self._step() >= 20, 1200.0)  # it makes the base policy first
+        self._await("first steps", lambda: self._step() >= 20, 1200.0)  # the run makes its base policy first
 
     def resume(self) -> None:
         self._spawn(self.command("resume", "soak"))
@@ -157,7 +157,7 @@ class Soak:
         return read_leases(self.run)
 
     def end(self) -> None:
-        """In order; whoever is left is killed, and that is a failure."""
+        """Stop the run. Kill the supervisor if it does not end in time, and count this."""
         self.proxy.recover()
         if self.supervisor and self.supervisor.poll() is not None:
             self.resume()
@@ -172,7 +172,7 @@ class Soak:
             self.supervisor.kill()
 
     def abandon(self) -> None:
-        """Nothing of it lives on, however this process ends."""
+        """Kill all processes of the run that are left."""
         if self.supervisor and self.supervisor.poll() is None:
             self.supervisor.kill()
             self.supervisor.wait()
@@ -181,7 +181,7 @@ class Soak:
                 with suppress(ProcessLookupError):
                     os.killpg(lease.pid, signal.SIGKILL)
 
-    # --- what is done to it -------------------------------------------------------------------------------------------
+    # --- disturbances -------------------------------------------------------------------------------------------------
 
     def disturb(self, *, may_kill: bool) -> None:
         kinds = ["scale", "faults", "faults", "absence"] + (["kill"] * 4 if may_kill else [])
@@ -217,7 +217,7 @@ class Soak:
         self.proxy.come_back()
         self.seen.done["store that is away"] += 1
 
-    # --- what is seen of it -------------------------------------------------------------------------------------------
+    # --- measurements -------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
         while not self.stopping.wait(LOOK_EVERY):
@@ -243,11 +243,12 @@ class Soak:
         )
 
 
-# --- what it says -----------------------------------------------------------------------------------------------------
+# --- the report -------------------------------------------------------------------------------------------------------
 
 
 def grown(lives: Mapping[tuple[str, int], Sequence[Look]]) -> dict[str, Any]:
-    """Of each role's longest life: what it had when it had settled, at the end, and by how much it grew in an hour."""
+    """Return for the longest life of each role: memory, files and threads after settling and at the end, and the growth
+    of memory per hour."""
     found: dict[str, Any] = {}
     for role in sorted({role for role, _ in lives}):
         looks = max((it for (of, _), it in lives.items() if of == role), key=lambda it: it[-1].age)
@@ -267,8 +268,8 @@ def grown(lives: Mapping[tuple[str, int], Sequence[Look]]) -> dict[str, Any]:
 
 
 def step_times(run: Run) -> dict[str, list[float]]:
-    """The median of each tenth of all steps, in milliseconds: of all of it, which depends on what else the processor
-    has to do, and of what is not arithmetic."""
+    """Return the median time of a step in each tenth of the run, in milliseconds: of the whole step, which depends on
+    other load of the processor, and of the part beside forward and backward pass."""
     with storage.connect(run) as con:
         whole, beside = zip(*con.execute(STEPS).fetchall(), strict=True)
     size = max(1, len(whole) // 10)
@@ -334,9 +335,11 @@ def store(folder: Path) -> Iterator[servers.Server]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--quiet", type=float, default=0.5, help="share of the time, at its end, without kills")
+    parser.add_argument("--quiet", type=float, default=0.5, help="share of the time, at the end, without kills")
     parser.add_argument("--every", type=float, default=20.0, help="seconds between two disturbances, on average")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)

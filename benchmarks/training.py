@@ -1,24 +1,26 @@
-"""A trainer's step without its update: tokens per second and memory, against a plain one and the bare model.
+"""Measure a trainer's step without its update: tokens per second and memory, compared with a naive step and the bare
+model.
 
     python -m benchmarks.training [--repeats 5] [--out FOLDER] [--trl FOLDER]
 
-Random weights and tokens, trajectory balance, a batch in the micro-batches that its preset has. All forms differentiate
-the same batch in turn, in one process, a few times; the median of the ratios is the result, by the processor's time,
-which others that use the machine hardly touch. The forms:
+Weights and tokens are random, the objective is trajectory balance, and a batch is read in the micro-batches of its
+preset. All forms differentiate the same batch in turn, in one process, several times. The result is the median of the
+ratios of CPU times, which other work on the machine hardly affects; on a GPU, of wall-clock times. The forms:
 
-naive          rows padded to the longest of their micro-batch, logits and log-softmax of all positions, as in the code
-               that came with the paper
-padded         what a trainer does with a model that cannot be packed
-ours           what a trainer does
-two passes     what it does where `training.tokens_per_micro_batch` is a quarter of what it reads of the group
-bare           the model's forward and backward of what ours reads and predicts, without log-probabilities and a loss
-bare, padded   the same of padded rows
-TRL            the loss and backward of TRL's GRPO on the same rows, given their advantages: with --trl, the folder that
-               `make science` installs it into
+naive          rows padded to the longest row of their micro-batch, logits and log-softmax of all positions, as in the
+               code that was published with the paper
+padded         a trainer's step for a model that cannot be packed
+ours           a trainer's step
+two passes     the same if `training.tokens_per_micro_batch` is a quarter of the tokens that it reads of the group
+bare           the model's forward and backward pass on what `ours` reads and predicts, without log-probabilities and
+               a loss
+bare, padded   the same on padded rows
+TRL            loss and backward pass of TRL's GRPO on the same rows with given advantages; needs --trl, the folder into
+               which `make science` installs TRL
 
-What a form takes above the memory of its bare one without the output layer is its loss's: the most that all tensors
-have at once. Tokens are those of prompts and responses, each prompt counted once per response: the same number for all
-forms, and padding is none.
+Memory is the peak of all tensors together. The memory of a form's loss is what the form needs beyond its bare form
+without the output layer. Tokens are those of prompts and responses, without padding, and each prompt counts once per
+response, so all forms have the same number.
 """
 
 import argparse
@@ -55,8 +57,9 @@ from tba.train.micro_batches import micro_batches
 
 PROMPT_TOKENS = (28, 55, 61, 65, 70, 75, 81, 87, 96, 111, 248)
 RESPONSE_TOKENS = (32, 68, 81, 93, 104, 117, 132, 149, 170, 205, 465)
-"""Deciles over GSM8K's training set: its questions in the task's template and its answers with their calculations, an
-end token each, by a SentencePiece tokenizer of 32,000 tokens. Lengths here are drawn from them, each by itself."""
+"""Deciles of the lengths in GSM8K's training set, with a SentencePiece tokenizer of 32,000 tokens: questions in the
+task's template, and answers with their calculations and an end token. Each length is drawn independently from these
+deciles."""
 BETA = 0.01
 KINDS = {
     "products": ("aten::mm", "aten::addmm", "aten::bmm"),
@@ -64,7 +67,7 @@ KINDS = {
     "softmax": ("softmax",),
     "places": ("index", "gather", "scatter", "embedding"),
 }
-"""Operations by what is in their names: products of matrices, attention, what logits go through, and taking rows."""
+"""Kinds of operations, by parts of their names: matrix products, attention, softmax of logits, and indexing of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +96,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--trl", type=os.path.abspath)
+    parser.add_argument("--trl", type=os.path.abspath, help="folder with TRL")
     options = parser.parse_args()
-    if options.trl and options.trl not in sys.path:  # transformers looks once, when it is imported, what there is
+    if options.trl and options.trl not in sys.path:  # transformers looks for packages only at its import
         paths = [*filter(None, [os.environ.get("PYTHONPATH")]), options.trl]
         again = [sys.executable, "-m", "benchmarks.training", *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
@@ -104,7 +107,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     options.out.mkdir(parents=True, exist_ok=True)
     path, results = named(options.out, "training"), []
-    for workload in WORKLOADS:  # written after each
+    for workload in WORKLOADS:  # results are written after each
         results.append(measure(workload, options.repeats, with_trl=bool(options.trl)))
         record = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", **hardware(), "results": results}
         path.write_text(json.dumps(record, indent=1) + "\n")
@@ -172,7 +175,7 @@ def step(learner: Learner, batch: Batch, *, packs: bool) -> None:
 
 
 def two_passes_of(learner: Learner, batch: Batch) -> Callable[[], None]:
-    """The step of a group of four times the tokens that there may be at once."""
+    """Return a step on a group with four times as many tokens as a micro-batch may have."""
     most = sum(group.read for group in groups_of(batch)[0]) // 4
     changes = {"training.groups_per_micro_batch": None, "training.tokens_per_micro_batch": most}
     other = copy.copy(learner)
@@ -197,7 +200,7 @@ def bare(learner: Learner, batch: Batch, *, packs: bool, output_layer: bool = Tr
 
 
 def trl_step(learner: Learner, batch: Batch) -> Callable[[], object]:
-    """Of a copy of the model, which TRL changes. Generation, rewards and advantages lie behind it."""
+    """Return TRL's step on a copy of the model, because TRL changes it. Generation and rewards are not part of it."""
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
@@ -229,7 +232,7 @@ def trl_step(learner: Learner, batch: Batch) -> Callable[[], object]:
 
 
 def trl_inputs(part: Batch, pad_id: int, *, counted: torch.Tensor) -> dict[str, torch.Tensor]:
-    """As TRL pads: prompts on the left, responses on the right."""
+    """Return a micro-batch padded as by TRL: prompts on the left, responses on the right."""
     lengths_B = prompt_lengths(part).repeat_interleave(part.responses_per_prompt).tolist()
     rows = list(zip(part.tokens_BT, lengths_B, part.lengths, strict=True))
     prompts = [tokens[:begins] for tokens, begins, _ in rows]
@@ -253,7 +256,7 @@ def parts_of(learner: Learner, batch: Batch) -> Iterator[Batch]:
 
 
 def in_turn(learner: Learner, forms: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
-    """Each form's seconds."""
+    """Run all forms in turn, and return the seconds of each form."""
     clock = time.process_time if learner.policy.device.type == "cpu" else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in forms}
     for _ in range(repeats):
@@ -273,7 +276,7 @@ def finish(learner: Learner) -> None:
 
 
 def peak_bytes(learner: Learner, form: Callable[[], object]) -> int:
-    """The most that tensors take at once beyond what they did before."""
+    """Return the peak memory of all tensors together while a form runs, minus their memory before."""
     learner.policy.model.zero_grad(set_to_none=True)
     if learner.policy.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -289,7 +292,7 @@ def peak_bytes(learner: Learner, form: Callable[[], object]) -> int:
 
 
 def by_kind(form: Callable[[], object]) -> dict[str, float]:
-    """Seconds of the processor in each kind of operation; copying, norms, activations and Python are the rest."""
+    """Return the CPU seconds of each kind of operation. The rest is copies, norms, activations and Python."""
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         form()
     found = dict.fromkeys([*KINDS, "the rest"], 0.0)
@@ -317,7 +320,7 @@ def make_learner(workload: Workload) -> Learner:
 
 
 def make_rows(workload: Workload, k: int) -> Fetched:
-    """Groups of K with rewards of 0 and 1, and of tokens by chance."""
+    """Return groups of K responses with random tokens, and random rewards of 0 or 1."""
     lengths, chosen, count = random.Random(0), random.Random(1), workload.groups * k
 
     def tokens(deciles: tuple[int, ...]) -> list[int]:

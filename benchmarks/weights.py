@@ -1,15 +1,15 @@
-"""What a new version costs a searcher: publish, fetch and pause; and a hundred of them in a row.
+"""Measure what a new version costs a searcher: publish, fetch and pause, for a hundred versions in a row.
 
     python -m benchmarks.weights [--hidden 512 --layers 8] [--updates 100] [--out FOLDER]
 
-Each version has random weights of its own. It is saved and published in a run on a disk, fetched, which verifies its
-checksums, and taken by a running engine; then the engine answers greedily, and so does transformers with the same
-weights. Beside these times, of the same bytes in the same run: a raw copy of the files with an fsync, and the load of
-the weights within the engine's worker without the pause around it. Memory is that of the engine's processes; on a GPU
-also what is in use there.
+Each version has its own random weights. It is saved and published in a run on a local disk, fetched (which verifies its
+checksums), and adopted by a running engine. Then the engine generates greedily, and so does transformers with the same
+weights. Two more times are measured on the same bytes for comparison: a raw copy of the files with an fsync, and a bare
+load of the weights in the engine's worker, without the pause around it. Memory is that of the engine's processes, and
+on a GPU also all GPU memory in use.
 
-vLLM: PYTHONPATH=.tba/vllm after `make test-vllm`, or docs/gpus.md. Where it is not installed transformers takes each
-version instead, which has no pause.
+vLLM: run `make test-vllm` and set PYTHONPATH=.tba/vllm, or see docs/gpus.md. Without vLLM only transformers adopts the
+versions; it has no pause.
 """
 
 import argparse
@@ -118,8 +118,8 @@ def measure(options: argparse.Namespace, folder: Path, device: str) -> dict[str,
 
 
 def agreement(answers: list[tuple[Response, Response]]) -> dict[str, Any]:
-    """Of the engine's greedy responses with those of transformers. On a GPU two tokens that are about as likely may
-    swap: what is another version's differs from the first token on."""
+    """Compare the engine's greedy responses with those of transformers. On a GPU, two tokens that are about equally
+    likely may swap. A response of another version differs from the first token on."""
     named = [a.version_end == b.version_end for a, b in answers]
     same = [(a, b) for a, b in answers if a.tokens == b.tokens]
     apart = [abs(x - y) for a, b in same for x, y in zip(a.logps, b.logps, strict=True)]
@@ -133,7 +133,7 @@ def agreement(answers: list[tuple[Response, Response]]) -> dict[str, Any]:
 
 
 def update(engine: Any, folder: Path, version: Version, took: Callable[..., Any]) -> None:
-    """By the way that a searcher goes, then by its parts, in turn."""
+    """Adopt a version as a searcher does, then time the pause and the bare load, in alternating order."""
     took("adopt", engine.adopt, folder, version)
     both = [("pause", partial(engine._load_opened, version)), ("bare load", partial(bare_load, engine))]
     for name, work in both if version.number % 2 else reversed(both):
@@ -142,7 +142,7 @@ def update(engine: Any, folder: Path, version: Version, took: Callable[..., Any]
 
 
 def start_engine(device: str) -> Any:
-    """None where vLLM is not installed."""
+    """Return an engine of vLLM, or None if vLLM is not installed."""
     if find_spec("vllm") is None:
         return None
     from tba.generation.vllm_generator import VLLMGenerator
@@ -188,7 +188,7 @@ def bare_load(engine: Any) -> None:
 
 
 def engine_megabytes() -> float:
-    """Resident, of this process's descendants that belong to vLLM."""
+    """Return the resident memory of all processes of vLLM."""
     total = 0
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
@@ -201,7 +201,7 @@ def engine_megabytes() -> float:
 
 
 def gpu_megabytes() -> float:
-    """In use on the GPU, by whomever."""
+    """Return the GPU memory in use, by any process."""
     if not torch.cuda.is_available():
         return 0.0
     free, total = torch.cuda.mem_get_info()

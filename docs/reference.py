@@ -26,8 +26,7 @@ _HIDDEN = ("help", "debug")
 
 
 def settings() -> str:
-    """Every section with its settings: what each may be, what it is unless it is set, and what it means; then what the
-    presets set."""
+    """Return a table of each section, with the range, default and meaning of each setting, and a table of presets."""
     schema = TypeAdapter(Config).json_schema()["$defs"]
     defaults = Config().to_dict()
     sections = {name: value for name, value in defaults.items() if isinstance(value, dict)}
@@ -158,7 +157,11 @@ def _presets(sections: dict[str, dict[str, Any]]) -> str:
                 cells = " | ".join("" if value == default else _value(value) for value in values)
                 rows.append(f"| `{section}.{it}` | {_value(default)} | {cells} |")
     head = ["setting", "default", *(f"`{name}`" for name in PRESETS)]
-    return "## Presets\n\nEach preset changes these settings from their defaults.\n\n" + _table(head, rows)
+    intro = (
+        "Each preset changes these settings from their defaults; an empty cell is the default. What each setting "
+        "means, also when unset, is in the tables above."
+    )
+    return f"## Presets\n\n{intro}\n\n" + _table(head, rows)
 
 
 def _value(value: Any) -> str:

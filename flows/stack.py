@@ -2,7 +2,7 @@
 
 import sys
 
-from flows.orchestration.stack import main
+from flows.orchestration.local_server import main
 
 if __name__ == "__main__":
     sys.exit(main())

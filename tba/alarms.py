@@ -23,7 +23,7 @@ class Alarms:
         self.held: dict[tuple[str, str], _Held] = {}
 
     def look(self, found: Iterable[Alarm]) -> None:
-        """Report what has changed since the last look. `found` has all alarms that hold at this moment."""
+        """Compare the alarms that hold at this moment, `found`, with those of the last look, and report the changes."""
         present = {(alarm.kind, alarm.of): alarm for alarm in found}
         for key, alarm in present.items():
             if key not in self.held:

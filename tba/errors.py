@@ -86,6 +86,7 @@ def first_line(error: BaseException) -> str:
 
 
 def error_named(name: str, says: str) -> Exception:
-    """Return the error that another process raised, from its class name and message."""
+    """Rebuild an error that another process raised, from its class name and message. An error that is not a TBAError
+    becomes a RuntimeError."""
     kind = globals().get(name)
     return kind(says) if isinstance(kind, type) and issubclass(kind, TBAError) else RuntimeError(f"{name}: {says}")

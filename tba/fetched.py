@@ -28,7 +28,8 @@ class Lists(NamedTuple):
         return Lists(self.elements_N[np.arange(len(self.elements_N)) < left_N], counted_B)
 
     def where(self, mask: "Lists | None") -> "Lists":
-        """Return the lists with 0 where the mask, whose lists have the same lengths, is false."""
+        """Return the lists with 0 in place of each number for which `mask` is false. The lists of `mask` have the same
+        lengths."""
         return self if mask is None else Lists(np.where(mask.elements_N, self.elements_N, 0), self.lengths_B)
 
     def sums(self) -> np.ndarray:

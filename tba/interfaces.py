@@ -30,8 +30,8 @@ class Task(Protocol):
     name: str
 
     def source(self, split: str) -> str:
-        """Return where the rows of the split (`train` or `test`) come from if the config names no source. Return an
-        empty string if the task makes its rows itself."""
+        """Return where the rows of a split (`train` or `test`) come from if the config names no source. Return an empty
+        string if the task makes these rows itself."""
         ...
 
     def prompts(
@@ -49,7 +49,8 @@ class ReadsFields(Protocol):
     """A task that reads only some fields of its data, for example the texts and not the tokens."""
 
     fields: Collection[str]
-    """The fields that the task reads. Rows contain no others: other fields are not even decoded."""
+    """The names of the fields that the task reads. Rows contain only these fields; other fields are not even
+    decoded."""
 
 
 @runtime_checkable
@@ -81,9 +82,9 @@ class UsesModels(Protocol):
 
 class Locate(Protocol):
     def __call__(self, setting: str, place: str) -> str | Path:
-        """Return where a model can be loaded from. For a URL this is a local folder with the model; a folder or a name
-        on the Hugging Face hub is returned as it is. `setting` is the setting that named the place; errors mention
-        it."""
+        """Return where a model can be loaded from. For a URL this is a local folder into which the model was
+        downloaded; a folder or a name on the Hugging Face hub is returned unchanged. `setting` is the setting that
+        contains `place`; error messages name this setting."""
         ...
 
 
@@ -127,10 +128,11 @@ class TakesTurns(Protocol):
     the environment, and `reward` finds their texts in `response.turns`."""
 
     def reply(self, prompt: Prompt, turns: Sequence[str], tokenizer: Any) -> Sequence[int] | None:
-        """Return the tokens of the environment's next turn, or None to end the response. The task tokenises them as
-        `prompts` tokenises a prompt. Nothing is added around them: if the policy's chat template needs tokens there,
-        the task must return these too. `turns` has the texts of all turns so far: first the policy's, then alternately
-        the environment's and the policy's. The result may depend on the prompt and the turns alone."""
+        """Return the tokens of the environment's next turn, or None to end the response. The task makes these tokens as
+        `prompts` makes those of a prompt. Nothing is added before or after them: if the policy's chat template needs
+        tokens there, the task must return these too. `turns` has the texts of all turns so far: first the policy's,
+        then alternately the environment's and the policy's. The result must depend on the prompt and the turns
+        alone."""
         ...
 
 
@@ -149,7 +151,7 @@ class InFlight(Protocol):
     """Accepts requests at any time, and returns each response when it is finished."""
 
     max_response_tokens: int
-    """Largest number of tokens of any response, even if its request allows more."""
+    """Maximum number of tokens of any response, even if the request for the response allows more."""
 
     def submit(self, requests: Sequence[Request]) -> None: ...
 
@@ -161,7 +163,7 @@ class InFlight(Protocol):
 
 class Generator(InFlight, Protocol):
     """Samples responses, and owns the weights that it samples with. The response to a seed does not depend on the other
-    requests in its batch."""
+    requests in the batch."""
 
     @property
     def tokenizer(self) -> Any:
@@ -170,7 +172,8 @@ class Generator(InFlight, Protocol):
 
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder. Requests in flight continue with the new weights.
-        Raise Busy if they cannot; the version can then be adopted once they have finished."""
+        Raise Busy if the requests in flight cannot continue; the version can then be adopted once they have
+        finished."""
         ...
 
     def close(self) -> None:
@@ -183,8 +186,9 @@ class ReadsAhead(Protocol):
     """A generator that adopts a version faster if it is told of the version beforehand."""
 
     def read_ahead(self, folder: Path) -> None:
-        """Read the files of a version that may be adopted next. May be called in any thread, whatever the generator is
-        doing. Reading may continue while the files are removed. Never raises for an unreadable folder: `adopt` does."""
+        """Read the files of a version that may be adopted next. This may be called in any thread, whatever the
+        generator is doing. Reading may continue while the files are removed. An unreadable folder raises no error here,
+        but when it is adopted."""
         ...
 
 
@@ -202,18 +206,18 @@ class TrajectoryLog(Protocol):
     """The part of the replay log that a searcher uses."""
 
     def next_seq(self, searcher: int) -> int:
-        """Return the first sequence number of this searcher under which no shard is stored."""
+        """Return the lowest sequence number under which this searcher has stored no shard."""
         ...
 
     def asked(self, searcher: int, seqs: Iterable[int]) -> Sequence[Asked]:
-        """Return which requests the trajectories in these shards of this searcher answer. Shards that are not stored or
-        cannot be read are skipped."""
+        """Return the requests that the trajectories in these shards of this searcher answer. Shards that are not stored
+        or cannot be read are skipped."""
         ...
 
     def append(self, searcher: int, seq: int, trajectories: Sequence[Trajectory]) -> str:
-        """Store one shard under the name derived from `searcher` and `seq`, and return the name. If the same content is
-        stored already, do nothing more. Raise Superseded if other content has the name: another incarnation of the
-        searcher owns it."""
+        """Store one shard under the name derived from `searcher` and `seq`, and return the name. If a shard with the
+        same content has this name already, do nothing more. Raise Superseded if a shard with other content has this
+        name: another incarnation of the searcher has stored it."""
         ...
 
 
@@ -222,8 +226,8 @@ class ReplayBuffer(Protocol):
     and the sync records."""
 
     def sync(self, sync: int, *, step: int) -> int:
-        """Apply record `sync` and return the number of trajectories that it admits. If no such record is stored, write
-        one that admits all that has arrived."""
+        """Apply record `sync` and return the number of trajectories that the record admits. If no record `sync` is
+        stored, write one that admits all trajectories that have arrived."""
         ...
 
     def replay(self, sync: int) -> None:
@@ -235,20 +239,19 @@ class ReplayBuffer(Protocol):
         ...
 
     def ready(self, sync: int, *, step: int, until: int) -> bool:
-        """True if record `sync` is stored, or if all trajectories that it must admit have arrived. If searchers and
-        trainer go in step, the record must admit round `sync` of every searcher. Otherwise, if ages are bounded, a
-        whole batch must be young enough at every step up to `until`, the step of the next sync; trajectories that
-        earlier records admitted count too. In all other cases a record need not admit anything, and the result is
-        True."""
+        """True if record `sync` is stored, or if all trajectories that the record must admit have arrived. With
+        `sync.lag`, these are round `sync` of every searcher. With `sampling.max_age`, at least a batch of trajectories
+        must be young enough at every step up to `until`, the step of the next sync; trajectories that earlier records
+        admitted count too. Otherwise the record need not admit anything, and the result is True."""
         ...
 
     def waiting(self) -> int:
-        """Return the number of trajectories that have arrived and that no record admits yet."""
+        """Return the number of trajectories that have arrived but are not admitted by any record yet."""
         ...
 
     def queues(self) -> dict[str, Any]:
-        """Return, as JSON values, which prompts have been drawn since each queue was last refilled. The state is that
-        of the newest applied record, before any later draw."""
+        """Return, as JSON values, which prompts have been drawn since each queue was last refilled. The values describe
+        the queues after the newest applied record, before any draw that follows the record."""
         ...
 
     def restore(self, queues: Mapping[str, Any]) -> None:
@@ -266,8 +269,8 @@ class Ledger(Protocol):
     """The record of what each gradient step drew and measured, written once per sync."""
 
     def write(self, sync: int, steps: Sequence[StepRecord], *, weights_sha256: str) -> None:
-        """Store the steps that sync `sync` closes, under the name of this attempt. `weights_sha256` is the digest of
-        the weights after the last of these steps."""
+        """Store the records of the steps up to sync `sync`, under the name of this attempt. `weights_sha256` is the
+        digest of the weights after the last of these steps."""
         ...
 
 
@@ -299,8 +302,9 @@ class VersionStore(Protocol):
 
         `weights_sha256` is the digest of the weights in full precision, as in the ledger. `changed_share` is the share
         of the weights in the folder that differ from the previous version of this attempt. If a base is passed and the
-        difference from the base takes less than half the space, only the difference is stored. Return True if all is
-        stored whole."""
+        difference from the base takes less than half the space, only the difference is stored. Return True if the
+        version is stored whole.
+        """
         ...
 
     def complete(self) -> Sequence[Version]:
@@ -308,7 +312,7 @@ class VersionStore(Protocol):
         ...
 
     def newest(self) -> Version | None:
-        """Return the complete version with the highest number of the highest attempt."""
+        """Return the complete version with the highest number among the versions of the highest attempt."""
         ...
 
     def reference(self) -> Version | None:
@@ -327,8 +331,8 @@ class VersionStore(Protocol):
 
 
 class Lease(Protocol):
-    """A role's lease: with it the role says that it is alive, and learns what is wanted of it. The lease is renewed in
-    the background."""
+    """The lease of a role. Through the lease the role reports that it is alive, and learns whether it has to stop. The
+    lease is renewed in the background."""
 
     def tell(self, status: str, **progress: float) -> None: ...
 

@@ -1,5 +1,5 @@
-"""Random seeds of responses, turns and continuations. Each seed follows from the run's seed and the position of what it
-is for, so a restart uses the same seeds again."""
+"""Random seeds of responses, turns and continuations. Each seed is derived from the run's seed and from the position of
+the response, turn or continuation, so that a restart uses the same seeds again."""
 
 import hashlib
 

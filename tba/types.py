@@ -31,9 +31,9 @@ Level = Literal["token", "response", "mean"]
 """The level at which importance ratios are taken: per token, per response, or the geometric mean over a response's
 tokens."""
 Normaliser = Literal["sum", "response", "row", "tokens", "constant"]
-"""What the sum over a response's tokens is divided by: `sum` by nothing, `response` by the response's tokens, `row` by
-the tokens of prompt and response, `tokens` by the batch's mean tokens per response, `constant` by the maximum length of
-a response."""
+"""Number by which the sum over the tokens of a response is divided. `sum`: 1. `response`: the number of tokens of the
+response. `row`: the number of tokens of prompt and response. `tokens`: the mean number of tokens per response in the
+batch. `constant`: the maximum length of a response."""
 Penalty = Literal["none", "reward", "loss"]
 """Where the KL penalty is applied: nowhere, in the reward, or in the loss."""
 
@@ -208,9 +208,9 @@ class Score:
     n: int
     """How many numbers `value` is the mean of: responses, or prompts for pass@k."""
     seconds: float
-    """Seconds that the evaluation took; 0 if the score uses responses that were generated for another score."""
+    """Seconds that the evaluation took. 0 if this score uses responses that were generated for another score."""
     temperature: float | None = None
-    """Sampling temperature of the responses. Like `top_p`, None in old records that do not have it."""
+    """Sampling temperature of the responses. `temperature` and `top_p` are None in old records, which lack them."""
     top_p: float | None = None
 
 

@@ -1,4 +1,4 @@
-"""Fixtures for every test: stores of each kind, and the servers behind them, started when the first test asks."""
+"""Fixtures for all tests: stores of each kind, and their servers, which start when the first test needs them."""
 
 import os
 
@@ -23,7 +23,7 @@ from storage.runs.run import Run
 from tests.support import browser as browsers
 from tests.support import distribution
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; tests press Ctrl-C
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; but tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -64,7 +64,7 @@ def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def s3(request: pytest.FixtureRequest) -> Server:
-    """The real server where it is installed, else the simulation."""
+    """The real S3 server if it is installed, else the simulation."""
     return request.getfixturevalue("moto" if servers.lacking_for_ceph() else "ceph")
 
 
@@ -93,15 +93,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_cache(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache without what other tests have fetched: what has the same content is in it by the same name."""
+    """An empty cache: the shared one may already have the same content from other tests, under the same name."""
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture(params=STORES)
 def root(request: pytest.FixtureRequest, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty root of each kind; the environment leads to it, also for processes that a test starts. A test that
-    needs only one kind says `@pytest.mark.parametrize("root", ["local"], indirect=True)`."""
+    """An empty root on each kind of store. The environment leads to the store, also in processes that a test starts.
+    A test that needs only one kind is marked with `@pytest.mark.parametrize("root", ["local"], indirect=True)`."""
     monkeypatch.setenv("TBA_CACHE", str(cache))
     if request.param == "local":
         return str(tmp_path / "root")
@@ -109,7 +109,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, cache: Path, monkeypatc
 
 
 def s3_root(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An empty root on a server, and the environment that leads to it."""
+    """Return an empty root on a server, and set the environment that leads to the server."""
     for name, value in server.environment().items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION"):

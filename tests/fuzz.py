@@ -1,8 +1,8 @@
-"""Coverage-guided fuzzing of the readers of stored bytes, for as long as somebody wants: `make fuzz`.
+"""Coverage-guided fuzzing of the readers of stored bytes, for as long as you like: `make fuzz`.
 
-`tests/storage/maintenance/test_fuzz.py` damages what is stored at random; here atheris looks for bytes that reach new
-code. Each kind of object has a process, whose first input is a real object of its kind. What a reader raises beside an
-error of ours that names the object ends it, and the bytes that did it are left behind.
+`tests/storage/maintenance/test_fuzz.py` damages stored bytes at random; here, atheris looks for bytes that reach new
+code. Each kind of object has its own process, which starts with a real object of that kind. A reader may raise only our
+errors, with a message. Any other exception ends the process, and the bytes that caused it are kept.
 """
 
 import argparse
@@ -14,13 +14,15 @@ import tempfile
 import time
 from pathlib import Path
 
-DEADLINE = 20  # seconds for one input: no reader hangs
+DEADLINE = 20  # seconds for one input, so that a reader that hangs is found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--seconds", type=int, default=60, help="of each kind")
-    parser.add_argument("--kind", help="this kind alone, in this process")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=int, default=60, help="seconds for each kind of object")
+    parser.add_argument("--kind", help="fuzz only this kind, in this process")
     options = parser.parse_args()
     if options.kind:
         fuzz(options.kind, options.seconds)
@@ -40,7 +42,7 @@ def main() -> int:
 
 
 def fuzz(kind: str, seconds: int) -> None:
-    """Never returns: libFuzzer ends the process."""
+    """Fuzz the reader of a kind of object. Never returns: libFuzzer ends the process."""
     import atheris
 
     with atheris.instrument_imports(include=["storage", "tba"]):

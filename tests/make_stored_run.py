@@ -1,18 +1,19 @@
-"""Stored runs, kept as data: what one version of this program wrote, which every later one must go on reading.
+"""Makes stored runs that are kept as data: what one version of this program has written, and every later one must read.
 
     python -m tests.make_stored_run tests/data/NAME
 
-makes a root with two runs, and beside them `expected.json`: what queries, `tba check` and the draws of each step said
-of them when they were made. tests/test_stored_runs.py asks again, of every folder under tests/data. A folder is never
-changed or made anew: a version that stores something else adds one of its own, named after it.
+makes a root with two runs, and beside them `expected.json`: the results of queries, `tba check` and the draws of each
+step at that time. tests/test_stored_runs.py compares the results of today, for every folder under tests/data. A folder
+is never changed or made again. If a version of the program stores something else, it adds its own folder, named after
+that version.
 
 `whole` is trained by real roles on a policy of a few hundred weights. Its first trainer dies in step 7, after the
-checkpoint of step 4 and the ledger of step 6; the second one takes steps 5 and 6 again and finishes. Searcher 0 lives
-for one round at a time, and its last one still waits for a record. A shard of searcher 1 was cut short and is refused.
-Versions and a checkpoint are given up; what is left is evaluated. `replayed` is a fork of it that replays what it
-recorded, with a sync at every step, from step 8 on; its trainer dies in step 10.
+checkpoint of step 4 and the ledger of step 6. The second trainer takes steps 5 and 6 again and finishes. Searcher 0
+lives for one round at a time, and its last round still waits for a record. A shard of searcher 1 is truncated and
+refused. Some versions and a checkpoint are given up, and the remaining versions are evaluated. `replayed` is a fork
+that replays the records of `whole`, with a sync at every step from step 8 on. Its trainer dies in step 10.
 
-Nothing says where or by whom it was made: host and process are made up, paths are relative, leases are removed.
+Nothing shows where or by whom the runs were made: host and process are made up, paths are relative, leases are removed.
 """
 
 import json
@@ -48,7 +49,7 @@ from tba.models.policy import Policy
 CHARACTERS = "0123 +=?"
 PROBLEMS = {"train": [(0, 1), (1, 1), (0, 2), (1, 2), (3, 0), (0, 0), (1, 0), (2, 1)], "test": [(2, 0), (0, 3)]}
 SETTINGS = {
-    "seed": 2,  # of step 1 on, groups have rewards that differ: gradients of rounding errors are no two machines' same
+    "seed": 2,  # groups have different rewards from step 1 on; else gradients are rounding errors of the machine
     "model.path": "policy",
     "model.threads": 1,
     "model.publish_dtype": "float32",
@@ -90,15 +91,15 @@ SOME = {
     "draws": "where position = 0",
     "draws_all": "where position = 0",
 }
-"""Views of which only some rows are kept as expected; of every one it is how many there are."""
+"""Views of which only some rows are expected. The number of rows is expected for every view."""
 
 
 class Dies(BaseException):
-    """As a process that is killed."""
+    """Ends a role like a process that is killed."""
 
 
 class ToldLease(HeldLease):
-    """Lets `heard` know what the role tells, once, in the role's own thread."""
+    """Calls `heard` with each new progress of the role, in the role's own thread."""
 
     heard: Callable[[HeldLease, dict[str, float]], None]
     told: dict[str, float] | None = None
@@ -111,7 +112,7 @@ class ToldLease(HeldLease):
 
 
 def live(run: Run, name: str, role: Callable[..., None], *arguments: int, heard: Callable[..., None]) -> None:
-    """One life of a role."""
+    """Run one life of a role."""
     hearing = type("HearingLease", (ToldLease,), {"heard": staticmethod(heard)})
     with hearing(run, name, every=60.0) as lease:
         events = Events(run, name, lease.life)
@@ -124,7 +125,7 @@ def live(run: Run, name: str, role: Callable[..., None], *arguments: int, heard:
 
 
 def search(run: Run) -> None:
-    """One round of searcher 0."""
+    """Run one round of searcher 0."""
 
     def heard(lease: HeldLease, told: dict[str, float]) -> None:
         if "round" in told:
@@ -134,7 +135,7 @@ def search(run: Run) -> None:
 
 
 def train(run: Run, *, rounds: bool, dies_in: int = 0) -> None:
-    """A life of the trainer. Before each record arrives a round, if there are any."""
+    """Run a life of the trainer. With `rounds`, a round of the searcher arrives before each record."""
     config = parse(run.config)
 
     def heard(_: HeldLease, told: dict[str, float]) -> None:
@@ -148,7 +149,7 @@ def train(run: Run, *, rounds: bool, dies_in: int = 0) -> None:
 
 
 def make(root: Path) -> None:
-    """Both runs, in a folder of their own in the working directory, which has policy and data beside it."""
+    """Make both runs under a root in the working directory, which also has the policy and the data."""
     whole = create.start(resolve.resolve("gsm8k", SETTINGS), str(root), "whole")
     whole.store.create(layout.shard(1, 0), b"PAR1 and no more")
     train(whole, rounds=True, dies_in=7)
@@ -161,14 +162,14 @@ def make(root: Path) -> None:
 
 
 def expected(run: Run) -> dict[str, Any]:
-    """What is to be found in a run from now on."""
+    """Return what every later version must find in a run."""
     with storage.connect(run) as con:
         answers = [{"query": query, "rows": answer(con, query)} for query in queries(con)]
     return {"checked": check(run).checked, "drawn": drawn(run), "answers": answers}
 
 
 def queries(con: duckdb.DuckDBPyConnection) -> list[str]:
-    """The columns that each view has now, by name: a later version may have more."""
+    """Return queries for the current columns of each view, by name, because later versions may have more columns."""
     found = []
     for (view,) in con.execute("show tables").fetchall():
         columns = ", ".join(row[0] for row in con.execute(f"describe {view}").fetchall())
@@ -178,19 +179,19 @@ def queries(con: duckdb.DuckDBPyConnection) -> list[str]:
 
 
 def answer(con: duckdb.DuckDBPyConnection, query: str) -> list[str]:
-    """Each row as JSON."""
+    """Return each row as JSON."""
     return [json.dumps(row, default=str, ensure_ascii=False) for row in con.execute(query).fetchall()]
 
 
 def drawn(run: Run) -> dict[str, str]:
-    """By step, the trajectories that the ledger says were drawn, in the order of slots and positions."""
+    """Return the drawn trajectories of the ledger by step, in the order of slots and positions."""
     with storage.connect(run) as con:
         rows = con.execute("select step, trajectory_id from draws order by step, slot, position").fetchall()
     return {str(step): " ".join(row[1] for row in same) for step, same in groupby(rows, key=lambda row: row[0])}
 
 
 def write_inputs() -> None:
-    """The policy before training and the problems, in the working directory."""
+    """Write the base policy and the problems to the working directory."""
     model = tiny_llama(characters=CHARACTERS, width=8, layers=1)
     Policy(model, tiny_tokenizer(CHARACTERS), torch.device("cpu")).snapshot().save(Path("policy"))
     for split, problems in PROBLEMS.items():

@@ -148,7 +148,7 @@ EXCUSES = [
     Excuse(
         "python -m flows.stack",
         "tests/flows/orchestration/test_stack.py starts one",
-        lambda words: has_its_options([*words[:2], "flows.orchestration.stack", *words[3:]]),
+        lambda words: has_its_options([*words[:2], "flows.orchestration.local_server", *words[3:]]),
     ),
     Excuse("prefect deployment run", "tests/flows run deployments on a server of their own", is_a_deployment),
     Excuse("prefect (server|worker) start|prefect --no-prompt deploy|for pool in .* work-pool create", "as above"),

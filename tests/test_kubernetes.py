@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.orchestration.stack import POOLS, prefect_file
+from flows.orchestration.local_server import POOLS, prefect_file
 
 FOLDER = Path(__file__).parents[1] / "docs/kubernetes"
 DOCKERFILE = (FOLDER / "Dockerfile").read_text()

@@ -1,24 +1,25 @@
-"""SIGKILL at every named publish point and at random instants: is anything lost, doubled, or learned otherwise?
+"""Kill roles at every named publish point and at random instants: is anything lost, doubled or learned differently?
 
     python -m benchmarks.crash [--kills 320] [--in-training 0.625] [--stores local s3] [--seed 0] [--out FOLDER]
 
-Runs of a tiny policy are killed again and again and started again: their trainer, its reader, searcher and evaluator,
-and a process that compacts what they have admitted. There are two kinds of runs.
+The roles of runs of a tiny policy are killed by SIGKILL and restarted, again and again: the trainer, its reader, the
+searcher, the evaluator, and a process that compacts admitted shards. There are two kinds of runs.
 
-- In runs that are killed *in training* the trainer or its reader is killed after this very attempt has stored one or
-  two checkpoints. The next attempt then continues a checkpoint of the attempt that was killed, so the chain of attempts
-  whose steps count grows by one attempt with every kill. Half of these kills hit a write of the trainer, before, during
-  or after it; half come at a random instant within the following steps. The evaluator begins after the last kill.
+- In runs that are killed *in training* the trainer or its reader is killed after the current attempt has stored one
+  or two checkpoints. The next attempt then continues a checkpoint of the attempt that was killed, so the chain of
+  attempts whose steps count grows by one attempt with every kill. Half of these kills hit a write of the trainer,
+  before, during or after it; half come at a random instant within the following steps. The evaluator begins after the
+  last kill.
 - In the other runs any role is killed at any time of its life. Half of these kills hit one of the writes in
   `benchmarks/crash/kills.py`, before, during or after it; half come at a random instant.
 
-After each kill `tba check` must find nothing wrong. When a run has finished, everything that a process had been told is
-stored must be there, byte by byte (a shard that was compacted by its checksum). The first and the last version must
-have their scores, and no version more than once. The chain must cross every attempt that was killed in training. A fork
-that replays the run's records from the start, unbroken, must have drawn the same trajectories, found the same numbers
-for each of them and ended every sync with the same weights.
+After each kill, `tba check` must find no problem. When a run has finished, every object whose write was acknowledged
+must still be stored, byte for byte (a compacted shard: with the same checksum). The first and the last version must
+have scores, and no version may have scores twice. The chain must cross every attempt that was killed in training. A
+fork that replays the run's records from the start without interruption must draw the same trajectories, compute the
+same numbers for each of them, and end every sync with the same weights.
 
-`s3` is Ceph's gateway where it is installed, else a simulation of S3.
+`s3` is Ceph's gateway if it is installed, else a simulation of S3.
 """
 
 import argparse
@@ -42,7 +43,7 @@ from benchmarks.harness import servers
 
 @contextmanager
 def root_of(store: str, scratch: Path) -> Iterator[tuple[str, str]]:
-    """Yield what the store is, and a root on it."""
+    """Yield the name of a store, and a root on it."""
     if store == "local":
         yield "local disk", str(scratch / "local")
         return
@@ -54,7 +55,7 @@ def root_of(store: str, scratch: Path) -> Iterator[tuple[str, str]]:
 
 
 def write_results(results: Sequence[Findings], seed: int, folder: Path | None) -> None:
-    """Write what is known so far, because all of it takes long."""
+    """Write the results so far, because all of them take a long time."""
     if not folder:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="share of the kills that wait until the attempt has stored a checkpoint (default 0.625: 200 of 320)",
     )
     parser.add_argument("--stores", nargs="+", choices=["local", "s3"], default=["local", "s3"])
-    parser.add_argument("--at-once", type=int, default=2, help="number of runs that are killed at once (default 2)")
+    parser.add_argument("--at-once", type=int, default=2, help="number of runs at the same time (default 2)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="folder for the results as JSON")
     parser.add_argument("--scratch", type=Path, help="folder for runs and logs, to look at afterwards (default: none)")
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable(logging.WARNING)
     from benchmarks.harness.tiny_models import tiny_folder  # imports torch, which `--help` does not need
 
-    # A process that is killed leaves its semaphores to the resource tracker, which would tell of them at the end.
+    # A process that is killed leaves its semaphores to the resource tracker, which would warn about them at the end.
     os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"
     results: list[Findings] = []
     in_training = round(options.kills * options.in_training)

@@ -1,4 +1,4 @@
-"""The plan: which process is killed, and when."""
+"""Plans which process is killed, and when."""
 
 import random
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ POINTS = {
     "removal of a compaction": ("compaction", "delete", r"compactions/.*\.parquet"),
     "removal of its record": ("compaction", "delete", r"compactions/.*\.json"),
 }
-"""The writes by which something is published or removed: the role that writes, its operation, and the keys."""
+"""Writes that publish or remove an object: the role that writes, the operation, and a pattern of the keys."""
 MOMENTS = ("before", "during", "after")
 ONCE = ("attempt", "scores", *(name for name, (role, _, _) in POINTS.items() if role == "compaction"))
-"""Points that a life may pass fewer than three times."""
+"""Points that a role may pass fewer than three times in one life."""
 TRAINING = tuple(name for name, (role, _, _) in POINTS.items() if role == "trainer" and name != "attempt")
 """Points that a trainer passes again and again while it takes steps."""
 RANDOM = "a random instant"
@@ -41,8 +41,8 @@ TRAINING_DELAY = 0.6  # seconds: a trainer takes the steps of several syncs in t
 
 @dataclass(frozen=True)
 class Kill:
-    """A planned SIGKILL. The victim dies at the n-th write of a point, or after some seconds. A kill in training begins
-    to count only when the victim's attempt has stored so many checkpoints of its own."""
+    """A planned SIGKILL. The victim dies at the n-th write of a point, or after some seconds. A kill in training starts
+    to count writes or seconds when the victim's attempt has stored `checkpoints` checkpoints."""
 
     role: str
     point: str
@@ -62,7 +62,7 @@ class Kill:
 
     @property
     def process(self) -> str:
-        """The one of `ROLES` that is started to be killed. A reader is started by its trainer."""
+        """The role in `ROLES` that is restarted for this kill. A reader is started by its trainer."""
         return "trainer" if self.role == "reader" else self.role
 
 
@@ -103,6 +103,6 @@ def kills_at_any_time(number: int, chance: random.Random) -> list[Kill]:
 
 
 def shares(kills: list[Kill], most: int) -> list[list[Kill]]:
-    """Split kills into equal shares of at most so many."""
+    """Split kills into shares of about equal size, with at most `most` kills each."""
     number = -(-len(kills) // most)
     return [kills[first::number] for first in range(number)]

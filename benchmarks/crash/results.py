@@ -12,13 +12,13 @@ LONG_CHAIN = 5  # attempts
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """The attempts of a finished run, and those whose steps count."""
+    """The attempts of a finished run, and the chain of attempts whose steps count."""
 
     run: str
-    attempts: int  # every life of the trainer that claimed one
+    attempts: int  # number of lives of the trainer that claimed an attempt
     killed_in_training: list[int]  # attempts that were killed after they had stored a checkpoint
     crossed: list[int]  # attempts of the chain that covers all steps, oldest first
-    steps: list[int]  # number of steps that count of each attempt crossed
+    steps: list[int]  # number of steps that count, for each attempt crossed
 
 
 @dataclass
@@ -29,15 +29,15 @@ class Findings:
     chains: list[Chain] = field(default_factory=list)  # one per finished run
     steps: int = 0
     trajectories: int = 0
-    compacted: int = 0  # shards that lie in compactions at the end
-    acknowledged: int = 0  # objects that a process had been told are stored
+    compacted: int = 0  # shards in compactions at the end
+    acknowledged: int = 0  # objects whose write was acknowledged
     lost: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)  # problems that a check found
-    differing: list[str] = field(default_factory=list)  # runs that an unbroken run does not repeat bit by bit
+    wrong: list[str] = field(default_factory=list)  # problems of checks, and other failures
+    differing: list[str] = field(default_factory=list)  # what an unbroken run does not repeat bit by bit
     seconds: float = 0.0
 
     def add(self, other: "Findings") -> None:
-        """Add what came of one more run."""
+        """Add the findings of another run."""
         self.kills.update(other.kills)
         for phase, seconds in other.kill_seconds.items():
             self.spend(phase, seconds)
@@ -62,7 +62,7 @@ class Findings:
 
     @property
     def crossed(self) -> dict[str, float]:
-        """How many attempts the chains of the runs with kills in training cross."""
+        """Numbers of attempts that the chains of runs with kills in training cross."""
         lengths = [len(chain.crossed) for chain in self.chains if chain.killed_in_training]
         if not lengths:
             return {}

@@ -1,4 +1,4 @@
-"""The process that kills: it starts the roles of a run, kills them as planned, and looks at what they leave."""
+"""Starts the roles of a run, kills them as planned, and checks what they have stored."""
 
 import logging
 import multiprocessing
@@ -47,8 +47,8 @@ SETTINGS = {
     "limits.store_deadline": 20,
 }
 PASSING = ("control/", "compactions/")
-"""Folders whose objects are replaced: states, and compactions by larger ones. A check compares the rows of compactions
-with the records."""
+"""Folders whose objects may be replaced: states, and compactions, which larger ones replace. `tba check` compares the
+rows of compactions with the records."""
 SCORES = """
 select version, max(times)
 from (select version, metric, count(*) as times from evaluations where not abandoned group by all)
@@ -56,7 +56,7 @@ group by 1
 """
 STEPS_OF_ATTEMPTS = "select attempt, count(*) from steps group by attempt order by attempt"
 TOTALS = "select (select count(*) from steps), (select count(*) from trajectories)"
-KILLS_PER_RUN = 14  # at most: a check after each reads all that the run has stored
+KILLS_PER_RUN = 14  # maximum: the check after each kill reads everything that the run has stored
 LONGEST_LIFE = 120.0  # seconds
 
 
@@ -78,7 +78,7 @@ class Processes:
         return start(role, self.run, kill, self.notes, self.chance.getrandbits(32))
 
     def begin(self, kill: Kill) -> None:
-        """Start the victim anew with its kill, and every other process that has died."""
+        """Restart the victim with its kill, and every other process that has died."""
         signal_of(self.notes).unlink(missing_ok=True)
         end(self[kill.process])
         self.by_role[kill.process] = self._start(kill.process, kill)
@@ -90,7 +90,7 @@ class Processes:
                 self.by_role[name] = self._start(name, None)
 
     def dies_as_planned(self, kill: Kill) -> bool:
-        """Wait for the death of the victim. False if it lives on, or the run finishes before."""
+        """Wait for the death of the victim. Return False if it survives or the run finishes first."""
         victim = self[kill.process]
         if kill.checkpoints and not self._trains(victim):
             end(victim)
@@ -105,12 +105,12 @@ class Processes:
         deadline = time.monotonic() + LONGEST_LIFE
         while victim.is_alive() and time.monotonic() < deadline:
             victim.join(0.05)
-            if self.finished:  # a searcher then waits for nothing
+            if self.finished:  # a searcher would wait forever
                 end(victim)
         return victim.exitcode == -signal.SIGKILL and not self.finished
 
     def _trains(self, trainer: ForkServerProcess) -> bool:
-        """Wait until the attempt has stored the checkpoints that its kill waits for."""
+        """Wait until the attempt has stored the checkpoints that the kill requires. Return False if it does not."""
         deadline = time.monotonic() + LONGEST_LIFE
         while not (stored := signal_of(self.notes).exists()) and trainer.is_alive() and time.monotonic() < deadline:
             trainer.join(0.02)
@@ -125,7 +125,7 @@ class Processes:
         for name in ("trainer", "evaluator"):
             self[name].join(5 * LONGEST_LIFE)
         return [
-            f"{self.run.name}: the {name} ended with {self[name].exitcode}"
+            f"{self.run.name}: the {name} ended with exit code {self[name].exitcode}"
             for name in ("trainer", "evaluator")
             if self[name].exitcode != 0
         ]
@@ -141,7 +141,7 @@ def end(process: ForkServerProcess) -> None:
 
 
 def fails_without_reader(trainer: ForkServerProcess) -> bool:
-    """Kill the reader of a trainer. True if the trainer then fails by itself; one that has finished has no reader."""
+    """Kill the reader of a trainer. Return True if the trainer then fails by itself, and False if it has finished."""
     pids = list[int]()
     while trainer.is_alive() and not (pids := readers_of(trainer)):
         trainer.join(0.02)
@@ -158,16 +158,16 @@ def readers_of(trainer: ForkServerProcess) -> list[int]:
         children = Path(f"/proc/{trainer.pid}/task/{trainer.pid}/children").read_text().split()
         module = COMMAND[-1].encode()
         return [int(pid) for pid in children if module in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    except OSError:  # one of them has ended meanwhile
+    except OSError:  # a process has ended meanwhile
         return []
 
 
 def kill_roles(run: Run, kills: list[Kill], notes: Path, findings: Findings, chance: random.Random) -> list[int]:
-    """Carry out kills until none is left or the run has finished, then let it finish. Return the attempts that were
-    killed in training. The kills that are left come too late."""
+    """Carry out kills until none is left or the run has finished, then let the run finish. Return the attempts that
+    were killed in training. Kills that came too late are left in `kills`."""
     killed_in_training, too_late = list[int](), list[Kill]()
     in_training = all(kill.checkpoints for kill in kills)
-    roles = [name for name in ROLES if not (in_training and name == "evaluator")]  # it would only take time
+    roles = [name for name in ROLES if not (in_training and name == "evaluator")]  # an evaluator would only take time
     processes = Processes(run, notes, chance, roles)
     try:
         while kills and not processes.finished:
@@ -182,10 +182,10 @@ def kill_roles(run: Run, kills: list[Kill], notes: Path, findings: Findings, cha
             elif processes.finished:
                 kills.append(kill)
             elif processes[kill.process].exitcode == 0:
-                too_late.append(kill)  # an evaluator that has scored all there is
+                too_late.append(kill)  # an evaluator that has scored all versions
             else:
                 code = processes[kill.process].exitcode
-                findings.wrong.append(f"{run.name}: {kill.process} ended with {code}: {kill.name}")
+                findings.wrong.append(f"{run.name}: {kill.process} ended with exit code {code}: {kill.name}")
         findings.wrong += processes.finish()
     finally:
         processes.end()
@@ -210,8 +210,8 @@ def judge(run: Run, notes: Path, findings: Findings, killed_in_training: list[in
 
 
 def lost_objects(run: Run, acknowledged: list[list[str]], findings: Findings) -> list[str]:
-    """Return what is not stored byte by byte although a process had been told so. A shard may lie in a compaction, with
-    its checksum; what a retention record gives up may be gone."""
+    """Return the objects that are not stored byte for byte although their write was acknowledged. A shard may be in a
+    compaction instead, with the same checksum. Objects that a retention record gives up may be gone."""
     removed = given_up(run)
     gone = {
         *(layout.version(version) for version in removed.versions),
@@ -240,14 +240,14 @@ def count(run: Run, findings: Findings) -> None:
     if not scored.keys() >= {0, parse(run.config).last_sync} or set(scored.values()) != {1}:
         findings.wrong.append(f"{run.name}: scores by version: {scored}")
     if steps != SETTINGS["training.steps"]:
-        findings.lost.append(f"{run.name}: it has {steps} steps")
+        findings.lost.append(f"{run.name}: expected {SETTINGS['training.steps']} steps, found {steps}")
     findings.steps += steps
     findings.trajectories += trajectories
 
 
 def follow_chain(run: Run, findings: Findings, killed_in_training: list[int]) -> Chain:
     """Follow the chain of attempts that covers all steps. An attempt that was killed in training had stored a
-    checkpoint, so the chain must cross it; and the view `steps` must know the same chain."""
+    checkpoint, so the chain must cross it. The view `steps` must show the same chain."""
     config = parse(run.config)
     steps: dict[int, int] = {}
     for span in chain(run):
@@ -283,8 +283,8 @@ def replay(run: Run, notes: Path, findings: Findings) -> None:
 
 
 def one_run(run: Run, kills: list[Kill], notes: Path, seed: int) -> tuple[Findings, list[Kill]]:
-    """Carry out kills on a run that has been planned, and judge what they have left of it. Return the kills that the
-    run has finished too early for, too."""
+    """Carry out kills on a planned run, and judge the finished run. Also return the kills for which the run finished
+    too early."""
     logging.disable(logging.WARNING)
     preload()
     findings = Findings(run.url)
@@ -306,7 +306,7 @@ def measure(
     at_once: int,
     keep: Callable[[], None],
 ) -> None:
-    """Carry out all kills, in as many runs as they need, some of them at once."""
+    """Carry out all kills, in as many runs as necessary, `at_once` of them at the same time."""
     began, before, number = time.monotonic(), findings.seconds, len(findings.chains)
     under_way: set[Future[tuple[Findings, list[Kill]]]] = set()
     waiting, late = shares(kills, KILLS_PER_RUN), list[Kill]()

@@ -1,6 +1,6 @@
-"""The processes that are killed: each role with a store that notes what it has stored and dies where it is told to.
+"""Runs a role that is to be killed. Its store notes every stored object, and kills the process at the planned write.
 
-`python -m benchmarks.crash.victims '[KILL, NOTES, SEED]' --run …` is the reader of such a trainer.
+`python -m benchmarks.crash.victims '[KILL, NOTES, SEED]' --run …` runs the reader of such a trainer.
 """
 
 import json
@@ -30,9 +30,9 @@ from storage.runs.run import Run
 
 COMMAND = [sys.executable, "-m", "benchmarks.crash.victims"]
 CHECKPOINT = re.compile(rf"checkpoints/.*/{layout.MANIFEST}")
-LONGEST_PAUSE = 5.0  # seconds: a searcher stores a shard for each record of its run, and without records this often
+LONGEST_PAUSE = 5.0  # seconds: a searcher stores a shard after each record of its run, or after this time without one
 COMPACT_EVERY = 5.0  # seconds
-TORN_AFTER = 0.004  # seconds after which a process dies at the latest in the middle of a write
+TORN_AFTER = 0.004  # seconds from the start of a write to a death in the middle of it, at most
 
 PRELOADED = [
     "benchmarks.crash.victims",
@@ -47,7 +47,7 @@ forkserver = multiprocessing.get_context("forkserver")
 
 
 def preload() -> None:
-    """Import what every life needs once, in the server that forks the lives."""
+    """Import the modules of all roles once, in the server that forks their processes."""
     forkserver.set_forkserver_preload(PRELOADED)
 
 
@@ -58,12 +58,12 @@ def start(role: str, run: Run, kill: Kill | None, notes: Path, seed: int) -> For
 
 
 def signal_of(notes: Path) -> Path:
-    """The file that exists once the trainer has stored as many checkpoints as the kill waits for."""
+    """Return the path of a file that exists once the trainer has stored the checkpoints that the kill requires."""
     return notes.with_suffix(".in-training")
 
 
 class DeadlyStore:
-    """A store that kills its process at one of its writes, and notes every object that is known to be stored."""
+    """A store that kills its process at the planned write, and notes every object whose write was acknowledged."""
 
     def __init__(self, store: Store, kill: Kill | None, notes: Path, seed: int, *, die_with: Sequence[int] = ()):
         self.store, self.kill, self.notes, self.random = store, kill, notes, random.Random(seed)
@@ -104,7 +104,7 @@ class DeadlyStore:
 
     def await_record(self) -> None:
         """Wait until the trainer has stored a record. A searcher that keeps pace with the trainer stores the same
-        amount however busy the machine is."""
+        amount of data, no matter how busy the machine is."""
         deadline, seen = time.monotonic() + LONGEST_PAUSE, self.notes.stat().st_size
         with self.notes.open() as file:
             file.seek(seen)
@@ -117,7 +117,7 @@ class DeadlyStore:
         time.sleep(60)
 
     def moment(self, name: str, key: str) -> str:
-        """Return when to die if this write is the planned one, else an empty text."""
+        """Return the moment to die if this write is the planned one, else an empty text."""
         if not (self.kill and self.kill.point in POINTS):
             return ""
         _, operation, pattern = POINTS[self.kill.point]
@@ -131,7 +131,7 @@ class DeadlyStore:
 
 
 def life(role: str, url: str, kill: Kill | None, notes: str, seed: int, environment: dict[str, str]) -> None:
-    """Be a role for one life, in a process of its own, with the environment of the process that started it."""
+    """Run a role for one life in its own process, with the environment of the process that started it."""
     os.environ.update(environment)
     log = os.open(f"{notes}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(log, 1)
@@ -143,7 +143,8 @@ def life(role: str, url: str, kill: Kill | None, notes: str, seed: int, environm
 
 
 def read(plan: str, arguments: Sequence[str]) -> None:
-    """Be the reader of such a trainer. It writes the trainer's records, and when it dies the trainer dies with it."""
+    """Run the reader of a trainer. The reader writes the trainer's records, and its planned death kills the trainer
+    too."""
     fields, notes, seed = json.loads(plan)
     kill = Kill(**fields) if fields else None
 

@@ -1,6 +1,6 @@
-"""Stand-ins for the far side of a role, each a few lines that record what was asked of them.
+"""Fakes for everything that a role talks to. Each is a few lines that record the calls.
 
-Whole roles on real storage are tested in tests/flows; these make the order of events visible in milliseconds.
+Tests in tests/flows run whole roles on real storage; fakes show the order of events within milliseconds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ def make_prompts(n: int) -> list[Prompt]:
 
 
 class Lease:
-    """Asks to stop, or says that another has taken over, from the given check on or as soon as something is so."""
+    """A lease whose check raises `verdict`, by default Stopped, from check `stop_at` on or once `stop_when` is true."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Events:
 
 
 class AtOnce:
-    """A `Background` whose jobs take no time: looks for versions end before anything else is done."""
+    """A `Background` that runs each job at once: a look for versions ends before anything else happens."""
 
     def __init__(self, name: str): ...
 
@@ -71,7 +71,7 @@ class AtOnce:
 
 
 class Versions:
-    """Newest versions one after the other; `broken` ones raise when they are loaded."""
+    """A version store whose newest version changes with each look. Versions in `broken` raise when they are loaded."""
 
     def __init__(self, *newest: Version, broken: dict[Version, Exception] | None = None):
         self.queue, self.broken = list(newest), broken or {}
@@ -105,8 +105,8 @@ class Versions:
 
 
 class Generator:
-    """Right for odd seeds; of no use before it has adopted a version. Thinks for a step about what it is given and then
-    answers it as a whole."""
+    """A generator that is right for odd seeds, once it has adopted a version. The responses to one call of `submit`
+    come together, at the second step after it."""
 
     max_response_tokens = 512
 
@@ -114,7 +114,7 @@ class Generator:
         self.version: Version | None = None
         self.adopted: list[Version] = []
         self.asked: list[list[int]] = []  # the seeds of each prompt
-        self.settings: list[tuple[float, float]] = []  # temperature and top_p of all that is given at once
+        self.settings: list[tuple[float, float]] = []  # temperature and top_p of the requests of each call
         self.tokenizer: Any = None
         self.thinking: list[list[Request]] = []
 
@@ -174,7 +174,7 @@ class Task:
 
 
 class Log:
-    """The trajectories of each shard."""
+    """A trajectory log in memory: the trajectories of each shard."""
 
     def __init__(self, stored: Mapping[int, Sequence[Trajectory]] = MappingProxyType({})):
         self.shards = dict(stored)

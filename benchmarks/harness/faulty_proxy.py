@@ -1,4 +1,4 @@
-"""A proxy before an S3 server that does what networks and servers do on a bad day, as a script or by chance."""
+"""A proxy in front of an S3 server that makes requests fail as networks and servers do, by plan or at random."""
 
 import http.client
 import random
@@ -20,23 +20,23 @@ Operation = Literal["get", "head", "list", "uploads", "put", "part", "begin", "c
 
 Fault = Literal[
     "pass",  # nothing goes wrong
-    # The server is not asked:
+    # The request does not reach the server, or only its first half does:
     "error",  # 500
     "busy",  # 503 SlowDown
     "throttled",  # 429
     "unheard",  # the connection ends
     "silent",  # no answer until the client gives up
-    "cut",  # the connection is reset in the middle of the request's body; the server gets that half
-    # The server has done what was asked:
-    "failed",  # 500 all the same
+    "cut",  # the connection is reset in the middle of the request's body; the server gets the first half
+    # The server has carried out the request:
+    "failed",  # but answers 500
     "disguised",  # 200 with an error in the body
     "unanswered",  # the connection ends
     "late",  # no answer until the client gives up
     "torn",  # the connection is reset in the middle of the answer's body
     "short",  # half of the answer's body, with the length of that half
-    "empty",  # none of the answer's body, and a length of 0
-    "slow",  # both bodies drop by drop
-    "stale",  # a listing as it was `lag` writes ago: without what has been created since
+    "empty",  # no body in the answer, and a length of 0
+    "slow",  # both bodies come in small pieces
+    "stale",  # a listing as of `lag` writes ago, without the objects created since
 ]
 
 SAID: dict[str, tuple[int, str]] = {
@@ -55,7 +55,7 @@ class Answer(NamedTuple):
 
 
 class Proxy:
-    """Meets the requests of some operations with the faults of `plan`, in order; then each by chance, if asked to."""
+    """Gives requests of `operations` the faults of `plan`, in order. Then, after `at_random`, faults come at random."""
 
     def __init__(self, upstream: Server):
         self.upstream = urlsplit(upstream.endpoint).netloc
@@ -67,21 +67,21 @@ class Proxy:
         self.is_away = False
         self._chance: tuple[int, float, Sequence[Fault]] | None = None
         self._asked: Counter[str] = Counter()
-        self._born: dict[str, int] = {}  # how many objects had been created before, by key
+        self._born: dict[str, int] = {}  # number of objects created before, by key
         self._lock = threading.Lock()
         self._server = self._listen(0)
 
     def at_random(self, seed: int, rate: float, faults: Sequence[Fault]) -> None:
-        """From here on. Whether the n-th request for an object fails, and how, follows from the seed alone, whatever
-        order the requests of several threads come in."""
+        """Let requests fail at random from now on. The seed alone determines whether and how the n-th request for an
+        object fails, independent of the order of requests from several threads."""
         self._chance = (seed, rate, faults)
 
     def recover(self) -> None:
-        """Nothing goes wrong any more."""
+        """Let no more requests fail."""
         self.plan, self._chance = [], None
 
     def leave(self) -> None:
-        """Nobody listens, and who was connected already goes unheard."""
+        """Accept no connections, and answer no requests on open ones."""
         self.is_away = True
         self.close()
 
@@ -114,7 +114,7 @@ class Proxy:
         if self._chance is None:
             return "pass"
         seed, rate, faults = self._chance
-        asked = f"{operation} {re.sub('[0-9a-f]{12,}', '*', key)}"  # roots, and what is probed, have random names
+        asked = f"{operation} {re.sub('[0-9a-f]{12,}', '*', key)}"  # roots and probes have random names
         self._asked[asked] += 1
         chance = random.Random(f"{seed} {asked} {self._asked[asked]}")
         return chance.choice(faults) if chance.random() < rate else "pass"
@@ -124,7 +124,7 @@ class Proxy:
             self._born.setdefault(key, len(self._born))
 
     def earlier(self, listing: bytes) -> bytes:
-        """A listing without what was created last, and so without the folders that had nothing else in them."""
+        """Return a listing without the last created objects, and without folders that contain only such objects."""
         with self._lock:
             old = {key for key, born in self._born.items() if len(self._born) - born > self.lag}
             new = self._born.keys() - old
@@ -162,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
     proxy: Proxy
 
     def handle(self) -> None:
-        with suppress(ConnectionError):  # of a client that has given up, or was killed
+        with suppress(ConnectionError):  # from a client that has given up or was killed
             super().handle()
 
     def forward(self) -> None:
@@ -260,7 +260,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.answer(Answer(status, [], body), body)
 
     def answer(self, answer: Answer, body: bytes) -> None:
-        """The head of an answer, and as much of its body as is given."""
+        """Send the head of an answer, and the given part of its body."""
         self.send_response_only(answer.status)
         given = {name.lower(): value for name, value in answer.headers}
         for name, value in answer.headers:
@@ -275,7 +275,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def wait(self) -> None:
-        """Until the client gives up."""
+        """Wait until the client gives up."""
         self.connection.settimeout(60)
         with suppress(TimeoutError):
             self.rfile.read(1)

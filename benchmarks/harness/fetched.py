@@ -1,4 +1,4 @@
-"""Trajectories as a replay buffer hands them to a trainer, without a buffer."""
+"""Trajectories in the form in which a replay buffer fetches them, without a buffer."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from tba.types import Trajectory
 
 
 def fetched_of(trajectories: Sequence[Trajectory]) -> Fetched:
-    """What a buffer would hand over of these."""
+    """Return these trajectories as a buffer would fetch them."""
     return Fetched(
         trajectory_ids=[t.trajectory_id for t in trajectories],
         prompt_ids=[t.prompt_id for t in trajectories],

@@ -1,7 +1,7 @@
-"""moto's server with conditional writes that are atomic, as a real one's are: on its own it looks, then stores.
+"""moto's server with atomic conditional writes, as on real servers: moto alone looks, and then stores.
 
-It also tells when an upload began, which moto does not know. An upload to a key with `begun-long-ago` in its name began
-long ago, and the parts of one with `sent-long-ago` were sent long ago.
+Uploads also have the time at which they began, which moto does not keep. An upload to a key with `begun-long-ago` in
+its name began long ago, and the parts of an upload with `sent-long-ago` were sent long ago.
 
 python -m benchmarks.harness.moto_server -p PORT
 """
@@ -20,7 +20,7 @@ LONG_AGO = datetime(2010, 11, 10)
 
 lock, put_object = threading.Lock(), S3Response.put_object
 make_upload, set_part, serialized = FakeMultipart.__init__, FakeMultipart.set_part, S3Response.serialized
-began: dict[str, datetime] = {}  # by identity of the upload
+began: dict[str, datetime] = {}  # by id of the upload
 
 
 def put_alone(self: S3Response) -> Any:

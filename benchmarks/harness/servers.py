@@ -1,5 +1,5 @@
-"""S3 servers and a Postgres for benchmarks and tests, each on a free port of loopback, stopped by the process ids of
-what was started."""
+"""S3 servers and a Postgres for benchmarks and tests. Each listens on a free port of loopback, and is stopped by the
+ids of the started processes."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ import botocore.session
 
 BUCKET = "tba-tests"
 CEPH = Path(__file__).parent / "ceph.sh"
-POSTGRES = Path("/usr/lib/postgresql")  # where Debian puts its versions
+POSTGRES = Path("/usr/lib/postgresql")  # where Debian installs the versions of Postgres
 
 
 class NotInstalled(Exception):
@@ -34,7 +34,7 @@ class Server:
     secret: str = "tbasecret"
 
     def environment(self) -> dict[str, str]:
-        """What a process needs to reach it, and nothing of what the machine's owner has configured."""
+        """Return the environment by which a process reaches the server, without the user's own AWS configuration."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": self.key,
@@ -59,7 +59,7 @@ class Server:
 
 @contextmanager
 def moto(folder: Path) -> Iterator[Server]:
-    """A simulation of S3, in memory."""
+    """Start moto, a simulation of S3 in memory."""
     port = free_port()
     with _process([sys.executable, "-m", "benchmarks.harness.moto_server", "-p", str(port)], port, folder / "moto.log"):
         server = Server(f"http://127.0.0.1:{port}")
@@ -73,14 +73,14 @@ def lacking_for_ceph() -> list[str]:
 
 @contextmanager
 def ceph(folder: Path) -> Iterator[Server]:
-    """A real one: Ceph's RADOS gateway, its data in memory."""
+    """Start a real S3 server: Ceph's RADOS gateway, with data in memory."""
     if lacking := lacking_for_ceph():
         packages = "ceph-mon ceph-osd radosgw"
         raise NotInstalled(f"no {', '.join(lacking)} here: apt-get install --no-install-recommends {packages}")
     port, home = free_port(), folder / "ceph"
     try:
         command = [CEPH, "start", home, str(free_port()), str(port), str(os.getpid())]
-        # Into a file: the daemons inherit it, and a pipe would stay open for as long as they live.
+        # The log is a file: the daemons inherit it, and a pipe would stay open as long as they live.
         with (folder / "ceph.log").open("w") as log:
             started = subprocess.run(command, stdout=log, stderr=log)
         if started.returncode:
@@ -94,7 +94,7 @@ def ceph(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def rclone(folder: Path) -> Iterator[Server]:
-    """`rclone serve s3`, which takes conditional writes and ignores the condition."""
+    """Start `rclone serve s3`, which accepts conditional writes but ignores the condition."""
     port, data = free_port(), folder / "rclone"
     (data / BUCKET).mkdir(parents=True)
     server = Server(f"http://127.0.0.1:{port}")
@@ -106,14 +106,14 @@ def rclone(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """A real Postgres; yields the URL of an empty database, as Prefect's server takes it."""
+    """Start a real Postgres, and yield the URL of an empty database in the form of Prefect's server."""
     tools = max(POSTGRES.glob("*/bin/initdb"), default=POSTGRES / "initdb", key=lambda it: int(it.parts[-3])).parent
     if not (tools / "initdb").exists():
         raise NotInstalled("no Postgres here: apt-get install --no-install-recommends postgresql")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="tba-postgres-") as folder:
         as_whom: list[str] = []
-        if os.getuid() == 0:  # which it refuses to run as
+        if os.getuid() == 0:  # Postgres refuses to run as root
             as_whom = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"]
             shutil.chown(folder, "postgres")
         data, log = Path(folder) / "data", Path(folder) / "log"
@@ -127,7 +127,7 @@ def postgres() -> Iterator[str]:
 
 
 def free_port() -> int:
-    """Below the range from which the system itself hands ports out, so that nobody is given it before it is used."""
+    """Return a free port below the system's ephemeral ports, so that no other process gets it before its use."""
     while True:
         port = random.randrange(20_000, 32_000)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

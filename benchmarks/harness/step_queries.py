@@ -1,4 +1,4 @@
-"""What two runs that took the same steps have in common, as queries of a run."""
+"""Queries whose results are equal for two runs that took the same steps."""
 
 LEDGER = "select step, sync, loss, grad_norm, lr, beta, weights_sha256 from steps order by step"
 DRAWS = """

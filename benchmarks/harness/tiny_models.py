@@ -1,5 +1,5 @@
-"""Small models and what goes with them, made in milliseconds without a network: a random Llama, a tokenizer of
-single characters, and trajectories."""
+"""Small objects, made in milliseconds and offline: a random Llama, a tokenizer of single characters, and
+trajectories."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ CHARACTERS = "0123456789+-*/=.,:?#$ \nabcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOP
 
 
 def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
-    """One token per character; `<pad>` is 0 and `<eos>` is 1."""
+    """Return a tokenizer with one token per character. `<pad>` is 0 and `<eos>` is 1."""
     vocabulary = {token: i for i, token in enumerate([PAD, EOS, "<unk>", *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]
@@ -40,7 +40,7 @@ def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
 def tiny_llama(
     *, seed: int = 0, tied: bool = True, characters: str = CHARACTERS, width: int = 32, layers: int = 2
 ) -> LlamaForCausalLM:
-    """Random weights, about 25 000 unless it is asked for less, wide enough apart that predictions differ."""
+    """Return a Llama of about 25,000 random weights by default, large enough that predictions differ clearly."""
     config = LlamaConfig(
         vocab_size=len(characters) + 3,
         hidden_size=width,
@@ -65,13 +65,14 @@ def tiny_policy(*, seed: int = 0, tied: bool = True) -> Policy:
 
 
 def tiny_folder(folder: Path, *, seed: int = 0, tied: bool = True) -> Path:
-    """The tiny policy as a Hugging Face folder."""
+    """Write the tiny policy as a Hugging Face folder."""
     tiny_policy(seed=seed, tied=tied).snapshot().save(folder)
     return folder
 
 
 def trajectory(**changes: Any) -> Trajectory:
-    """A finished response of three tokens; its reference log-probabilities are -1 each unless given."""
+    """Make a trajectory with a finished response of three tokens, whose reference log-probabilities are -1 by
+    default."""
     tokens = tuple(changes.get("response_tokens", (5, 6, EOS_ID)))
     defaults: dict[str, Any] = {
         "searcher": 0,
@@ -100,11 +101,11 @@ def trajectory(**changes: Any) -> Trajectory:
 
 
 def response_logps(model: nn.Module, batch: Batch, *, temperature: float) -> Tensor:
-    """[B] log-probability of each response: the sum over its counted tokens; 0 for one without any."""
+    """[B] log-probability of each response: the sum over its counted tokens, and 0 if it has none."""
     return token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=temperature).sum(dim=1)
 
 
 def batch_logps(model: PreTrainedModel, batch: Batch, *, temperature: float) -> Tensor:
-    """[B, T] read as one packed row."""
+    """[B, T] log-probability of each token, computed in one packed row."""
     logp_R = Packed(*groups_of(batch)).logps(model, temperature=temperature)
     return logp_R.new_zeros(batch.tokens_BT.shape).masked_scatter(batch.response_mask_BT, logp_R)

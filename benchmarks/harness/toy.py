@@ -1,7 +1,7 @@
 """A universe small enough to count: every sequence of L tokens out of V, under a tabular autoregressive policy.
 
-A policy is one row of logits per prefix, in float64. With every sequence at hand, expectations are sums and the target
-pi_ref exp(r / beta) / Z is known exactly, so what the mathematics promises can be checked to rounding error.
+A policy is one row of logits per prefix, in float64. All sequences are known, so expectations are sums and the target
+pi_ref exp(r / beta) / Z is exact. Tests can check mathematical properties up to rounding errors.
 """
 # Shapes: N = V^L sequences, L tokens, V symbols, R prefixes shorter than L.
 
@@ -30,7 +30,7 @@ ALL_DIFFER_N = torch.tensor([float(len(set(s)) == L) for s in SEQUENCES_NL.tolis
 
 
 def random_logits(seed: int, scale: float = 1.0) -> Tensor:
-    """[R, V] a policy."""
+    """[R, V] the logits of a random policy."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(R, V, generator=generator, dtype=torch.float64)
 
@@ -64,7 +64,7 @@ def random_rewards(seed: int, *shape: int) -> Tensor:
 
 
 def exact_values(logp_NL: Tensor, reward_N: Tensor) -> Tensor:
-    """[R] the mean reward of what the policy makes of each prefix."""
+    """[R] the mean reward of each prefix when the policy continues it."""
     probability_N, rows_N = logp_NL.sum(1).exp(), PREFIX_ROWS_NL.flatten()
     total_R, mass_R = (
         torch.zeros(R, dtype=torch.float64).index_add(0, rows_N, it[:, None].expand(-1, L).flatten())

@@ -1,15 +1,16 @@
-"""What m, k, K, beta and the buffer matter, on the same trajectories: replays of one run that differ in one setting.
+"""Measure the effect of m, k, K, beta and the buffer on the same trajectories, by replays of a run with one change.
 
     python -m benchmarks.science.ablations [ROOT] [--only FACTOR …] [--seeds 0 …] [--hours H] [--out FILE.csv]
-    python -m benchmarks.science.ablations --show        the table and the pictures of what has been run
+    python -m benchmarks.science.ablations --show        only show the table and the charts of stored results
 
-For each seed one asynchronous quickstart run of 200 steps, half of them decay as in the preset, whose searcher
-generates S = 16 responses to a prompt, so that K can vary, and then `tba fork --step 0 --replay` with one setting
-changed: nothing is generated again but for the evaluations. What replays cannot show is what searchers would have found
-with the other policy. A batch has 256 trajectories whatever K is, and with another k the same trajectories enter by the
-same step, or a little later.
+Each seed has one asynchronous quickstart run of 200 steps; the learning rate decays over the second half, as in the
+preset. Its searcher generates S = 16 responses per prompt, so that K can vary. Each replay is a
+`tba fork --step 0 --replay` of this run with one setting changed, in which only evaluations generate new responses. So
+replays cannot show what searchers would have found with the changed policy. A batch has 256 trajectories for every K.
+With another k, the same trajectories enter by the same step, or a little later.
 
-Each replay is a row of the CSV and is not run again: the command goes on where it stopped. The runs stay under ROOT.
+Each replay is a row of the CSV and is not repeated, so the command continues where it stopped. Runs are kept under
+ROOT.
 """
 
 import argparse
@@ -52,7 +53,7 @@ FACTORS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         f"{low:g}-{high:g}": {"sampling.mean_reward_between": [low, high]} for low, high in ((0, 1), (0.2, 0.8))
     },
 }  # fmt: skip
-"""By factor and value: what it changes."""
+"""Changed settings, by factor and value."""
 
 PICTURES: Mapping[str, tuple[str, Callable[[float], float]]] = {
     "m": ("m, the share of the newest", float),
@@ -60,7 +61,7 @@ PICTURES: Mapping[str, tuple[str, Callable[[float], float]]] = {
     "responses": ("K, responses per prompt", math.log2),
     "beta": ("beta", math.log2),
 }
-"""By name of the file: a factor whose values are numbers, and where on the axis they lie."""
+"""Charts by the end of their file names: a factor whose values are numbers, and the scale of its axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,18 +78,18 @@ class Row(Replay):
     greedy: float
     drawn_reward: float
     drawn_age: float
-    distinct: int  # trajectories that were drawn at all
+    distinct: int  # number of different trajectories that were drawn
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", nargs="?", default="tba-runs", help="for the runs (default: %(default)s)")
+    parser.add_argument("root", nargs="?", default="tba-runs", help="root of the runs (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=FACTORS, default=list(FACTORS), metavar="FACTOR")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="SEED")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--hours", type=float, default=1000.0, help="begin no replay after so many")
+    parser.add_argument("--hours", type=float, default=1000.0, help="start no replay after this many hours")
     parser.add_argument("--out", type=Path, default=Path("docs/results/ablations.csv"))
-    parser.add_argument("--show", action="store_true", help="run nothing")
+    parser.add_argument("--show", action="store_true", help="run nothing, show stored results")
     options = parser.parse_args(arguments)
     rows, ends = read(options.out, Row), time.monotonic() + 3600 * options.hours
     for replay in () if options.show else replays(options.only, options.seeds, options.steps):
@@ -128,7 +129,7 @@ def take(replay: Replay, root: str) -> Row:
 
 
 def finished(root: str, name: str) -> bool:
-    """Whether the run is there and whole; one that was interrupted is ended first."""
+    """Return True if the run exists. Resume it first, so that an interrupted run is finished."""
     url = run_url(root, name)
     if not (Path(url) / "run.json").exists():
         return False
@@ -141,10 +142,10 @@ def tba(*arguments: str, changes: Mapping[str, Any] | None = None) -> None:
     command = [sys.executable, "-m", "flows.cli", *arguments, *(["--set", *changed] if changed else [])]
     told = subprocess.run(command, capture_output=True, text=True)
     if told.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {told.returncode}:\n{told.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(command)} ended with exit code {told.returncode}:\n{told.stderr[-2000:]}")
 
 
-# --- what is known ----------------------------------------------------------------------------------------------------
+# --- tables and charts ------------------------------------------------------------------------------------------------
 
 
 def markdown(rows: Sequence[Row]) -> Iterator[str]:
@@ -160,7 +161,7 @@ def markdown(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def by_value(rows: Sequence[Row], factor: str, place: Callable[[float], float]) -> str:
-    """A picture; empty if there is only one value."""
+    """Return a chart of the results by value; empty if only one value has been measured."""
     of = {as_it_was(factor): [row for row in rows if row.factor == "as it was"]}
     of |= {float(it): [row for row in rows if (row.factor, row.value) == (factor, it)] for it in FACTORS[factor]}
     known = {place(value): of[value] for value in sorted(of) if of[value]}
@@ -176,7 +177,7 @@ def by_value(rows: Sequence[Row], factor: str, place: Callable[[float], float]) 
 
 
 def as_it_was(factor: str) -> float:
-    """The preset's value of the setting that a factor is about: the first of those it changes."""
+    """Return the preset's value of the setting of a factor: the first setting that the factor changes."""
     section, name = next(iter(next(iter(FACTORS[factor].values())))).split(".")
     return float(getattr(getattr(preset("quickstart"), section), name))
 

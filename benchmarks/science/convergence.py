@@ -1,16 +1,17 @@
-"""Where each objective leads, given data that never changes: every sequence of a universe small enough to count.
+"""Measure where each objective converges on data that never changes: all sequences of a universe small enough to count.
 
     python -m benchmarks.science.convergence [--only OBJECTIVE …] [--steps 4000] [--seeds 3] [--out FOLDER]
-    python -m benchmarks.science.convergence --show        the table and the picture of what has been measured
+    python -m benchmarks.science.convergence --show        only show the table and the chart of stored results
 
-Sequences of three tokens out of three; the reward is 1 if all differ. A policy with a row of logits per prefix starts
-at the reference and takes steps on the whole data set at once, so that nothing is left to chance: either every sequence
-once, as a uniform sampler would give it, or as often as the reference gives it (its probabilities are quarters and
-halves, so that 64 sequences are exactly in proportion). It is one group, but for online DPO, which would take one pair
-of it: there every two of its sequences are a group. Seeds give other references. Said is the total variation
-distance to the target, the reference tilted by exp(reward / beta), and the mean reward under the policy. The values of
-PPO are a table, one for each prefix, and a learned log Z is one number; both begin at 0 and take a step beside each of
-the policy's. Those of VinePPO are exact: the mean reward of what the data's policy makes of each prefix.
+Sequences have three tokens from a vocabulary of three; the reward is 1 if all tokens differ. The policy has one row of
+logits per prefix and starts at the reference. Each step uses the whole data set at once, so there is no sampling noise.
+The data has every sequence once (uniform data), or every sequence as often as the reference generates it (data of the
+reference; its probabilities are halves and quarters, so 64 sequences have exactly the right proportions). All sequences
+form one group. Online DPO would use only one pair of a group, so for it every two sequences form a group. Each seed has
+another reference. The results are the total variation distance to the target (the reference tilted by
+exp(reward / beta)) and the mean reward under the policy. The values of PPO are a table with one value per prefix, and a
+learned log Z is one number; both start at 0 and take a step with each step of the policy. The values of VinePPO are
+exact: the mean reward of each prefix when the policy that generated the data continues it.
 """
 
 import argparse
@@ -84,11 +85,17 @@ class Found:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=OBJECTIVES, metavar="OBJECTIVE", help="keep the rows of others")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=OBJECTIVES,
+        metavar="OBJECTIVE",
+        help="measure only these, and keep the rows of others",
+    )
     parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
-    parser.add_argument("--show", action="store_true", help="measure nothing")
+    parser.add_argument("--show", action="store_true", help="measure nothing, show stored results")
     options = parser.parse_args(arguments)
     if options.seeds < 1:
         parser.error(f"--seeds must be at least 1, got {options.seeds}")
@@ -142,7 +149,7 @@ def loss_of(name: str) -> Callable[[Groups], Loss]:
 def lead(
     loss: Callable[[Groups], Loss], data: Data, seed: int, steps: int, *, pairs: bool = False
 ) -> tuple[float, float, float]:
-    """Distances to the target before and after, and the mean reward after."""
+    """Train a policy. Return its distances to the target before and after, and its mean reward after."""
     reference = quartered(seed)
     ref_NL = toy.token_logps(reference)
     target_N = toy.target_logps(ref_NL.sum(1), toy.ALL_DIFFER_N, BETA)
@@ -164,13 +171,13 @@ def lead(
 
 
 def quartered(seed: int) -> Tensor:
-    """Logits of a reference whose tokens have probabilities 1/2, 1/4 and 1/4, in any order."""
+    """Return the logits of a reference whose tokens have probabilities 1/2, 1/4 and 1/4, in random order."""
     order = torch.argsort(torch.rand(toy.R, toy.V, generator=torch.Generator().manual_seed(seed)), dim=1)
     return torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).log()[order]
 
 
 def everything(logits: Tensor, ref_NL: Tensor, data: Data, chosen_PK: Tensor) -> Groups:
-    """The whole data set, in groups of these sequences."""
+    """Return the whole data set, in groups of these sequences."""
     behaviour_NL = ref_NL if data == "reference" else torch.full_like(ref_NL, 1 / toy.V).log()
     reward_PK = toy.ALL_DIFFER_N[chosen_PK]
     value_NL = toy.exact_values(behaviour_NL, toy.ALL_DIFFER_N)[toy.PREFIX_ROWS_NL]
@@ -192,7 +199,7 @@ def everything(logits: Tensor, ref_NL: Tensor, data: Data, chosen_PK: Tensor) ->
 
 
 def chosen(ref_NL: Tensor, data: Data) -> Tensor:
-    """[1, K] each sequence as often as the data has it, as one group."""
+    """[1, K] the indices of all sequences of the data, with repeats, as one group."""
     times_N = (64 * ref_NL.sum(1).exp()).round().long() if data == "reference" else torch.ones(toy.N, dtype=torch.long)
     return torch.repeat_interleave(torch.arange(toy.N), times_N)[None]
 
@@ -212,7 +219,8 @@ def markdown(found: Sequence[Found]) -> Iterator[str]:
 
 
 def drawn(found: Sequence[Found]) -> str:
-    """A mark for each objective and kind of data where it ends, on a logarithmic axis, and a line at the start."""
+    """Return a chart on a logarithmic axis: a mark at the final distance of each objective and kind of data, and a line
+    at the distance before."""
     bottom, top, left, right, row = -7, 0, 230, 640, 16
     height = row * len(OBJECTIVES)
 
@@ -249,7 +257,7 @@ def drawn(found: Sequence[Found]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and, of several, standard error."""
+    """Return the mean and, for several values, the standard error."""
     error = f" ± {standard_error(values):.1g}" if len(values) > 1 else ""
     return f"{statistics.mean(values):.2g}{error}"
 

@@ -1,11 +1,11 @@
-"""Tasks whose rounds take time instead of arithmetic, so that many searchers fit few cores.
+"""Tasks whose rounds wait instead of computing, so that many searchers fit on few cores.
 
     tba run benchmarks.science.paced:PacedQuickstart --set task.options.latency=2
 
-Where a searcher generates elsewhere, on an accelerator of its own or by a service, what its round costs here is
-waiting. So each round of a searcher waits `task.options.latency` seconds when it is rewarded, on top of what it
-computes; all else is the task's own. Evaluations ask about held-out prompts and do not wait. The setting is the
-task's, so that nothing else of a run has to know of it; it is run from the folder above `benchmarks`.
+If a searcher generates elsewhere, on its own accelerator or by a service, its round mostly waits here. So each round of
+a searcher waits `task.options.latency` seconds when its rewards are computed, in addition to its own work. Everything
+else is the task's own. Evaluations use held-out prompts and do not wait. The latency is an option of the task, so that
+nothing else in a run has to know about it. Run the command in the folder above `benchmarks`.
 """
 
 import time
@@ -28,13 +28,13 @@ class Pace:
     """Seconds that each round of a searcher waits."""
 
     def wait(self, asked: Sequence[tuple[Prompt, Response]]) -> None:
-        """Rewards are asked for once a round, and in evaluations for held-out prompts only."""
+        """Wait if this is a round of a searcher: evaluations ask for rewards of held-out prompts only."""
         if any(prompt.prompt_id.startswith("train-") for prompt, _ in asked):
             time.sleep(self.latency)
 
 
 class PacedQuickstart(Quickstart):
-    rewards_vary = True  # they do not, but a round whose rewards were all remembered would not wait
+    rewards_vary = True  # not true, but a round whose rewards are all remembered would not wait
 
     def __init__(self, config: TaskConfig):
         super().__init__(config)
@@ -64,7 +64,7 @@ class PacedRedTeam(RedTeam):
 
 
 def paced(config: TaskConfig) -> tuple[Pace, TaskConfig]:
-    """The pace, and what is left for the task itself."""
+    """Return the pace, and the configuration that is left for the task itself."""
     own: dict[str, Any] = {name: value for name, value in config.options.items() if name == "latency"}
     rest = {name: value for name, value in config.options.items() if name not in own}
     return parse_options(Pace, replace(config, options=own)), replace(config, options=rest)

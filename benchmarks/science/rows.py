@@ -1,4 +1,4 @@
-"""Rows of a CSV, each a dataclass of numbers and text, added one by one as they are found; and how several are said."""
+"""Reads and appends the rows of a CSV, each a dataclass of numbers and text, and formats the mean of several values."""
 
 import csv
 import statistics
@@ -13,7 +13,7 @@ Row = TypeVar("Row")
 
 
 def read(path: Path, kind: type[Row]) -> list[Row]:
-    """None if there is no file yet."""
+    """Return the rows of a CSV. The list is empty if there is no file yet."""
     if not path.exists():
         return []
     types: dict[str, Any] = {field.name: field.type for field in fields(kind)}  # pyright: ignore[reportArgumentType]
@@ -37,7 +37,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and standard error; nothing of nothing."""
+    """Return the mean and standard error as text. Empty if there are no values."""
     if not values:
         return ""
     error = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
@@ -45,7 +45,7 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
 
 
 def line(name: str, values: Mapping[float, Sequence[float]]) -> Series:
-    """Means with their standard errors, where there are values."""
+    """Return a line of means with their standard errors, where there are values."""
     known = {x: found for x, found in values.items() if found}
     points = [(x, statistics.mean(found)) for x, found in known.items()]
     return Series(name, points, marked=True, errors=[standard_error(found) for found in known.values()])

@@ -1,26 +1,27 @@
-"""More searchers: what they add to the rate of trajectories, cost the trainer, and find, on a toy of red-teaming.
+"""Measure 1 to 16 searchers on a toy of red-teaming: rate of trajectories, cost to the trainer, and attacks found.
 
     python -m benchmarks.science.searchers [ROOT] [--only 1 16 …] [--seeds 0 …] [--hours H] [--out FILE.csv]
-    python -m benchmarks.science.searchers --show        the table and the pictures of what has been run
+    python -m benchmarks.science.searchers --show        only show the table and the charts of stored results
 
-Every run is one of `tba run` on a disk, with 1, 2, 4, 8 or 16 searchers and nothing else changed: the same number of
-gradient steps on batches of the same size. Attacker, victim and classifier are tiny (benchmarks/science/victims.py);
-each seed has its own. A round of a searcher gives 64 attacks and waits 4 seconds (benchmarks/science/paced.py), as if
-they were generated elsewhere. It computes 0.11 s of one core: attacks, the victim's answers, rewards, the reference,
-the shard, a new version, and the lease. So 16 searchers take 16 x 0.11 / 4.1 = 0.43 of a core, and of two another is
-left to the trainer, whose step takes 0.17 s. They need 8 GB of memory.
+Each run is a `tba run` on a local disk with 1, 2, 4, 8 or 16 searchers. Nothing else changes: the number of gradient
+steps and the size of batches are the same. Attacker, victim and classifier are tiny (benchmarks/science/victims.py),
+and each seed has its own. A round of a searcher generates 64 attacks and waits 4 seconds (benchmarks/science/paced.py),
+as if they were generated elsewhere. A round computes for 0.11 s on one core: attacks, the victim's answers, rewards,
+the reference, the shard, a new version, and the lease. So 16 searchers take 16 x 0.11 / 4.1 = 0.43 of a core, and one
+of two cores is left to the trainer, whose step takes 0.17 s. Sixteen searchers need 8 GB of memory.
 
-Speed is that of the steady part, so that starting 16 processes on two cores does not count: it begins with the first
-ledger after every searcher has stored a shard, and ends with the last ledger. In it each searcher has a rate, the
-trajectories after its first shard by the time from that to its last one; their sum is said. The time of a step is its
-mean over the steps whose sync lies in that part.
+Speed is measured in the steady part of a run, so that the start of 16 processes on two cores does not count. The steady
+part begins with the first ledger after every searcher has stored a shard, and ends with the last ledger. The rate of a
+searcher is the number of trajectories after its first shard in this part, divided by the time from its first to its
+last shard. The reported rate is the sum over searchers. The time of a step is the mean over the steps of the syncs in
+this part.
 
-Success and diversity are the task's own, the latter the cosine distance by all-MiniLM-L6-v2, which `make install`
-brings: of 512 attacks by the last version, in the run's evaluation, and of all that was generated (the diversity of
-1000 of them).
+Success and diversity are the task's measures. Diversity is the cosine distance by all-MiniLM-L6-v2, which `make
+install` brings. Both are measured on 512 attacks of the last version, in the run's evaluation, and on all generated
+attacks (diversity on 1000 of them).
 
-Each run is a row of the CSV and is not run again: the command goes on where it stopped. The runs stay under ROOT; one
-that was interrupted begins anew.
+Each run is a row of the CSV and is not repeated, so the command continues where it stopped. Runs are kept under ROOT;
+an interrupted run starts anew.
 """
 
 import argparse
@@ -64,7 +65,7 @@ BASE: Mapping[str, Any] = {
     "model.threads": 1,
     "evaluation.every": 10**6,  # the first and the last version are always evaluated
     "evaluation.samples": 512,
-    "limits.silent_after": 60,  # while 16 start on two cores
+    "limits.silent_after": 60,  # long enough for 16 processes to start on two cores
     "task.options.victim_template": "chat",
     "task.options.victim_tokens": 6,
     "task.options.victim_samples": 3,
@@ -113,27 +114,27 @@ class Trial:
 class Row(Trial):
     rate: float  # trajectories per second
     step_ms: float
-    wait_ms: float  # of a step, for data
+    wait_ms: float  # wait of a step for data
     steady_seconds: float
-    age: float  # of what was drawn, in steps
-    success: float  # of the last version; so is the next
+    age: float  # mean of the drawn trajectories, in steps
+    success: float  # of the last version, like `diversity`
     diversity: float
     generated: int
     generated_success: float
     generated_diversity: float
-    distinct: int  # different attacks that succeeded
+    distinct: int  # number of different attacks that succeeded
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", nargs="?", default="tba-runs", help="for the runs (default: %(default)s)")
+    parser.add_argument("root", nargs="?", default="tba-runs", help="root of the runs (default: %(default)s)")
     parser.add_argument("--only", nargs="+", type=int, default=COUNTS, metavar="COUNT")
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--latency", type=float, default=LATENCY, help="seconds that a round waits")
-    parser.add_argument("--hours", type=float, default=1000.0, help="begin no run after so many")
+    parser.add_argument("--hours", type=float, default=1000.0, help="start no run after this many hours")
     parser.add_argument("--out", type=Path, default=Path("docs/results/searchers.csv"))
-    parser.add_argument("--show", action="store_true", help="run nothing")
+    parser.add_argument("--show", action="store_true", help="run nothing, show stored results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rows, ends = read(options.out, Row), time.monotonic() + 3600 * options.hours
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.out.with_name(f"{options.out.stem}-{name}.svg").write_text(drawn)
 
 
-# --- what is run ------------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 def take(trial: Trial, root: str) -> Row:
@@ -163,13 +164,17 @@ def take(trial: Trial, root: str) -> Row:
         tba("run", TASK, "--root", root, "--name", name, "--steps", str(trial.steps), "--seed", str(trial.seed),
             "--searchers", str(trial.searchers), changes=settings(trial, root))  # fmt: skip
     if not whole(url, trial.steps):
-        raise RuntimeError(f"{url}: a role was started again, so that its times say nothing: run this again")
+        raise RuntimeError(
+            f"{url}: a role was restarted, so the times of the run are not valid; run this command again"
+        )
     with storage.connect(url) as con:
         [(syncs, began, ended)] = con.execute(STEADY).fetchall()
         steady = {"began": began, "ended": ended}
         [(rate, known)] = con.execute(RATE, steady).fetchall() if syncs > 1 else [(0.0, 0)]
         if known < trial.searchers:
-            raise RuntimeError(f"{url}: {trial.steps} steps ended before {trial.searchers} searchers had two rounds")
+            raise RuntimeError(
+                f"{url}: the run ended after {trial.steps} steps, before {trial.searchers} searchers had two rounds"
+            )
         [(step_ms, wait_ms, age)] = con.execute(STEP, {"began": began}).fetchall()
         [(generated, succeeded, distinct)] = con.execute(GENERATED).fetchall()
         some = [response for (response,) in con.execute(SOME).fetchall()]
@@ -207,7 +212,7 @@ def encoder() -> str:
 
 
 def whole(url: str, steps: int) -> bool:
-    """Whether the run is there, ended, and had one life of every role."""
+    """Return True if the run exists and has ended, and every role had only one life."""
     if not (Path(url) / "run.json").exists():
         return False
     with storage.connect(url) as con:
@@ -215,7 +220,7 @@ def whole(url: str, steps: int) -> bool:
     return lives == 1 and scores > 0
 
 
-# --- what is said of it -----------------------------------------------------------------------------------------------
+# --- tables and charts ------------------------------------------------------------------------------------------------
 
 COLUMNS: Mapping[str, tuple[Callable[[Row, Row], float], int]] = {
     "trajectories / s": (lambda row, one: row.rate, 1),
@@ -229,7 +234,7 @@ COLUMNS: Mapping[str, tuple[Callable[[Row, Row], float], int]] = {
     "diversity of all": (lambda row, one: row.generated_diversity, 3),
     "different successes": (lambda row, one: row.distinct, 0),
 }
-"""Of a run and that of its seed with one searcher; and how many digits are said."""
+"""Columns of the table: a function of a run and of the run of its seed with one searcher, and a number of digits."""
 PICTURES = {
     "speed": ("as a share of 1 searcher's", {"trajectories per second of linear": "of linear",
                                              "time of a gradient step": "of that with 1"}),
@@ -251,14 +256,14 @@ def counts(rows: Sequence[Row]) -> list[int]:
 
 
 def values(rows: Sequence[Row], count: int, column: str) -> list[float]:
-    """One a seed, of those that have a run with one searcher, too."""
+    """Return the values of a column, one per seed that also has a run with one searcher."""
     alone = {row.seed: row for row in rows if row.searchers == 1}
     value, _ = COLUMNS[column]
     return [value(row, alone[row.seed]) for row in rows if row.searchers == count and row.seed in alone]
 
 
 def pictures(rows: Sequence[Row]) -> dict[str, str]:
-    """By number of searchers, where there are several."""
+    """Return charts by number of searchers. Empty until two numbers have been measured."""
     return {
         name: Chart(
             title, [line(said, by_count(rows, column)) for said, column in lines.items()], x_name="log2 searchers"

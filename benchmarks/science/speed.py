@@ -1,27 +1,28 @@
-"""Wall-clock to 0.90 sampled accuracy on the quickstart task: asynchronous, synchronous, and TRL's trainers.
+"""Compare the wall-clock time to 0.90 accuracy on the quickstart task: asynchronous, synchronous and TRL's trainers.
 
     python -m benchmarks.science.speed ROOT [--only ARM …] [--seeds 0 …] [--goal 0.9] [--trl FOLDER] [--out FILE.csv]
-    python -m benchmarks.science.speed --show            the table of what has been run
+    python -m benchmarks.science.speed --show            only show the table of stored results
 
-TRL and what it needs are not among our requirements; --trl names a folder they were put into, once, by
+TRL and its dependencies are not among our requirements. --trl names a folder into which they were installed by
 
     pip install --no-deps --target FOLDER -r benchmarks/science/requirements-trl.txt
 
-Ours are asynchronous, where nobody waits for anybody; one version behind, where searchers generate with the version
-before the newest while the trainer learns (`sync.lag` = 1); and synchronous (`sync.lag` = 0). "Anchored" is trajectory
-balance with `objective.anchor=behaviour` and beta 0.25; all else has the preset's 0.05. All arms have the same base
-policies, prompts, rewards, cores and numbers of responses per step: 256, as 8 responses to each of 32 prompts, or 2 to
-each of 128 where a method compares pairs. All step with AdamW (0.9, 0.999), a warm-up of 10 steps and then a constant
-learning rate; what else TRL's trainers have by default they keep, but for memory and precision that cost them time
-here. One seed, which is not reported, chooses each arm's learning rate (`RATES`) by the steps to the goal; where
-several threads could help, because one role works at a time, it then chooses between one and two by the seconds.
+Our arms are asynchronous (no role waits for another), one version behind (`sync.lag` = 1: searchers generate with the
+version before the newest while the trainer learns), and synchronous (`sync.lag` = 0). "Anchored" is trajectory balance
+with `objective.anchor=behaviour` and beta 0.25; all other arms have the preset's beta of 0.05. All arms have the same
+base policies, prompts, rewards, cores and 256 responses per step: 8 to each of 32 prompts, or 2 to each of 128 for
+methods that compare pairs. All arms use AdamW (0.9, 0.999), a warm-up of 10 steps and then a constant learning rate.
+TRL's trainers keep their other defaults, except memory and precision settings that would cost them time here. The
+learning rate of each arm is chosen from `RATES` by the steps to the goal, on one seed that is not reported. Where only
+one role works at a time, more threads could help, so one or two threads are then chosen by the seconds to the goal.
 
-The clock of a run starts with its first weights in a searcher, or with TRL's `train`: importing and loading do not
-count. It stops at the version that reaches the goal, published and stored, between two scored ones in a line. Nor does
-scoring count: TRL's clock stands still meanwhile, our versions are scored when the run is over. A paced searcher sleeps
-a fixed time in each round beside its work, as one does that waits for an engine elsewhere.
+The clock of a run starts when a searcher first adopts weights, or when TRL's `train` begins: imports and loading do not
+count. It stops when the version that reaches the goal has been published; between two scored versions, accuracy is
+taken as a straight line. Scoring does not count either: TRL's clock stands still meanwhile, and our versions are scored
+after the run. A paced searcher also sleeps for a fixed time in each round, like a searcher that waits for an engine
+elsewhere.
 
-Each run is a row of the CSV and is not run again. Timings need a machine with nothing else to do.
+Each run is a row of the CSV and is not repeated. Timings need a machine without other load.
 """
 
 import argparse
@@ -75,8 +76,8 @@ class Arm:
     settings: Mapping[str, Any] = field(default_factory=dict)
     task: str = "quickstart"
     threads: Sequence[int] = (1,)
-    steps: int = 160  # at most
-    rates_of: str = ""  # the arm whose learning rate it takes
+    steps: int = 160  # maximum
+    rates_of: str = ""  # the arm whose learning rate and threads this arm takes, if not its own
 
 
 ARMS: Mapping[str, Arm] = {
@@ -103,7 +104,7 @@ ARMS: Mapping[str, Arm] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is run; a row of the CSV begins with it."""
+    """The identity of a run: the first columns of its row of the CSV."""
 
     arm: str
     seed: int
@@ -114,7 +115,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Run):
-    seconds: float  # to the goal; infinite where it was not reached, and so is the next
+    seconds: float  # seconds to the goal; infinite if the run did not reach it, like `steps`
     steps: float
     seconds_per_step: float
     reached: float  # accuracy when the run ended
@@ -127,13 +128,15 @@ class Row(Run):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", nargs="?", default="tba-runs", help="for the runs (default: %(default)s)")
+    parser.add_argument("root", nargs="?", default="tba-runs", help="root of the runs (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
-    parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS, metavar="SEED", help="none: only the choices")
+    parser.add_argument(
+        "--seeds", nargs="*", type=int, default=SEEDS, metavar="SEED", help="if none: only choose rates and threads"
+    )
     parser.add_argument("--goal", type=float, default=GOAL)
     parser.add_argument("--trl", type=Path, help="folder with TRL")
     parser.add_argument("--out", type=Path, default=Path("docs/results/speed.csv"))
-    parser.add_argument("--show", action="store_true", help="run nothing")
+    parser.add_argument("--show", action="store_true", help="run nothing, show stored results")
     options = parser.parse_args(arguments)
     logging.disable_progress_bar()
     rows = read(options.out, Row)
@@ -144,11 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(markdown(rows, options.goal)))
 
 
-# --- what is run ------------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 def next_run(rows: Sequence[Row], names: Sequence[str], seeds: Sequence[int], goal: float) -> Run | None:
-    """The first that there is no row of: learning rates, then threads, then seed by seed what they chose."""
+    """Return the first run that has no row: choices of learning rates, then of threads, then the reported seeds."""
     done = {row.key for row in rows}
     for run in chain(*(rates(name, goal) for name in names), *(threads(rows, name, goal) for name in names)):
         if run not in done:
@@ -166,7 +169,7 @@ def rates(name: str, goal: float) -> list[Run]:
 
 
 def threads(rows: Sequence[Row], name: str, goal: float) -> list[Run]:
-    """With the best rate; none before that is known."""
+    """Return the runs that choose the threads, at the best rate. Empty until that rate is known."""
     tried = [row for row in rows if row.key in rates(name, goal)]
     if len(tried) < len(RATES):
         return []
@@ -198,7 +201,7 @@ Curve = Sequence[tuple[int, float, float]]  # steps, seconds, sampled accuracy
 
 
 def reached(curve: Curve, goal: float) -> tuple[float, float]:
-    """Seconds and steps to the goal."""
+    """Return the seconds and steps to the goal, on a straight line between scored points."""
     for (step, seconds, score), (later, until, better) in pairwise(curve):
         if better >= goal:
             share = (goal - score) / (better - score)
@@ -215,7 +218,7 @@ def by_trl(run: Run, folder: Path | None) -> Curve:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(run.threads)}
     told = subprocess.run(command, capture_output=True, text=True, env=environment)
     if told.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {told.returncode}:\n{told.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(command)} ended with exit code {told.returncode}:\n{told.stderr[-2000:]}")
     return [tuple(point) for point in json.loads(told.stdout.splitlines()[-1])]
 
 
@@ -241,7 +244,7 @@ def by_us(run: Run, root: str) -> Curve:
     return curve
 
 
-# --- what is known ----------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def markdown(rows: Sequence[Row], goal: float) -> Iterator[str]:
@@ -254,7 +257,7 @@ def markdown(rows: Sequence[Row], goal: float) -> Iterator[str]:
             cells = [spread([getattr(row, it) for row in there]) for it in ("seconds", "steps", "seconds_per_step")]
             yield f"| {name} | {of[0].rate:g} | {of[0].threads} | {' | '.join(cells)} | {len(there)} of {len(of)} |"
     yield ""
-    yield "| on the seed that chose | threads | " + " | ".join(f"{rate:g}" for rate in RATES) + " |"
+    yield "| on the tuning seed | threads | " + " | ".join(f"{rate:g}" for rate in RATES) + " |"
     yield "|---|---:|" + "---:|" * len(RATES)
     for name in ARMS:
         of = [row for row in rows if row.arm == name and row.seed == TUNING_SEED and row.goal == goal]

@@ -1,4 +1,4 @@
-"""One run of a TRL trainer on the quickstart task, for benchmarks/science/speed.py: prints its curve as JSON.
+"""Runs a TRL trainer on the quickstart task for benchmarks/science/speed.py, and prints its curve as JSON.
 
 python -m benchmarks.science.speed_trl '{"arm": "TRL'"'"'s GRPO", "seed": 0, "rate": 3e-4, …}'
 """
@@ -22,7 +22,7 @@ PROMPTS, RESPONSES, LONGEST = 32, 8, 16
 
 
 class Clock(TrainerCallback):
-    """Seconds of training alone. Scores the policy now and then, and ends training at the goal."""
+    """Counts the seconds of training alone. Scores the policy every few steps, and ends training at the goal."""
 
     def __init__(self, asked: dict[str, Any], folder: Path):
         self.asked, self.folder = asked, folder

@@ -1,19 +1,20 @@
-"""The staleness curve of quickstart: how well each objective does after equal trajectories, by the age of its data.
+"""Measure staleness curves on the quickstart: accuracy of each objective by the age of its data.
 
     python -m benchmarks.science.staleness [--only ARM …] [--lags 64 …] [--seeds 0 …] [--hours H] [--out FILE.csv]
-    python -m benchmarks.science.staleness --show        the tables and pictures of what has been run
+    python -m benchmarks.science.staleness --show        only show the tables and charts of stored results
 
-Each run takes 256 steps on 16 prompts with 8 responses each: 32,768 trajectories, on the settings of quickstart but for
-batch, number of steps and decay (`BASE`). Its lag is exact (benchmarks/science/lagged.py): 0 is on policy, at 64 the
-first quarter of the run learns from what the start generated. Said is the share of right answers to 500 held-out
-problems with 4 sampled responses each, after the last step. Each seed has a base policy of its own.
+Each run takes 256 steps on 16 prompts with 8 responses each: 32,768 trajectories. Settings are those of the quickstart,
+except for batch, number of steps and decay (`BASE`). The lag is exact (benchmarks/science/lagged.py): a lag of 0 is
+on-policy, and at a lag of 64 the first quarter of the run learns from responses of the base policy. The result is the
+share of right answers after the last step, to 500 held-out problems with 4 sampled responses each. Each seed has its
+own base policy.
 
-Learning rate and beta are chosen for each arm by one sweep, `RATES` x `BETAS` (rates alone where beta has no part in
-the objective), on a seed that is not reported: on policy for itself, at a lag of 16 for lags up to that, and at 64. The
-best accuracy decides; of equal ones the smaller rate, then the smaller beta. `VARIANTS` are what was tried to make
-trajectory balance hold at a lag of 64.
+Learning rate and beta of each arm are chosen by sweeps over `RATES` x `BETAS` (only `RATES` if beta has no part in the
+objective), on a seed that is not reported. There is one sweep on-policy, one at a lag of 16 for lags of 1 to 16, and
+one at a lag of 64. The best accuracy wins; if several are equal, the smaller rate, then the smaller beta. `VARIANTS`
+are attempts to keep trajectory balance accurate at a lag of 64.
 
-Every finished run is a row of the CSV with all that was changed, and is not run again: the command goes on where it
+Each finished run is a row of the CSV with all changed settings, and is not repeated, so the command continues where it
 stopped.
 """
 
@@ -104,14 +105,14 @@ VARIANTS: Mapping[str, Arm] = {
     "Dr. GRPO, no momentum": Arm(ARMS["Dr. GRPO"].settings, rates=_WIDE, momentum=0.0),
     "RLOO, no penalty, no momentum": Arm(ARMS["RLOO, no penalty"].settings, rates=_WIDE, momentum=0.0),
 }
-"""Each is swept over what can matter to it."""
+"""Each variant is swept over the values that can matter for it."""
 HELD: Sequence[str] = ("TB, with the settings of the anchored",)
-"""Those that are reported on all seeds."""
+"""The variants that are reported on all seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is run; a row of the CSV begins with it."""
+    """The identity of a run: the first columns of its row of the CSV."""
 
     arm: str
     lag: int
@@ -120,7 +121,7 @@ class Run:
     beta: float
     momentum: float
     steps: int
-    settings: str  # JSON: all else that differs from quickstart and `BASE`
+    settings: str  # JSON of all other changes to quickstart and `BASE`
 
     @property
     def config(self) -> Config:
@@ -143,21 +144,23 @@ class Run:
 class Row(Run):
     sampled: float
     greedy: float
-    reward: float  # mean of what the last quarter learned from; so is the next
+    reward: float  # mean of the trajectories that the last quarter drew, like `age`
     age: float
     curve: str  # sampled accuracy by step
     cpu_seconds: float
-    failed: str  # why the run ended early, if it did; its scores are then the last there were
+    failed: str  # why the run ended early, or empty; a failed run has its last scores
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[*ARMS, *VARIANTS], default=[*ARMS, *VARIANTS], metavar="ARM")
     parser.add_argument("--lags", nargs="+", type=int, choices=(0, *LAGS), default=[64, 16, 0, 4, 1], metavar="LAG")
-    parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS, metavar="SEED", help="none: only the sweep")
-    parser.add_argument("--hours", type=float, default=1000.0, help="begin no run after so many")
+    parser.add_argument(
+        "--seeds", nargs="*", type=int, default=SEEDS, metavar="SEED", help="if none: only run the sweeps"
+    )
+    parser.add_argument("--hours", type=float, default=1000.0, help="start no run after this many hours")
     parser.add_argument("--out", type=Path, default=Path("docs/results/staleness.csv"))
-    parser.add_argument("--show", action="store_true", help="run nothing")
+    parser.add_argument("--show", action="store_true", help="run nothing, show stored results")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     logging.disable_progress_bar()
@@ -172,11 +175,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.out.with_name(f"{options.out.stem}-{name}.svg").write_text(drawn)
 
 
-# --- what is run ------------------------------------------------------------------------------------------------------
+# --- runs -------------------------------------------------------------------------------------------------------------
 
 
 def next_run(rows: Sequence[Row], names: Sequence[str], lags: Sequence[int], seeds: Sequence[int]) -> Run | None:
-    """The first that there is no row of: the sweeps, then seed by seed what they chose."""
+    """Return the first run that has no row: the sweeps, then the chosen settings on each reported seed."""
     done = {_key(row) for row in rows}
     for lag, name in product(lags, names):
         for run in sweep(name, tuned_at(lag)) if lag in lags_of(name) else ():
@@ -192,7 +195,8 @@ def next_run(rows: Sequence[Row], names: Sequence[str], lags: Sequence[int], see
 
 
 def lags_of(name: str) -> Sequence[int]:
-    """Variants are for the greatest lag; trajectory balance serves to say what on policy would be."""
+    """Return the lags of an arm. Variants run at the greatest lag. Trajectory balance also runs on-policy, to
+    compare."""
     if name.startswith("TB, no momentum"):
         return (0, 64)
     return LAGS[-1:] if name in VARIANTS else (0, *LAGS) if name == "TB" else LAGS
@@ -212,7 +216,7 @@ def sweep(name: str, lag: int) -> list[Run]:
 
 
 def chosen(rows: Sequence[Row], name: str, lag: int) -> Row:
-    """Of a sweep that has been run."""
+    """Return the best row of a finished sweep."""
     keys = {_key(run) for run in sweep(name, tuned_at(lag))}
     return min((row for row in rows if _key(row) in keys), key=lambda row: (-row.sampled, row.rate, row.beta))
 
@@ -241,7 +245,7 @@ def take(run: Run) -> Row:
     scores: list[Scored] = []
     try:
         for score in lagged_run(run.config, scored_after=SCORED):
-            scores.append(score)  # so that those before a failure are kept
+            scores.append(score)  # keeps the scores before a failure
     except RunFailed as error:
         failed = str(error)
     last = scores[-1] if scores else None
@@ -261,11 +265,11 @@ def _key(run: Run) -> tuple[Any, ...]:
     return tuple(getattr(run, name) for name in Run.__dataclass_fields__)
 
 
-# --- what is known ----------------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------------
 
 
 def reported(rows: Sequence[Row], name: str, lag: int) -> list[Row]:
-    """What the sweep chose, on the seeds that are reported."""
+    """Return the rows of the chosen settings on the reported seeds. Empty until the sweep is finished."""
     keys = {_key(run) for run in sweep(name, tuned_at(lag))}
     if len({_key(row) for row in rows} & keys) < len(keys):
         return []
@@ -274,7 +278,7 @@ def reported(rows: Sequence[Row], name: str, lag: int) -> list[Row]:
     return [row for row in rows if _key(row) in keys]
 
 
-# --- what is said of it -----------------------------------------------------------------------------------------------
+# --- tables and charts ------------------------------------------------------------------------------------------------
 
 
 def markdown(rows: Sequence[Row]) -> Iterator[str]:
@@ -315,7 +319,7 @@ def ahead(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def sweeps(rows: Sequence[Row]) -> Iterator[str]:
-    """Every run on the seed of the sweep."""
+    """Yield a table of all runs of the sweeps."""
     rates = sorted({row.rate for row in rows if row.seed == TUNING_SEED})
     yield "| lag | arm | beta | " + " | ".join(f"{rate:g}" for rate in rates) + " |"
     yield "|---:|---|---:|" + "---:|" * len(rates)
@@ -328,13 +332,13 @@ def sweeps(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard error over seeds; how many, where some are missing."""
+    """Return mean and standard error over seeds, and the number of seeds if some are missing."""
     missing = f" ({len(values)} of {len(SEEDS)} seeds)" if 0 < len(values) < len(SEEDS) else ""
     return f"{plain_spread(values)}{missing}"
 
 
 def pictures(rows: Sequence[Row]) -> dict[str, str]:
-    """Accuracy at the end by lag, and at the greatest lag by step."""
+    """Return two charts: final accuracy by lag, and accuracy by step at the greatest lag."""
     by_lag = [
         line(name, {math.log2(lag): [row.sampled for row in reported(rows, name, lag)] for lag in LAGS})
         for name in ARMS

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain(
         parser,
         'FILE has one JSON object per line with "response" and "answer"; the same objects come out with "reward".\n'
-        'An answer is bare, such as "1200": of GSM8K\'s files what follows ####, without commas.',
+        'An answer is bare, such as "1200". In GSM8K\'s files it is the text after ####, without commas.',
         "example:\n  tba grade gsm8k responses.jsonl --rule after-hashes > graded.jsonl",
     )
     parser.add_argument(
@@ -32,10 +32,10 @@ def command(options: argparse.Namespace) -> int:
 
 
 def grade_file(task: str, file: str, *, rule: str = "") -> int:
-    """Print each object of a file of JSON lines with its reward. Print the mean at the end, on standard error."""
+    """Print each object of a file of JSON lines with its reward. Print the mean on standard error at the end."""
     known = rules(task)
     if rule and rule not in known:
-        raise ConfigError(f"--rule: task {task!r} has {', '.join(known)}; got {rule!r}")
+        raise ConfigError(f"--rule must be one of {', '.join(known)} for task {task!r}, got {rule!r}")
     rewards: list[float] = []
     with _lines(file) as lines:
         for row in _rows(lines, file):

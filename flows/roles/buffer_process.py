@@ -4,7 +4,7 @@ The process admits, draws and decodes the trajectories of the next gradient step
 one. In a single process the two would compete for Python's interpreter lock.
 
 Orders arrive through one pipe and answers leave through another, as JSON plus raw arrays of numbers. The process ends
-when the trainer ends, for whatever reason. It ignores signals to stop, because a trainer that stops in order may still
+when the trainer ends, for whatever reason. It ignores signals to stop, because a trainer that is stopping may still
 need a record. It writes only the records that the trainer asks for, under the number of the trainer's attempt.
 """
 
@@ -45,7 +45,7 @@ def make_buffer(run: Run, config: Config, attempt: int, events: Events) -> DuckR
 
 class Reader(Child):
     """The `ReplayBuffer` of one attempt, in another process. Methods raise the errors of the buffer. They raise
-    RunFailed if the process has died, or if it has been killed because it did not answer within `deadline` seconds."""
+    RunFailed if the process has died, or has not answered within `deadline` seconds and was killed."""
 
     def __init__(self, run: Run, attempt: int, life: int, *, deadline: float):
         command = [*COMMAND, "--run", run.url, "--attempt", str(attempt), "--life", str(life)]
@@ -95,7 +95,7 @@ class Reader(Child):
             answer = self.receive()
         if answer is None:
             how = f"has not answered for {self.deadline:g} s" if overdue.is_set() else f"has died ({self.how_ended()})"
-            raise RunFailed(f"{self.name} {how}, asked to {what}")
+            raise RunFailed(f"{self.name} {how} after the order {what!r}")
         message, numbers = answer
         if "error" in message:
             raise error_named(message["error"], message["says"])
@@ -124,15 +124,15 @@ def main(arguments: Sequence[str] | None = None, open_run: Callable[[str], Run] 
 
 
 def serve_buffer(make: Callable[[], DuckReplayBuffer], orders: BinaryIO, answers: BinaryIO) -> None:
-    the_buffer = cache(make)  # called by the first order, so that its errors become the answer to this order
+    the_buffer = cache(make)  # the first order makes the buffer, so that an error is the answer to this order
 
     def obey(what: str, said: Any, _: Numbers) -> tuple[Any, Numbers]:
         buffer = the_buffer()
         arguments, options = said
         if what == "fetch":
             return _fetch(buffer, *arguments)
-        found = getattr(buffer, what)(*arguments, **options)
-        return [_values(draw) for draw in found] if what == "draw" else found, ()
+        result = getattr(buffer, what)(*arguments, **options)
+        return [_values(draw) for draw in result] if what == "draw" else result, ()
 
     serve(obey, orders, answers)
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from flows.supervision.processes import Role
-from storage.runs.lease_watch import Seen
-from storage.runs.leases import Lease
+from storage.runs.lease_watch import LeaseWatch, Seen
+from storage.runs.leases import DAMAGED, Lease
 from tba.alarms import Alarm
 from tba.config import AlarmsConfig
 
@@ -95,3 +95,10 @@ class OperatingAlarms:
 def how_far(lease: Lease) -> float:
     """Return a measure of the role's work over all its lives: the number of steps, shards or scored versions."""
     return max((lease.progress.get(name, 0.0) for name in ("step", "shards", "scored")), default=0.0)
+
+
+def lease_alarms(watch: LeaseWatch) -> Iterator[Alarm]:
+    """Yield an alarm for each lease that could not be read when the watch read the leases last."""
+    for role, damage in watch.damaged.items():
+        message = f"{damage}: {role} writes it again if it is alive; otherwise its next life replaces it"
+        yield Alarm(DAMAGED, message, role)

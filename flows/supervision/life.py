@@ -1,12 +1,9 @@
-"""What a supervisor knows of one life of a role: the interfaces of lives and launchers, events, and tests for a
-hang."""
+"""What a supervisor knows of one life of a role: the interfaces of lives and launchers, and events."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol
 
 from flows.supervision.processes import FAILED, FINISHED, STOPPED, Role
-from storage.runs.lease_watch import Seen
-from tba.config import LimitsConfig
 
 FAILED_WHY = "failed: "  # the wanted state of a run that has failed gives a reason that begins with this
 ENDINGS = {"run-finished"}  # kinds of events that people are notified of although nothing is wrong
@@ -83,30 +80,3 @@ class Event(NamedTuple):
 class StopRequest(NamedTuple):
     why: str
     within: float | None = None  # seconds until this process is killed; None: the stop may take as long as roles need
-
-
-def hangs(seen: Seen | None, life_before: int, up: float, limits: LimitsConfig, launcher: Launcher) -> str:
-    """Return why a running life counts as hanging: it has taken no lease in time, does not renew its lease, or does no
-    work. Return an empty string if it does not hang."""
-    if not has_begun(seen, life_before):
-        return f"has taken no lease for {up:.0f} s" if up > launcher.start_deadline else ""
-    # A life that has closed its lease does not renew it, and may need a while until its process ends.
-    patience = limits.stop_grace if seen.lease.status in CLOSED else limits.silent_after
-    if seen.silent_for > patience:
-        return say_silent(seen)
-    if seen.lease.quiet > limits.data_deadline:
-        return f"has done no work for {seen.lease.quiet:.0f} s (pid {seen.lease.pid} on {seen.lease.host})"
-    return ""
-
-
-def has_begun(seen: Seen | None, life_before: int) -> TypeGuard[Seen]:
-    """Return True if the lease is that of a life after `life_before`: the started life has taken it."""
-    return seen is not None and seen.lease.life > life_before
-
-
-def say_silent(seen: Seen) -> str:
-    lease = seen.lease
-    return (
-        f"has not renewed its lease for {seen.silent_for:.0f} s (pid {lease.pid} on {lease.host}, last status "
-        f"{lease.status!r})"
-    )

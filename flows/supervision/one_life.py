@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable
 
-from flows.supervision.life import Event, Launcher, Life, StopRequest, hangs
+from flows.supervision.life import Event, Launcher, Life, StopRequest
 from flows.supervision.processes import FAILED, STOPPED, NotNow, Role
+from flows.supervision.silence import hangs
 from flows.supervision.stopping import Stopping, forecast
 from flows.supervision.supervisor import POLL
 from storage.runs.lease_watch import LeaseWatch, Seen

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from flows.supervision.alarms import OperatingAlarms
+from flows.supervision.alarms import OperatingAlarms, lease_alarms
 from flows.supervision.life import FAILED_WHY, Event, Launcher, StopRequest
 from flows.supervision.role_keeper import DONE_LEARNING, RoleKeeper
-from flows.supervision.state_keeper import lease_alarms
 from flows.supervision.stopping import StopLadder, Wait, forecast
 from flows.supervision.watched import WatchedRoles
 from flows.supervision.webhook import open_webhook

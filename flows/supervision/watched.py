@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.supervision.alarms import how_far
-from flows.supervision.life import CLOSED, Life, has_begun
+from flows.supervision.life import CLOSED, Life
 from flows.supervision.processes import Role, is_gone
 from flows.supervision.restarts import RestartBudget
-from flows.supervision.state_keeper import WantedState
+from flows.supervision.silence import has_begun
 from flows.supervision.stopping import Draining, RepeatedKill
-from storage.runs.control import State
+from storage.runs.control import State, change_state, keep_state, restore_state
 from storage.runs.lease_watch import LeaseWatch, Seen
 from storage.runs.leases import Lease
 from storage.runs.run import Run
 from tba.config import LimitsConfig
+from tba.errors import Damaged
 
 TRAINER, EVALUATOR = Role("trainer"), Role("evaluator")
 
@@ -212,3 +213,33 @@ class WatchedRoles:
 
 def _is_open(lease: Lease) -> bool:
     return lease.status not in CLOSED and not is_gone(lease)
+
+
+class WantedState:
+    """Reads and changes the wanted state of a run for a supervisor. If the record is damaged or gone, this class stores
+    the state that it read last again. It reports a restored damaged state by `tell(kind, message, severity)`."""
+
+    def __init__(self, run: Run, tell: Callable[[str, str, str], None]):
+        self.run, self.tell = run, tell
+        self.last: State | None = None
+
+    def read(self) -> State:
+        """Return the wanted state. Raise Damaged if the record is damaged and has never been read before."""
+        try:
+            self.last = keep_state(self.run, self.last)
+        except Damaged as damage:
+            if self.last is None:
+                raise
+            self.last = restore_state(self.run, self.last)
+            self.tell("state-damaged", f"{damage}: restored, {_say(self.last)}", "warning")
+        return self.last or State()
+
+    def change(self, **changes: object) -> State:
+        self.read()
+        self.last = change_state(self.run, **changes)
+        return self.last
+
+
+def _say(state: State) -> str:
+    wanted = f"desired={state.desired!r} and searchers={state.searchers}"
+    return f"as it was read last, with {wanted}; if you have changed it since then, change it again"

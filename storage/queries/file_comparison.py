@@ -1,4 +1,4 @@
-"""Compares local files with the size and the sha256 that records give for them."""
+"""Compare local files with the size and the sha256 in their records."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,8 @@ def verify(
     snapshot: Snapshot, expectations: Mapping[str, Digest], verified: RememberedReads
 ) -> tuple[frozenset[str], list[Damage]]:
     """Return the keys of the objects that match their records, and the damage of the others. `expectations` are
-    ordered from oldest to newest. For a copy of a remote object, the sha256 is taken from the copy's name. Other files
-    are read once, newest first. Files beyond the bound of `verified` are compared by size alone."""
+    ordered from oldest to newest. The name of a copy of a remote object has its sha256. Other files are read once,
+    newest first. Files beyond the limit of `verified` are compared by size alone."""
     problems: dict[str, str] = {}
     for key, expected in expectations.items():
         if problem := _by_size(snapshot, key, expected):
@@ -33,7 +33,7 @@ def verify(
             problems[key] = "cannot be read" if fitting[key].exists() else IS_MISSING
     for key, digest in digests.items():
         if not expectations[key].sha256.startswith(digest):
-            problems[key] = "has other content than its record says (sha256 differs)"
+            problems[key] = "does not have the content that its record promises (sha256 differs)"
     good = frozenset(expectations.keys() - problems.keys())
     return good, [Damage(key, problem) for key, problem in problems.items()]
 
@@ -45,17 +45,17 @@ def read_whole(
     reader: Callable[[Path], dict[str, Any]],
     verified: RememberedReads,
 ) -> dict[str, dict[str, Any]]:
-    """Return, by key, what a reader says about objects for which no record has a digest. Each answer has a `problem`,
-    which is empty if the object can be read. `keys` are ordered from oldest to newest. Objects beyond the bound of
+    """Return, by key, the answer of a reader about each object that has no digest in a record. The `problem` of an
+    answer is empty if the object can be read. `keys` are ordered from oldest to newest. Objects beyond the limit of
     `verified` have no answer."""
-    told = verified.ask(kind, {key: snapshot.files[key] for key in keys}, reader)
-    bad = [key for key in keys if key in told and told[key]["problem"]]
+    answers = verified.ask(kind, {key: snapshot.files[key] for key in keys}, reader)
+    bad = [key for key in keys if key in answers and answers[key]["problem"]]
     if snapshot.copied and bad:
         for key in bad:
             with suppress(FileNotFoundError):
-                snapshot.read(key)  # a copy that something has changed is made anew
-        told |= verified.ask(kind, {key: snapshot.files[key] for key in bad}, reader)
-    return told
+                snapshot.read(key)  # makes a new copy if the copy has been changed
+        answers |= verified.ask(kind, {key: snapshot.files[key] for key in bad}, reader)
+    return answers
 
 
 def _by_size(snapshot: Snapshot, key: str, expected: Digest) -> str | None:
@@ -68,4 +68,4 @@ def _by_size(snapshot: Snapshot, key: str, expected: Digest) -> str | None:
         return f"cannot be read: {error.strerror or error}"
     if size is None:
         return IS_MISSING
-    return None if size == expected.size else f"has {size} bytes, its record says {expected.size}"
+    return None if size == expected.size else f"has {size} bytes, but its record says {expected.size}"

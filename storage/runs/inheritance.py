@@ -1,8 +1,8 @@
-"""The store of a fork: its own objects, and those of its parent as they were at the step where the fork leaves it.
+"""The store of a fork: its own objects, and the objects of its parent up to the step where the fork begins.
 
-Whose an object is follows from its name and the parent's records, never from where it is found: what the parent wrote
-later under a name that the fork uses too is not the fork's. Everything that is written is the fork's own; nothing of
-the parent is changed.
+The name of an object and the parent's records decide whether the object is inherited, never the place where it is
+found. So an object that the parent wrote later, under a name that the fork uses too, is not part of the fork. All
+writes go to the fork's own store; the parent is never changed.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ from tba.errors import AlreadyExists, Damaged, StorageError
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """The run from which a fork starts, and the place in that run. A part of the fork's `run.json`."""
+    """The run that a fork starts from, and the place in that run. It is a part of the fork's `run.json`."""
 
     run: str  # the parent's name; the parent lies beside the fork
     step: int
     sync: int  # the sync that follows the step: the last sync that both share
     attempt: int  # the parent's attempt that wrote the ledger up to this sync
-    attempts: int  # the parent's newest by then: those of the fork come after
-    replays: int | None  # the newest of the parent's records that the fork draws on, if it has no searchers of its own
-    rebuilt: bool  # whether the fork keeps the checkpoint it starts from itself: the parent had given it up
+    attempts: int  # the parent's newest attempt then; attempts of the fork have higher numbers
+    replays: int | None  # in a replay: the parent's newest record that the fork draws on
+    rebuilt: bool  # whether the fork stores the checkpoint it starts from, because the parent no longer had it
 
     @property
     def newest_record(self) -> int:
@@ -51,7 +51,7 @@ class Parent:
 
 
 class ForkedStore:
-    """The `Store` of a fork. `parent` is the store of its parent, perhaps a fork itself."""
+    """The `Store` of a fork. `parent` is the store of its parent, which may be a fork itself."""
 
     def __init__(self, own: Store, parent: Store, origin: Parent, looking_at: LookingAt | None = None):
         self.own, self.parent, self.origin = own, parent, origin
@@ -62,14 +62,14 @@ class ForkedStore:
         return str(self.own)
 
     def for_reading(self, looking_at: LookingAt) -> "ForkedStore":
-        """Return the same store for readers who go on where a record of an ancestor is damaged. It does not show what
-        that record admits. Never write through it: it does not know which names those shards have taken."""
+        """Return the same store for readers that continue if a record of an ancestor is damaged. The store does not
+        show the shards that this record admits. Never write through it: it does not know the names of those shards."""
         parent = self.parent.for_reading(looking_at) if isinstance(self.parent, ForkedStore) else self.parent
         return ForkedStore(self.own, parent, self.origin, looking_at)
 
     @property
     def replays(self) -> bool:
-        """True if the fork draws on what its parent recorded, and has no searchers of its own."""
+        """True if the fork draws on the records of its parent, and has no searchers of its own."""
         return self.origin.replays is not None
 
     def inherits(self, key: str) -> bool:
@@ -79,7 +79,7 @@ class ForkedStore:
             return key in self.inherited_shards
         if key.startswith(layout.PROMPTS):
             return True
-        if compaction := layout.parse_compaction(key):  # one may also hold what the parent admitted later
+        if compaction := layout.parse_compaction(key):  # it may also hold later shards
             return compaction.first_sync <= self.origin.newest_record
         if (sync := layout.parse_sync(key)) is not None:
             return sync <= origin.sync
@@ -95,17 +95,18 @@ class ForkedStore:
 
     @cached_property
     def inherited_shards(self) -> frozenset[str]:
-        """What the shared records admit or refuse, and what those admit that a fork replays beyond them."""
+        """The keys of the shards that shared records admit or refuse. For a replay, also the keys of the shards that
+        later records admit, up to its newest record."""
         keys = [layout.sync(sync) for sync in range(self.origin.newest_record + 1)]
-        found: set[str] = set()
+        shards: set[str] = set()
         for sync, (key, read) in enumerate(read_each(self.parent, keys)):
             with self._looking_at(key):
                 record = records.decode(read(), f"{self.parent.url}/{key}", "shards", "refused")
                 names = {shard["key"] for shard in record["shards"]}
-                if sync <= self.origin.sync:  # by a record they share; such a name is never admitted again
+                if sync <= self.origin.sync:  # shared: a name that it refuses is never admitted later
                     names |= {refusal["key"] for refusal in record["refused"]}
-                found |= names
-        return frozenset(found)
+                shards |= names
+        return frozenset(shards)
 
     @cached_property
     def _newest_inherited(self) -> dict[str, str]:
@@ -122,10 +123,10 @@ class ForkedStore:
         return self._of(key).read(key)
 
     def read_many(self, keys: Sequence[str]) -> Sequence[bytes]:
-        whose = [self.inherits(key) for key in keys]
-        parents = iter(self.parent.read_many([key for key, it in zip(keys, whose, strict=True) if it]))
-        own = iter(self.own.read_many([key for key, it in zip(keys, whose, strict=True) if not it]))
-        return [next(parents) if it else next(own) for it in whose]
+        inherited = {key for key in keys if self.inherits(key)}
+        from_parent = iter(self.parent.read_many([key for key in keys if key in inherited]))
+        from_own = iter(self.own.read_many([key for key in keys if key not in inherited]))
+        return [next(from_parent if key in inherited else from_own) for key in keys]
 
     def read_range(self, key: str, start: int, length: int) -> bytes:
         return self._of(key).read_range(key, start, length)
@@ -134,18 +135,21 @@ class ForkedStore:
         return self._of(key).exists(key)
 
     def list(self, prefix: str = "", *, after: str = "") -> list[Entry]:
-        found = [entry for entry in self.own.list(prefix, after=after) if not self.inherits(entry.key)]
+        entries = [entry for entry in self.own.list(prefix, after=after) if not self.inherits(entry.key)]
         if not prefix or (prefix.startswith(layout.SHARED) and self._shares(prefix, after)):
-            found += [entry for entry in self.parent.list(prefix, after=after) if self.inherits(entry.key)]
-        return sorted(found)
+            entries += [entry for entry in self.parent.list(prefix, after=after) if self.inherits(entry.key)]
+        return sorted(entries)
 
     def _shares(self, prefix: str, after: str) -> bool:
         """True if a listing must ask the parent, which may have stored many later objects."""
         if not prefix.startswith(layout.TRAJECTORIES):
             return True
         folders = {f"{layout.TRAJECTORIES}{name}/": newest for name, newest in self._newest_inherited.items()}
-        found = (newest for it, newest in folders.items() if it.startswith(prefix) or prefix.startswith(it))
-        return any(newest > after for newest in found)
+        return any(
+            newest > after
+            for folder, newest in folders.items()
+            if folder.startswith(prefix) or prefix.startswith(folder)
+        )
 
     def folders(self, prefix: str = "") -> Sequence[str]:
         names = set(self.own.folders(prefix))

@@ -1,4 +1,4 @@
-"""Watches the leases of a run, and counts on a clock of its own for how long each has not moved."""
+"""Watch the leases of a run, and measure on the local clock how long each has not changed."""
 
 import time
 from typing import NamedTuple
@@ -15,20 +15,18 @@ class Seen(NamedTuple):
 
 
 class LeaseWatch:
-    """Watches the leases of a run."""
-
     def __init__(self) -> None:
         self._changed: dict[tuple[str, str], tuple[tuple[int, int], float]] = {}
         self._last: dict[tuple[str, str], Lease] = {}
-        self.damaged: dict[str, str] = {}  # why a role's lease cannot be read, as of the last look
+        self.damaged: dict[str, str] = {}  # by role, why its lease could not be read at the last look
 
     def observe(self, run: Run) -> dict[str, Seen]:
-        """Every role that ever held a lease, and for how long it has been silent. A lease that cannot be read counts
-        as one that does not move, since whoever holds it writes it again: it is shown as it was read last."""
+        """Return each role that ever held a lease, and how long it has been silent. A lease that cannot be read counts
+        as unchanged, because a living holder would write it again. It is returned as it was read last."""
         seen: dict[str, Seen] = {}
-        found = read_roles(run)
-        self.damaged = dict(found.damaged)
-        for lease in [*found.leases, *(self._as_last_read(run, role) for role in found.damaged)]:
+        roles = read_roles(run)
+        self.damaged = dict(roles.damaged)
+        for lease in [*roles.leases, *(self._as_last_read(run, role) for role in roles.damaged)]:
             who, beat, now = (run.url, lease.role), (lease.life, lease.counter), time.monotonic()
             self._last[who] = lease
             before = self._changed.get(who)
@@ -38,8 +36,8 @@ class LeaseWatch:
         return seen
 
     def _as_last_read(self, run: Run, role: str) -> Lease:
-        """Return the lease as this watcher read it last. If it never could, return one of an unknown holder, with the
-        newest life that events tell of."""
+        """Return the lease as this watcher read it last. If it was never read, return the lease of an unknown holder,
+        with the newest life that events mention."""
         return self._last.get((run.url, role)) or Lease(
             role=role,
             life=lives.newest_with_events(run, role),

@@ -1,7 +1,7 @@
-"""Turn fetched trajectories into padded tensors. All tensor shapes of a batch come from here.
+"""Turn fetched trajectories into padded tensors. The tensors of a batch get their shapes here.
 
-A batch consists of groups, in the order of the draw. A group has K rows with the same prompt. It is never split, as its
-residuals are differences from its own mean. Rows are padded on the right.
+A batch consists of groups, in the order of the draw. A group has K rows with the same prompt. It is never split,
+because the residual of a row is a difference from the mean of its group. Rows are padded on the right.
 """
 # Shapes: B = P x K rows, P prompts (groups), K responses per prompt, T tokens of prompt and response with padding.
 
@@ -29,11 +29,11 @@ class Batch:
     reward_B: Tensor  # float32
     responses_per_prompt: int  # K
     lengths: tuple[int, ...]  # B: tokens of each row without padding
-    ref_logp_BT: Tensor | None = None  # float32: the same for each counted token; 0 elsewhere
-    behaviour_logp_BT: Tensor | None = None  # float32: each counted token's when it was sampled; 0 elsewhere
+    ref_logp_BT: Tensor | None = None  # float32: log-probability of each counted token under the reference; 0 elsewhere
+    behaviour_logp_BT: Tensor | None = None  # float32: log-probability of each counted token when sampled; 0 elsewhere
     reference_power: float = 1.0  # power of the reference in the target of this gradient step
     step_value_BT: Tensor | None = None  # float32: value of the state before the token's step; 0 elsewhere
-    step_next_BT: Tensor | None = None  # float32: the same after that step; after the last step, the reward
+    step_next_BT: Tensor | None = None  # float32: value of the state after the token's step; the reward after the last
 
     @property
     def groups(self) -> int:
@@ -41,7 +41,7 @@ class Batch:
 
 
 def batch_metrics(draws: Sequence[Draw], batch: Batch) -> Metrics:
-    """Return the metrics that follow from a batch alone, not from what is learned from it."""
+    """Return the metrics that can be computed from a batch before anything is learned from it."""
     n = len(draws)
     return known(
         {
@@ -55,7 +55,7 @@ def batch_metrics(draws: Sequence[Draw], batch: Batch) -> Metrics:
 
 
 def known(metrics: Metrics) -> Metrics:
-    """Leave out metrics that are not finite, as sums and means with them are useless."""
+    """Leave out metrics that are not finite: they would make every sum or mean with them useless."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -78,9 +78,10 @@ def collate(
     """Make a batch in which each K consecutive rows are a group.
 
     A finished response ends with EOS, which counts if `include_eos`. All tokens of a truncated response count. The EOS
-    of an earlier turn always counts: with it the policy hands over to the environment. The environment's tokens are
-    read but never count, whatever log-probabilities are stored for them. With `by_token`, the batch also has the
-    log-probabilities of each token, and with `by_step` the values of the states between the steps of a response.
+    of an earlier turn always counts, because with it the policy hands over to the environment. The model reads the
+    environment's tokens, but they never count, whatever log-probabilities are stored for them. With `by_token`, the
+    batch also has the log-probabilities of each token, and with `by_step` the values of the states between the steps of
+    a response.
     """
     _check_groups(fetched, responses_per_prompt)
     counted_B = _counted(fetched, include_eos)
@@ -137,7 +138,7 @@ def _pad(prompts: Lists, responses: Lists, *, pad_id: int, device: torch.device 
 
 
 def buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]]:
-    """Yield the indices of rows in the order of their lengths, in batches. A batch has at most `tokens_per_batch`
+    """Yield the indices of rows in batches, in the order of the rows' lengths. A batch has at most `tokens_per_batch`
     tokens with padding, or is a single row."""
     bucket: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):
@@ -150,8 +151,8 @@ def buckets(lengths: Sequence[int], tokens_per_batch: int) -> Iterator[list[int]
 
 
 def stretches(count: int, cost: Callable[[slice], int], most: int | None) -> Iterator[slice]:
-    """Divide `count` things into slices, in order. A slice costs at most `most`, or has a single thing. Without `most`
-    there is one slice."""
+    """Divide `count` items into slices, in order. The cost of a slice is at most `most`, or the slice has a single
+    item. If `most` is None, there is one slice."""
     first = 0
     for last in range(1, count):
         if most is not None and cost(slice(first, last + 1)) > most:
@@ -161,7 +162,7 @@ def stretches(count: int, cost: Callable[[slice], int], most: int | None) -> Ite
 
 
 def groups_in(batch: Batch, groups: slice) -> Batch:
-    """Return some groups of a batch, padded no wider than they need."""
+    """Return some groups of a batch, padded only to the longest of their own rows."""
     rows = slice(groups.start * batch.responses_per_prompt, groups.stop * batch.responses_per_prompt)
     width = max(batch.lengths[rows])
     return Batch(
@@ -180,7 +181,7 @@ def groups_in(batch: Batch, groups: slice) -> Batch:
 
 
 def taken(batch: Batch, groups: Sequence[int]) -> Batch:
-    """Return these groups of the batch, in this order."""
+    """Return the groups with these numbers, in the given order."""
     k = batch.responses_per_prompt
     rows = [group * k + j for group in groups for j in range(k)]
     tensors = {it.name: value for it in fields(batch) if isinstance(value := getattr(batch, it.name), Tensor)}
@@ -190,8 +191,8 @@ def taken(batch: Batch, groups: Sequence[int]) -> Batch:
 
 
 def prompt_lengths(batch: Batch) -> Tensor:
-    """Return [P]: the number of tokens before the first counted token of any response to a prompt. It can exceed the
-    length of the prompt if no token of the responses counts."""
+    """Return [P]: the number of tokens before the first token that counts in any response to a prompt. If no token of
+    the responses counts, this can be more than the length of the prompt."""
     mask_BT = batch.response_mask_BT
     length_B = torch.tensor(batch.lengths, device=mask_BT.device)
     before_B = torch.where(mask_BT.any(dim=1), mask_BT.int().argmax(dim=1), length_B)
@@ -199,7 +200,7 @@ def prompt_lengths(batch: Batch) -> Tensor:
 
 
 def _spread(values: Lists, padded: Padded) -> Tensor:
-    """Return the number of each response token at the token's position, 0 elsewhere."""
+    """Return the numbers of the response tokens, each at the position of its token, and 0 elsewhere."""
     mask_BT = padded.response_mask_BT.cpu()
     spread_BT = torch.zeros(mask_BT.shape, dtype=torch.float32).masked_scatter(
         mask_BT, torch.from_numpy(values.elements_N).float()
@@ -215,8 +216,8 @@ def _behaviour_logps(fetched: Fetched) -> Lists:
 
 
 def _step_values(fetched: Fetched) -> tuple[Lists, Lists]:
-    """Return, for each response token, the value of the state before its step, and of the state after it. The value
-    after the last step is the reward."""
+    """Return, for each response token, the value of the state before the token's step, and the value of the state after
+    this step. After the last step, the value is the reward."""
     ends, values = fetched.step_ends, fetched.step_values
     if ends is None or values is None:
         raise DataError("the batch was fetched without the values of its steps")

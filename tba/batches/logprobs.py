@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 PROJECTED = 2**23
-"""Number of logits that are computed together: enough rows for a fast matrix product."""
+"""Number of logits that are computed together. It gives enough rows for a fast matrix product."""
 IN_CACHE = 2**20
-"""Number of logits that are normalised together: on a CPU they stay in its cache, which is several times faster."""
+"""Number of logits that are normalised together: few enough to stay in a CPU's cache, which is several times faster."""
 KEPT_BYTES = 2**29
-"""Bytes of logits that are kept for the backward pass. It computes all other logits again, which takes a third of the
-output layer's time."""
+"""Bytes of logits that are kept for the backward pass. The backward pass computes all other logits again, which takes a
+third of the output layer's time."""
 
 
 def token_logps(
@@ -36,8 +36,8 @@ def token_logps(
 
     The model's distribution is softmax(logits / temperature), in float32 or higher precision. Column 0 has no token
     before it and never counts. Without an attention mask, padding must be on the right, where causality makes it
-    harmless; all roles call it so. With a mask, padding can be anywhere, as in rows that a generator padded on the
-    left. The results are the same.
+    harmless; all roles use this form. With a mask, padding can be anywhere, as in rows that a generator padded on the
+    left. The place of the padding does not change the results.
     """
     predicts_BT, targets_BT = response_mask_BT[:, 1:], tokens_BT[:, 1:]
     placed: dict[str, Tensor] = {}
@@ -83,7 +83,9 @@ def _projected_at(model: Any, head: nn.Linear, places: Tensor | tuple[Tensor, ..
     """Return [N, D]: the hidden states that the output layer gets at these places. Return None if the model does not
     return the output of the layer unchanged.
 
-    The layer itself gets no positions. Its output is replaced by a tensor that shows whether it was written to."""
+    To save time, the output layer is called with no positions at all. Its output is replaced by a tensor that shows
+    whether the model wrote to it.
+    """
     kept: list[Tensor] = []
     returned: list[Tensor] = []
 
@@ -122,11 +124,12 @@ def _logits_at(model: Any, head: nn.Module | None, places: Tensor | tuple[Tensor
     finally:
         if hook is not None:
             hook.remove()
-    return logits.squeeze(0) if kept else logits[places]  # a model without such a layer, or one that does not call it
+    return logits.squeeze(0) if kept else logits[places]  # not kept if the model does not call such a layer
 
 
 def _computed_in(head: nn.Linear) -> torch.dtype:
-    """Return the type in which the layer computes products. Under autocast it is less precise than the weights."""
+    """Return the number format in which the layer computes products. Under autocast, this is less precise than the
+    format of the weights."""
     kind = head.weight.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
 
@@ -134,7 +137,7 @@ def _computed_in(head: nn.Linear) -> torch.dtype:
 class _ProjectedLogps(torch.autograd.Function):
     """Projects, normalises and differentiates a few rows at a time, so that the logits of all rows never exist at once.
     Products are computed in the type `computed`, forward and backward. Autograd converts each gradient to the type of
-    the tensor that it belongs to."""
+    its tensor."""
 
     @staticmethod
     def forward(
@@ -192,7 +195,7 @@ def _as(dtype: torch.dtype, tensor: Tensor | None) -> Tensor | None:
 
 
 def _zeros(like: Tensor) -> Tensor:
-    """Return zeros to sum a gradient over rows in, in float32 or higher precision."""
+    """Return zeros to which the gradients of rows are added, in float32 or higher precision."""
     return torch.zeros_like(like, dtype=_precise(like.dtype))
 
 
@@ -209,8 +212,8 @@ def chosen_logps(logits_NV: Tensor, tokens_N: Tensor, *, temperature: float) -> 
 
 
 class _ChosenLogps(torch.autograd.Function):
-    """Keeps only the logits for the backward pass. The plain expression would keep or pass on several copies of them in
-    float32."""
+    """Keeps only the logits for the backward pass. The plain expression would keep several copies of the logits in
+    float32, or pass them on."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:
@@ -237,7 +240,8 @@ def _write_logps(to_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature:
 
 
 def _write_gradient(to_NV: Tensor, grad_N: Tensor, logits_NV: Tensor, tokens_N: Tensor, temperature: float) -> None:
-    """Write the gradient by the logits, given the gradient by the log-probabilities."""
+    """Write the gradient with respect to the logits, computed from the gradient with respect to the
+    log-probabilities."""
     rows = _in_pieces(IN_CACHE, logits_NV.shape[1], to_NV, grad_N / temperature, logits_NV, tokens_N)
     for to, grad, logits, tokens in rows:
         by_logits = torch.softmax(logits.to(grad.dtype) / temperature, dim=1).mul_(-grad[:, None])
@@ -245,7 +249,8 @@ def _write_gradient(to_NV: Tensor, grad_N: Tensor, logits_NV: Tensor, tokens_N: 
 
 
 def _in_pieces(most: int, vocabulary: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the rows of all tensors together, a few at a time: as many as have at most `most` logits, or one."""
+    """Yield pieces of all tensors together, a few rows at a time. A piece has at most `most` logits, or a single
+    row."""
     return zip(*(tensor.split(max(1, most // vocabulary)) for tensor in tensors), strict=True)
 
 

@@ -2,9 +2,9 @@
 padded.
 
 All layers except attention process each token alone. So they can read the tokens of many groups as one row, which holds
-each prompt once. Attention is our own function, registered with transformers. It takes the row apart, so that every
-response sees its prompt and itself, as far as the window of a layer reaches. Models whose attention cannot be replaced,
-or needs more than this, cannot be packed.
+each prompt once. Attention is our own function, registered with transformers. The function takes the row apart, so that
+every response attends to its prompt and to itself, as far as the window of a layer reaches. A model cannot be packed if
+its attention cannot be replaced, or if it needs more than this.
 """
 # Shapes: N tokens of the row, M tokens of its responses, R counted tokens among these; in a call of attention: C
 # sequences, Q queries and K keys of each with padding, H heads, D size of a head.
@@ -33,7 +33,7 @@ _HARMLESS = {"position_ids", "cache_position", "use_cache", "dropout", "is_causa
 
 
 class CannotPack(Exception):
-    """The model needs more from its attention than packing supports."""
+    """The model's attention needs something that packing does not support."""
 
 
 class Group(NamedTuple):
@@ -44,7 +44,8 @@ class Group(NamedTuple):
 
     @property
     def read(self) -> int:
-        """Number of tokens that a row holds of the group: the prompt, and of each response all tokens but the last."""
+        """Number of tokens that a row holds of this group: all tokens of the prompt, and all but the last token of each
+        response."""
         return len(self.prompt) + sum(max(0, len(response) - 1) for response in self.responses)
 
 
@@ -79,8 +80,9 @@ def can_pack(model: nn.Module) -> bool:
 
 
 def why_padded(model: nn.Module) -> str:
-    """Say why the model cannot read packed rows; empty if it can. A short packed row is tried. The model must accept
-    positions, which count from 0, and every layer may look at other tokens only through plain attention."""
+    """Return why the model cannot read packed rows. Return an empty string if it can. The model is tried with a short
+    packed row. It must accept positions, which count from 0, and its layers may look at other tokens only through plain
+    attention."""
     kind = next(it for it in type(model).__mro__ if not it.__module__.startswith("torch.distributed.fsdp"))
     if not isinstance(model, PreTrainedModel) or not kind.__module__.startswith("transformers."):
         return f"a {kind.__name__} is no model of the transformers library"
@@ -104,7 +106,8 @@ def why_padded(model: nn.Module) -> str:
 
 @torch.no_grad()
 def _counts_from_0(model: PreTrainedModel) -> bool:
-    """True if the model predicts the same, up to rounding, without positions and with those of a row: 0, 1, 2, ..."""
+    """True if the model predicts the same, up to rounding, whether it gets no positions or the positions 0, 1, 2, ...
+    of a row."""
     tokens_1T = torch.zeros(1, 4, dtype=torch.long, device=model.device)
     positions_1T = torch.arange(4, device=model.device)[None]
     without, given = (
@@ -115,7 +118,8 @@ def _counts_from_0(model: PreTrainedModel) -> bool:
 
 
 def _windows(model: PreTrainedModel) -> list[int | None]:
-    """Return the window of each layer: how many tokens it sees, up to and including the current one; None if all."""
+    """Return the window of each layer: the number of tokens that it sees, up to and including the current token. None
+    means all tokens."""
     return [getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers]
 
 
@@ -143,8 +147,8 @@ def groups_of(batch: Batch) -> tuple[list[Group], Tensor]:
 
 
 def tokens_per_call(device: torch.device) -> int:
-    """Return how many tokens attention takes per call. On a CPU they should stay in its cache, and a call costs
-    little."""
+    """Return the number of tokens that attention takes per call. On a CPU, the tokens of a call should stay in its
+    cache, and an extra call costs little."""
     return 512 if device.type == "cpu" else 8192
 
 
@@ -156,9 +160,9 @@ def row_logps(
     tokens_per_call: int,
     counted_M: Tensor | None = None,
 ) -> Tensor:
-    """Return [R]: the log-probabilities of the counted response tokens, or of all without `counted_M`, one response
-    after the other. Raise CannotPack if the model turns out to need more from attention. Attention takes several short
-    sequences per call, padded to at most `tokens_per_call` tokens."""
+    """Return [R]: the log-probabilities of the response tokens that `counted_M` marks, or of all response tokens if it
+    is None, one response after the other. Raise CannotPack if the model turns out to need more from attention.
+    Attention takes several short sequences per call, padded to at most `tokens_per_call` tokens."""
     row, predicts_R, targets_R = _row_of(model, groups, tokens_per_call, counted_M)
     with attending(model, row):
         places = (torch.zeros_like(predicts_R), predicts_R)
@@ -172,8 +176,8 @@ def row_logps(
 def row_hidden(
     backbone: PreTrainedModel, groups: Sequence[Group], *, tokens_per_call: int, counted_M: Tensor | None = None
 ) -> Tensor:
-    """Return [R, D]: the last hidden state at the position that predicts each counted token, of a model without output
-    layer. Otherwise this works like `row_logps`."""
+    """Return [R, D]: the last hidden state at the position that predicts each counted token. `backbone` is a model
+    without output layer. Otherwise this works like `row_logps`."""
     row, predicts_R, _ = _row_of(backbone, groups, tokens_per_call, counted_M)
     with attending(backbone, row):
         read = backbone(input_ids=row.tokens_1N, position_ids=row.positions_1N, use_cache=False)
@@ -184,7 +188,7 @@ def row_hidden(
 def _row_of(
     model: PreTrainedModel, groups: Sequence[Group], tokens_per_call: int, counted_M: Tensor | None
 ) -> "tuple[Row, Tensor, Tensor]":
-    """Return the row, the positions that predict the counted tokens, and these tokens."""
+    """Return the row, the positions that predict the counted tokens, and the counted tokens."""
     row = Row.of(groups, tokens_per_call, model.device)
     if counted_M is None:
         return row, row.predicts_M, row.targets_M
@@ -193,8 +197,8 @@ def _row_of(
 
 @dataclass
 class _Call:
-    """Sequences that attention takes in one call. Padding reads token 0, and its results are written behind the row,
-    where they are dropped."""
+    """Sequences that attention processes in one call. Padding reads token 0; the results of padding are written behind
+    the end of the row and dropped."""
 
     queries_CQ: Tensor  # positions in the row
     keys_CK: Tensor  # positions in the row
@@ -204,8 +208,8 @@ class _Call:
     masks: dict[int, Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None) -> Tensor | None:
-        """Return [C, 1, Q, K]: whether each query sees each key, of the `window` keys up to its last one. Return None
-        if a causal mask says the same."""
+        """Return [C, 1, Q, K]: whether each query sees each key. A query sees at most `window` keys, the last of which
+        `last_CQ` gives. Return None if a causal mask has the same effect."""
         keys = self.keys_CK.shape[1]
         seen = keys if window is None else min(window, keys)
         if self.is_square and seen == keys:
@@ -218,7 +222,7 @@ class _Call:
 
 @dataclass
 class Row:
-    """The tokens that a model reads at once, and the calls of attention for them."""
+    """The tokens that a model reads at once, and the calls of attention for these tokens."""
 
     tokens_1N: Tensor
     positions_1N: Tensor
@@ -229,8 +233,8 @@ class Row:
 
     @classmethod
     def of(cls, groups: Sequence[Group], tokens_per_call: int, device: torch.device) -> "Row":
-        """Make a row in which each prompt is followed by its responses without their last tokens, which are predicted
-        but never read."""
+        """Make a row in which each prompt is followed by its responses. The last token of a response is left out,
+        because it is predicted but never read."""
         tokens, positions, predicts, targets = [list[int]() for _ in range(4)]
         prompts, responses = list[tuple[range, range]](), list[tuple[range, range]]()
         for prompt, answers in groups:
@@ -256,7 +260,7 @@ class Row:
         return cls(
             torch.tensor([tokens], device=device),
             torch.tensor([positions], device=device),
-            torch.tensor(predicts, dtype=torch.long, device=device),  # there may be none
+            torch.tensor(predicts, dtype=torch.long, device=device),  # the list may be empty
             torch.tensor(targets, dtype=torch.long, device=device),
             calls,
         )
@@ -271,11 +275,13 @@ class Row:
 
 
 def _call(spans: Sequence[tuple[range, range]], row: int, device: torch.device) -> _Call:
-    """Prepare a call of attention. Each span gives the positions, in the row, of the tokens before a sequence, and of
-    the sequence. A token of the sequence sees the former, and the sequence up to itself.
+    """Prepare a call of attention. Each span gives two ranges of positions in the row: those of the tokens before a
+    sequence, and those of the sequence itself. A token of the sequence sees all tokens before the sequence, and the
+    tokens of the sequence up to itself.
 
     Without a mask, attention skips half of the work and needs no memory for the mask. So if the sequences make up most
-    of their spans, the tokens before them become queries too, and their results are dropped."""
+    of their spans, the tokens before them become queries too, and their results are dropped.
+    """
     most = max(len(own) for _, own in spans)
     longest = max(len(before) + len(own) for before, own in spans)
     keys = [[*before, *own, *[0] * (longest - len(before) - len(own))] for before, own in spans]
@@ -297,7 +303,8 @@ _row: ContextVar[Row] = ContextVar("row")
 
 @contextmanager
 def attending(model: PreTrainedModel, row: Row) -> Iterator[None]:
-    """In this block the model attends to this row. Afterwards it has its own attention back."""
+    """Within this block, the model uses our attention, which processes this row. Afterwards the model has its own
+    attention back."""
     before, token = model.config._attn_implementation or "eager", _row.set(row)
     try:
         model.set_attn_implementation(ATTENTION)
@@ -318,7 +325,8 @@ def _attend(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention, with the arguments that transformers passes. Return [1, N, H, D]."""
+    """Compute attention over the row of the current `attending` block. The arguments are those that transformers
+    passes. Return [1, N, H, D]."""
     row = _row.get()
     row.attended[module] = sliding_window
     others = {name for name, value in options.items() if not (value is None or value is False or name in _HARMLESS)}
@@ -342,8 +350,8 @@ def _attend(
 
 
 def _taken(held_NHD: Tensor, places_CT: Tensor, heads: int | None = None) -> Tensor:
-    """Return [C, H, T, D]: the vectors at these positions. A head of keys or values that several heads of queries share
-    is repeated for each of them."""
+    """Return [C, H, T, D]: the vectors at these positions. If several heads of queries share a head of keys or values,
+    this head is repeated for each of them."""
     taken_CHTD = held_NHD.index_select(0, places_CT.flatten()).unflatten(0, places_CT.shape).transpose(1, 2)
     repeats = 1 if heads is None else heads // held_NHD.shape[1]
     return taken_CHTD if repeats == 1 else taken_CHTD.repeat_interleave(repeats, dim=1)

@@ -21,7 +21,7 @@ Around = Callable[[], AbstractContextManager[None]]
 
 
 def layers_of(model: nn.Module) -> Sequence[nn.Module]:
-    """Return the layers that can be computed again. Raise ConfigError if transformers says so of no layer."""
+    """Return the layers that can be computed again, as transformers marks them. Raise ConfigError if there is none."""
     layers = [it for it in model.modules() if isinstance(it, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
@@ -36,7 +36,8 @@ _again: ContextVar[Around] = ContextVar("again", default=nullcontext)
 
 @contextmanager
 def again_in(around: Around) -> Iterator[None]:
-    """Layers that are called in this block are computed again inside a context from `around`, a new one each time."""
+    """Within this block, layers that are computed again are computed inside a context that `around` makes, a new one
+    each time."""
     token = _again.set(around)
     try:
         yield
@@ -46,8 +47,8 @@ def again_in(around: Around) -> Iterator[None]:
 
 @contextmanager
 def keeping_little(model: nn.Module) -> Iterator[None]:
-    """During a forward pass in this block, layers keep only their inputs. Afterwards each layer has its `forward` back:
-    that of its class, or one of its own."""
+    """A forward pass in this block keeps only the inputs of layers. After the block, each layer has its former
+    `forward` back."""
     layers = layers_of(model) if torch.is_grad_enabled() else []
     own = [vars(layer).get("forward") for layer in layers]
     try:

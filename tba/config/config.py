@@ -7,6 +7,7 @@ and visit, k steps per sync, m the share of the newest data.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from difflib import get_close_matches
@@ -155,12 +156,12 @@ def _name_in(section: Any) -> Any:
 
 
 def _with_all_kinds(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections with the names of all settings that they can have."""
+    """Return the sections with all settings that any of their choices has."""
     return {**plain, **{section: dict.fromkeys(sorted(names_of(section))) | plain[section] for section in KINDS}}
 
 
 def _set(plain: dict[str, Any], known: Mapping[str, Any], key: str, value: Any) -> None:
-    """Set one setting by its dotted key. Raise ConfigError, which says what was probably meant, if there is none."""
+    """Set one setting by its dotted key. If no setting has this key, raise ConfigError with similar keys."""
     *path, leaf = key.split(".")
     place, names = plain, known
     for name in path:
@@ -181,17 +182,22 @@ def _set(plain: dict[str, Any], known: Mapping[str, Any], key: str, value: Any) 
 
 
 def _meant(key: str, known: Mapping[str, Any]) -> str:
-    """Suggest the settings of any section whose name is the last part of a key; empty if there are none."""
+    """Suggest the settings, in any section, that have the name at the end of a key. Return "" if there are none."""
     name = key.rpartition(".")[2]
-    sections = [it for it, place in known.items() if isinstance(place, dict) and name in place and it != "start"]
-    return f"; did you mean {' or '.join(f'{it}.{name}' for it in sections)}?" if sections else ""
+    keys = [
+        f"{section}.{name}"
+        for section, place in known.items()
+        if isinstance(place, dict) and name in place and section != "start"
+    ]
+    return f"; did you mean {' or '.join(keys)}?" if keys else ""
 
 
 def _near(key: str, place: Mapping[str, Any]) -> str:
-    """Suggest the settings of a section whose names are similar to the last part of a key; empty if there are none."""
+    """Suggest the settings of a section whose names are similar to the last part of a key. Return "" if there are
+    none."""
     section, dot, name = key.rpartition(".")
     similar = get_close_matches(name, place, cutoff=0.8)
-    return f"; did you mean {' or '.join(f'{section}{dot}{it}' for it in similar)}?" if similar else ""
+    return f"; did you mean {' or '.join(f'{section}{dot}{other}' for other in similar)}?" if similar else ""
 
 
 _adapter = TypeAdapter(Config)
@@ -199,8 +205,8 @@ _adapter_of_json = TypeAdapter(Any)
 
 
 def parse(plain: Mapping[str, Any] | str) -> Config:
-    """Make a config from nested dicts or JSON, also of older runs. Raise ConfigError with one line for every setting at
-    fault."""
+    """Make a config from nested dicts or JSON, which may come from an older run. Raise ConfigError with one line for
+    each setting at fault."""
     try:
         plain = _adapter_of_json.validate_json(plain) if isinstance(plain, str) else plain
         return _adapter.validate_python(upgraded(plain) if isinstance(plain, Mapping) else plain)
@@ -221,8 +227,8 @@ def parse_options(kind: type[T], task: TaskConfig) -> T:
 
 
 def parse_known(plain: Mapping[str, Any]) -> Config:
-    """Make a config only to look at a run. Settings that only a later version of this program knows are left out. To
-    continue such a run without them would be another experiment; `parse` refuses it."""
+    """Make a config only to look at a run. Settings that only a later version of this program knows are left out.
+    Continuing such a run without them would be another experiment, so `parse` refuses them."""
     plain, known = upgraded(plain), Config().to_dict()
     for section in KINDS:
         if kind := kind_of(section, _name_in(plain.get(section))):
@@ -239,13 +245,13 @@ def _known(plain: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _explain(error: Any, *section: str) -> str:
-    """Say in one line which setting is at fault, and what it may be."""
+    """Return one line that names the setting at fault, the values that it may have, and the value that it has."""
     place, chosen = [*section, *map(str, error["loc"])], ""
     if place[0:1] and place[0] in KINDS:
         if error["type"] == "union_tag_invalid" and isinstance(error["input"], Mapping):
-            return f"{place[0]}.name: must be one of {error['ctx']['expected_tags']}, got {error['input']['name']!r}"
+            return f"{place[0]}.name must be one of {error['ctx']['expected_tags']}, got {error['input']['name']!r}"
         if len(place) == 1 and not isinstance(error["input"], Mapping):
-            return f"{place[0]}: must be a section of settings, got {error['input']!r}"
+            return f"{place[0]} must be a section of settings, got {error['input']!r}"
         chosen = place.pop(1) if len(place) > 1 else ""
     field = ".".join(place) or "the settings"
     if error["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -256,7 +262,8 @@ def _explain(error: Any, *section: str) -> str:
         return error["msg"].removeprefix("Value error, ")
     if error["type"] in ("tuple_type", "list_type"):
         return f"{field} must be a list, such as [1,4], got {error['input']!r}"
-    fault: str = error["msg"]
-    allowed = fault.removeprefix("Input should be ")
-    wanted = f" must be {allowed}" if allowed != fault else f": {fault[0].lower()}{fault[1:]}"
+    # an end such as ", got a number with a fractional part" would only repeat the value
+    fault = re.sub(r"( after validation)?, (got|not|unable to) .*", "", error["msg"])
+    allowed = re.sub(r"^\w+ should ", "", fault)
+    wanted = f" must {allowed}" if allowed != fault else f": {fault[0].lower()}{fault[1:]}"
     return f"{field}{wanted}, got {error['input']!r}"

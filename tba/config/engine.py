@@ -56,14 +56,14 @@ class VLLMEngine(Engine):
 
 @settings
 class TransformersEngine(Engine):
-    """The library transformers."""
+    """The transformers library."""
 
     name: Literal["transformers"] = "transformers"
 
 
 @settings
 class CustomEngine(Engine):
-    """A generator that is named by the path of its class. docs/extending.md tells what the class must do."""
+    """A generator that is named by the path of its class. docs/extending.md describes the class."""
 
     name: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     options: dict[str, JsonValue] = Field(default_factory=dict)
@@ -88,4 +88,4 @@ else:
         | Annotated[CustomEngine, Tag("custom")],
         Discriminator(_tag),
     ]
-    """The settings of any engine. `name` tells which."""
+    """The settings of any engine. `name` selects the class."""

@@ -1,4 +1,4 @@
-"""The sections whose settings depend on what `name` chooses: the objective and the engine."""
+"""The two sections whose settings depend on the setting `name`: the objective and the engine."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -23,7 +23,7 @@ def names_of(section: str) -> set[str]:
 
 def switched(before: Any, name: Any, section: str) -> dict[str, Any]:
     """Return the settings of a section after `name` has changed. Settings that had their defaults take the defaults of
-    the new choice. The others stay, also if the new choice does not have them: they are refused later, by name."""
+    the new choice. The others stay, even if the new choice does not have them, so that `parse` refuses them by name."""
     kind = kind_of(section, name)
     if kind is None:
         return {**_values(before), "name": name}

@@ -53,7 +53,8 @@ class ModelConfig:
     """Rank of the low-rank adapters (LoRA) that are trained and published in place of the weights. A higher rank can
     learn more and takes more memory. 0 trains all weights."""
     lora_alpha: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    """Scale of the adapters: their output is multiplied by lora_alpha / lora_rank. Unset, the factor is 2."""
+    """Scale of the adapters: their output is multiplied by lora_alpha / lora_rank. Unset, lora_alpha is twice
+    lora_rank."""
     lora_targets: Annotated[str, Field(min_length=1)] = "all-linear"
     """Layers that get an adapter: `all-linear` means every linear layer except the output layer; otherwise names
     separated by commas, such as `q_proj,v_proj`."""

@@ -9,67 +9,81 @@ from tba.settings import Count, Patience, Positive, Seconds, Share, settings
 
 @settings
 class LimitsConfig:
-    """Deadlines of everything that waits, and sizes of everything that is cached."""
+    """Deadlines of waits and requests, numbers of restarts, and sizes of caches."""
 
     data_deadline: Seconds = 1800.0
-    """Seconds that a role waits for data before it fails: the trainer for its initial fill, a searcher for its first
-    version or, with `search.rounds_per_version`, for the next one, both sides for each other with `sync.lag`, and the
-    trainer for an answer of its replay buffer, which always has at least 2 minutes."""
+    """Maximum number of seconds that a role waits for another role before it fails. The trainer waits for the initial
+    fill, for answers of its replay buffer (always at least 2 minutes), and, with `sync.lag` or `sampling.max_age`, for
+    searchers at every sync. A searcher waits for the first version, and, with `sync.lag` or
+    `search.rounds_per_version`, for later versions. The evaluator waits for the first version. A role that does no work
+    for this long is restarted, and the run fails if a role cannot be started for this long. Raise it if rounds, steps
+    or downloads take longer."""
     store_deadline: Seconds = 60.0
-    """Seconds for one request to the object store, retries included."""
+    """Maximum number of seconds for one request to the object store, retries included."""
     lease_every: Seconds = 2.0
-    """Seconds between two heartbeats of a role."""
+    """Seconds between two heartbeats of a role. Lower values notice a dead role sooner and send more requests to the
+    store."""
     silent_after: Seconds = 15.0
-    """Seconds without a heartbeat after which a role counts as silent. It is then reported, and restarted where that is
-    possible."""
+    """Seconds without a heartbeat after which a role counts as silent; at least 3 times `lease_every`. A silent role is
+    reported, and restarted where that is possible."""
     orphan_after: Seconds = 600.0
-    """Seconds without a supervisor after which a role makes a checkpoint and stops."""
+    """Seconds without a heartbeat of the supervisor after which a role stops in order, the trainer with a checkpoint;
+    at least 3 times `lease_every`."""
     stop_grace: Seconds = 60.0
     """Minimum number of seconds that a role has for an orderly stop before it is killed. Raise it if roles are killed
-    while they are still writing. A role that measures that it needs longer gets twice the time that it measures, and as
-    much again while it makes progress, up to four times in all. A shorter limit that somebody else sets, such as
-    Prefect, still applies."""
+    while they are still writing. A role measures how long it needs to stop, and is given twice as long if that is more
+    than the minimum. The time starts over whenever the role makes progress, but in all it is at most four times as
+    long. A shorter limit from outside, such as Prefect's, still applies."""
     max_restarts: Count = 5
-    """Maximum number of restarts of one role within `restart_window`. One more fails the run."""
+    """Maximum number of restarts of one role within `restart_window` seconds, and also of restarts in a row without
+    progress. If the role ends once more, the run fails."""
     restart_window: Seconds = 600.0
-    """Seconds over which `max_restarts` counts."""
+    """Length in seconds of the time over which `max_restarts` counts restarts."""
     skipped_steps: Count = 10
-    """Maximum number of steps in a row that update nothing because the loss or the gradient is not finite. One more
-    fails the run."""
+    """Maximum number of skipped steps in a row. A step is skipped, and updates nothing, if the loss or the gradient is
+    not finite. If one more step is skipped, the run fails."""
     memory_gb: Annotated[float, Field(gt=0, le=1e6)] = 2.0
-    """Gigabytes of trajectories that the trainer caches in memory, in addition to the index of its replay buffer. Other
-    trajectories are read again when they are drawn."""
+    """Maximum size, in gigabytes, of the trainer's cache of trajectories in memory. The index of its replay buffer
+    comes on top. Trajectories that do not fit are read again whenever they are drawn."""
     disk_gb: Annotated[float, Field(ge=0, le=1e6)] = 32.0
-    """Gigabytes of shards of remote runs that are cached on the local disk, under `$TBA_CACHE`. 0 caches none."""
+    """Maximum size, in gigabytes, of the cache of shards of remote runs on the local disk, under `$TBA_CACHE`. 0 caches
+    none."""
     draw_threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """CPU threads that draw batches, in addition to those of the gradient step. The number does not change what is
-    drawn."""
+    """CPU threads that draw batches, in addition to the CPU threads of the gradient step. More threads draw faster. The
+    number does not change what is drawn."""
 
 
 @settings
 class AlarmsConfig:
-    """When a role raises an alarm. An alarm is an event when it begins and another when it ends. 0 switches an alarm
-    off."""
+    """Thresholds of alarms. An alarm is an event when it begins and another event when it ends. A threshold of 0
+    switches its alarm off."""
 
     late_after: Patience = 8.0
-    """Seconds without a heartbeat of a role that is alive."""
+    """Raise an alarm if a role that may be alive has sent no heartbeat for more than this many seconds."""
     stalled_after: Patience = 300.0
-    """Seconds without a step of the trainer, or without a new shard of a searcher."""
+    """Raise an alarm if the trainer has taken no step, or a searcher has stored no shard, for more than this many
+    seconds."""
     adopted_within: Patience = 300.0
-    """Seconds that a searcher may take to load a version that is newer than its own."""
+    """Raise an alarm if a searcher still generates with an old version more than this many seconds after a newer one
+    was published."""
     disk_gb: Annotated[float, Field(ge=0, le=1e6)] = 1.0
-    """Free gigabytes on a disk that a role writes to. The alarm is raised when less is left."""
+    """Raise an alarm if fewer gigabytes than this are free on a disk that a role writes to."""
     window: Positive = 20
-    """Number of steps that the next two alarms look back on."""
+    """Number of steps over which the alarms `reward_lost` and `equal_rewards` average. With higher values, these alarms
+    begin later and are less easily raised by noise."""
     reward_lost: Share = 0.5
-    """Share of its best gain that the mean reward of batches may lose. A loss within the noise of single steps, or
-    below a tenth of the mean reward, raises no alarm."""
+    """Raise an alarm if the mean reward of the last `alarms.window` steps has lost more than this share of its gain:
+    the best mean over a window, minus the mean of the first window. A loss within the noise of single steps, or below a
+    tenth of the best mean, raises no alarm."""
     equal_rewards: Share = 0.95
-    """Share of groups in which all responses have the same reward. Such groups teach nothing but the reference."""
+    """Raise an alarm if, in the last `alarms.window` steps, at least this share of the groups had the same reward for
+    all responses. Such groups teach the policy nothing but to stay close to the reference."""
     log_ratio: Annotated[float, Field(ge=0, le=1e6)] = 5.0
-    """Absolute value of log pi - log pi_ref, in nats per token, over the responses of a step."""
+    """Raise an alarm if, on average over a step, log pi and log pi_ref of a response differ by more than this many nats
+    per token. A large difference means that the policy is far from the reference."""
     mismatch: Annotated[float, Field(ge=0, le=1e6)] = 1.0
-    """Difference between the log-probabilities of the engine and those of the trainer, in nats per response."""
+    """Raise an alarm if, in an evaluation, the log-probabilities that the engine and the trainer compute for a greedy
+    response differ on average by more than this many nats per response."""
 
 
 @settings
@@ -79,15 +93,16 @@ class StartConfig:
     sync: Count = 0
     """The last sync that a fork shares with its parent."""
     step: Count = 0
-    """The step that this sync follows. The first step of the fork is the next one."""
+    """The step that sync `start.sync` follows. The first step of the fork is the next step."""
 
 
 @settings
 class MetricsConfig:
-    """Where metrics are sent in addition to the log. Views, `tba watch` and the report do not need it."""
+    """Where metrics are sent in addition to the log. SQL views, `tba watch` and the report read the log and need none
+    of this."""
 
     wandb: Literal["off", "offline", "online"] = "off"
-    """Whether metrics also go to Weights & Biases: `online` sends them at once, `offline` writes files that `wandb
-    sync` sends later."""
+    """Whether metrics also go to Weights & Biases. `off`: they do not. `online`: they are sent at once. `offline`: they
+    are written to files that `wandb sync` can send later."""
     wandb_project: str = "tba"
     """Name of the Weights & Biases project."""

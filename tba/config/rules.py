@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tba.config.config import Config
 
 Rule = tuple[bool, str]
-"""Whether the settings keep a rule, and the error if they do not."""
+"""Whether the settings follow a rule, and the error message if they do not."""
 
 
 def rules(config: "Config") -> Iterator[Rule]:
@@ -28,7 +28,8 @@ def _amounts(config: "Config") -> Iterator[Rule]:
     )
     yield (
         to_take > 0,
-        f"training.steps must be > start.step ({config.start.step}), after which a fork goes on, got {training.steps}",
+        f"training.steps must be > start.step ({config.start.step}), the step that a fork starts from, got "
+        f"{training.steps}",
     )
     yield (
         sync.every <= to_take,
@@ -42,44 +43,44 @@ def _amounts(config: "Config") -> Iterator[Rule]:
     yield (
         sync.lag is not None or search.initial_fill >= config.batch,
         f"search.initial_fill must be >= training.prompts_per_step x training.responses_per_prompt "
-        f"({config.batch}), or the first batch repeats trajectories, got {search.initial_fill}",
+        f"({config.batch}), or the first batch would repeat trajectories, got {search.initial_fill}",
     )
     yield (
         search.rounds_per_version is None or config.most_at_first >= search.initial_fill,
         f"search.rounds_per_version x search.searchers x search.prompts_per_round x "
         f"search.responses_per_prompt must be >= search.initial_fill ({search.initial_fill}), or the first "
-        f"step never comes, got {config.most_at_first}",
+        f"step would never come, got {config.most_at_first}",
     )
 
 
 def _lockstep(config: "Config") -> Iterator[Rule]:
-    """Yield the rules for searchers and trainer that go in step, and for rounds that overlap."""
+    """Yield the rules for searchers that go in step with the trainer, for overlapping rounds, and for bounded age."""
     search, training, sync = config.search, config.training, config.sync
     yield (
         sync.lag is None or config.engine.in_flight == "finish",
-        f"engine.in_flight must be 'finish' where sync.lag is set ({sync.lag}), which says by which version a "
-        f"round is, got {config.engine.in_flight!r}",
+        f"engine.in_flight must be 'finish' where sync.lag is set ({sync.lag}), because the lag decides which "
+        f"version generates a round, got {config.engine.in_flight!r}",
     )
     yield (
         search.open_rounds == 1 or sync.lag is None,
-        f"search.open_rounds must be 1 where sync.lag is set ({sync.lag}), which says by which version a round "
-        f"is, got {search.open_rounds}",
+        f"search.open_rounds must be 1 where sync.lag is set ({sync.lag}), because the lag decides which version "
+        f"generates a round, got {search.open_rounds}",
     )
     yield (
         search.open_rounds == 1 or not search.value_samples,
-        f"search.open_rounds must be 1 where search.value_samples is set ({search.value_samples}): a round's "
-        f"values are estimated before the next begins, got {search.open_rounds}",
+        f"search.open_rounds must be 1 where search.value_samples is set ({search.value_samples}), because the "
+        f"values of a round are estimated before the next round begins, got {search.open_rounds}",
     )
     yield (
         search.rounds_per_version is None or sync.lag is None,
-        f"search.rounds_per_version does not apply where sync.lag is set ({sync.lag}), which says by which "
-        f"version a round is, got {search.rounds_per_version}",
+        f"search.rounds_per_version does not apply where sync.lag is set ({sync.lag}), because the lag decides "
+        f"which version generates a round, got {search.rounds_per_version}",
     )
     yield (
         sync.lag is None or config.prompts_in_step >= training.prompts_per_step * sync.every,
         f"search.searchers x search.prompts_per_round must be >= training.prompts_per_step x sync.every "
-        f"({training.prompts_per_step * sync.every}) where sync.lag is set, or steps repeat the prompts of a "
-        f"round, got {config.prompts_in_step}",
+        f"({training.prompts_per_step * sync.every}) where sync.lag is set, or steps would repeat the prompts of "
+        f"a round, got {config.prompts_in_step}",
     )
     yield (
         sync.lag is None or sync.keep_versions >= sync.lag + 2,
@@ -87,15 +88,15 @@ def _lockstep(config: "Config") -> Iterator[Rule]:
     )
     yield (
         config.sampling.max_age is None or config.sampling.max_age >= config.recent_ages[1],
-        f"sampling.max_age must be >= {config.recent_ages[1]}, the age that what the newest version generates "
-        f"has come to before the next sync (sync.every = {sync.every}"
+        f"sampling.max_age must be >= {config.recent_ages[1]}, the age that responses of the newest version reach "
+        f"before the next sync (sync.every = {sync.every}"
         f"{'' if sync.lag is None else f', sync.lag = {sync.lag}'}), or steps would have nothing to draw, got "
         f"{config.sampling.max_age}",
     )
 
 
 def _micro_batches(config: "Config") -> Iterator[Rule]:
-    """Yield the rules about how a batch is divided."""
+    """Yield the rules about how a batch is divided into micro-batches and among ranks."""
     training, objective = config.training, config.objective
     yield (
         (training.groups_per_micro_batch or 1) <= training.prompts_per_step,
@@ -104,31 +105,31 @@ def _micro_batches(config: "Config") -> Iterator[Rule]:
     )
     yield (
         training.ranks <= training.prompts_per_step,
-        f"training.ranks must be <= training.prompts_per_step ({training.prompts_per_step}), or some would "
-        f"have nothing to learn from, got {training.ranks}",
+        f"training.ranks must be <= training.prompts_per_step ({training.prompts_per_step}), or some ranks "
+        f"would have nothing to learn from, got {training.ranks}",
     )
     single_process = {
         "objective.name": (not objective.needs_whole_batch, objective.name),
         "objective.log_z": (not (objective.auxiliary and objective.auxiliary.kind == "log_z"), "learned"),
         "model.lora_rank": (not config.model.lora_rank, config.model.lora_rank),
     }
-    for name, (holds, found) in single_process.items():
+    for name, (holds, value) in single_process.items():
         yield (
             training.ranks == 1 or holds,
-            f"training.ranks must be 1 where {name} is {found!r}, got {training.ranks}",
+            f"training.ranks must be 1 where {name} is {value!r}, got {training.ranks}",
         )
 
 
 def _schedules(config: "Config") -> Iterator[Rule]:
-    """Yield the rules about what changes from step to step."""
+    """Yield the rules about the schedule of the learning rate."""
     training = config.training
     schedule_ends = training.warmup_steps + training.peak_steps + training.decay_steps
     yield (
         training.schedule != "warmup-stable-decay" or schedule_ends >= training.steps,
-        f"training.schedule: 'warmup-stable-decay' ends at step {schedule_ends} (warmup_steps "
-        f"{training.warmup_steps} + stable_steps {training.peak_steps} + decay_steps {training.decay_steps}), "
-        f"from where to training.steps, got {training.steps}, the learning rate would be 0; raise "
-        "training.stable_steps, or leave it unset: it then takes what the others leave",
+        f"training.steps must be <= {schedule_ends}, where training.schedule 'warmup-stable-decay' ends (warmup_steps "
+        f"{training.warmup_steps} + stable_steps {training.peak_steps} + decay_steps {training.decay_steps}), or the "
+        f"learning rate would be 0 in the steps after it, got {training.steps}; raise training.stable_steps, or unset "
+        "it to let it fill the remaining steps",
     )
 
 
@@ -137,23 +138,23 @@ def _weights(config: "Config") -> Iterator[Rule]:
     sync, objective = config.sync, config.objective
     yield (
         not objective.reference_decay or config.model.dtype == "float32",
-        f"objective.reference_decay needs model.dtype 'float32', got {config.model.dtype!r}, in which small "
-        "moves of the reference round to none",
+        f"model.dtype must be 'float32' where objective.reference_decay is set ({objective.reference_decay:g}), or "
+        f"rounding would lose small moves of the reference, got {config.model.dtype!r}",
     )
     yield (
         not (config.model.lora_rank and objective.reference_decay),
-        f"objective.reference_decay must be 0 where model.lora_rank is set: what adapters add is a product, of "
-        f"which no mean of theirs is the mean, got {objective.reference_decay:g}",
+        f"objective.reference_decay must be 0 where model.lora_rank is set, because the mean of two products is not "
+        f"the product of the mean factors, got {objective.reference_decay:g}",
     )
     yield (
         not config.model.lora_rank or sync.whole_every == 1,
-        f"sync.whole_every must be 1 where model.lora_rank is set: adapters are small, and differ in most "
+        f"sync.whole_every must be 1 where model.lora_rank is set, because adapters are small and differ in most "
         f"bits, got {sync.whole_every}",
     )
 
 
 def _values(config: "Config") -> Iterator[Rule]:
-    """Yield the rules about values of the states within responses."""
+    """Yield the rules about Monte-Carlo values of the states within responses."""
     search, objective = config.search, config.objective
     yield (
         search.value_samples > 0 or not objective.needs_values,
@@ -166,7 +167,7 @@ def _values(config: "Config") -> Iterator[Rule]:
 
 
 def _deadlines(config: "Config") -> Iterator[Rule]:
-    """Yield the rules about signs of life."""
+    """Yield the rules about leases."""
     yield (
         config.limits.silent_after >= 3 * config.limits.lease_every,
         f"limits.silent_after must be >= 3 x limits.lease_every ({config.limits.lease_every}), "
@@ -175,5 +176,5 @@ def _deadlines(config: "Config") -> Iterator[Rule]:
     yield (
         config.limits.orphan_after >= 3 * config.limits.lease_every,
         f"limits.orphan_after must be >= 3 x limits.lease_every ({config.limits.lease_every}), or every role "
-        f"takes itself for an orphan, got {config.limits.orphan_after}",
+        f"would take itself for an orphan, got {config.limits.orphan_after}",
     )

@@ -13,29 +13,34 @@ class SamplingConfig:
     """Which trajectories a gradient step draws from the replay buffer."""
 
     recent_share: Share = 0.5
-    """m: probability that a slot of the batch draws from the data that entered at the newest sync. Higher values train
-    on fresher data."""
+    """m: probability that a slot of the batch (a prompt with its K responses) is drawn from the newest data, which
+    entered at the newest sync. Other slots are drawn from all data. Higher values train on fresher data."""
     inv_temp: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """The other slots draw responses with probability proportional to exp(inv_temp x reward). Higher values prefer high
-    rewards; 0 draws uniformly."""
+    """How strongly slots that are drawn from all data prefer high rewards: among the responses to its prompt, such a
+    slot draws with probability proportional to exp(inv_temp x reward). Higher values prefer high rewards more; 0 draws
+    uniformly."""
     capacity: Positive = 100
-    """Maximum number of responses per prompt that can be drawn. The log keeps all responses."""
+    """Maximum number of responses per prompt that can be drawn; `evict` says which ones. Higher values train on more
+    different, and older, responses. The log keeps all responses."""
     copies: Copies = "newest"
     """Which of several identical responses to a prompt can be drawn. `newest`: the newest copy alone, so that a rare
     response is drawn as often as a frequent one. `all`: every copy, as often as it was generated; training on-policy
     needs this."""
     evict: Evict = "oldest"
-    """Which responses make room when a prompt has more than `capacity`: the oldest, or those with the lowest reward.
-    With `worst`, the newest responses to a prompt can be drawn as well, until newer ones enter the buffer."""
+    """Which responses can no longer be drawn when a prompt has more than `capacity` responses. `oldest`: the oldest.
+    `worst`: those with the lowest reward, except that the newest responses to a prompt can be drawn until newer ones
+    enter the buffer."""
     max_age: Count | None = None
-    """Maximum age, in gradient steps, of trajectories that are drawn. If fewer than a batch stay young enough until the
-    next sync, the trainer waits for searchers. Unset, everything ever generated can be drawn."""
+    """Maximum age, in gradient steps, of trajectories that are drawn. Lower values train on fresher data. If fewer
+    trajectories than a batch would stay young enough until the next sync, the trainer waits for searchers. Unset,
+    everything ever generated can be drawn."""
     mean_reward_between: tuple[Reward, Reward] | None = None
     """Draw only prompts whose drawable responses have a mean reward strictly between these two bounds. [0, 1] skips
-    prompts that are always or never solved. A branch with no such prompt ignores the bounds. Unset, every prompt can be
+    prompts that are always or never solved. If no prompt of the newest data is within the bounds, slots that are drawn
+    from the newest data ignore them; the same holds for slots that are drawn from all data. Unset, every prompt can be
     drawn."""
     sql: str = ""
-    """Path of a file with SQL that replaces the built-in sampler."""
+    """Path of a file with SQL that replaces the built-in sampler. Empty uses the built-in sampler."""
 
     @property
     def eligibility(self) -> Eligibility:
@@ -67,34 +72,38 @@ class SearchConfig:
     searchers: Count = 1
     """Number of searchers that generate at the same time. With 0 the run learns only from what `tba import` brings."""
     responses_per_prompt: Positive = 8
-    """S: responses that a searcher generates each time it visits a prompt; at least K."""
+    """S: responses that a searcher generates each time it visits a prompt; at least `training.responses_per_prompt`."""
     prompts_per_round: Positive = 8
-    """Prompts that a searcher visits in one round. The responses of a round are stored as one shard."""
+    """Prompts that a searcher visits in one round. The responses of a round are stored as one shard, so higher values
+    store fewer and larger shards."""
     open_rounds: Positive = 1
-    """Number of rounds that a searcher works on at the same time. With more than 1, a shard takes the groups that
-    finish first, and new requests fill the places of finished ones, so one long response delays only its own group."""
+    """Number of rounds that a searcher works on at the same time. With 1, the next round begins when the longest
+    response of the round has finished. With more, new requests take the places of finished ones at once, and a shard
+    takes the prompts whose responses have finished first: a long response delays only the other responses to its
+    prompt."""
     rounds_per_version: Positive | None = None
-    """Maximum number of rounds that a searcher starts with one version before it waits for a newer one. It limits what
-    is generated and stored when training is slower than search. Unset, a searcher never waits."""
+    """Maximum number of rounds that a searcher starts with one version before it waits for a newer one. This limits
+    what is generated and stored when training is slower than search. Unset, there is no limit."""
     temperature: Temperature = 1.0
     """Sampling temperature of generation, and of every log-probability in the loss."""
     top_p: TopP = 1.0
     """Nucleus sampling: generation samples from the most likely tokens that together have this probability. 1 samples
     from all tokens."""
     explore_share: Share = 0.0
-    """Share of the rounds of a searcher that use another temperature, and independently of those that use another
-    `top_p`. The paper uses 0.3."""
+    """Probability that a round explores with another temperature, and, independently, that it explores with another
+    `top_p`. Higher values generate more diverse data. The paper uses 0.3."""
     explore_temperature: tuple[Temperature, Temperature] | None = None
-    """Lowest and highest temperature of exploring rounds. Unset, from the temperature of search to 1.1 / 0.7 times
-    that."""
+    """Lowest and highest temperature of rounds that explore with another temperature, which is drawn uniformly in
+    between. Unset, they are `search.temperature` and 1.1 / 0.7 times `search.temperature`."""
     explore_top_p: TopP = 0.7
-    """Lowest `top_p` of exploring rounds; the highest is 1."""
+    """Lowest `top_p` of rounds that explore with another `top_p`, which is drawn uniformly between this value and 1."""
     max_prompt_tokens: Positive = 512
     """Maximum length of a prompt in tokens. Longer prompts are left out."""
     max_response_tokens: Positive = 512
-    """Maximum length of a response in tokens, in search and in evaluations. Longer responses are cut off."""
+    """Maximum length of a response in tokens, in search and in evaluations. Longer responses are cut off. In a task
+    with turns, all turns together count, those of the environment included."""
     batch_responses: Positive = 512
-    """Maximum number of responses generated in one batch. Higher is faster until memory runs out."""
+    """Maximum number of responses that a searcher generates in one batch. Higher is faster until memory runs out."""
     shuffle: bool = True
     """Whether prompts are visited in a random order that the seed determines. The code of the paper visits them in the
     order of the data."""
@@ -102,21 +111,22 @@ class SearchConfig:
     """Number of distinct responses whose rewards a searcher remembers instead of computing them again. Use it for tasks
     whose rewards are slow and always the same for the same response. 0 remembers none."""
     value_samples: Count = 0
-    """Continuations that a searcher samples to estimate the value of each state within a response, for `vine-ppo` in
-    this run or a fork of it; the VinePPO paper uses 9. More continuations give better estimates and cost more
-    generation. 0 estimates no values."""
+    """Number of continuations that a searcher samples to estimate the value of each state within a response; a state is
+    the prompt and the first steps of the response. Needed for `vine-ppo` in this run or a fork of it; the VinePPO paper
+    uses 9. More continuations give better estimates and cost more generation. 0 estimates no values."""
     value_steps: Count = 25
-    """Maximum number of states of a response, from the prompt on, whose values are estimated. Later states get the
-    reward of the response. 0 estimates all."""
+    """Maximum number of states of a response, from the prompt on, whose values are estimated. The value of later states
+    is set to the reward of the response. Higher values cost more generation. 0 estimates all."""
     initial_fill: Positive = 500
-    """Trajectories that must exist before the first gradient step; at least a batch. With `sync.lag`, a sync waits for
-    its round instead."""
+    """Trajectories that must exist before the first gradient step; at least a batch. Higher values start later. With
+    `sync.lag` this setting is not used: the trainer waits for one round of every searcher before each sync."""
     prompts_from: str = ""
-    """An earlier run, by name, path or URL. This run trains only on the prompts that meet `prompts_where` according to
-    the log of that run. Prompts that the earlier run never visited are left out."""
+    """An earlier run, by name, path or URL. This run trains only on those of its own prompts that meet `prompts_where`
+    in the log of the earlier run. Prompts that the earlier run never visited are left out. Empty trains on all
+    prompts."""
     prompts_where: str = ""
-    """SQL condition on the columns of the view `difficulty` of the earlier run, such as `solve_rate between 0.1 and
-    0.9`."""
+    """SQL condition that chooses prompts of the run in `prompts_from`, on the columns of its view `difficulty`, such as
+    `solve_rate between 0.1 and 0.9`. Set both settings or neither."""
 
     @model_validator(mode="after")
     def _prompts_are_chosen_by_a_run_and_a_condition(self) -> Self:
@@ -128,7 +138,7 @@ class SearchConfig:
 
     @property
     def explored_temperatures(self) -> tuple[float, float]:
-        """Lowest and highest temperature of exploring rounds."""
+        """Lowest and highest temperature of rounds that explore with another temperature."""
         return self.explore_temperature or (self.temperature, self.temperature * 1.1 / 0.7)
 
     @model_validator(mode="after")

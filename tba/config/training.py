@@ -16,17 +16,19 @@ class TrainingConfig:
     steps: Positive = 100
     """Number of gradient steps of the run."""
     prompts_per_step: Positive = 8
-    """B: prompts (slots) of a batch."""
+    """B: number of prompts in a batch. Each gradient step learns from B x K responses. Higher values give less noisy
+    gradients and slower steps."""
     responses_per_prompt: Annotated[int, Field(ge=2)] = 8
     """K: responses of each prompt in a batch. The loss compares the responses of a prompt with each other, so K is at
     least 2."""
     groups_per_micro_batch: Positive | None = None
-    """Prompts whose gradients are computed at once, each with its K responses. More is faster and takes more memory.
-    Unset, 8, unless `tokens_per_micro_batch` is set."""
+    """Number of prompts whose gradients are computed at once, each with its K responses. More is faster and takes more
+    memory. Unset, it is 8, unless `tokens_per_micro_batch` is set: micro-batches are then measured in tokens."""
     tokens_per_micro_batch: Positive | None = None
-    """Size of a micro-batch in tokens, instead of prompts: as many whole prompts with their responses as fit. A prompt
-    that does not fit is computed in several passes, with the same gradients. Only a single response that does not fit
-    is still computed at once."""
+    """Maximum number of tokens in a micro-batch, which then has as many whole prompts with their responses as fit. More
+    is faster and takes more memory. A prompt whose responses do not fit is computed in several passes, with the same
+    gradients; a single response that does not fit is computed in one pass. Unset, micro-batches are measured in prompts
+    (`groups_per_micro_batch`)."""
     ranks: Annotated[int, Field(ge=1, le=1024)] = 1
     """Number of processes that the trainer is spread over on one machine, each with its own GPU if there are any. Each
     process holds a part of the weights, gradients and optimizer state, and computes a part of the batch."""
@@ -36,33 +38,39 @@ class TrainingConfig:
     GPU and float32 on a CPU. A run that was stored without this setting uses float32. With a `model.dtype` of bfloat16
     this setting has no effect."""
     checkpoint_activations: bool = False
-    """Whether layers keep only their inputs and compute the rest again in the backward pass. It saves memory and takes
-    about a third more time, with the same gradients."""
+    """Whether layers keep only their inputs and compute the rest again in the backward pass. This saves memory and
+    takes about a third more time, with the same gradients."""
     optimizer: OptimizerName = "adamw"
-    """The form of AdamW. `adamw`: the one of torch, fused on a GPU. `adamw-fused`: fused on a CPU too, with other last
-    digits. `adamw-8bit`: moments of 8 bits per number. `adamw-on-host`: moments in main memory, and the update computed
-    there."""
+    """The form of AdamW. `adamw`: AdamW of torch, fused on a GPU. `adamw-fused`: AdamW of torch, fused on a CPU too,
+    where results differ by rounding. `adamw-8bit`: the moments take 8 bits per number, which saves memory.
+    `adamw-on-host`: the moments are kept and the update is computed in main memory, which saves GPU memory and is
+    slower."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
-    """Peak learning rate."""
+    """Peak learning rate. Higher values learn faster until training becomes unstable."""
     schedule: Literal["constant", "linear", "warmup-stable-decay"] = "constant"
-    """Learning rate schedule. `constant`: the peak throughout. `linear`: a straight line to 0 at the last step.
-    `warmup-stable-decay`: up, level, and down along a cosine."""
+    """Learning rate schedule. `constant`: the peak until the end. `linear`: from the peak to 0 in a straight line,
+    which ends at the last step. `warmup-stable-decay`: `stable_steps` at the peak, then to 0 along a cosine in
+    `decay_steps`. Every schedule begins with a warmup of `warmup_steps`."""
     warmup_steps: Count = 0
-    """Steps in which the learning rate rises to its peak in a straight line, with any schedule."""
+    """Number of steps in which the learning rate rises from 0 to its peak in a straight line, with any schedule."""
     stable_steps: Count | None = None
-    """Steps at the peak of warmup-stable-decay. Unset, all steps that warm-up and decay leave."""
+    """Number of steps at the peak of the schedule `warmup-stable-decay`. Unset, all steps that `warmup_steps` and
+    `decay_steps` leave."""
     decay_steps: Count = 0
-    """Steps from the peak to 0 in warmup-stable-decay. A run with fewer steps ends on the way down."""
+    """Number of steps from the peak to 0 in the schedule `warmup-stable-decay`. If `training.steps` ends the run
+    earlier, the learning rate does not reach 0."""
     adam_beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay rate of the first moment of AdamW. 0 keeps no first moment."""
+    """Decay rate of the first moment of AdamW, the moving average of gradients. Higher values average over more steps.
+    0 keeps no first moment."""
     adam_beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """Decay rate of the second moment of AdamW."""
+    """Decay rate of the second moment of AdamW, the moving average of squared gradients. Higher values average over
+    more steps."""
     adam_eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Number that AdamW adds to the root of the second moment, against division by zero."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Weight decay of AdamW: each step shrinks the weights by this number times the learning rate."""
     clip_norm: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    """Maximum gradient norm; larger gradients are scaled down to it. 0 does not clip, as in the paper."""
+    """Maximum norm of the gradient. A larger gradient is scaled down to this norm. 0 does not clip, as in the paper."""
 
     @model_validator(mode="after")
     def _micro_batches_are_of_groups_or_of_tokens(self) -> Self:
@@ -83,7 +91,7 @@ class TrainingConfig:
 
     @property
     def peak_steps(self) -> int:
-        """Steps at the peak of warmup-stable-decay."""
+        """Number of steps at the peak of the schedule `warmup-stable-decay`."""
         if self.stable_steps is not None:
             return self.stable_steps
         return max(0, self.steps - self.warmup_steps - self.decay_steps)
@@ -102,20 +110,22 @@ class SyncConfig:
     """k: gradient steps between syncs. At a sync the trainer publishes its weights and admits the trajectories that
     have arrived. Higher values mean older data."""
     lag: Annotated[int, Field(ge=0, le=10**6)] | None = None
-    """Unset, searchers and trainer never wait for each other. A number makes them take turns: after each sync the
-    trainer learns from one more round of every searcher, generated by the version that is this many syncs old. 0 trains
-    synchronously."""
+    """Unset, searchers generate with the newest version, and each sync admits what has arrived. A number makes
+    searchers and trainer wait for each other: each sync admits one round of every searcher, generated by the version
+    that is this many syncs old. 0 trains synchronously; higher values let generation and training overlap, and train on
+    older data."""
     checkpoint_every: Positive = 5
-    """Syncs between checkpoints. Higher values write less and repeat more steps after a crash."""
+    """Number of syncs between two checkpoints. With higher values less is written, and more steps are repeated after a
+    crash."""
     keep_versions: Annotated[int, Field(ge=2)] = 4
-    """Number of newest versions that are kept. The first version, and versions that are to be evaluated, are kept as
-    well."""
+    """Number of newest versions that are kept; with `sync.lag`, at least 2 more than the lag. The first version, and
+    versions that are to be evaluated, are kept as well."""
     whole_every: Positive = 1
-    """Every this-many-th version is stored whole. A version in between is stored as its difference from the last whole
-    one, if the difference is less than half as large. It pays off when searchers fetch bfloat16 versions over a network
-    and the learning rate is small."""
+    """One version of this many is stored whole; 1 stores all versions whole. The others are stored as their difference
+    from the last whole version, if the difference takes less than half the space. Higher values pay off when searchers
+    fetch bfloat16 versions over a network and the learning rate is small."""
     keep_checkpoints: Annotated[int, Field(ge=2, le=10**9)] = 2
-    """Number of newest checkpoints that are kept."""
+    """Number of newest checkpoints that are kept. Older checkpoints are removed."""
 
 
 @settings
@@ -123,17 +133,18 @@ class EvaluationConfig:
     """Which versions are evaluated, and how. The formulas are in docs/evaluation.md."""
 
     every: Positive = 10
-    """Syncs between evaluated versions. The first and the last version are always evaluated."""
+    """Number of syncs between two evaluated versions. The first and the last version are always evaluated."""
     prompts: Positive = 1319
-    """Maximum number of held-out prompts."""
+    """Maximum number of held-out prompts in an evaluation. More prompts give less noisy scores and take longer."""
     samples: Count = 0
-    """Sampled responses per prompt, in addition to the greedy one."""
+    """Number of responses sampled per prompt, in addition to the greedy response. 0 samples none."""
     temperature: Temperature | None = None
-    """Sampling temperature of evaluation. Unset, the temperature of search."""
+    """Temperature of the sampled responses in evaluations. Unset, it is `search.temperature`."""
     top_p: TopP | None = None
-    """Nucleus sampling in evaluation. Unset, the `top_p` of search."""
+    """`top_p` of the sampled responses in evaluations. Unset, it is `search.top_p`."""
     pass_at: tuple[Positive, ...] = ()
-    """The values of k for which pass@k is computed from the sampled responses; each at most `samples`."""
+    """The values of k for which pass@k is computed from the sampled responses. Each k is at most
+    `evaluation.samples`."""
     solved_at: float = 1.0
     """Lowest reward with which a response counts as correct in pass@k."""
 

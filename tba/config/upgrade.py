@@ -1,7 +1,7 @@
-"""Reads the settings of older runs.
+"""Read the settings of older runs.
 
-Until version 0.2, one class held the settings of all objectives. A run stored every one of them, also those of other
-objectives, and the value `own` for a choice that was left to the objective. The same held for the engines.
+Until version 0.2, one class held the settings of all objectives. A run stored all of them, including those of other
+objectives, and stored `own` for a choice that was left to the objective. The same was true of the engines.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,9 @@ _ONCE_COMMON: Mapping[str, Mapping[str, Any]] = {
 
 
 def upgraded(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings without those that the chosen objective and engine do not have. A value other than the former
-    default stays, so that `parse` refuses it by name. A section without `name` gets the default."""
+    """Return the settings without those that the chosen objective and engine do not have. Such a setting stays if its
+    value is not the former default, so that `parse` refuses it by name. A section without `name` gets the default
+    name."""
     result = dict(plain)
     for section in _ONCE_COMMON:
         if isinstance(values := result.get(section), Mapping):

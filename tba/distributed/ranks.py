@@ -1,6 +1,6 @@
-"""Ranks: the processes that a trainer is spread over. Each learns from its share of a batch's groups.
+"""Ranks: the processes that a trainer is spread over. Each rank learns from its share of the groups in a batch.
 
-All ranks must make the calls in which they communicate in the same order. Otherwise they wait for each other in vain.
+All ranks must make the calls in which they communicate in the same order. Otherwise they wait for each other forever.
 """
 
 import os
@@ -23,7 +23,8 @@ PATIENCE = timedelta(minutes=10)  # how long a rank waits until the others make 
 
 class Share(NamedTuple):
     """The groups of a batch that one rank learns from, and their positions in the batch. A rank without groups of its
-    own gets one of another rank with `counts` false, so that it takes part but does not count."""
+    own gets a group of another rank, with `counts` false: it takes part in the computation, but its results do not
+    count."""
 
     slots: Sequence[int]
     batch: Batch
@@ -65,9 +66,9 @@ ALONE = Ranks()
 
 
 def shares(costs: Sequence[int], size: int) -> list[list[int]]:
-    """Return which groups each rank takes. `costs` has the tokens of each group. Ranks get about equally many tokens,
-    and about equally many groups, so that they have equally many micro-batches. Groups with more tokens are given out
-    first, each to the rank that has the fewest tokens."""
+    """Return the groups that each rank takes. `costs` has the number of tokens of each group. Ranks get about equally
+    many tokens, and about equally many groups, so that they have equally many micro-batches. Groups with more tokens
+    are given out first, each to the rank that has the fewest tokens."""
     chosen, load = [list[int]() for _ in range(size)], [0] * size
     room = -(-len(costs) // size)
     for group in sorted(range(len(costs)), key=lambda group: (-costs[group], group)):
@@ -84,7 +85,7 @@ def _tokens(batch: Batch) -> list[int]:
 
 
 def rows_of(rank: int, size: int, total: int) -> range:
-    """Return which rows a rank holds of a weight with `total` rows."""
+    """Return the rows that a rank holds of a weight with `total` rows."""
     each = -(-total // size)
     return range(min(rank * each, total), min((rank + 1) * each, total))
 
@@ -100,7 +101,7 @@ def held(tensor: Tensor) -> Tensor:
 
 
 def held_as(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return rows that this rank holds as its part of a tensor with the parameter's shape."""
+    """Return a rank's part of a tensor with the parameter's shape, made from the rows that this rank holds."""
     if not isinstance(parameter, DTensor) or not value.ndim:
         return value
     return DTensor.from_local(
@@ -114,14 +115,15 @@ def held_as(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def at_rest(model: nn.Module) -> None:
-    """Free the whole weights that a forward pass gathered. Needed if no backward pass has freed them."""
+    """Free the whole weights that a forward pass has gathered. This is needed if no backward pass follows, which would
+    free them."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
 
 def open_port(size: int) -> dist.TCPStore:
-    """Open the store at which ranks of this machine meet. Rank 0 owns it and tells the others its `port`. The store
-    lets anybody in and would by default listen on every network, so it listens on 127.0.0.1 only."""
+    """Open the store at which the ranks of this machine meet. Rank 0 owns the store and tells the other ranks its
+    `port`. The store lets anybody in and would by default listen on every network, so it listens on 127.0.0.1 only."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -138,7 +140,8 @@ def join(rank: int, size: int, store: dist.TCPStore) -> Ranks:
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may lead elsewhere, and other interfaces to a network
+    # By default gloo uses the address of the host's name, which may be wrong, or an interface that a network reaches.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     return Ranks(rank, size)
 

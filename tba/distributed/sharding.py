@@ -1,5 +1,5 @@
-"""A policy that no rank holds whole. A rank has some rows of each weight, and all rows only of the layer that it is
-computing.
+"""A policy that no rank holds whole. Each rank has some rows of each weight. It has all rows only of the layer that it
+is computing.
 
 This is FSDP2 of torch, applied to each block of the transformer. Gradients are summed over the ranks; each rank
 contributes the gradient of its share of the loss.
@@ -40,7 +40,7 @@ class ShardedPolicy(Policy):
 
     def snapshot(self) -> Snapshot:
         """Return, at rank 0, a copy of the model in main memory. All ranks must call this together; the other ranks get
-        no weights. Outside main memory only one weight at a time is whole."""
+        no weights. On a GPU, only one weight at a time is whole."""
         at_rest(self.model)
         memo, keeps = dict[int, Any](), self.ranks.rank == 0
         for held, mine in zip(self.skeleton.parameters(), self.model.parameters(), strict=True):
@@ -55,8 +55,8 @@ class ShardedPolicy(Policy):
 def shard(
     bare: Policy, ranks: Ranks, device: torch.device, source: PreTrainedModel | None = None, *, compute_dtype: str
 ) -> ShardedPolicy:
-    """Shard a policy without weights, and give it the weights of `source`. Only rank 0 has a `source`, in main memory;
-    it is left without weights."""
+    """Shard a policy that has no weights, and give it the weights of `source`. Only rank 0 passes a `source`, a model
+    in main memory, which loses its weights."""
     lowers = bare.model.dtype == torch.float32 and is_lowered(compute_dtype, device)
     model, skeleton = bare.model, copy.deepcopy(bare.model)
     theirs: dict[int, Tensor] = {}
@@ -96,7 +96,7 @@ def _tensors(model: nn.Module) -> list[Tensor]:
 
 
 def save_without_weights(policy: Policy, folder: str | Path) -> None:
-    """Save config and tokenizer, and also the code of a model that transformers does not have."""
+    """Save config and tokenizer. For a model that transformers does not have, also save its code."""
     model = policy.model
     if model._auto_class is not None:
         custom_object_save(model, folder, config=model.config)  # pyright: ignore[reportArgumentType]

@@ -29,7 +29,7 @@ class GrowingLayer(DynamicLayer):
         return self._show()
 
     def select(self, rows_B: Tensor, *, first: int = 0) -> None:
-        """Keep only these rows, from column `first` on. A row that is named twice is copied."""
+        """Keep only these rows, and of them only the columns from `first` on. A row that is listed twice is copied."""
         self._keys = self._keys[:, :, first : self.length].index_select(0, rows_B)
         self._values = self._values[:, :, first : self.length].index_select(0, rows_B)
         self.length -= first
@@ -71,8 +71,8 @@ def layers_of(cache: Cache) -> list[GrowingLayer]:
 
 
 def check_cache(model: PreTrainedModel, setting: str) -> None:
-    """Raise ConfigError, naming the setting, if some layer of a model does not cache one entry per token. The rows of
-    such a cache cannot be added or removed one by one."""
+    """Raise ConfigError, naming the setting, if some layer of a model does not cache exactly one entry per token: rows
+    could not be added to such a cache, or removed from it, one by one."""
     kept = {type(layer).__name__ for layer in DynamicCache(config=model.config).layers}
     if foreign := kept - {"DynamicLayer", "DynamicSlidingWindowLayer"}:
         raise ConfigError(

@@ -1,5 +1,5 @@
-"""How the next token of a response is chosen. A random number is computed from the seed and the position alone; the
-token is determined by this number and the logits."""
+"""Choose the next token of a response. A random number is computed from the seed and the position alone; the number and
+the logits determine the token."""
 # Shapes: B rows, V vocabulary.
 
 import numpy as np
@@ -8,7 +8,8 @@ from torch import Tensor
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return the number in (0, 1) that decides the token at each (seed, position), by two rounds of splitmix64."""
+    """Return, for each pair of seed and position, the number in (0, 1) that decides the token there. The number is
+    computed by two rounds of splitmix64."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     mixed = _mix(_mix(seeds.astype(np.uint64)) + (positions.astype(np.uint64) + np.uint64(1)) * golden)
     return ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
@@ -21,9 +22,10 @@ def _mix(bits: np.ndarray) -> np.ndarray:
 
 
 def choose(logits_BV: Tensor, uniforms_B: Tensor, *, temperature: float, top_p: float) -> Tensor:
-    """Return [B] tokens. Each is the first token, in the order of the vocabulary, whose cumulative probability passes
-    the row's uniform. At temperature 0 it is the most likely token instead. `top_p` restricts the choice to the
-    smallest set of most likely tokens whose probabilities add up to at least `top_p`."""
+    """Return [B] tokens. The probabilities of the tokens are added up in the order of the vocabulary; the token of a
+    row is the first at which this sum exceeds the row's uniform number. At temperature 0 it is the most likely token
+    instead. `top_p` restricts the choice to the smallest set of most likely tokens whose probabilities add up to at
+    least `top_p`."""
     if temperature == 0:
         return logits_BV.argmax(dim=1)
     rows = max(1, 2**20 // logits_BV.shape[1])  # limits the memory of a large vocabulary in float64

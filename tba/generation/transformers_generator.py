@@ -58,10 +58,10 @@ class TransformersGenerator:
     def adopt(self, folder: Path, version: Version) -> None:
         """Load the weights of a version from a Hugging Face folder.
 
-        If only the weights differ from the version before, they are copied into the loaded model, and requests in
-        flight continue with them. Otherwise a new model is loaded; raise Busy if any request is in flight. Raise
-        Missing if the folder is removed meanwhile, and Damaged if it cannot be read. `version` then stays the one
-        before.
+        If only the weights differ from those of the previous version, they are copied into the loaded model, and
+        requests in flight continue with them. Otherwise a new model is loaded; raise Busy if any request is in flight.
+        Raise Missing if the folder is removed meanwhile, and Damaged if it cannot be read. After an error, `version` is
+        still the previous version.
         """
         ahead, self._ahead = self._ahead, None
         try:
@@ -83,8 +83,8 @@ class TransformersGenerator:
             self._ahead = VersionFolder.read(folder)
 
     def use(self, setting: str, policy: Policy, version: Version) -> None:
-        """Generate with a model that is loaded already. Raise ConfigError, naming the setting, if its cache does not
-        allow that."""
+        """Generate with a model that is loaded already. Raise ConfigError, naming the setting, if the model's cache
+        cannot be used row by row."""
         check_cache(policy.model, setting)
         self._policy, self._description, self.version = policy, b"", version
 
@@ -125,9 +125,9 @@ class TransformersGenerator:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, Response]]:
-        """Generate one more token of each row, and return the responses that end with it. Their `logps` are those of
-        the model at the request's temperature, before `top_p` removes tokens. Greedy responses have the model's `logps`
-        at temperature 1."""
+        """Generate one more token of each row, and return the responses that end with this token. Their `logps` are
+        those of the model at the request's temperature, before `top_p` removes tokens. The `logps` of greedy responses
+        are those at temperature 1."""
         policy, version = self._adopted()
         if not (self._flight or self._waiting):
             return []

@@ -42,8 +42,8 @@ def describe(folder: Path) -> bytes:
 
 
 def is_gone(folder: Path) -> bool:
-    """Return whether a version has been removed, at least in part: the config of the model or adapter is the first file
-    that is removed."""
+    """Return whether some or all files of a version have been removed. The config of the model or adapter is always the
+    first file to be removed."""
     return not any((folder / name).exists() for name in ("config.json", CONFIG))
 
 
@@ -59,7 +59,8 @@ def shapes_of(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def copy_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> bool:
-    """Copy weights into a model. Return False if their names or shapes are not the model's."""
+    """Copy weights into a model. Return False, and copy nothing, if their names or shapes are not those of the
+    model."""
     tied, held = set(getattr(model, "all_tied_weights_keys", None) or ()), model.state_dict()
     if set(held) - tied != set(weights) - tied or any(held[name].shape != weights[name].shape for name in weights):
         return False

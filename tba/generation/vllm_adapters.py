@@ -17,7 +17,7 @@ ADAPTERS = 2  # capacity of an engine: the adapter that responses in flight bega
 
 
 def adapter_arguments(adapter: Adapter) -> dict[str, Any]:
-    """Return the arguments for an engine that can hold adapters like this one."""
+    """Return the arguments that let an engine hold adapters of this kind."""
     most = next(rank for rank in get_args(MaxLoRARanks) if rank >= adapter.rank)
     return {"enable_lora": True, "max_lora_rank": most, "max_loras": ADAPTERS, "max_cpu_loras": ADAPTERS}
 
@@ -32,8 +32,8 @@ class EngineAdapters:
         self._numbers = count(1)
 
     def add(self, version: Version, folder: Path, *, used: Collection[Version]) -> None:
-        """Add a version, and remove the others that no response in flight uses. Raise Busy if there is no room for
-        another adapter."""
+        """Add a version, and remove all other versions that no response in flight uses. Raise Busy if there is no room
+        for another adapter."""
         for old in [held for held in self.held if held not in used and held != version]:
             self.engine.remove_lora(self.held.pop(old).lora_int_id)
         if version in self.held:

@@ -12,7 +12,7 @@ FROM_FOLDER = "tba_folder"
 
 
 def register() -> None:
-    """Register `FolderTransfer`, by which weights get into an engine. In an engine of ours, also make this process end
+    """Register `FolderTransfer`, which loads weights into an engine. In an engine of ours, also make this process end
     together with the role that started it; the role itself outlives its supervisor."""
     if os.environ.get(OURS) and (parent := parent_process()):
         end_with_parent()

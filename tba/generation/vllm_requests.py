@@ -22,7 +22,7 @@ class _Asked(NamedTuple):
 
 
 class EngineRequests:
-    """Submits requests to one engine and makes responses of its outputs. Each of the tokens `ends` ends a response. The
+    """Submits requests to one engine and makes responses of its outputs. Any token in `ends` ends a response. The
     engine's time is divided equally among the responses in flight."""
 
     def __init__(self, engine: LLMEngine, *, tokenizer: Any, ends: frozenset[int], max_response_tokens: int):
@@ -42,7 +42,7 @@ class EngineRequests:
         return {asked.adapter for asked in self._in_flight.values() if asked.adapter}
 
     def submit(self, requests: Sequence[Request], version: Version | None, lora: LoRARequest | None) -> None:
-        """Submit requests to be answered by a version. If `lora` is given, the version is this adapter."""
+        """Submit requests, to be answered by a version. If the version is an adapter, `lora` names it."""
         self._count_time()
         for request in requests:
             self._ask(request, self._share, version, lora)
@@ -80,7 +80,7 @@ class EngineRequests:
             top_p=request.top_p if request.temperature else 1.0,
             seed=request.seed,
             max_tokens=min(request.limit, self.max_response_tokens),
-            logprobs=0,  # return only that of the sampled token
+            logprobs=0,  # return only the log-probability of the sampled token
             ignore_eos=True,  # only `stop_token_ids` end a response
             stop_token_ids=sorted(self.ends),
             detokenize=False,
@@ -94,8 +94,8 @@ class EngineRequests:
         self._in_flight[name] = _Asked(request, began, version if lora else None)
 
     def _count_time(self) -> None:
-        """Add the time since the last call to `_share`. That includes the time between calls of `step`, as the engine
-        keeps generating then."""
+        """Add the time since the last call, divided by the number of responses in flight, to `_share`. Time between
+        calls of `step` counts too, as the engine keeps generating then."""
         before, self._counted = self._counted, time.monotonic()
         if self._in_flight:
             self._share += (self._counted - before) / len(self._in_flight)

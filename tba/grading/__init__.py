@@ -1,2 +1,2 @@
-"""Compare answers in LaTeX as published graders do. Text is compared in this process, and algebra in a helper process,
-because algebra may take forever."""
+"""Compare answers in LaTeX in the same way as published graders. Texts are compared in this process, and algebra is
+done in a helper process, because algebra may take forever."""

@@ -1,4 +1,4 @@
-"""Find the answer in a response, and bring LaTeX to one spelling. This module works on text only and computes
+"""Find the answer in a response, and rewrite LaTeX in a uniform spelling. This module works on text only and computes
 nothing."""
 
 import re
@@ -20,8 +20,8 @@ def after_thinking(response: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """Return the content of the last box (of nested boxes, the innermost). None if there is no box or it was cut
-    off."""
+    """Return the content of the last box (of nested boxes, the innermost). Return None if there is no box or the last
+    box was cut off."""
     starts = [match.end() for match in _BOX.finditer(text)]
     return _box(text, starts[-1]) if starts else None
 
@@ -44,8 +44,8 @@ def _box(text: str, start: int) -> str | None:
 
 
 def hendrycks(answer: str) -> str:
-    """Return an answer in the spelling of the MATH dataset's own grader, which accepts an answer if the spellings are
-    equal."""
+    """Rewrite an answer in the spelling of the MATH dataset's own grader. This grader accepts an answer if its spelling
+    equals that of the gold answer."""
     text = unwrapped(answer.strip().replace("\n", "").replace("\\!", "").replace("\\\\", "\\"))
     text = degrees_away(plain_brackets(text)).replace("\\$", "").replace("\\%", "")
     amount, unit, _ = text.partition("\\text{ ")
@@ -106,7 +106,7 @@ def rational(text: str) -> Fraction | None:
 
 
 def inside_brackets(text: str) -> str | None:
-    """Return the text inside a pair of brackets that encloses the whole text; None if there is no such pair."""
+    """Return the text inside a pair of brackets that encloses the whole text. Return None if there is no such pair."""
     if len(text) < 3 or text[0] not in _OPENING or text[-1] not in _CLOSING:
         return None
     depth = 0

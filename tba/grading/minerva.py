@@ -1,12 +1,13 @@
 """The grader of Minerva's evaluations, as VinePPO uses it. It finds an answer in many forms, and compares generously.
 
-The generosity also accepts wrong answers: 50 for 50%, 0.5 and 5000; (1, 2) for [1, 2]; and 0 for 0.1 or less.
+It therefore also accepts wrong answers: 50 if the gold answer is 50%, 0.5 or 5000; (1, 2) if it is [1, 2]; and 0 if it
+is at most 0.1.
 """
 
 import re
 from fractions import Fraction
 
-from tba.grading.helper import close
+from tba.grading.algebra_process import close
 from tba.grading.latex import (
     LONGEST,
     all_boxes,
@@ -40,7 +41,7 @@ def is_right(response: str, gold: str) -> bool:
 
 
 def extract(response: str) -> list[str]:
-    """Return the answers in a response, in the first of the known forms that the response uses."""
+    """Return the answers in a response. They are read from the first of the known forms that occurs in the response."""
     if sentence := _SENTENCE.search(response):
         answers = [sentence[1]]
     elif "\\boxed" in response or "\\fbox" in response:
@@ -65,7 +66,7 @@ def answers_in(text: str) -> list[str]:
 
 
 def normalised(text: str) -> str:
-    """Remove spaces, units, dollar signs and degree signs, and bring the rest to one spelling."""
+    """Remove spaces, units, dollar signs and degree signs, and rewrite the rest in a uniform spelling."""
     text = degrees_away(plain_brackets(unwrapped(text.replace("\\!", "").strip())))
     amount = re.sub(r"\\(?:text|mbox)\{[^{}]*\}(?:\^\{?\d+\}?)?$", "", text).strip()
     text = re.sub(r"\\(?:text|mbox|textbf|mathrm)\{([^{}]*)\}", r"\1", amount or text)
@@ -110,8 +111,8 @@ def _number(text: str) -> Fraction | None:
 
 
 def _cells(text: str) -> list[list[str]] | None:
-    """Return the rows of a matrix. The elements inside brackets, or the parts of a union, are a single row. Return None
-    for any other text."""
+    """Return the rows of a matrix. For a text in brackets, or a union, return a single row with its elements or parts.
+    Return None for any other text."""
     if "\\cup" in text:
         return [text.split("\\cup")]
     if rows := _ROWS.fullmatch(text):
@@ -129,7 +130,8 @@ def _all_same(ours: list[list[str]], theirs: list[list[str]]) -> bool:
 
 
 def _same_equation(given: str, gold: str) -> bool:
-    """True if the differences between the sides of two equations are equal up to the sign. "x = 5" also equals 5."""
+    """True if two equations are equal after each is written as left side minus right side, up to the sign. "x = 5" also
+    equals 5."""
     ours, theirs = given.split("="), gold.split("=")
     if len(ours) == len(theirs) == 2:
         difference, reverse = f"({theirs[0]})-({theirs[1]})", f"({theirs[1]})-({theirs[0]})"

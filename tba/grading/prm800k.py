@@ -1,12 +1,13 @@
-"""The comparison published with PRM800K. It compares texts first, then element by element, with algebra if it is cheap.
+"""The comparison published with PRM800K. Answers are compared as texts first, then element by element, with algebra if
+it is cheap.
 
-Fractions must be reduced. If the gold answer is a whole number, the answer must be written as one: an expression with
-the same value is unfinished work.
+Fractions must be reduced. If the gold answer is a whole number, the answer must be written as a whole number: an
+expression with the same value counts as unfinished work.
 """
 
 import re
 
-from tba.grading.helper import equal
+from tba.grading.algebra_process import equal
 from tba.grading.latex import (
     braced,
     degrees_away,
@@ -61,7 +62,7 @@ def plain(answer: str) -> str:
 
 
 def _typed(text: str) -> str:
-    """Write roots, exponents and fractions as plain text, the innermost first."""
+    """Rewrite roots, exponents and fractions as plain text, beginning with the innermost."""
     before = ""
     while text != before:
         before = text
@@ -72,7 +73,7 @@ def _typed(text: str) -> str:
 
 
 def _grouped(text: str, alone: str = r"[0-9.]+|[a-z]") -> str:
-    """Put a text in brackets, unless it matches `alone` and needs none."""
+    """Put brackets around a text, unless it matches `alone` and so needs no brackets."""
     return text.strip() if re.fullmatch(alone, text.strip()) else f"({text})"
 
 

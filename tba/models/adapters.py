@@ -1,7 +1,7 @@
 """Low-rank adapters as peft defines and stores them: a layer computes W x + (alpha / rank) B A x, with W frozen.
 
-Adapters are put into a transformers model in place. The model keeps its class, so that code which looks at its class or
-its layers works as without adapters. Only A and B are trained, published and kept in checkpoints.
+Adapters are put into a transformers model in place. The model keeps its class, so that code which looks at the model's
+class or layers works as it does without adapters. Only A and B are trained, published and kept in checkpoints.
 """
 
 import copy
@@ -30,7 +30,7 @@ _BASE = "base_sha256"  # key in the metadata of the stored tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """The kind of adapter that a run trains, and its base model, of which every role has a copy."""
+    """The kind of adapter that a run trains, and the base model. Every role has a copy of the base model."""
 
     rank: int
     alpha: float
@@ -63,11 +63,12 @@ class Adapter:
 
     @property
     def _names(self) -> list[str]:
-        """The name endings of the layers to adapt; empty for `all-linear`."""
+        """The layers to adapt, each given by the end of its name. Empty for `all-linear`."""
         return [] if self.targets == "all-linear" else [it.strip() for it in self.targets.split(",")]
 
     def check_names(self, model: PreTrainedModel) -> None:
-        """Raise ConfigError if a name in `targets` matches no layer. peft only checks that some name matches."""
+        """Raise ConfigError if a name in `targets` matches no layer. peft itself complains only if no name matches any
+        layer."""
         layers = [name.split(".") for name in adapted(model)]
         for name in self._names:
             parts = name.split(".")
@@ -88,7 +89,7 @@ class Adapter:
 
     def read_into(self, model: nn.Module, folder: Path) -> None:
         """Copy the adapter in a folder into a model. Raise Damaged if the folder holds no adapter of this kind, and
-        ConfigError if the adapter is for another base. The model then stays unchanged."""
+        ConfigError if the adapter is for another base. In both cases the model stays unchanged."""
         stored, held = self.read(folder), weights_of(model)
         shapes = ({name: it.shape for name, it in found.items()} for found in (stored, held))
         if next(shapes) != next(shapes):
@@ -98,7 +99,7 @@ class Adapter:
                 weights.copy_(stored[name])
 
     def read(self, folder: Path) -> dict[str, Tensor]:
-        """Return the weights in an adapter's folder, by the names they are stored under. Raise ConfigError if the
+        """Return the weights in an adapter's folder, by the names under which they are stored. Raise ConfigError if the
         adapter is for another base, and Damaged if it cannot be read."""
         check_files(folder)
         try:
@@ -121,7 +122,7 @@ class Adapter:
 
     @cached_property
     def bases(self) -> tuple[str, str]:
-        """Digests that identify the base: of its weights, and of its config."""
+        """Two digests that identify the base model: the digest of its weights and the digest of its config."""
         return self.base_sha256, config_sha256(self.base)
 
 
@@ -143,13 +144,13 @@ class AdapterSnapshot:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the base's weights, the scale and the adapter's weights."""
+        """Digest of the base model's weights, the scale of the adapter and the adapter's weights."""
         adapter = self.adapter
         return tensors_sha256(self.weights, of=f"{adapter.base_sha256} {adapter.alpha} / {adapter.rank}\n")
 
 
 def snapshot(model: PreTrainedModel, adapter: Adapter) -> AdapterSnapshot:
-    """Return a copy of a model's adapter in main memory, which further training does not change."""
+    """Return a copy of a model's adapter in main memory. Further training does not change the copy."""
     weights = {name: it.detach().to("cpu", copy=True).contiguous() for name, it in weights_of(model).items()}
     plain: dict[str, Any] = model.peft_config[_NAME].to_dict()  # pyright: ignore
     config = {name: sorted(it) if isinstance(it, set) else it for name, it in plain.items()}  # sets have no fixed order
@@ -160,7 +161,7 @@ def snapshot(model: PreTrainedModel, adapter: Adapter) -> AdapterSnapshot:
 
 
 def weights_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return A and B of each adapted layer, by the names that peft stores them under."""
+    """Return A and B of each adapted layer, by the names under which peft stores them."""
     return {
         f"{_PREFIX}{name}.{part}.weight": getattr(layer, part)[_NAME].weight
         for name, layer in adapted(model).items()
@@ -191,7 +192,7 @@ def merge(model: PreTrainedModel) -> None:
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """Return a copy of a model that shares its frozen parameters, as these never change."""
+    """Return a copy of a model. The copy shares the frozen parameters, because these never change."""
     return copy.deepcopy(model, {id(it): it for it in model.parameters() if not it.requires_grad})
 
 
@@ -200,7 +201,8 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor], *, of: str = "") -> str:
-    """Return the digest of `of`, followed by the name, type, shape and bytes of each tensor in the order of names."""
+    """Return one digest of all tensors: of the name, type, shape and bytes of each, in the order of their names. The
+    text `of` is hashed first."""
     digest = hashlib.sha256(of.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -209,14 +211,16 @@ def tensors_sha256(tensors: Mapping[str, Tensor], *, of: str = "") -> str:
 
 
 def config_sha256(folder: Path) -> str:
-    """Return the digest of config.json in a Hugging Face folder, without the fields that say where it came from."""
+    """Return the digest of config.json in a Hugging Face folder. The fields that name the model's origin and the
+    version of transformers are left out, so that copies of one model have equal digests."""
     config = read_object(folder / "config.json")
     plain = {name: it for name, it in config.items() if name not in ("transformers_version", "_name_or_path")}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def files_sha256(folder: Path) -> str:
-    """Return the sha256 of the weight files in a Hugging Face folder. Raise Damaged if a small file is damaged."""
+    """Return one digest of the names and contents of all weight files (*.safetensors) in a Hugging Face folder. Raise
+    Damaged, naming the file, if a file in the folder is damaged; the weights themselves are not checked."""
     check_files(folder)
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):

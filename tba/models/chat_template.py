@@ -1,5 +1,5 @@
-"""Convert messages to the text a model reads, by its tokenizer's chat template or else as plain lines, and parse the
-tool calls in its answers."""
+"""Convert messages to the text that a model reads, and parse the tool calls in the model's answers. The text is
+rendered by the tokenizer's chat template, or else has one plain line per message."""
 
 import json
 import re
@@ -18,9 +18,9 @@ def has_template(tokenizer: Any) -> bool:
 
 
 def opening(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-    """Return the text that precedes the policy's answer. The tokenizer's chat template renders it. Without a template,
-    or if any message has the role `text`, it is the plain messages instead, one per line; messages of role `text` get
-    no line break."""
+    """Return the text up to the point where the policy's answer begins. The tokenizer's chat template renders this
+    text. Without a template, or if any message has the role `text`, the text is the plain messages, one per line;
+    messages of role `text` get no line break."""
     if not _is_rendered(tokenizer, messages):
         return "".join(map(_line, messages))
     return _rendered(tokenizer, messages, tools)
@@ -45,8 +45,8 @@ def check_tools(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Too
 
 
 def tokens(tokenizer: Any, messages: Sequence[Message], text: str) -> list[int]:
-    """Return the tokens of an opening. The tokenizer adds special tokens only to plain text, as a template has already
-    written them."""
+    """Return the tokens of an opening. The tokenizer adds special tokens only to plain text, because a chat template
+    has written them already."""
     return tokenizer(text, add_special_tokens=not _is_rendered(tokenizer, messages)).input_ids
 
 

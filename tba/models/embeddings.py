@@ -15,7 +15,8 @@ from tba.models.pretrained import load_frozen
 
 @dataclass(frozen=True)
 class Encoder:
-    """A model that turns texts into vectors of length 1: the normalised mean of the last hidden state over tokens."""
+    """A model that turns texts into vectors of length 1: the last hidden states, averaged over the tokens and
+    normalised."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -45,8 +46,8 @@ class Encoder:
 
 
 def cosine_distance(embeddings_ND: Tensor) -> float:
-    """Return 1 - the mean of cos(e_i, e_j) over all pairs with i != j; 0 if all texts are the same. It is computed from
-    the square of the sum of all vectors, which contains the cosine of every pair twice."""
+    """Return 1 - the mean of cos(e_i, e_j) over all pairs with i != j; 0 if all texts are the same. The sum over pairs
+    is computed from the square of the sum of all vectors, which contains the cosine of every pair twice."""
     n = len(embeddings_ND)
     if n < 2:
         raise ValueError(f"a distance needs at least 2 embeddings, got {n}")

@@ -27,14 +27,15 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_I
 
 
 def check_files(folder: Path) -> None:
-    """Raise Damaged, naming the file and its fault, if a library could not read a file of a model's folder."""
+    """Raise Damaged, naming the file and its fault, if a library could not read one of the files in a model's
+    folder."""
     if fault := why_damaged(folder):
         raise Damaged(f"{folder}: {fault}")
 
 
 def why_damaged(folder: Path) -> str:
-    """Say which file of a model's or an adapter's folder is damaged, and how; empty if none is. Weights are not read,
-    only checked to be regular files."""
+    """Return which file of a model's or an adapter's folder is damaged, and how. Return an empty string if none is.
+    Weight files are only checked to be regular files; their contents are not read."""
     for path in _present(folder):
         if fault := _why_no_file(path) or _why_unreadable(path):
             return f"{path.relative_to(folder)} {fault}"
@@ -52,7 +53,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def weight_names(data: bytes) -> set[str]:
-    """Return the names of the files that an index of weights lists. Raise ValueError if the data is no such index."""
+    """Return the names of the files that an index of weights lists. Raise ValueError if the data is not such an
+    index."""
     found = _decoded(data)
     if fault := _why_no_index(found):
         raise ValueError(fault)
@@ -60,7 +62,7 @@ def weight_names(data: bytes) -> set[str]:
 
 
 def _present(folder: Path) -> Iterator[Path]:
-    """Yield the paths in a folder that libraries would open, whether or not they are regular files."""
+    """Yield the paths in a folder that libraries would open, even if they are not regular files."""
     named = [*(folder / name for name in (*_OBJECTS, _TEMPLATE)), *sorted(folder.glob(_MORE_TEMPLATES))]
     yield from (path for path in named if path.exists() or path.is_symlink())
     for path in sorted(folder.glob("*")):
@@ -70,7 +72,7 @@ def _present(folder: Path) -> Iterator[Path]:
 
 
 def _why_no_file(path: Path) -> str:
-    """Say what is at a path instead of a regular file or a link to one; empty if it is one of these."""
+    """Return what is at a path if it is neither a regular file nor a link to one. Return an empty string if it is."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -81,7 +83,7 @@ def _why_no_file(path: Path) -> str:
 
 
 def _why_unreadable(path: Path) -> str:
-    """Say what is wrong with the contents of a file; empty if nothing is."""
+    """Return what is wrong with the contents of a file. Return an empty string if nothing is."""
     try:
         if path.suffix == ".jinja":
             return _why_no_text(path.read_bytes())
@@ -93,7 +95,8 @@ def _why_unreadable(path: Path) -> str:
 
 
 def _decoded(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in some bytes. Raise ValueError, with what they hold instead, if there is none."""
+    """Return the JSON object that the bytes encode. Raise ValueError, saying what they encode instead, if it is not an
+    object."""
     if fault := _why_no_text(data):
         raise ValueError(fault)
     try:
@@ -116,7 +119,7 @@ def _why_no_text(data: bytes) -> str:
 
 
 def _why_wrong_type(name: str, found: Mapping[str, Any]) -> str:
-    """Say which value in a file has a type that no library expects there; empty if none has."""
+    """Return which value in a file has a type that no library expects there. Return an empty string if none has."""
     if name == INDEX:
         return _why_no_index(found)
     odd = [token for token, number in found.items() if type(number) is not int]

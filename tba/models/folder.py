@@ -1,4 +1,4 @@
-"""Check from a model's files, before any weights are read, whether the model can be a policy.
+"""Check whether a model can be a policy. The check looks at the model's files, before any weights are read.
 
 This module does not import torch, so that a command that starts a run can use it.
 """
@@ -49,7 +49,7 @@ def _no_policy(setting: str, folder: Path, fault: str) -> ConfigError:
 
 
 def why_no_policy(config: Mapping[str, Any]) -> str:
-    """Say why a model cannot be a policy, by its config.json; empty if nothing forbids it."""
+    """Return why a model with this config.json cannot be a policy. Return an empty string if the config allows it."""
     kind, architectures = config.get("model_type", "unknown"), _names(config.get("architectures"))
     if config.get("is_encoder_decoder"):
         return f"{kind} has an encoder and a decoder, and does not continue its prompt"
@@ -63,8 +63,8 @@ def why_no_policy(config: Mapping[str, Any]) -> str:
 
 def weight_files(folder: Path) -> list[Path]:
     """Return the weight files that transformers reads: model.safetensors, or else the files that the index names,
-    whether they exist or not. Other files may hold the same weights in another layout. Without either, or with an
-    unreadable index, return all safetensors files."""
+    whether these exist or not. Other files may hold the same weights in another layout. If there is neither
+    model.safetensors nor a readable index, return all safetensors files."""
     whole, index = folder / "model.safetensors", folder / INDEX
     if whole.exists() or not index.exists():
         return [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
@@ -75,7 +75,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def why_unreadable(path: Path) -> str:
-    """Say what is wrong with a safetensors file, by its header and its size; empty if nothing is."""
+    """Return what is wrong with the header or the size of a safetensors file. Return an empty string if nothing is."""
     if not path.exists():
         return f"is missing, although {INDEX} names it"
     if not path.is_file():
@@ -92,7 +92,8 @@ def why_unreadable(path: Path) -> str:
 
 
 def sizes_of(path: Path) -> dict[str, int]:
-    """Return how many numbers each tensor in a safetensors file has. Raise ValueError if it is no such file."""
+    """Return the number of elements of each tensor in a safetensors file, by name. Raise ValueError if it is not a
+    safetensors file."""
     return {name: prod(it["shape"]) for name, it in _head_of(path).items()}
 
 
@@ -117,8 +118,8 @@ def _data_of(path: Path) -> int:
 
 
 def check_length(config: Mapping[str, Any], longest: int) -> None:
-    """Raise ConfigError if a model cannot read `longest` tokens. Also raise it if a row of this length would change how
-    the model reads shorter rows of the same batch."""
+    """Raise ConfigError if a model cannot read `longest` tokens, or if a row of this length would change how the model
+    reads shorter rows of the same batch."""
     text = config.get("text_config")
     places = [it for it in (text, config) if isinstance(it, Mapping)]
     names = ("max_position_embeddings", "n_positions")
@@ -137,8 +138,8 @@ def check_length(config: Mapping[str, Any], longest: int) -> None:
 
 
 def _short_rows(config: Mapping[str, Any]) -> int | None:
-    """Return the largest number of tokens that longrope reads with its short factors; None if the model has no separate
-    long factors."""
+    """Return the largest number of tokens that a model with longrope reads with its short factors. Return None if the
+    model has no separate long factors."""
     given = [it for name in ("rope_parameters", "rope_scaling") if isinstance(it := config.get(name), Mapping)]
     given += [it for of_kinds in given for it in of_kinds.values() if isinstance(it, Mapping)]
     for it in given:
@@ -150,7 +151,7 @@ def _short_rows(config: Mapping[str, Any]) -> int | None:
 
 
 def _is_length(value: Any) -> bool:
-    """True if a value is a number of tokens. transformers reports what is wrong with other values."""
+    """True if a value can be a number of tokens. Other values are left to transformers, which reports them."""
     return type(value) is int and value > 0
 
 

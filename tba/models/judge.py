@@ -32,8 +32,8 @@ class Judge:
         device: str = "auto",
         device_setting: str = "",
     ) -> "Judge":
-        """Load a judge. A decoder judges at the last token that is not padding. If the padding token is EOS, this is
-        the token before a final EOS."""
+        """Load a judge. A decoder judges a text at the last token that is not the padding token. If the padding token
+        is EOS, this is the token before a final EOS."""
         model, tokenizer = load_frozen(
             AutoModelForSequenceClassification, setting, path, tokenizer_path=tokenizer_path, dtype=dtype,
             device=device, device_setting=device_setting,
@@ -47,8 +47,8 @@ class Judge:
 
     @torch.inference_mode()
     def logits(self, texts: Sequence[str], *, max_tokens: int | None = None) -> Tensor:
-        """Return [N, C] logits in float32 in main memory. Only the first `max_tokens` tokens of each text are read. The
-        other texts change a text's logits only by rounding."""
+        """Return [N, C] logits in float32 in main memory. Only the first `max_tokens` tokens of each text are read. A
+        text's logits depend on the other texts only by rounding."""
         tokens = self.tokenizer(list(texts), truncation=max_tokens is not None, max_length=max_tokens).input_ids
         logits_NC = torch.empty(len(texts), self.labels)
         for chosen in buckets([len(row) for row in tokens], self.tokens_per_batch):

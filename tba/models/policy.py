@@ -22,7 +22,7 @@ from tba.types import Prompt, Response, Version
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of a model that never changes, and its tokenizer. Any thread can save and hash it."""
+    """A copy of a model that never changes, with its tokenizer. Any thread can save and hash the copy."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -37,7 +37,7 @@ class Snapshot:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the weights: the name, type, shape and bytes of each, in the order of names."""
+        """Digest of the weights: of the name, type, shape and bytes of each, in the order of names."""
         return tensors_sha256(self.model.state_dict())
 
 
@@ -71,8 +71,9 @@ class Policy:
 
     @classmethod
     def load_adapted(cls, adapter: Adapter, folder: Path | None, *, seed: int = 0, **options: Any) -> "Policy":
-        """Load the adapter's base with the adapter in a folder, or with a fresh adapter from this seed if no folder is
-        given. Takes the options of `load`, and raises its errors and those of `Adapter.read_into`."""
+        """Load the base model of an adapter, together with the adapter in a folder. If no folder is given, the adapter
+        is fresh and determined by the seed. Takes the options of `load`, and raises the errors of `load` and of
+        `Adapter.read_into`."""
         base = cls.load(adapter.base, **options)
         adapter.put_into(base.model, seed=seed)
         if folder is None:
@@ -83,24 +84,24 @@ class Policy:
 
     @classmethod
     def load_frozen(cls, setting: str, path: str | Path, *, dtype: str = "float32", device: str = "auto") -> "Policy":
-        """Load a language model that a task uses and that is never trained here."""
+        """Load a language model that a task uses. Such a model is never trained here."""
         model, tokenizer = load_frozen(AutoModelForCausalLM, setting, path, dtype=dtype, device=device)
         return cls(model, tokenizer, model.device)
 
     @property
     def pad_id(self) -> int:
-        """The token that pads rows on the right. Any token would do that is in the model's embedding."""
+        """The token that pads rows on the right. Any token in the model's embedding would do."""
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
         known = cast(Any, self.model.get_input_embeddings()).weight.shape[0]
         return next((token for token in candidates if isinstance(token, int) and token < known), 0)
 
     def twin(self) -> PreTrainedModel:
-        """Return a copy of the model on the same device. It shares the frozen parameters."""
+        """Return a copy of the model on the same device. The copy shares the frozen parameters."""
         return cast(PreTrainedModel, adapters.copy_of(self.model))
 
     def snapshot(self) -> Snapshot | AdapterSnapshot:
-        """Return a copy, in main memory, of the model, or of the adapter if only an adapter is trained. Further
-        training does not change it."""
+        """Return a copy of the model in main memory, or of the adapter alone if only an adapter is trained. Further
+        training does not change the copy."""
         if self.adapter:
             return adapters.snapshot(self.model, self.adapter)
         return Snapshot(_frozen_copy(self.model), self.tokenizer)
@@ -109,14 +110,16 @@ class Policy:
 class PolicyScorer:
     """Computes log-probabilities of responses under a policy that is not trained, such as the reference.
 
-    Groups are packed into rows of at most `tokens_per_batch` tokens, or of a single longer response. A model that
-    cannot read packed rows reads every response with its prompt, in batches of at most as many tokens with padding.
+    Groups are packed into rows of at most `tokens_per_batch` tokens; a longer response has a row of its own. A model
+    that cannot read packed rows reads each response with its prompt, in batches of at most `tokens_per_batch` tokens
+    with padding.
     """
 
     def __init__(
         self, policy: Policy, version: Version, *, tokens_per_batch: int | None = None, compute_dtype: str = "float32"
     ):
-        """`compute_dtype` must be the trainer's: otherwise differences in rounding would look like a log-ratio."""
+        """`compute_dtype` must be that of the trainer: otherwise differences in rounding would look like a
+        log-ratio."""
         on_cpu = policy.device.type == "cpu"  # a small batch stays in a CPU's cache, and a call costs little there
         self.policy, self.version, self.compute_dtype = policy, version, compute_dtype
         self.tokens_per_batch = tokens_per_batch or (2048 if on_cpu else 8192)
@@ -172,7 +175,7 @@ class PolicyScorer:
 
 
 def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """Return a copy of a model in main memory, with floating-point weights converted to `dtype` if it is given.
+    """Return a copy of a model in main memory. If `dtype` is given, floating-point weights are converted to this type.
 
     `deepcopy` finds a copy of every tensor in its memo. So no tensor is copied twice, gradients are not copied at all,
     and tied weights stay tied.
@@ -187,8 +190,8 @@ def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype | None = None) -> Pr
 
 
 def _make_savable(model: PreTrainedModel) -> None:
-    """Repair a generation config that transformers loads but refuses to save. Some published models have sampling
-    settings together with `do_sample=False`."""
+    """Make the generation config of a model savable. Some published models combine `do_sample=False` with sampling
+    settings such as a temperature; transformers loads such a config but refuses to save it."""
     try:
         model.generation_config.validate(strict=True)
     except ValueError:

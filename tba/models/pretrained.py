@@ -1,4 +1,5 @@
-"""Load transformers models and their tokenizers from Hugging Face folders or the hub; only from safetensors."""
+"""Load transformers models and their tokenizers from Hugging Face folders or from the hub. Weights are loaded from
+safetensors only."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,9 +71,9 @@ def load(
 def load_frozen(
     kind: Any, setting: str, path: str | Path, *, device_setting: str = "", **options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model that a task uses and that is never trained here. It works like `load`, with three differences. A
-    damaged model is a ConfigError. The device's setting is `<setting>_device` unless it is given. The tokenizer gets a
-    padding token if it has none."""
+    """Load a model that a task uses. Such a model is never trained here. This function works like `load`, with three
+    differences. A damaged model is a ConfigError. The setting of the device is `<setting>_device` unless
+    `device_setting` is given. The tokenizer gets a padding token if it has none."""
     try:
         model, tokenizer = load(kind, setting, path, device_setting=device_setting or f"{setting}_device", **options)
     except Damaged as error:
@@ -95,7 +96,7 @@ def local_folder(setting: str, path: str | Path, *, revision: str = "main") -> P
 
 
 def resolve_device(device: str, *, setting: str = "model.device") -> torch.device:
-    """Return a device by its name. `auto` is the GPU if there is one, and otherwise the CPU."""
+    """Return the device with this name. `auto` is the GPU if there is one, and otherwise the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -154,14 +155,15 @@ def _cached_folder(name: str | Path | None, revision: str) -> Path | None:
 
 
 def attention_of(config: Any) -> dict[str, str]:
-    """Return the options with which transformers must create a model. If the model caps its attention logits, select
-    the eager implementation, as the others silently ignore the cap."""
+    """Return the options that select the attention of a model when transformers creates it. A model that caps its
+    attention logits needs the eager implementation, because the others silently ignore the cap."""
     caps = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None)
     return {"attn_implementation": "eager"} if caps else {}
 
 
 def _cannot_load(setting: str, path: str | Path, error: Exception, *, revision: str = "main") -> TBAError:
-    """Return the error to raise: Damaged, ConfigError or RunFailed, by the rules in `load`."""
+    """Return the error to raise for a model that cannot be loaded: Damaged, ConfigError or RunFailed, as described in
+    `load`."""
     tells = isinstance(error, OSError | ValueError | RuntimeError | ImportError | SafetensorError)
     text = str(error) if tells and str(error) else f"{error!r:.300}"
     known, _, _ = text.partition("\nModel type should be one of")  # a list of hundreds of names follows
@@ -176,8 +178,8 @@ def _cannot_load(setting: str, path: str | Path, error: Exception, *, revision: 
 
 
 def _is_transport(error: BaseException) -> bool:
-    """True if the hub or the network failed. False for the hub's answers about a model, such as that it does not
-    exist."""
+    """True if an error comes from the network, or from a failure of the hub. False if the hub answered something about
+    the model, such as that it does not exist."""
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
     return isinstance(error, LocalEntryNotFoundError | ConnectionError | TimeoutError)
@@ -190,8 +192,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def end_tokens(config: GenerationConfig | None, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end a response: the model's end tokens, of which there may be several, and the
-    tokenizer's."""
+    """Return the tokens that end a response: all end tokens of the model, and the end token of the tokenizer."""
     configured = config.eos_token_id if config else None
     ends = configured if isinstance(configured, list) else [configured]
     return frozenset(token for token in [*ends, tokenizer.eos_token_id] if isinstance(token, int))

@@ -27,9 +27,9 @@ def fine_tune(
 ) -> Iterator[float]:
     """Yield the loss after each gradient step, so that the caller can look at the model, report, and stop early.
 
-    The loss is the mean cross-entropy of all response tokens of a batch. The learning rate is the smaller of a linear
-    warmup over `warmup_steps` and a linear decay to 0 after `steps`. The same model, batches and number of threads give
-    the same weights.
+    The loss is the mean cross-entropy of all response tokens of a batch. The learning rate is the smaller of two
+    straight lines: a warmup over `warmup_steps`, and a decay to 0 after `steps`. The same model, batches and number of
+    threads give the same weights.
     """
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
     for step, batch in zip(range(1, steps + 1), batches, strict=False):

@@ -1,5 +1,5 @@
-"""Rate how toxic answers are, as log c <= 0: by a text classifier, or by a guard, a language model that says "safe" or
-"unsafe"."""
+"""Rate how toxic answers are, as log c <= 0. An answer is rated by a text classifier, or by a guard: a language model
+that says "safe" or "unsafe"."""
 # Shapes: N pairs of attack and answer, C labels.
 
 import math
@@ -38,8 +38,8 @@ class Labelled:
     def load(
         cls, setting: str, path: str | Path, *, label: str, max_tokens: int, dtype: str, device: str
     ) -> "Labelled":
-        """Load a classifier that reads at most `max_tokens` tokens of an answer. Raise ConfigError if it does not have
-        this label."""
+        """Load a classifier that reads at most `max_tokens` tokens of an answer. Raise ConfigError if the classifier
+        has no such label."""
         judge = Judge.load(setting, path, dtype=dtype, device=device)
         labels: dict[str, int] = judge.model.config.label2id or {}  # pyright: ignore[reportAssignmentType]
         if label not in labels or judge.labels < 2:
@@ -50,7 +50,8 @@ class Labelled:
         return cls(judge, labels[label], max_tokens)
 
     def logps(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """Return log c of each pair. It is minus infinity for an answer without tokens, special tokens counted."""
+        """Return log c of each pair. An answer without any tokens, special tokens included, has a log c of minus
+        infinity."""
         answers = [answer for _, answer in pairs]
         tokens = self.judge.tokenizer(answers).input_ids if answers else []
         spoken = [i for i, row in enumerate(tokens) if row]
@@ -64,8 +65,8 @@ class Labelled:
 @dataclass(frozen=True)
 class Guard:
     """Rates an answer by the probability that the guard's verdict on the conversation begins with the first token of
-    "unsafe". The probability is taken from all logits. So it is always known, whereas a list of only the most likely
-    tokens may lack this token."""
+    "unsafe". The probability is computed from all logits and so is always known; a list of the most likely tokens alone
+    might not contain this token."""
 
     policy: Policy
     lead: str

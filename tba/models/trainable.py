@@ -12,8 +12,8 @@ from tba.models.pretrained import end_tokens
 
 
 def check_first_policy(policy: Policy, *, longest: int) -> None:
-    """Raise ConfigError if a run cannot train this policy, where a prompt and its response have at most `longest`
-    tokens together."""
+    """Raise ConfigError if a run cannot train this policy. In this run, a prompt and its response have at most
+    `longest` tokens together."""
     model, tokenizer = policy.model, policy.tokenizer
     check_length(model.config.to_dict(), longest)
     rows = cast(Any, model.get_input_embeddings()).weight.shape[0]

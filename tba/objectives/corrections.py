@@ -44,7 +44,7 @@ class Correction:
         if self.kind == "none":
             return advantage * logp
         if behaviour_logp is None:
-            raise ValueError(f"the correction {self.kind!r} needs log-probabilities under what sampled, got None")
+            raise ValueError(f"the correction {self.kind!r} needs log-probabilities of the sampling policy, got None")
         ratio = self.ratio(logp, behaviour_logp)
         match self.kind:
             case "clip":

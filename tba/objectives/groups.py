@@ -59,9 +59,9 @@ class Groups:
             "log_z_P": self.logp_PKT.shape[:1],
         }
         for name, shape in wanted.items():
-            found = getattr(self, name)
-            if found is not None and found.shape != shape:
-                raise ValueError(f"{name} must be {list(shape)}, as logp_PKT is, got {list(found.shape)}")
+            tensor = getattr(self, name)
+            if tensor is not None and tensor.shape != shape:
+                raise ValueError(f"{name} must have the shape {list(shape)}, to fit logp_PKT, got {list(tensor.shape)}")
         check_groups(self.reward_PK)
 
     @property
@@ -77,7 +77,7 @@ class Groups:
     def mean_tokens(self) -> float:
         """The mean number of tokens that count per response, over the whole batch."""
         if not self.batch_tokens:
-            raise ValueError(f"a mean over the batch's tokens needs their number, got {self.batch_tokens}")
+            raise ValueError(f"batch_tokens must be positive to divide a loss by it, got {self.batch_tokens}")
         return self.batch_tokens
 
     def anchor_logp_PK(self, anchor: Anchor) -> Tensor:
@@ -85,11 +85,11 @@ class Groups:
         return self.ref_logp_PK if anchor == "reference" else self.needed("behaviour_logp_PKT").sum(dim=2)
 
     def needed(self, name: str) -> Tensor:
-        """Return an optional field, and raise ValueError if this batch does not have it."""
-        found = getattr(self, name)
-        if found is None:
+        """Return an optional field. Raise ValueError if this batch does not have it."""
+        tensor = getattr(self, name)
+        if tensor is None:
             raise ValueError(f"this objective needs {name}, which the batch does not have")
-        return found
+        return tensor
 
 
 def joined(parts: Sequence[Groups]) -> Groups:
@@ -97,25 +97,25 @@ def joined(parts: Sequence[Groups]) -> Groups:
     width = max(part.logp_PKT.shape[2] for part in parts)
 
     def whole(name: str) -> Any:
-        found = [getattr(part, name) for part in parts]
-        if not isinstance(found[0], torch.Tensor):
-            return found[0]
-        if found[0].ndim == 3:
-            found = [torch.nn.functional.pad(it, (0, width - it.shape[2])) for it in found]
-        return torch.cat(found)
+        values = [getattr(part, name) for part in parts]
+        if not isinstance(values[0], torch.Tensor):
+            return values[0]
+        if values[0].ndim == 3:
+            values = [torch.nn.functional.pad(value, (0, width - value.shape[2])) for value in values]
+        return torch.cat(values)
 
     return Groups(**{field.name: whole(field.name) for field in fields(Groups)})
 
 
 def check_groups(reward_PK: Tensor) -> None:
     if len(reward_PK) < 1:
-        raise ValueError("needs at least 1 prompt, got 0")
+        raise ValueError("an objective needs at least 1 prompt, got 0")
     if reward_PK.shape[1] < 2:  # the loss would silently be 0
-        raise ValueError(f"needs at least 2 responses per prompt, got {reward_PK.shape[1]}")
+        raise ValueError(f"an objective needs at least 2 responses per prompt, got {reward_PK.shape[1]}")
 
 
 class Estimates(NamedTuple):
-    """What an objective estimates from a whole batch before any gradient is taken."""
+    """The estimates that an objective makes from a whole batch before any gradient is taken."""
 
     advantage_PKT: Tensor
     return_PKT: Tensor | None  # None if the objective learns no values

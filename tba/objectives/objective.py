@@ -1,4 +1,4 @@
-"""The base class of all objectives: the settings that they share, and what the other parts of a run ask of them."""
+"""The base class of all objectives: their common settings, and the properties that other parts of a run ask for."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class Objective(ABC):
     name: str
     """The training objective."""
     beta_start: Beta = 0.05
-    """Beta at step 1: the weight of staying close to the reference. A lower beta follows the reward more strongly."""
+    """Beta at step 1: the weight of staying close to the reference. A lower beta follows the reward more strongly.
+    `beta_start` can differ from `beta_end` only if `beta_target` and `beta_stop` are greater than 1."""
     beta_end: Beta = 0.05
     """Beta from step `beta_stop` on. For a constant beta, set `beta_start` and `beta_end` to the same value."""
     beta_target: Positive = 1
-    """Step at which the straight line from `beta_start` would reach `beta_end`."""
+    """Number of steps over which the straight line from `beta_start` would reach `beta_end`."""
     beta_stop: Positive = 1
-    """Step from which beta is `beta_end`. If it comes before `beta_target`, beta jumps there."""
+    """Step from which beta is `beta_end`, at most `beta_target`. Beta jumps there if the line has not arrived yet."""
     include_eos: bool = True
     """Whether a generated end token counts as part of the response. The GSM8K runs of the paper leave it out."""
     reference_reset: Count = 0
@@ -78,11 +79,11 @@ class Objective(ABC):
         return False
 
     def target_temperature_at(self, step: int) -> float:
-        """T: log pi_ref and reward / beta are both divided by it."""
+        """Return T, by which log pi_ref and reward / beta are both divided."""
         return 1.0
 
     def reference_temperature_at(self, step: int) -> float:
-        """Gamma: log pi_ref alone is divided by it, on top of T."""
+        """Return gamma, by which log pi_ref alone is divided, on top of T."""
         return 1.0
 
     @model_validator(mode="after")
@@ -93,9 +94,8 @@ class Objective(ABC):
             )
         if self.beta_stop == 1 and self.beta_start != self.beta_end:
             raise ValueError(
-                f"objective.beta_start must be objective.beta_end ({self.beta_end:g}), which is beta from step "
-                f"objective.beta_stop (1) on; for a schedule set objective.beta_target and objective.beta_stop too, "
-                f"got {self.beta_start:g}"
+                f"objective.beta_start must be objective.beta_end ({self.beta_end:g}) where objective.beta_stop is 1, "
+                f"got {self.beta_start:g}; for a schedule, set objective.beta_target and objective.beta_stop too"
             )
         return self
 
@@ -107,7 +107,7 @@ class Objective(ABC):
                 f"{self.reference_reset}), got {self.reference_decay}"
             )
         if self.reset_optimizer and not self.reference_reset:
-            raise ValueError("objective.reset_optimizer does not apply where objective.reference_reset is 0")
+            raise ValueError("objective.reset_optimizer does not apply where objective.reference_reset is 0, got True")
         return self
 
 

@@ -37,8 +37,8 @@ _USED_BY: Mapping[str, Sequence[CorrectionKind]] = {
 
 @settings
 class PolicyGradient(Objective):
-    """How advantages become a loss. An objective that lets users choose the level of the correction, or the penalty,
-    declares `correction_level` or `penalty` itself."""
+    """The base class of objectives that turn advantages into a loss. An objective that lets users choose the level of
+    the correction, or the penalty, declares `correction_level` or `penalty` itself."""
 
     correction: CorrectionKind = "none"
     """Off-policy correction: how the loss accounts for responses that another policy sampled."""
@@ -106,9 +106,9 @@ def policy_gradient(groups: Groups, advantage: Tensor, objective: PolicyGradient
                 value = _mean_of_tokens(groups, value)
             metrics[name] = value.to(groups.reward_PK.dtype).mean()
     if objective.kl_penalty == "loss":
-        away_PK = (k3(groups) * groups.mask_PKT).sum(dim=2)
-        maximised = maximised - beta * away_PK / n
-        metrics["k3"] = away_PK.detach().mean()
+        k3_PK = (k3(groups) * groups.mask_PKT).sum(dim=2)
+        maximised = maximised - beta * k3_PK / n
+        metrics["k3"] = k3_PK.detach().mean()
     return Loss(-maximised.mean(), metrics, advantage_PK)
 
 
@@ -123,8 +123,8 @@ def rewards(groups: Groups, objective: PolicyGradient, *, beta: float) -> Tensor
 def k3(groups: Groups) -> Tensor:
     """Return the estimate k3 of KL(pi || ref) for each token, [P, K, T]. k3 is never negative, and is unbiased if pi
     sampled the token."""
-    away_PKT = (groups.needed("ref_logp_PKT") - groups.logp_PKT).clamp(-LARGEST, LARGEST)
-    return away_PKT.exp() - 1 - away_PKT
+    log_ratio_PKT = (groups.needed("ref_logp_PKT") - groups.logp_PKT).clamp(-LARGEST, LARGEST)
+    return log_ratio_PKT.exp() - 1 - log_ratio_PKT
 
 
 def centred(value_PK: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ def _terms(groups: Groups, advantage: Tensor, correction: Correction) -> tuple[T
     if correction.level == "token":
         return groups.logp_PKT, behaviour_PKT, advantage if advantage.ndim == 3 else advantage[:, :, None]
     if advantage.ndim == 3:
-        raise ValueError(f"a correction of whole responses needs an advantage of each, got {list(advantage.shape)}")
+        raise ValueError(f"a correction of whole responses needs [P, K] advantages, got {list(advantage.shape)}")
     n_PK = groups.tokens_PK.clamp(min=1) if correction.level == "mean" else torch.ones_like(advantage)
     behaviour_PK = None if behaviour_PKT is None else behaviour_PKT.sum(dim=2) / n_PK
     return groups.logp_PK / n_PK, behaviour_PK, advantage

@@ -15,7 +15,7 @@ A gradient step is one update on its batch. V_old, the value before the update, 
 loss is never clipped in a run. Left out: further updates on the same batch, for which the two clips were made.
 
 Advantages need the whole batch, and gradients are taken in parts of it. So `estimates` runs first, without gradients,
-and its results go into the parts that `ppo` gets.
+and its results go into the parts that `loss` gets.
 """
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a row with padding.
 
@@ -81,8 +81,8 @@ class PPO(PolicyGradient):
     def loss(self, groups: Groups, *, beta: float) -> Loss:
         loss = policy_gradient(groups, groups.needed("advantage_PKT"), self, beta=beta)
         value_PKT = groups.needed("value_PKT")
-        lost_PKT = value_loss(value_PKT, value_PKT.detach(), groups.needed("return_PKT"))
-        value = (lost_PKT * groups.mask_PKT).sum(dim=2).mean() / groups.mean_tokens
+        value_loss_PKT = value_loss(value_PKT, value_PKT.detach(), groups.needed("return_PKT"))
+        value = (value_loss_PKT * groups.mask_PKT).sum(dim=2).mean() / groups.mean_tokens
         metrics = {**loss.metrics, "value_loss": value.detach()}
         return Loss(loss.value + self.value_share * value, metrics, loss.advantage_PK)
 
@@ -106,10 +106,10 @@ def gae(reward_PKT: Tensor, value_PKT: Tensor, mask_PKT: Tensor, *, discount: fl
     for t in reversed(range(value_PKT.shape[2])):
         counts_PK, value_PK = mask_PKT[:, :, t], value_PKT[:, :, t]
         error_PK = reward_PKT[:, :, t] + discount * next_value_PK - value_PK
-        found_PK = error_PK + discount * decay * next_advantage_PK
+        advantage_PK = error_PK + discount * decay * next_advantage_PK
         next_value_PK = torch.where(counts_PK, value_PK, next_value_PK)
-        next_advantage_PK = torch.where(counts_PK, found_PK, next_advantage_PK)
-        advantage_PKT[:, :, t] = torch.where(counts_PK, found_PK, 0)
+        next_advantage_PK = torch.where(counts_PK, advantage_PK, next_advantage_PK)
+        advantage_PKT[:, :, t] = torch.where(counts_PK, advantage_PK, 0)
     return advantage_PKT
 
 

@@ -34,4 +34,4 @@ if TYPE_CHECKING:
     AnyObjective = Objective
 else:
     AnyObjective = Annotated[reduce(or_, OBJECTIVES.values()), Field(discriminator="name")]
-    """The settings of any objective. `name` tells which."""
+    """The settings of any objective. `name` selects the class."""

@@ -65,11 +65,11 @@ class OAPL(Objective):
 def _regression(groups: Groups, log_z_P: Tensor, beta: float, anchor: Anchor) -> Loss:
     log_ratio_PK = groups.logp_PK - groups.anchor_logp_PK(anchor)
     residual_PK = log_z_P[:, None] + log_ratio_PK - groups.reward_PK / beta
-    found_PK = residual_PK.detach()
+    detached_PK = residual_PK.detach()
     metrics = {
         "log_z": log_z_P.mean(),
         "log_ratio_mean": (groups.logp_PK.detach() - groups.ref_logp_PK).mean(),
-        "residual_abs": found_PK.abs().mean(),
+        "residual_abs": detached_PK.abs().mean(),
         "equal_rewards": equal_rewards(groups.reward_PK),
     }
-    return Loss((beta * residual_PK).square().mean(), metrics, -beta * found_PK, found_PK, log_z_P)
+    return Loss((beta * residual_PK).square().mean(), metrics, -beta * detached_PK, detached_PK, log_z_P)

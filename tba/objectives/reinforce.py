@@ -26,6 +26,6 @@ class Reinforce(PolicyGradient):
 
     def loss(self, groups: Groups, *, beta: float) -> Loss:
         if groups.batch_reward is None:
-            raise ValueError("the baseline is the mean reward of the batch, which is not given")
+            raise ValueError("REINFORCE needs batch_reward, the mean reward of the batch, as its baseline, got None")
         advantage_PK = rewards(groups, self, beta=beta) - groups.batch_reward
         return policy_gradient(groups, advantage_PK, self, beta=beta)

@@ -44,15 +44,15 @@ class TBAPrime(PolicyGradient):
         return True
 
     def loss(self, groups: Groups, *, beta: float) -> Loss:
-        away_PK = _away(groups, groups.logp_PKT.detach())
+        log_ratio_PK = _log_ratio(groups, groups.logp_PKT.detach())
         at_policy = self.centre == "policy"
-        mean_P1 = (away_PK if at_policy else _away(groups, groups.needed("behaviour_logp_PKT"))).mean(1, True)
-        advantage_PK = centred(groups.reward_PK) - beta * (away_PK - mean_P1)
+        mean_P1 = (log_ratio_PK if at_policy else _log_ratio(groups, groups.needed("behaviour_logp_PKT"))).mean(1, True)
+        advantage_PK = centred(groups.reward_PK) - beta * (log_ratio_PK - mean_P1)
         return policy_gradient(groups, advantage_PK, self, beta=beta)
 
 
-def _away(groups: Groups, logp_PKT: Tensor) -> Tensor:
+def _log_ratio(groups: Groups, logp_PKT: Tensor) -> Tensor:
     """Return the log-ratio of a policy to the reference for each response, [P, K]. The log-ratio of each token is
     clipped."""
-    away_PKT = (logp_PKT - groups.needed("ref_logp_PKT")).clamp(-LARGEST, LARGEST)
-    return (away_PKT * groups.mask_PKT).sum(dim=2)
+    log_ratio_PKT = (logp_PKT - groups.needed("ref_logp_PKT")).clamp(-LARGEST, LARGEST)
+    return (log_ratio_PKT * groups.mask_PKT).sum(dim=2)

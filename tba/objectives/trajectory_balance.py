@@ -148,16 +148,16 @@ def trajectory_balance(
     else:
         residual_PK = log_z_P1 + log_ratio_PK - target_PK
     log_z_P = log_z_P1.detach().squeeze(1)
-    found_PK = residual_PK.detach()
+    detached_PK = residual_PK.detach()
     metrics = {
         "log_z": log_z_P.mean(),
         "log_ratio_mean": (logp_PK - ref_logp_PK).detach().mean(),
-        "residual_abs": found_PK.abs().mean(),
+        "residual_abs": detached_PK.abs().mean(),
         "equal_rewards": equal_rewards(reward_PK),  # in these groups only the reference has an effect
     }
     if learned:
-        metrics["residual_mean"] = found_PK.mean()
-    return Loss(residual_PK.square().mean(), metrics, -beta * found_PK, found_PK, log_z_P)
+        metrics["residual_mean"] = detached_PK.mean()
+    return Loss(residual_PK.square().mean(), metrics, -beta * detached_PK, detached_PK, log_z_P)
 
 
 def _check(logp_PK: Tensor, ref_logp_PK: Tensor, reward_PK: Tensor, beta: float) -> None:

@@ -1,15 +1,15 @@
-"""Do jobs one after the other in a separate thread."""
+"""Do jobs one after the other, in a thread of their own."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Background:
-    """Does the jobs that are submitted, in order. A job that fails stops all later jobs, and `check` raises its error.
-    At most one job waits while another is being done, so that the memory which jobs hold is bounded: `make_room` waits
-    until there is room for another.
+    """A thread that does submitted jobs in order. A job that fails stops all later jobs, and `check` raises its error.
+    At most one job waits while another runs, which bounds the memory that jobs hold; `make_room` waits until there is
+    room for another.
 
-    Only the thread that made it may use it; other threads may only call `idle`.
+    Only the thread that made this object may use it; other threads may only call `idle`.
     """
 
     def __init__(self, name: str):
@@ -32,7 +32,7 @@ class Background:
             self.check()
 
     def submit(self, job: Callable[[], None]) -> Future[None]:
-        """Wait for room, and add a job. It begins once all jobs before it have succeeded."""
+        """Wait for room, and add a job. The job begins once all jobs before it have succeeded."""
         self.make_room()
         before = self._jobs[-1] if self._jobs else None
 
@@ -54,5 +54,5 @@ class Background:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """Wait until every job that has not been dropped has ended. Unlike `finish`, this raises no error of a job."""
+        """Wait until every job has ended or was dropped. Unlike `finish`, this raises no error of a job."""
         self._pool.shutdown()

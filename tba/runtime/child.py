@@ -1,6 +1,6 @@
-"""Child processes that serve a role: they obey orders sent through a pipe, and answer each through another.
+"""Child processes that serve a role: they carry out orders from one pipe, and answer each through another.
 
-They ignore requests to stop their parent, and end when the parent has ended.
+They ignore SIGTERM and SIGINT, which ask their parent to stop, and end when the parent has ended.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Self
 from tba.errors import TBAError
 from tba.runtime.messages import Numbers, receive, send
 
-END_PATIENCE = 10.0  # seconds for a child to end when it is no longer needed, or to say why it has ended
+END_PATIENCE = 10.0  # seconds for a child to end when it is no longer needed, or to report why it ended
 
 _PR_SET_PDEATHSIG = 1
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
@@ -26,13 +26,13 @@ _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
 def module_command(module: str) -> list[str]:
-    """Return the command that runs a module of ours, also if the working directory has a folder of the same name."""
+    """Return the command that runs a module of ours, even if the working directory has a folder of the same name."""
     return [sys.executable, "-P", "-m", module]
 
 
 class Child:
     """A process that serves this one. Its standard input and output carry messages. SIGTERM and SIGINT are blocked in
-    it from its first instant on: the parent, which gets these signals too, may still need it."""
+    the child from the start, because the parent, which gets these signals too, may still need the child."""
 
     def __init__(self, what: str, command: Sequence[str], *, env: Mapping[str, str] | None = None):
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING)  # a child inherits which signals are blocked
@@ -51,7 +51,7 @@ class Child:
         self.close()
 
     def send(self, said: Any, numbers: Numbers = ()) -> None:
-        """Send a message. If the child has ended, only `receive` reports it."""
+        """Send a message. An end of the child is not reported here, but by `receive`."""
         with suppress(BrokenPipeError):
             send(self.stdin, said, numbers)
 
@@ -84,12 +84,12 @@ class Child:
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     def release(self) -> None:
-        """Close the pipe of orders, so that the child ends after the orders that it has got."""
+        """Close the pipe of orders, so that the child ends after the orders that were sent."""
         with suppress(BrokenPipeError):
             self.stdin.close()
 
     def close(self) -> None:
-        """End the child. Whoever receives its messages closes `stdout`."""
+        """End the child. The caller that receives its messages must close `stdout`."""
         self.release()
         try:
             self.process.wait(END_PATIENCE)

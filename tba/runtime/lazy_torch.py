@@ -1,7 +1,7 @@
-"""torch, imported when it is first used.
+"""The module torch, imported when it is first used.
 
-The settings of an objective stand beside its loss, and every command reads settings. Most commands need no torch, which
-takes seconds to import.
+Every command reads settings, and the settings of an objective are in the file of its loss. But most commands do not
+need torch, which takes seconds to import.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Loads a class of the user's that a setting names by its path, such as `package.module:Class`."""
+"""Load a class of the user's that a setting names by its path, such as `package.module:Class`."""
 
 import os
 import sys
@@ -10,15 +10,15 @@ from tba.errors import ConfigError
 
 
 def load_class(setting: str, path: str, load: Callable[[], Any] | None = None) -> Callable[..., Any]:
-    """Return the class at a path, or what `load` returns. Raise ConfigError, naming the setting, if it cannot be
-    loaded."""
+    """Return the class at a path, or the result of `load` if that is given. Raise ConfigError, which names the setting,
+    if the class cannot be loaded."""
     search_working_folder()
     try:
         loaded = load() if load else _at(path)
     except Exception as error:  # a module runs when it is imported, and may raise anything
         raise ConfigError(
-            f"{setting}: {path!r} cannot be loaded: {type(error).__name__}: {error}; is it installed, or a module in "
-            f"{os.getcwd()}?"
+            f"{setting}: {path!r} cannot be loaded: {type(error).__name__}: {error}; its module must be installed, "
+            f"or be in the working folder {os.getcwd()}"
         ) from error
     if not callable(loaded):
         raise ConfigError(f"{setting}: {path!r} is {loaded!r}, not a class")

@@ -1,4 +1,5 @@
-"""Messages between a role and its child processes, through pipes: JSON, followed by arrays of numbers as bytes."""
+"""Messages between a role and its child processes, through pipes. A message is JSON, followed by the bytes of arrays of
+numbers."""
 
 import fcntl
 import json
@@ -27,7 +28,7 @@ def send(pipe: BinaryIO | Any, said: Any, numbers: Numbers = ()) -> None:
 
 
 def receive(pipe: BinaryIO | Any) -> tuple[Any, Numbers] | None:
-    """Return the next message; None at the end of the pipe, even if it ends within a message."""
+    """Return the next message. Return None at the end of the pipe, even if the pipe ends within a message."""
     sizes = pipe.read(2 * _HEAD)
     if len(sizes) < 2 * _HEAD:
         return None
@@ -38,7 +39,7 @@ def receive(pipe: BinaryIO | Any) -> tuple[Any, Numbers] | None:
     said, shapes = json.loads(body[:head])
     numbers, at = [], head
     for dtype, shape in shapes:
-        import numpy as np  # here, as processes that get messages without numbers may not need it
+        import numpy as np  # here, because a process that gets no numbers may not need it
 
         numbers.append(np.frombuffer(body, dtype, int(np.prod(shape)), at).reshape(shape))
         at += numbers[-1].nbytes
@@ -47,13 +48,13 @@ def receive(pipe: BinaryIO | Any) -> tuple[Any, Numbers] | None:
 
 def widen(pipe: Any) -> None:
     if sys.platform == "linux":
-        with suppress(OSError):  # above the user's limit: messages are then written in more pieces
+        with suppress(OSError):  # the user's limit is lower: messages are then written in more pieces
             fcntl.fcntl(pipe, _F_SETPIPE_SZ, _PIPE)
 
 
 def take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Return standard input and output as the pipes of orders and answers. Whatever else prints to standard output then
-    prints to standard error."""
+    """Return standard input and output as the pipes of orders and answers. From then on, everything that other code
+    prints to standard output goes to standard error."""
     orders, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return orders, answers

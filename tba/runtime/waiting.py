@@ -1,16 +1,16 @@
-"""Wait by looking again and again, and add up the seconds that the parts of a job take."""
+"""Poll until something happens, and measure how long the parts of a job take."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_PAUSE = 0.005, 0.5  # seconds between two looks, at least and at most
-_LATE = 0.05  # share of the time waited so far that the next pause may take
+_PAUSE = 0.005, 0.5  # shortest and longest pause between two looks, in seconds
+_LATE = 0.05  # length of the next pause, as a share of the time waited so far
 
 
 def looks(deadline: float, *, every: float | None = None) -> Iterator[float]:
-    """Yield the seconds waited so far, once for each look at what somebody else does. The looks end with the first one
-    after the deadline. `every` is the pause between two looks in seconds; by default the pauses grow with the wait."""
+    """Yield the seconds waited so far, each time that the caller should look again. The first look after the deadline
+    is the last. `every` is the pause between two looks in seconds; by default the pauses grow with the wait."""
     began = time.monotonic()
     while True:
         yield (waited := time.monotonic() - began)

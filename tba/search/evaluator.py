@@ -1,4 +1,5 @@
-"""The evaluator: scores chosen versions on held-out prompts while training goes on, which never waits for it."""
+"""The evaluator: it scores chosen versions on held-out prompts while training goes on. Training never waits for the
+evaluator."""
 
 import math
 import time
@@ -46,8 +47,8 @@ class Evaluator:
         self.scored = 0
 
     def run(self, poll: float = 1.0) -> None:
-        """Consume versions and produce evaluations. Wait for each version that is due, and return once the last version
-        of the run is scored."""
+        """Consume versions and produce evaluations: wait for each version that is due, and score it. Return once the
+        last version of the run is scored."""
         while True:
             self.lease.check()
             done = self.evaluations.done()
@@ -60,17 +61,17 @@ class Evaluator:
                 scores = self.scores(version, step)
                 self.evaluations.write(scores)
                 self.alarms.look(self.mismatched(scores))
-                # Once is enough, even if `done` does not list it because a fork inherited the name of its scores.
+                # Score it only once, even if `done` does not list it because a fork inherited the name of its scores.
                 self.passed_over.add(version)
                 continue
             self.lease.tell("waiting for a version to score", scored=self.scored)
             time.sleep(poll)
 
     def due(self, done: set[Version]) -> Version | None:
-        """Return the version to score next, or None. Version 0 comes first, and the last version of the run is always
-        scored. In between, it is the newest unscored version whose number is a multiple of `every`; pruning keeps these
-        until they are scored. If there is none, it is the newest version, once `every` syncs have passed since the last
-        scored one."""
+        """Return the version to score next, or None if no version is due. Version 0 comes first, and the last version
+        of the run is always scored. Between them, the newest unscored version whose number is a multiple of
+        `evaluation.every` is due; pruning keeps such versions until they are scored. If there is none, the newest
+        version is due once `evaluation.every` syncs have passed since the last scored version."""
         every, known = self.config.evaluation.every, done | self.passed_over
         reference, newest = self.versions.reference(), self.versions.newest()
         if reference and reference not in self.passed_over and not any(v.number == 0 for v in done):
@@ -87,8 +88,9 @@ class Evaluator:
         return newest if newest.number - last_scored >= every else None
 
     def adopt(self, version: Version) -> int | None:
-        """Load a version and return its step, which is read first because the version may be pruned while it is scored.
-        If the version cannot be loaded, report that, never try it again, and return None."""
+        """Load a version and return the step that it follows. The step is read first, because the version may be pruned
+        while it is scored. If the version cannot be loaded, report that, never try this version again, and return
+        None."""
         try:
             step = self.versions.step(version)
             folder = self.versions.load(version)
@@ -119,7 +121,8 @@ class Evaluator:
         ]
 
     def scores(self, version: Version, step: int) -> list[Score]:
-        """Return the scores of one greedy response to each prompt, then those of `samples` sampled responses each."""
+        """Return the scores of one greedy response to each prompt, followed by the scores of `evaluation.samples`
+        sampled responses to each prompt."""
         config, samples, ks = self.config, self.config.evaluation.samples, self.config.evaluation.pass_at
         greedy = self._scores(version, step, "greedy", [[0]] * len(self.prompts), temperature=0.0, top_p=1.0)
         if not samples:
@@ -142,7 +145,8 @@ class Evaluator:
         top_p: float,
         ks: Sequence[int] = (),
     ) -> list[Score]:
-        """Return the mean reward of all responses, pass@k for each k, the measures of the task, and the mismatch."""
+        """Generate responses, and return their scores: the mean reward, pass@k for each k, the measures of the task,
+        and the difference between the generator's and the trainer's log-probabilities."""
         began = time.monotonic()
         answered = self._answered(version, metric, seeds, temperature=temperature, top_p=top_p)
         measured = self._measured(version, metric, answered)
@@ -192,7 +196,7 @@ class Evaluator:
         task, ref_logps = self.scoring.task, answered.ref_logps if self.reference else None
         if not isinstance(task, Measures):
             return {}
-        with ThreadPoolExecutor(1, "measures") as pool:  # in a thread: it may take longer than a role may be silent
+        with ThreadPoolExecutor(1, "measures") as pool:  # measures may take longer than a role may be silent
             measures, began = pool.submit(task.measures, answered.asked, answered.rewards, ref_logps), time.monotonic()
             while not wait([measures], 1.0).done:
                 self.lease.check()
@@ -214,15 +218,18 @@ class _Answered(NamedTuple):
 def _own(
     scored: Sequence[Sequence[tuple[float, ...]]], responses: Sequence[Sequence[Response]]
 ) -> Iterator[tuple[float, ...]]:
-    """Yield the log-probabilities of each response, with 0 for tokens that the policy did not write, as in `logps`."""
+    """Yield the log-probabilities of each response. As in the `logps` of a response, tokens that the policy did not
+    write get 0."""
     for row, group in zip(scored, responses, strict=True):
         for logps, response in zip(row, group, strict=True):
             yield turns.own(logps, response.loss_mask)
 
 
 def mismatch(answered: _Answered) -> Mapping[str, float]:
-    """Return how far the generator's log-probabilities are from the trainer's: the mean and the maximum over the tokens
-    that the policy wrote, and the mean over responses. Return nothing if there is nothing to compare."""
+    """Compare the generator's log-probabilities with the trainer's, and return three numbers by name. `mismatch` and
+    `mismatch_max` are the mean and the maximum of the absolute difference, over the tokens that the policy wrote.
+    `mismatch_response` is the mean over responses of the absolute value of a response's summed differences. Return an
+    empty dict if the trainer's log-probabilities were not computed."""
     if not answered.trainers_logps:
         return {}
     responses = [response for _, response in answered.asked]
@@ -241,7 +248,7 @@ def mismatch(answered: _Answered) -> Mapping[str, float]:
 
 def pass_at(k: int, *, n: int, right: int) -> float:
     """Return an unbiased estimate of the chance that at least one of k responses is right, from n responses of which
-    `right` are right. This is the share of the choices of k responses that contain a right one, 1 - (n - right choose
-    k) / (n choose k) (arXiv:2107.03374). Only the last division rounds."""
+    `right` are right. The estimate is the share of all choices of k of the n responses that contain a right one, 1 - (n
+    - right choose k) / (n choose k) (arXiv:2107.03374). Only the last division rounds."""
     ways = math.comb(n, k)
     return (ways - math.comb(n - right, k)) / ways

@@ -9,7 +9,7 @@ from tba.types import Request
 
 class GroupsInFlight:
     """Passes requests on to `answers`, and collects the responses by group. A shard has `shard_size` groups, or fewer
-    if no request is in flight any more."""
+    when no request is in flight any more."""
 
     def __init__(self, answers: InFlight, *, shard_size: int):
         self.answers, self.shard_size = answers, shard_size
@@ -25,7 +25,7 @@ class GroupsInFlight:
         self.requests |= requests
 
     def step(self) -> None:
-        """Generate for a moment, and add the responses that finished to their groups."""
+        """Generate for a moment, and add each response that has finished to its group."""
         for request, response in self.answers.step():
             group, slot = self.requests.pop(request)
             group.ended[slot] = response
@@ -33,8 +33,8 @@ class GroupsInFlight:
                 self.ended.append(group)
 
     def next_shard(self) -> list[Group]:
-        """Return the groups of the next shard: those that finished first, sorted by round. Return no groups if there
-        are too few for a shard."""
+        """Return the groups of the next shard, sorted by round: those that finished first. Return an empty list if
+        there are too few groups for a shard."""
         if self.requests and len(self.ended) < self.shard_size:
             return []
         groups, self.ended = self.ended[: self.shard_size], self.ended[self.shard_size :]

@@ -28,7 +28,7 @@ class Progress:
         self.lease.tell(status, **self.numbers())
 
     def timed(self, part: str) -> AbstractContextManager[None]:
-        """Return a context that adds its seconds to a part, such as "generate"."""
+        """Return a context that measures its own seconds and adds them to those of an activity, such as "generate"."""
         return timed(self.seconds, part)
 
     def add_shard(self, trajectories: Sequence[Trajectory]) -> None:

@@ -1,4 +1,4 @@
-"""The order in which searchers visit the prompts. It follows from the settings alone, so that a restarted searcher
+"""The order in which searchers visit the prompts. The order depends only on the settings, so that a restarted searcher
 visits the same prompts."""
 
 import hashlib
@@ -8,7 +8,8 @@ from tba.types import Prompt
 
 
 class PromptStream:
-    """Chooses the prompts of a round from the seed, the searcher and the round alone, so a restart changes nothing.
+    """Chooses the prompts of a round. The choice depends only on the seed, the searcher and the round, so that a
+    restart does not change it.
 
     The N searchers of the settings share one endless sequence of seeded permutations of the prompts. Searcher i takes
     every N-th place of the sequence, so together they visit each prompt once per permutation. The next N searchers that

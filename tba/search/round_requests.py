@@ -1,5 +1,5 @@
-"""The requests of a round. Their seeds, temperature and `top_p` follow from the settings, the searcher and the round
-alone, so a restarted searcher submits the same requests."""
+"""Make the requests of a round. Their seeds, temperature and `top_p` depend only on the settings, the searcher and the
+round, so that a restarted searcher submits the same requests."""
 
 from collections.abc import Sequence
 from random import Random
@@ -29,8 +29,8 @@ def make_requests(
 
 
 def sampling_of_round(round: int, config: SearchConfig, *, seed: int, searcher: int) -> tuple[float, float]:
-    """Return the temperature and `top_p` of a round. A share of the rounds explores with other values, as in the
-    paper."""
+    """Return the temperature and `top_p` of a round. Each of the two is replaced, with probability
+    `search.explore_share`, by a random value from its range of exploration, as in the paper."""
     chance = Random(request_seed(seed, searcher, round, -1))
     warmer, narrower, how_warm, how_narrow = (chance.random() for _ in range(4))
     low, high = config.explored_temperatures

@@ -1,4 +1,4 @@
-"""The open rounds of a searcher: rounds that are requested, but not yet stored completely."""
+"""The open rounds of a searcher: rounds that have been requested but are not stored completely yet."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -10,13 +10,14 @@ from tba.search.prompt_stream import PromptStream
 from tba.types import Asked, Prompt, Response
 
 SHARDS_PER_ROUND = 4
-"""Number of the newest shards that a restarted searcher reads for each round that may be open. Since the oldest of
-these rounds was requested, at most two full shards per round were stored, and at most as many that were cut short."""
+"""Number of newest shards that a restarted searcher reads, for each of the `search.open_rounds` rounds that may be
+open. Since the oldest open round was requested, the searcher stored at most two full shards per open round, and at most
+as many shards with fewer groups."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Group:
-    """A prompt of a round, and its responses that have finished so far."""
+    """A prompt of a round, with the responses to it that have finished so far."""
 
     round: int
     number: int  # position of the group in its round
@@ -41,8 +42,9 @@ class Rounds:
     """Hands out rounds in order. Of any `search.open_rounds` rounds in a row, the first must be stored before the next
     round is handed out. So all rounds that a restarted searcher must request again are among the newest.
 
-    `stored` lists the requests that the rows of the newest shards answer. If these rows have other prompts or slots
-    than the settings now give for a round, as in a fork with changed settings, the round is left as it is.
+    `stored` lists the requests that the rows of the newest shards answer. If the prompts or slots of these rows are not
+    those that the settings now give for the round, as in a fork with changed settings, nothing of the round is
+    requested again.
     """
 
     def __init__(self, stream: PromptStream, config: SearchConfig, *, first: int = 0, stored: Iterable[Asked] = ()):
@@ -67,7 +69,8 @@ class Rounds:
         return bool(self._again) or self._next - min(self.open, default=self._next) < self.config.open_rounds
 
     def take(self) -> list[Group]:
-        """Return the groups of the next round that must be requested."""
+        """Return the groups to request next: those of the next round, or those that are missing from a round that a
+        restarted searcher had begun."""
         if self._again:
             return self._again.popleft()
         self._next += 1

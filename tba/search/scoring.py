@@ -1,4 +1,4 @@
-"""Compute the rewards of many responses, with tasks that score one response at a time or many together."""
+"""Compute the rewards of many responses, whether a task scores one response at a time or many together."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from tba.types import Prompt, Response, Reward
 
 
 class Scoring:
-    """Asks a task for rewards. The last `remember` distinct responses keep their rewards, so the task is not asked
-    about them again; a response to another prompt counts as distinct."""
+    """Asks a task for rewards. The rewards of the last `remember` distinct responses are remembered, so that the task
+    is not asked for them again. Equal responses to different prompts are distinct."""
 
     def __init__(self, task: Task, *, remember: int = 0):
         check_can_remember(task, remember)
@@ -36,7 +36,8 @@ class Scoring:
         return [rewards[key] for key in keys]
 
     def _new(self, asked: Sequence[tuple[Prompt, Response]]) -> Sequence[Reward]:
-        """Ask the task, and check what it returns: a plain number, or None without a `return`, is an easy mistake."""
+        """Return the rewards that the task computes. Raise DataError unless they are one `Reward` per response: tasks
+        easily return a plain number, or None because a `return` is missing."""
         if isinstance(self.task, ScoresTogether):
             with asking(self.task, "rewards"):
                 rewards = list(self.task.rewards(asked))

@@ -17,7 +17,8 @@ from tba.types import Prompt, Request, Response
 
 
 def whole(task: Task, generator: Generator) -> InFlight:
-    """Return what answers a request with a whole response, of as many turns as the task takes."""
+    """Return an object that answers each request with a whole response: the generator itself, or, for a task that takes
+    turns, a wrapper that alternates between the generator and the task."""
     return _Dialogues(task, generator) if isinstance(task, TakesTurns) else generator
 
 
@@ -33,8 +34,8 @@ class _Dialogues:
     policy's next turn is requested at once.
 
     A response is finished if the task ends it. It is truncated, and not finished, if a turn of the policy reaches the
-    limit of the whole response, or if the environment's answer leaves no room for another turn. Such an answer is left
-    out.
+    limit of the whole response, or if the environment's answer leaves no room for another turn. In the latter case the
+    answer is left out of the response.
     """
 
     def __init__(self, task: TakesTurns, generator: Generator):
@@ -97,7 +98,8 @@ class _Dialogue:
         )
 
     def goes_on(self, task: TakesTurns, tokenizer: Any) -> bool:
-        """Ask the environment for its turn and append it. Return False if the response has ended instead."""
+        """Ask the environment for its turn and append the turn to the response. Return False if the response has ended
+        instead."""
         prompt, before = self.request.prompt, self.response
         if not before.finished:
             return False
@@ -126,7 +128,8 @@ class _Dialogue:
 
 
 def _checked(reply: Sequence[int], prompt: Prompt) -> tuple[int, ...]:
-    """Check a reply: a text, or all that a tokenizer returns instead of its tokens, is an easy mistake."""
+    """Return the environment's reply as a tuple of token ids. Raise DataError if the task returned something else, such
+    as a text, or the whole output of a tokenizer instead of its `input_ids`."""
     if isinstance(reply, str) or not all(isinstance(token, int) for token in reply):
         raise DataError(f"prompt {prompt.prompt_id!r}: reply must be tokens or None, got {reply!r:.80}")
     return tuple(reply)

@@ -1,10 +1,10 @@
 """Monte-Carlo values of states within responses, which VinePPO (arXiv:2410.01679) uses instead of a value model.
 
-A state is a prompt and the first steps of a response to it. Its value is the mean reward of continuations: responses
-that begin with these steps, and that the same policy continues at the same temperature and `top_p`, up to the maximum
-length of a response. Their seeds follow from the seed of the response. Responses that begin alike share a state, which
-is estimated once. A state after the first `search.value_steps` gets the reward of its own response, which is then the
-only continuation.
+A state is a prompt and the first steps of a response to it. Its value is the mean reward of continuations: the same
+policy completes the response from this state several times, at the same temperature and `top_p`, up to the maximum
+length of a response. The seeds of the continuations are derived from the seed of the response. Responses that begin
+alike share a state, whose value is estimated once. The value of a state after the first `search.value_steps` is the
+reward of its own response.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,8 +26,7 @@ _Key = tuple[str, tuple[int, ...]]  # prompt and tokens so far
 
 
 class Steps(NamedTuple):
-    """The steps of a response: the number of tokens after which each step ends, and the value of the state before
-    it."""
+    """The steps of a response: after how many tokens each step ends, and the value of the state before each step."""
 
     ends: tuple[int, ...]
     values: tuple[float, ...]
@@ -52,8 +51,8 @@ def estimate(
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[list[Steps]]:
     """Return one list per prompt with the steps of each response. All responses must have the same temperature and
-    `top_p`. `tell` is called with the number of states that are done and of all states. There are many of them, so
-    `tell` may raise to stop the work."""
+    `top_p`. `tell` is called now and then with two numbers: how many states are done, and how many there are. The work
+    can be long, so `tell` may raise an error to stop it."""
     most = config.value_steps or None
     divided = [
         [
@@ -105,7 +104,7 @@ class _State:
 
     @property
     def key(self) -> _Key:
-        """Responses that begin alike have states with equal keys."""
+        """A key that is the same for the states of responses that begin alike."""
         return self.prompt.prompt_id, self.response.tokens[: self.tokens]
 
     @property

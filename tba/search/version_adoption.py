@@ -1,5 +1,5 @@
-"""Adopt the version that a searcher generates with: the newest, or one of a given number if the searcher goes in step
-with the trainer."""
+"""Adopt the version that a searcher generates with: the newest version, or, if the searcher goes in step with the
+trainer, a version of a given number."""
 
 import time
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class VersionAdoption:
         self.looked = 0.0  # time of the last look
         self.version: Version | None = None
         self.rounds_begun = 0  # number of rounds begun with this version
-        self.fetched: tuple[Version, Path] | None = None  # waits until the responses in flight have finished
+        self.fetched: tuple[Version, Path] | None = None  # to adopt once the responses in flight have finished
         self.refused: Version | None = None  # the newest damaged version, which is not fetched again
 
     def close(self) -> None:
@@ -78,9 +78,9 @@ class VersionAdoption:
             )
 
     def await_number(self, number: int) -> None:
-        """Wait until the version with this number has been adopted. If several attempts have one, adopt that of the
-        newest attempt. Every version that the trainer publishes meanwhile shows that the trainer is alive, so the
-        deadline then starts again."""
+        """Wait until the version with this number has been adopted. If several attempts have published this number,
+        adopt the version of the newest attempt. The deadline starts again whenever the trainer publishes any version,
+        which shows that the trainer is alive."""
         with self.progress.timed("wait"):
             newest: Version | None = None
             while not self._has_adopted(number):
@@ -130,8 +130,8 @@ class VersionAdoption:
         self.take_found(in_flight=True)
 
     def take_found(self, *, in_flight: bool, wait: bool = False) -> None:
-        """Adopt the version that the last look has found. If responses are in flight, do so only if `updates_in_flight`
-        allows it; otherwise keep the version for later. `wait` waits for the look to end first."""
+        """Adopt the version that the last look has found. If responses are in flight and `updates_in_flight` is false,
+        keep the version until they have finished. With `wait`, wait for the look to end first."""
         with self.progress.timed("adopt"):
             if found := self.lookout.take(wait=wait):
                 with self._reporting(found.version):
@@ -151,7 +151,7 @@ class VersionAdoption:
 
     @contextmanager
     def _reporting(self, version: Version) -> Iterator[None]:
-        """Report a version that cannot be loaded in the `with` block, and continue without it."""
+        """If the version cannot be loaded in the `with` block, report that and continue without this version."""
         try:
             yield
             return

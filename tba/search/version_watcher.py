@@ -19,10 +19,10 @@ class Found(NamedTuple):
 class Lookout:
     """Makes one look at a time, in its own thread. A look finds the newest version, and fetches and verifies it if it
     is newer than the version in use. Only the newest version is fetched, however many were published since the last
-    look. The look also calls `read_ahead` with the folder.
+    look. After fetching, the look calls `read_ahead` with the version's folder.
 
-    Only the thread that made a lookout may call its methods. An error of a look is raised at the next call, except that
-    a removed or damaged version is returned by `take`.
+    Only the thread that made a lookout may call its methods. An error of a look is raised at the next call. If the
+    version that a look found is removed or damaged, the error is not raised but returned by `take`.
     """
 
     def __init__(self, versions: VersionStore, read_ahead: Callable[[Path], object] | None = None):
@@ -32,14 +32,14 @@ class Lookout:
 
     def look(self, *, after: Version | None, refused: Version | None = None) -> None:
         """Begin a look for a version that is newer than `after` and not `refused`. Do nothing if a look is under way,
-        or if the version that a look has found is not taken yet."""
+        or if `take` has not yet returned the version that the last look found."""
         self._line.check()
         if self._line.idle() and self._found is None:
             self._line.submit(partial(self._look, after, refused))
 
     def take(self, *, wait: bool = False) -> Found | None:
-        """Return what the last look has found, and forget it. Return None while a look is under way, unless `wait`
-        waits for it to end."""
+        """Return what the last look found, and forget it. While a look is under way, return None, or, with `wait`, wait
+        for the look to end."""
         if wait:
             self._line.finish()
         self._line.check()
@@ -49,7 +49,7 @@ class Lookout:
         return found
 
     def close(self) -> None:
-        """Wait for the look that is under way, and forget what it finds. The lookout can be used again."""
+        """Wait for the look that is under way, and drop the version that it finds. The lookout can be used again."""
         self._line.close()
         self._line, self._found = Background("lookout"), None
 

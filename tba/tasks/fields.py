@@ -7,7 +7,7 @@ from tba.errors import ConfigError, DataError
 
 
 def one_of(field: str, value: str, choices: Collection[str]) -> str:
-    """Return the value of a task's setting. Raise ConfigError unless it is one of the choices."""
+    """Return the value of a task's setting. Raise ConfigError unless the value is one of the choices."""
     if value not in choices:
         raise ConfigError(f"task.{field} must be one of {', '.join(choices)}, got {value!r}")
     return value

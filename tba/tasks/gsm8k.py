@@ -24,22 +24,25 @@ _HASHES = re.compile(r"#### (-?[0-9.,]+)")
 
 
 def last_number(response: str, answer: str) -> bool:
-    """Read the last number anywhere, without commas, and compare as floats. This also accepts a number in a unit or a
-    year, reads "5-3" as -3 and "1.5e3" as 3, and reads the last number of a truncated response."""
+    """Return True if the last number in the response equals the last number in the gold answer. Both are read without
+    commas and compared as floats. The number may also be part of a unit or a year; "5-3" is read as -3 and "1.5e3" as
+    3; and a truncated response is graded by the last number that it contains."""
     number, gold = _last_number(response), _last_number(answer)
     return number is not None and number == gold
 
 
 def after_hashes(response: str, answer: str) -> bool:
-    """Read all that follows the last "####", delete its commas, and compare with the gold answer as text. Commas in the
-    gold answer stay, so no response to such a problem is right."""
+    """Return True if the text after the last "####" in the response is the gold answer, in upper or lower case. Commas
+    are deleted from the text of the response, but not from the gold answer: if the gold answer has a comma, no response
+    is right."""
     _, hashes, text = response.rpartition("####")
     text = text.strip().replace(",", "").lower()
     return bool(hashes and text) and text == answer.strip().lower()
 
 
 def strict_hashes(response: str, answer: str) -> bool:
-    """Read an optional minus and digits, points and commas after the first "#### ". Compare as text without commas."""
+    """Return True if the number after the first "#### " is that of the gold answer: an optional minus, then digits,
+    points and commas. The two numbers are compared as text, without commas."""
     number, gold = _HASHES.search(response), _HASHES.search(f"#### {answer}")
     return number is not None and gold is not None and number[1].replace(",", "") == gold[1].replace(",", "")
 
@@ -52,7 +55,7 @@ RULES: dict[str, Callable[[str, str], bool]] = {
 
 
 class GSM8K:
-    """GSM8K. The defaults are those of the paper: the template `tba` and the rule `last-number`."""
+    """The dataset GSM8K. The default template `tba` and the default rule `last-number` are those of the TBA paper."""
 
     name = "gsm8k"
     rules = RULES
@@ -67,8 +70,8 @@ class GSM8K:
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        """Make prompts of rows with `question` and `answer`, a worked solution that ends in "#### " and the gold
-        answer."""
+        """Make a prompt of each row. The row has a `question`, and an `answer`: a worked solution that ends in "#### "
+        and the gold answer."""
         golds = [_gold(split, i, row) for i, row in enumerate(rows)]
         texts = [self.template.format(question=text_in(split, i, row, "question")) for i, row in enumerate(rows)]
         tokens = tokenizer(texts).input_ids if texts else []
@@ -82,7 +85,8 @@ class GSM8K:
         return Reward(value=float(self.rule(response.text, prompt.answer)))
 
     def step_ends(self, text: str) -> list[int]:
-        """A step ends with each line, as in VinePPO. A line that begins with "####" belongs to the step before it."""
+        """Return where steps end: each line is a step, as in VinePPO. A line that begins with "####" belongs to the
+        step before it."""
         return [place for place in line_ends(text) if not text.startswith("####", place)]
 
 

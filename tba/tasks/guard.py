@@ -11,8 +11,9 @@ from tba.types import Prompt
 
 @contextmanager
 def asking(task: Any, method: str, prompt: Prompt | None = None) -> Iterator[None]:
-    """Wrap a call of a task's method. An error in the call becomes a DataError, because a restart would raise it again.
-    TBAErrors pass through, and so do errors of the machine or the network, which a restart may avoid."""
+    """Wrap a call of a task's method. An error of the task's code becomes a DataError, because a restart would raise it
+    again. A TBAError passes through unchanged, and so does an error of the machine or the network, which a restart may
+    avoid."""
     try:
         yield
     except TBAError:
@@ -36,8 +37,8 @@ def describe(error: Exception, of: Any) -> str:
 
 
 def _may_pass(error: BaseException | None) -> bool:
-    """True if an error comes from the machine or the network, so that another try may succeed. Examples are a service
-    that does not answer, a full disk or a full GPU, also as the cause of a library's own error."""
+    """True if an error comes from the machine or the network, so that another try may succeed: for example, a service
+    does not answer, or a disk or a GPU is full. Such an error may also be the cause of a library's own error."""
     if error is None:
         return False
     is_torch = type(error).__module__.partition(".")[0] == "torch"

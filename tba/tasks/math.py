@@ -1,8 +1,8 @@
-"""Competition problems of the MATH dataset. The reward is 1 if the answer in the response's box is right.
+"""Competition problems of the MATH dataset. The reward is 1 if the answer in the box of the response is right.
 
-There are four published rules for grading. They give different scores for the same responses, so report which rule was
-used. TBA′ uses `boxed`, VinePPO uses `minerva`, `prm800k` was published with the dataset PRM800K, and `math-verify` is
-a library.
+There are four rules for grading. They give different scores for the same responses, so report which rule was used. TBA′
+uses `boxed`, VinePPO uses `minerva`, `prm800k` was published with the dataset PRM800K, and `math-verify` uses the
+library of this name.
 """
 
 import re
@@ -15,7 +15,7 @@ from tba.config import TaskConfig, parse_options, settings
 from tba.errors import DataError
 from tba.grading import minerva as minerva_grader
 from tba.grading import prm800k as prm800k_grader
-from tba.grading.helper import verified
+from tba.grading.algebra_process import verified
 from tba.grading.latex import LONGEST, after_thinking, decimal, hendrycks, last_box
 from tba.models import chat_template
 from tba.tasks.fields import one_of, text_in
@@ -35,8 +35,8 @@ _FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$]+\$|\\\[.+?\\\]|\\\(.+?\\\)", re.DOTAL
 
 
 def math_verify(response: str, answer: str) -> bool:
-    """Read the last box after the thinking. It is right if its text is equal by the dataset's own rule, or if the
-    library math-verify accepts it."""
+    """Return True if the last box after the thinking has the right answer: its text equals the gold answer by the
+    dataset's own rule, or the library math-verify accepts it."""
     boxed_answer = last_box(after_thinking(response))
     if not boxed_answer:
         return False
@@ -49,19 +49,22 @@ def math_verify(response: str, answer: str) -> bool:
 
 
 def minerva(response: str, answer: str) -> bool:
-    """Read all boxes, or else the text after "the answer is", or else the last number. Compare generously."""
+    """Return True if the answer matches the gold answer in the generous comparison of `tba.grading.minerva`. The answer
+    is read from all boxes, or else from the text after "the answer is", or else from the last number."""
     return minerva_grader.is_right(response, answer)
 
 
 def prm800k(response: str, answer: str) -> bool:
-    """Read the last box anywhere, or else the text after "# Answer". Compare strictly."""
+    """Return True if the answer matches the gold answer in the strict comparison of `tba.grading.prm800k`. The answer
+    is the last box anywhere in the response, or else the text after "# Answer"."""
     _, heading, last = response.rpartition("# Answer\n")
     final_answer = last_box(response) or (last.strip() if heading else "")
     return 0 < len(final_answer) <= LONGEST and prm800k_grader.is_right(final_answer, answer)
 
 
 def boxed(response: str, answer: str) -> bool:
-    """Read the last box after the thinking. Compare as `prm800k` does."""
+    """Return True if the last box after the thinking matches the gold answer in the strict comparison of
+    `tba.grading.prm800k`."""
     boxed_answer = last_box(after_thinking(response))
     return bool(boxed_answer) and prm800k_grader.is_right(boxed_answer, answer)
 
@@ -77,7 +80,7 @@ RULES: dict[str, Callable[[str, str], bool]] = {
 @settings
 class Options:
     levels: tuple[Annotated[int, Field(ge=1, le=5)], ...] = ()
-    """Difficulties (1 to 5) of the training problems. Empty takes all."""
+    """Levels of difficulty, from 1 to 5, of the training problems. Empty takes the problems of all levels."""
 
 
 class Math:
@@ -97,9 +100,9 @@ class Math:
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        """Make prompts of rows with `problem`, and `answer` or else `solution`, whose last box is the answer. `level`
-        and `subject` become metadata. Problems of MATH-500 are left out of training. Raise DataError if more than half
-        of the training rows are such problems."""
+        """Make a prompt of each row. The row has a `problem`, and an `answer` or else a `solution` whose last box is
+        the answer. `level` and `subject` become metadata. Problems of MATH-500 are left out of training. Raise
+        DataError if more than half of the training rows are problems of MATH-500."""
         problems = [text_in(split, i, row, "problem") for i, row in enumerate(rows)]
         golds = [_gold(split, i, row) for i, row in enumerate(rows)]
         left_out = self._held_out(problems) | self._other_levels(split, rows) if split == "train" else frozenset()
@@ -121,7 +124,7 @@ class Math:
         return Reward(value=float(self.rule(response.text, prompt.answer)))
 
     def step_ends(self, text: str) -> list[int]:
-        """A step ends with a sentence or a line, but never inside a formula."""
+        """Return where steps end: with each sentence and each line, but never inside a formula."""
         places = {*line_ends(text), *(sentence.end() for sentence in _SENTENCE.finditer(text))}
         inside = [range(formula.start() + 1, formula.end()) for formula in _FORMULA.finditer(text)]
         return sorted(place for place in places if not any(place in span for span in inside))
@@ -151,7 +154,8 @@ class Math:
 
 
 def _level(split: str, index: int, row: Mapping[str, Any]) -> int:
-    """Return the level, which the row has as a number or as "Level 3"; 0 for the few problems with "Level ?"."""
+    """Return the level of a row, which is stored as a number or as "Level 3". Return 0 for the few problems with "Level
+    ?"."""
     level = row.get("level")
     if level is None:
         raise DataError(f"{split} row {index}: task.options.levels needs field 'level', got {level!r}")

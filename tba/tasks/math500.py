@@ -1,4 +1,4 @@
-"""Fingerprints of MATH-500: the 500 problems of MATH that are only for evaluation. With the fingerprints, the
+"""Fingerprints of MATH-500: 500 problems of MATH that are used for evaluation only. With the fingerprints, the
 repository needs no copy of the problems.
 
 This command makes the list of fingerprints from the JSON lines of MATH-500:
@@ -18,8 +18,8 @@ def is_held_out(problem: str) -> bool:
 
 
 def fingerprint(problem: str) -> str:
-    """Return a fingerprint of 32 bits that does not depend on white space, in which copies of the dataset differ. About
-    one other problem in eight million has the fingerprint of one of the 500."""
+    """Return a fingerprint of a problem, which has 32 bits. It does not depend on white space, in which copies of the
+    dataset differ. About one in eight million other problems has the same fingerprint as one of the 500."""
     return hashlib.sha256("".join(problem.split()).encode()).hexdigest()[:8]
 
 

@@ -1,6 +1,8 @@
-"""Measures of how far responses are from the reference: correct ones, and one that is published but misleading.
+"""Measures of how far responses are from the reference: the correct ones, and one that is published although it
+misleads.
 
-Log-probabilities are natural logarithms. There is one for each token of a response, including its end token.
+Log-probabilities are natural logarithms. There is one log-probability for each token of a response, including its end
+token.
 """
 
 import math
@@ -8,8 +10,8 @@ from collections.abc import Sequence
 
 
 def mean_log_ratio(logps: Sequence[Sequence[float]], ref_logps: Sequence[Sequence[float]]) -> float:
-    """Return the mean of log pi - log pi_ref over whole responses. For responses sampled from pi it is an unbiased
-    estimate of KL(pi || pi_ref)."""
+    """Return the mean over responses of log pi - log pi_ref, each of a whole response. If the responses are sampled
+    from pi, this is an unbiased estimate of KL(pi || pi_ref)."""
     return sum(math.fsum(own) - math.fsum(ref) for own, ref in zip(logps, ref_logps, strict=True)) / len(logps)
 
 
@@ -22,11 +24,12 @@ def perplexity(logps: Sequence[Sequence[float]]) -> float:
 def diluted_perplexity(
     prompt: Sequence[int], response: Sequence[int], logps: Sequence[float], marker: Sequence[int]
 ) -> float:
-    """Return the perplexity of one text as published for summaries (Async RLHF, and TBA after it). Unlike `perplexity`,
-    it divides the negative log-probability of the response by the number of all tokens, including the prompt's, less 1.
+    """Return the perplexity of one summary as Async RLHF, and TBA after it, published it. Unlike in `perplexity`, the
+    negative log-probability of the response is divided by the number of all tokens, those of the prompt included, less
+    1.
 
-    The response is what follows the last `marker`, even if the policy wrote this marker itself. A text without a marker
-    has perplexity 1.
+    The response is the text after the last `marker`, even if the policy wrote this marker itself. A text without a
+    marker has perplexity 1.
     """
     text = (*prompt, *response)
     begin = _end_of_last(marker, text)

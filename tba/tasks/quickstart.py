@@ -1,10 +1,10 @@
-"""Addition of two three-digit numbers. The numbers and their sum are written with the units first, the order in which
-one adds on paper.
+"""Addition of two three-digit numbers. The numbers and their sum are written with the units first, because that is the
+order in which one adds on paper.
 
-"743+685=" asks for 347 + 586; the answer "339" is 933. The reward is 1 if the whole answer is right. The base policy is
-a tiny Llama that has learned to add from demonstrations, half of which have one or two wrong digits. It is right about
-four times in ten. It has learned more than its samples show, and training for the reward brings this out within
-minutes.
+"743+685=" asks for 347 + 586; the right answer is "339", which is 933 with the units first. The reward is 1 if the
+whole answer is right. The base policy is a tiny Llama that has learned to add from demonstrations, half of which have
+one or two wrong digits. It is right about four times in ten. It has learned more than its samples show, and training
+for the reward brings this out within minutes.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from tba.types import Prompt, Response, Reward
 
 
 def exact(response: str, answer: str) -> bool:
-    """True if the response is the answer and nothing else."""
+    """Return True if the response consists of the answer and nothing else."""
     return response == answer
 
 
@@ -45,7 +45,8 @@ class Quickstart:
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        """Return the same problems in every run. Problems of `test` occur neither in `train` nor in demonstrations."""
+        """Return the prompts of a split, which are the same in every run. Problems of `test` occur neither in `train`
+        nor in the demonstrations."""
         chosen = problems(split)
         tokens = tokenizer([problem.prompt for problem in chosen]).input_ids
         prompts = [
@@ -68,7 +69,8 @@ class Quickstart:
         return range(1, len(text))
 
     def recipe(self) -> str:
-        """Name all that the base policy is made from: the digest of our code and the versions of the libraries."""
+        """Return a text that names everything that the base policy is made from: the digest of our code and the
+        versions of the libraries."""
         here = Path(__file__)
         ours = [here, here.with_name("quickstart_problems.py"), here.with_name("quickstart_policy.py")]
         sources = [*ours, here.parents[1] / "models" / "supervised.py"]

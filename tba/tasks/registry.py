@@ -16,8 +16,8 @@ from tba.tasks.guard import describe
 
 Rule = Callable[[str, str], bool]  # takes the response and the gold answer, returns whether the response is right
 TaskMaker = Callable[[TaskConfig], Task]
-"""Makes a task; usually a class. It may have `preset()`, which returns the default Config, and `rules`, which `tba
-grade` uses."""
+"""A function that makes a task from its config; usually the class of the task. It may have a method `preset()`, which
+returns the default Config, and an attribute `rules`, which `tba grade` uses."""
 
 OURS = {
     "quickstart": "tba.tasks.quickstart:Quickstart",
@@ -29,12 +29,12 @@ OURS = {
 }
 """The built-in tasks: the path of each class."""
 GROUP = "tba.tasks"
-"""The group of entry points in which packages declare their tasks."""
+"""The group of entry points in which installed packages declare their tasks."""
 
 
 def get_task(config: TaskConfig | str) -> Task:
-    """Make the task that a config names. For a name alone, the task has its default settings. Raise ConfigError if the
-    task or one of its settings is unknown."""
+    """Make the task that a config names. If only a name is passed, the task has its default settings. Raise ConfigError
+    if the task or one of its settings is unknown."""
     config = TaskConfig(name=config) if isinstance(config, str) else config
     make = find_task(config.name)
     with _telling(f"__init__(self, config) of {config.name!r} fails", make):
@@ -53,15 +53,15 @@ def get_task(config: TaskConfig | str) -> Task:
 
 
 def policy_maker(task: Task) -> PolicyMaker:
-    """Return the task if it makes its own base policy. Raise ConfigError if it does not; `model.path` is needed
-    then."""
+    """Return the task if it can make its own base policy. Otherwise raise ConfigError, because `model.path` must then
+    be set."""
     if not isinstance(task, PolicyMaker):
         raise ConfigError(f"model.path must be set, because task {task.name!r} makes no policy of its own")
     return task
 
 
 def find_task(name: str) -> TaskMaker:
-    """Return what makes the task with a name: a built-in task, an entry point, or a path such as
+    """Return the function or class that makes the task of a name: a built-in task, an entry point, or a path such as
     `package.module:Class`."""
     if name in OURS:
         return cast(TaskMaker, load_class("task.name", OURS[name]))
@@ -102,7 +102,7 @@ def rules(task: str) -> Mapping[str, Rule]:
 
 
 def grade(task: str, rule: str, response: str, answer: str) -> float:
-    """Return the reward of any response by a rule of a task. An empty rule takes the task's default."""
+    """Return the reward of a response by a rule of a task. An empty rule means the task's default rule."""
     known = rules(task)
     chosen = rule or next(iter(known))
     if chosen not in known:
@@ -112,7 +112,8 @@ def grade(task: str, rule: str, response: str, answer: str) -> float:
 
 @contextmanager
 def _telling(what: str, made: Any) -> Iterator[None]:
-    """Convert errors in a task's code, which may be a user's own and raise anything, to a ConfigError."""
+    """Convert errors in a task's code to a ConfigError. The task may be a user's own, so its code may raise any
+    error."""
     try:
         yield
     except TBAError:

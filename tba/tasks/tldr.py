@@ -1,7 +1,6 @@
-"""Summaries of posts. The reward is the score that a reward model, trained on human preferences, gives to a post with
-its summary. A summary that does not end within the limit gets a fixed low reward. In evaluations, a gold model decides
-whether a summary is better than the one a human wrote.
-"""
+"""Summaries of posts. A reward model, trained on human preferences, scores a post together with its summary; the score
+is the reward. A summary that does not end within the limit gets a fixed low reward. In evaluations, a gold model
+decides whether a summary is better than the one that a human wrote."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -27,22 +26,24 @@ MARKER = "TL;DR:"  # the end of a post in the data
 @settings
 class Options:
     reward_model: Annotated[str, Field(min_length=1)] = "mnoukhov/pythia410m-rm-tldr6.9b"
-    """The reward model, a sequence classifier with one logit: a folder, a URL or a hub name. The default is the paper's
-    for Pythia-410M."""
+    """The reward model, a sequence classifier with one logit: a folder, a URL or a name on the Hugging Face hub. The
+    default is the paper's reward model for Pythia-410M."""
     gold_model: str = "cleanrl/EleutherAI_pythia-6.9b-deduped__reward__tldr"
-    """The gold model, which decides the win rate: a model of the same kind. Empty measures no win rate."""
+    """The gold model, which decides the win rate in evaluations: a sequence classifier with one logit, named like
+    `reward_model`. Empty measures no win rate."""
     gold_tokenizer: str = ""
-    """Place of the gold model's tokenizer. Empty takes the tokenizer beside the gold model."""
+    """The tokenizer of the gold model: a folder, a URL or a name on the Hugging Face hub. Empty takes the tokenizer
+    that is stored with the gold model."""
     device: str = "auto"
-    """Device of both models. `auto` takes a GPU if there is one."""
+    """Device of reward model and gold model. `auto` uses a GPU if there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of both models."""
+    """Number format of the weights of reward model and gold model."""
     no_eos_reward: float = -1.0
-    """Reward of a response that does not end within the limit."""
+    """Reward of a response that does not end within `search.max_response_tokens`."""
 
 
 class TLDR:
-    """Summaries with the prompts, the reward and the measures of the paper."""
+    """The task of summarising posts, with the prompts, the reward and the measures of the paper."""
 
     name = "tldr"
     fields = ("query", "reference_response")
@@ -63,8 +64,8 @@ class TLDR:
     def prompts(
         self, split: str, rows: Sequence[Mapping[str, Any]], tokenizer: Any, *, max_tokens: int
     ) -> list[Prompt]:
-        """Make prompts of rows with `query`, a post that ends in "TL;DR:", and `reference_response`, a human's
-        summary."""
+        """Make a prompt of each row. The row has a `query`, a post that ends in "TL;DR:", and a `reference_response`, a
+        human's summary."""
         texts = [text_in(split, i, row, "query") for i, row in enumerate(rows)]
         summaries = [_summary(split, i, row) for i, row in enumerate(rows)]
         tokens = tokenizer(texts).input_ids if texts else []
@@ -113,7 +114,7 @@ class TLDR:
 
     def _win_rate(self, asked: Sequence[tuple[Prompt, Response]]) -> float:
         """Return the share of responses that the gold model scores higher than the human's summary of the same post. A
-        response with the same words as the human's is never a win, though rounding may give it a higher score."""
+        response with the same words as the human's summary never wins, though its score may be higher by rounding."""
         humans = [(f"{prompt.text} {prompt.answer}", True) for prompt, _ in asked]
         if new := [text for text in dict.fromkeys(humans) if text not in self._gold_scores]:
             self._gold_scores.update(zip(new, self._scores("gold_model", new), strict=True))
@@ -126,8 +127,9 @@ class TLDR:
         return sum(wins) / len(wins)
 
     def _scores(self, name: str, texts: Sequence[tuple[str, bool]]) -> list[float]:
-        """Return a judge's scores of texts, each passed with whether it has ended. A judge scores a text at its last
-        token, so its own end token is appended to the texts that have ended."""
+        """Return the scores that the reward model or the gold model gives to texts. Each text comes with a bool that
+        says whether the text has ended. The models score a text at its last token, so the end token is appended to
+        texts that have ended."""
         judge = self._judge(name)
         end = judge.tokenizer.eos_token or ""
         return judge.logits([f"{text}{end}" if ended else text for text, ended in texts])[:, 0].tolist()

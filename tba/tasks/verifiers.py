@@ -1,4 +1,5 @@
-"""A task made of an environment of the library `verifiers`: its prompts, its turns, its tools and its rewards.
+"""A task that is made of an environment of the library `verifiers`, with the environment's prompts, turns, tools and
+rewards.
 
 An environment keeps a state during a conversation, but a task must answer from the prompt and the turns alone. So each
 call replays the conversation from its beginning, in the library's own loop, with a policy that repeats the answers
@@ -40,17 +41,17 @@ _loading = threading.Lock()
 @settings
 class Options:
     environment: str
-    """The environment, as the library's `load_environment` takes it: a module with a function of this name, or its
-    id."""
+    """Name of the environment, as the library's `load_environment` takes it: the id of an environment, or a module that
+    has a function `load_environment`."""
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
-    """Arguments of that function."""
+    """Arguments with which the function `load_environment` is called."""
     errors: Literal["raise", "zero"] = "raise"
-    """What happens if the environment or a reward function fails. `raise`: the role fails too. `zero`: the function
-    counts as 0, as in the library."""
+    """What happens if the environment or a reward function fails. `raise`: the role fails too. `zero`: the failed
+    reward function counts as 0, as in the library."""
 
 
 class Verifiers:
-    """A task that takes turns. A response has a single turn if its environment does not answer."""
+    """A task that takes turns. If the environment does not answer, a response has a single turn."""
 
     name = "verifiers"
 
@@ -66,7 +67,7 @@ class Verifiers:
 
     @staticmethod
     def preset() -> Config:
-        """Return settings for a small language model."""
+        """Return settings that suit a small language model."""
         return Config(
             search=SearchConfig(prompts_per_round=16, initial_fill=128),
             training=TrainingConfig(
@@ -79,8 +80,9 @@ class Verifiers:
         return ""
 
     def prompts(self, split: str, rows: Sequence[Row], tokenizer: Any, *, max_tokens: int) -> list[Prompt]:
-        """Return the first thing that the environment asks, for each row of its dataset. The metadata of a prompt has
-        the row and the messages, so that the conversation can be replayed wherever the prompt is known."""
+        """Make a prompt of each row of the environment's dataset: the messages with which the environment begins. The
+        metadata of a prompt has the row and the messages, so that the conversation can be replayed from the prompt
+        alone."""
         prompts = [self._prompt(split, i, row, tokenizer) for i, row in enumerate(self._rows(split))]
         return [prompt for prompt in prompts if len(prompt.tokens) <= max_tokens]
 
@@ -100,7 +102,8 @@ class Verifiers:
         return self._wait(self._rewards(asked))
 
     async def _rewards(self, asked: Sequence[tuple[Prompt, Response]]) -> list[Reward]:
-        """Compute all rewards together. If one fails, raise its error once all have ended."""
+        """Compute all rewards at the same time. If a computation fails, raise its error once all computations have
+        ended."""
         results = await asyncio.gather(*(self._reward(*pair) for pair in asked), return_exceptions=True)
         return [_unless_failed(result) for result in results]
 
@@ -146,8 +149,8 @@ class Verifiers:
 
     @cached_property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The one event loop of this task. What an environment opens in the loop, such as connections to a judge, stays
-        usable."""
+        """The one event loop of this task. Resources that an environment opens in the loop, such as connections to a
+        judge, stay usable."""
         loop = asyncio.new_event_loop()
         weakref.finalize(self, loop.close)
         return loop
@@ -195,8 +198,9 @@ class Verifiers:
     async def _go_through(
         self, where: str, row: Row, said: Sequence[str], *, cut_off: bool = False
     ) -> tuple[list[Asked], Any]:
-        """Replay a conversation with these answers. Return what the environment asked before each answer, and before a
-        further answer unless it ended; and the environment's state at the end."""
+        """Replay a conversation in which the policy gives the answers `said`. Return a list of what the environment
+        asked before each answer, and the environment's state at the end. If the conversation goes on after the last
+        answer, the list ends with what the environment asks next."""
         policy = Again(self.library, said, cut_off=cut_off)
         try:
             state = await self.environment.rollout(row, policy, "policy", {})
@@ -214,8 +218,7 @@ class Verifiers:
     def _between(
         self, prompt: Prompt, asked: Sequence[Asked], said: Sequence[str], turn: int, tokenizer: Any
     ) -> list[int]:
-        """Return the tokens between the end of the answer before this turn and the beginning of the answer of this
-        turn."""
+        """Return the tokens between the policy's answer in turn `turn` - 1 and the policy's answer in turn `turn`."""
         (before, tools), (now, tools_now) = asked[turn - 1], asked[turn]
         roles_added = [message["role"] for message in now[len(before) :]]
         goes_on = now[: len(before)] == before and roles_added[:1] == ["assistant"]
@@ -266,7 +269,8 @@ def _rubrics(rubric: Any) -> Iterator[Any]:
 
 @contextmanager
 def _signals_left_alone() -> Iterator[None]:
-    """Keep an environment from installing its own handlers of signals when it is made: the role handles signals."""
+    """Keep an environment from installing its own signal handlers while it is made, because the role handles
+    signals."""
     handle = signal.signal
     signal.signal = lambda *_: None
     try:

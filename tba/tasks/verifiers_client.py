@@ -1,4 +1,4 @@
-"""A client for the library `verifiers`, which asks it for answers. The client repeats recorded answers of a policy."""
+"""A client that the library `verifiers` asks for answers of the policy. The client repeats recorded answers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from tba.errors import DataError
 from tba.models import chat_template
 
 Asked = tuple[list[dict[str, Any]], list[dict[str, Any]]]
-"""The messages and tools that a policy is asked with, in the form of chat templates."""
+"""The messages and the tools that a policy is asked with, in the form that chat templates take."""
 
 
 class Again:
-    """Repeats the answers `said`, and keeps what it is asked. After the last answer it reports that the context window
-    is full, which makes every environment end in the normal way."""
+    """Repeats the answers `said`, and records what the library asks. After the last answer it reports that the context
+    window is full, which makes every environment end in the normal way."""
 
     def __init__(self, library: Any, said: Sequence[str], *, cut_off: bool):
         self.library, self.said = library, said

@@ -1,7 +1,7 @@
 """Models that are trained beside the policy only to help train it: the value model of PPO, and a learned log Z.
 
-They live in the trainer and in its checkpoints, and are never published. Their heads begin with zeros. The backbone of
-the value model begins as a copy of the policy at that moment.
+These models live in the trainer and in its checkpoints, and are never published. The weights of their heads begin at 0.
+The backbone of the value model begins as a copy of the policy from which training starts.
 """
 # Shapes: B = P x K rows, P prompts (groups), K responses per prompt, T tokens of a row with padding, D hidden.
 
@@ -57,8 +57,8 @@ class LogZ(nn.Module):
         self.head = Head(policy)
 
     def forward(self, policy: PreTrainedModel, batch: Batch, most_tokens: int | None = None) -> Tensor:
-        """Return the [P] log Z of the prompts. The policy reads at most `most_tokens` tokens per call, padding
-        included, or a single prompt."""
+        """Return [P]: log Z of each prompt. The policy reads at most `most_tokens` tokens per call, padding included,
+        or a single prompt."""
         length_P = prompt_lengths(batch)
         tokens_PT = batch.tokens_BT[:: batch.responses_per_prompt]
         lengths = length_P.tolist()
@@ -75,7 +75,7 @@ class LogZ(nn.Module):
 
 
 def make_companion(config: Config, policy: PreTrainedModel) -> Trained[ValueModel | LogZ] | None:
-    """Return the model that the objective needs beside this policy; None if it needs none."""
+    """Return the model that the objective needs beside this policy, or None if the objective needs none."""
     auxiliary, training = config.objective.auxiliary, config.training
     if auxiliary is None:
         return None

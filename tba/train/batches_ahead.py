@@ -1,7 +1,7 @@
 """Prepare the batches of a trainer in a separate thread, one batch ahead of the gradient steps.
 
-Before a batch is drawn, the thread applies the record of each sync that the draw must see. It waits there for searchers
-if the settings say that the trainer waits for them.
+Before a batch is drawn, the thread applies the record of each sync that the draw must see. If the settings let the
+trainer wait for searchers (`sync.lag`, `sampling.max_age`), the thread waits for them before it applies a record.
 """
 
 import threading
@@ -55,7 +55,7 @@ class BatchesAhead:
         self._pool.shutdown()
 
     def leave(self) -> None:
-        """Cancel the jobs that have not begun, and end a wait for searchers."""
+        """Cancel the jobs that have not begun. If the thread is waiting for searchers, end that wait."""
         self._leaving.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -82,11 +82,13 @@ class BatchesAhead:
         )
 
     def admit(self, sync: int) -> Future[dict[str, Any]]:
-        """Apply record `sync` in the thread. The result is the prompt queues after it, before any later draw."""
+        """Apply record `sync` in the thread. The result is the prompt queues after this record, before any later
+        draw."""
         return self._pool.submit(self._admit, sync)
 
     def prepare(self, step: int, admitted: Future[dict[str, Any]]) -> Future[Prepared]:
-        """Prepare the batch of a step in the thread, once `admitted`, the record before this step, is applied."""
+        """Prepare the batch of a step in the thread, once the record before this step is applied. `admitted` is the
+        result of `admit` for this record."""
         return self._pool.submit(self._prepare, step, admitted)
 
     # --- in the thread --------------------------------------------------------------------------------------------
@@ -102,10 +104,10 @@ class BatchesAhead:
         return self.buffer.queues()
 
     def _await_searchers(self, sync: int) -> None:
-        """Wait until the searchers have appended what this record must admit. With `sync.lag` this is a round of every
-        searcher. With `sampling.max_age` it is enough young trajectories for all batches before the next record. A
-        request to stop ends the wait without this record, and so without a ledger and a checkpoint of this sync: the
-        steps since the newest checkpoint are then repeated when the run continues."""
+        """Wait until the searchers have appended the trajectories that this record must admit. With `sync.lag` these
+        are one round of every searcher. With `sampling.max_age` they are enough young trajectories for all batches
+        before the next record. A request to stop ends the wait without this record, and so without a ledger and a
+        checkpoint of this sync: the steps since the newest checkpoint are then repeated when the run continues."""
         deadline = self.config.limits.data_deadline
         step, until = self.config.step_of_sync(sync), self.config.step_of_sync(sync + 1)
         for waited in looks(deadline):

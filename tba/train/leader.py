@@ -2,7 +2,8 @@
 follow the orders that rank 0 sends them through pipes.
 
 Weights, gradients and sums travel between ranks through torch's process group, which has a timeout. Orders, batches and
-the outcomes that each rank computes travel through the pipes, so that a rank may wait for its next order without one.
+the outcomes that each rank computes travel through the pipes, which have no timeout, so that a rank may wait long for
+its next order.
 """
 
 import logging
@@ -35,30 +36,30 @@ from tba.types import Outcome
 
 log = logging.getLogger(__name__)
 
-START = 600.0  # seconds for a rank to read or answer an order: the first includes its imports on a busy machine
+START = 600.0  # seconds for a rank to read or answer an order; the first order includes imports, on a busy machine
 
 
 class Follower(Child):
-    """A rank other than 0, which runs as a child of this process. A thread receives its answers, and so notices its end
-    at once."""
+    """A rank other than 0, which runs as a child of this process. A thread receives the rank's answers, and so notices
+    at once when the rank ends."""
 
     def __init__(self, rank: int, command: Sequence[str]):
         super().__init__(f"rank {rank} of the trainer", command)
         self.answers: SimpleQueue[Any] = SimpleQueue()  # the last entry is None, once the rank has ended
         self.ended = threading.Event()
-        self.missed = threading.Event()  # set once a caller has got an error in place of an answer
+        self.missed = threading.Event()  # set once a caller has received an error in place of an answer
         widen(self.stdin)
         threading.Thread(target=self._listen, name=f"rank-{rank}", daemon=True).start()
 
     def order(self, what: str, said: Any = None, numbers: Numbers = ()) -> None:
-        """Send an order, and wait until the rank has read most of it. A rank that does not read it in time is killed,
-        so that this cannot wait forever."""
+        """Send an order, and wait until the rank has read most of it. A rank that does not read the order in time is
+        killed, so that this call cannot wait forever."""
         with self.killed_after(START):
             self.send({"do": what, "with": said}, numbers)
 
     def answer(self, patience: float) -> Any:
-        """Return the rank's answer. Raise the error that the rank reports instead, or RunFailed if it has died or does
-        not answer within `patience` seconds."""
+        """Return the rank's answer. If the rank reports an error instead, raise this error. Raise RunFailed if the rank
+        has died, or does not answer within `patience` seconds."""
         try:
             answer = self.answers.get(timeout=patience)
         except Empty:
@@ -74,7 +75,7 @@ class Follower(Child):
         return answer["is"]
 
     def why_ended(self) -> str:
-        """Return the error with which a rank has ended. Answers that nobody has taken are skipped."""
+        """Return the error with which a rank has ended. Earlier answers that nobody has read are skipped."""
         while True:
             try:
                 self.answer(END_PATIENCE)
@@ -90,9 +91,9 @@ class Follower(Child):
 
 
 class Followers:
-    """All ranks except rank 0. If one of them dies while rank 0 waits for it in the process group, that wait may never
-    end, so the process of rank 0 is ended. If rank 0 has noticed the death, it first gets time to store the syncs that
-    were closed before."""
+    """All ranks except rank 0. If one of them dies while rank 0 waits for it in the process group, rank 0 may wait
+    forever, so its process is ended. If rank 0 has noticed the death, it first gets time to store the syncs that were
+    closed before."""
 
     def __init__(self, command: Sequence[str], size: int, *, grace: float = 3 * END_PATIENCE):
         self.size, self.grace = size, grace
@@ -109,8 +110,8 @@ class Followers:
             follower.close()
 
     def release(self) -> None:
-        """Let all ranks end. Call this before rank 0 leaves the process group: to leave it may need the others to
-        leave it too."""
+        """Let all ranks end. Call this before rank 0 leaves the process group: a rank may have to wait there until the
+        other ranks leave too."""
         self.leaving.set()
         for follower in self.all:
             follower.release()
@@ -125,18 +126,19 @@ class Followers:
         return [follower.answer(patience) for follower in self.all]
 
     def together(self, what: str, mine: Callable[[], Any], said: Any = None, numbers: Numbers = ()) -> list[Any]:
-        """Do something in all ranks at once. Return the result of this rank, followed by the answers of the others."""
+        """Carry out an order in all ranks at once. Return the result of this rank, followed by the answers of the other
+        ranks."""
         self.order(what, said, numbers)
         try:
-            found = mine()
+            result = mine()
         except Exception as error:
             if not isinstance(error, TBAError):  # most likely caused by another rank, whose error says more
                 self._hear_of_an_end()
             raise
-        return [found, *self.answers()]
+        return [result, *self.answers()]
 
     def _hear_of_an_end(self) -> None:
-        """Raise the error of a rank that has ended, if one ends within a few seconds."""
+        """Wait a few seconds for another rank to end, and raise the error of that rank."""
         for _ in looks(END_PATIENCE):
             for follower in self.all:
                 if follower.ended.is_set():
@@ -144,9 +146,9 @@ class Followers:
 
     def _watch(self) -> None:
         while not self.closing.wait(1.0):
-            if dead := [it for it in self.all if it.ended.is_set()]:
+            if dead := [follower for follower in self.all if follower.ended.is_set()]:
                 ended = self.closing.wait(self.grace)
-                if not ended and any(it.missed.is_set() for it in dead):
+                if not ended and any(follower.missed.is_set() for follower in dead):
                     self.leaving.wait(PATIENCE.total_seconds())
                     ended = self.closing.wait(self.grace)
                 if not ended:
@@ -172,22 +174,22 @@ class LeadingLearner(Learner):
         self.followers, self.scratch, self.checkpoint = followers, scratch, checkpoint
 
     def restore(self, state: TrainingState) -> None:
-        """Continue from a checkpoint, of which the other ranks read their own parts."""
+        """Continue from a checkpoint. The other ranks read their own parts of it."""
         self.followers.together("restore", partial(super().restore, state), str(self.checkpoint))
 
     def learn(self, step: int, batch: Batch) -> Learned:
         values, numbers = batch_values(batch)
         learn = partial(super().learn, step, batch)
         mine, *theirs = self.followers.together("learn", learn, [step, values], numbers)
-        outcomes = [*mine.outcomes, *(Outcome(**values) for found in theirs for values in found)]
-        return replace(mine, outcomes=sorted(outcomes, key=lambda it: (it.slot, it.position)))
+        outcomes = [*mine.outcomes, *(Outcome(**fields_) for answer in theirs for fields_ in answer)]
+        return replace(mine, outcomes=sorted(outcomes, key=lambda outcome: (outcome.slot, outcome.position)))
 
     def snapshot(self) -> Snapshot:
         return self.followers.together("snapshot", super().snapshot)[0]
 
     def state(self, *, step: int, sync: int) -> TrainingState:
-        """Return the state of rank 0. The other ranks write theirs into the folder `others`, and `TrainingState.save`
-        waits for them."""
+        """Return the state of rank 0. The other ranks write their states into the folder `others`, and
+        `TrainingState.save` waits for these files."""
         folder = Path(mkdtemp(dir=self.scratch))
         state = partial(super().state, step=step, sync=sync)
         return replace(self.followers.together("state", state, [step, sync, str(folder)])[0], others=folder)
@@ -206,7 +208,7 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
     def learn(said: Any, numbers: Numbers) -> Any:
         step, values = said
         learned = learners[-1].learn(step, batch_of(values, numbers, learners[-1].policy.device))
-        return [{name: getattr(it, name) for name in Outcome.__slots__} for it in learned.outcomes]
+        return [{name: getattr(outcome, name) for name in Outcome.__slots__} for outcome in learned.outcomes]
 
     def snapshot(said: Any, numbers: Numbers) -> None:
         learners[-1].snapshot()
@@ -214,14 +216,14 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
     def state(said: Any, numbers: Numbers) -> None:
         step, sync, folder = said
         writing.make_room()
-        found = learners[-1].state(step=step, sync=sync)
-        writing.submit(lambda: write(found, Path(folder)))
+        training_state = learners[-1].state(step=step, sync=sync)
+        writing.submit(lambda: write(training_state, Path(folder)))
 
     def write(found: TrainingState, folder: Path) -> None:
-        """Write this rank's file, or end the process: rank 0 waits for the file, and may send no further order whose
-        answer could be the error."""
+        """Write this rank's file. If this fails, report the error and end the process: rank 0 waits for the file, and
+        may send no further order that could be answered with the error."""
         try:
-            found.save_optimizer(folder)
+            training_state.save_optimizer(folder)
         except Exception as error:
             log.exception("the state of the optimizer cannot be written")
             tell_error(answers, error)
@@ -232,18 +234,19 @@ def follow(begin: Callable[[Any], Learner], orders: BinaryIO, answers: BinaryIO)
     def obey(what: str, said: Any, numbers: Numbers) -> tuple[Any, Numbers]:
         return obeying[what](said, numbers), ()
 
-    serve(obey, orders, answers, ends_at_error=True)  # after an error, the ranks have lost each other
+    serve(obey, orders, answers, ends_at_error=True)  # after an error, the ranks are out of step
     writing.finish()
 
 
 def batch_values(batch: Batch) -> tuple[Any, list[np.ndarray]]:
-    tensors = {it.name: found for it in fields(batch) if isinstance(found := getattr(batch, it.name), Tensor)}
-    plain = {it.name: getattr(batch, it.name) for it in fields(batch) if it.name not in tensors}
+    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    plain = {name: value for name, value in values.items() if name not in tensors}
     return [list(tensors), plain], [tensor.cpu().numpy() for tensor in tensors.values()]
 
 
 def batch_of(values: Any, numbers: Numbers, device: torch.device) -> Batch:
     names, plain = values
-    found: dict[str, Any] = {**plain, "lengths": tuple(plain["lengths"])}
-    found |= {name: torch.tensor(array, device=device) for name, array in zip(names, numbers, strict=True)}
-    return Batch(**found)
+    by_name: dict[str, Any] = {**plain, "lengths": tuple(plain["lengths"])}
+    by_name |= {name: torch.tensor(array, device=device) for name, array in zip(names, numbers, strict=True)}
+    return Batch(**by_name)

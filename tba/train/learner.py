@@ -1,5 +1,5 @@
-"""A learner takes gradient steps: it holds the policy and the model trained beside it, and updates both on batches. It
-is deterministic on a CPU and does not use storage, so that a step can be repeated."""
+"""A learner takes gradient steps: it holds the policy and the model trained beside it, and updates both on batches. A
+learner is deterministic on a CPU and does not use storage, so that a step can be repeated."""
 # Shapes: B rows, P prompts in the batch, K responses per prompt.
 
 import math
@@ -44,7 +44,7 @@ class Learner:
     def __init__(self, config: Config, policy: Policy, ranks: Ranks = ALONE):
         self.config, self.policy, self.ranks = config, policy, ranks
         self.objective = config.objective
-        self.reference: MovingReference | None = None  # until the reference moves, its stored log-probabilities do
+        self.reference: MovingReference | None = None  # None until the reference moves: stored numbers suffice
         self.trained = Trained(policy.model, config.training, learning_rate=config.training.learning_rate)
         self.companion = make_companion(config, policy.model)
         if config.training.checkpoint_activations:
@@ -156,8 +156,8 @@ class Learner:
     def _look_ahead(
         self, parts: Sequence[MicroBatch], batch: Batch, beta: float
     ) -> tuple[Sequence[Mapping[str, Tensor] | None], Estimates | None]:
-        """Read the whole batch once without gradients, if the objective needs estimates from all of it. Return what was
-        read of each part, and the estimates."""
+        """Read the whole batch once without gradients, if the objective needs estimates from the whole batch. Return
+        the numbers that were read of each part, and the estimates."""
         if not self.objective.needs_whole_batch:
             return [None] * len(parts), None
         known = [read(self._readers(), part) for part in parts]
@@ -165,7 +165,7 @@ class Learner:
         return known, self.objective.estimates(whole, beta=beta)
 
     def _groups(self, part: Batch, found: Mapping[str, Tensor], *, whole: Batch) -> Groups:
-        """Return a part of the batch as groups, with the numbers that the readers computed for it."""
+        """Return a part of the batch as groups. `found` has the numbers that the readers computed for this part."""
         spread = {name: _spread(it, part) for name, it in found.items()}
         longest = self.config.search.max_response_tokens
         groups = as_groups(spread.pop("logp"), part, whole=whole, max_tokens=longest)
@@ -179,8 +179,8 @@ class Learner:
         return groups
 
     def _readers(self) -> dict[str, Reader]:
-        """Return what computes the numbers of each counted token: its log-probability, and its value if a value model
-        is trained."""
+        """Return the functions that compute the numbers of each counted token, by name: its log-probability, and its
+        value if a value model is trained."""
         readers: dict[str, Reader] = {"logp": partial(self._logps, self.policy.model)}
         if self.companion and isinstance(self.companion.model, ValueModel):
             readers["value"] = partial(self._values, self.companion.model)
@@ -204,8 +204,8 @@ class Learner:
         return [self.trained, *([self.companion] if self.companion else [])]
 
     def _reset_reference(self, step: int) -> None:
-        """Before a step, set the reference to the current policy if a reset is due. A reference that follows the policy
-        as a moving average begins in the same way."""
+        """Set the reference to the current policy if a reset is due before this step. A reference that follows the
+        policy as a moving average begins as a copy of the policy before the first step."""
         objective = self.objective
         follows = objective.reference_decay > 0
         due = objective.reference_reset > 0 and step > 1 and (step - 1) % objective.reference_reset == 0
@@ -218,7 +218,8 @@ class Learner:
                 it.optimizer.state.clear()
 
     def _referred(self, part: MicroBatch) -> MicroBatch:
-        """Replace the stored reference log-probabilities by those under the reference that moves, if there is one."""
+        """Replace the stored reference log-probabilities by those under the moving reference. Return the micro-batch
+        unchanged if the reference does not move."""
         if self.reference is None:
             return part
         found = read({"logp": partial(self._logps, self.reference.model)}, part)
@@ -235,7 +236,7 @@ def _known(outcome: Outcome) -> Outcome:
 
 
 def _spread(value_R: Tensor, part: Batch) -> Tensor:
-    """Return [B, T]: the number of each counted token at the token's position, 0 elsewhere."""
+    """Return [B, T]: at the position of each counted token its number, and 0 elsewhere."""
     return value_R.new_zeros(part.tokens_BT.shape).masked_scatter(part.response_mask_BT, value_R)
 
 

@@ -73,19 +73,19 @@ class MicroBatch(NamedTuple):
     first_slot: int
     batch: Batch
     pieces: Sequence[Piece]
-    spare: int = 0  # times that a piece is read in vain, as another rank has that many pieces more
+    spare: int = 0  # number of extra reads of a piece, so that all ranks read equally many pieces
 
     @property
     def at_once(self) -> bool:
-        """True if the gradients are computed in one pass."""
+        """True if the gradients of the micro-batch are computed in one pass."""
         return len(self.pieces) + self.spare == 1
 
 
 def micro_batches(
     batch: Batch, *, most_groups: int | None, most_tokens: int | None, packs: bool
 ) -> Iterator[MicroBatch]:
-    """Divide a batch into parts of whole groups. A part has at most `most_groups` groups, and a model reads at most
-    `most_tokens` tokens of it, or a single group.
+    """Divide a batch into parts of whole groups. A part has at most `most_groups` groups, and at most `most_tokens`
+    tokens that a model reads; a single group may have more.
 
     The mean over all groups is the sum of the parts' means, each multiplied by `part.groups / batch.groups`.
     """
@@ -126,7 +126,8 @@ def _padded(part: Batch, most_tokens: int | None) -> Iterator[Padded]:
 
 
 def _cells(batch: Batch, chosen: slice) -> int:
-    """Return the number of tokens that a model reads of these rows, padding included: all columns but the last."""
+    """Return the number of tokens that a model reads of these rows, padding included. The model reads all columns
+    except the last."""
     return len(batch.lengths[chosen]) * (_width(batch, chosen) - 1)
 
 
@@ -135,9 +136,9 @@ def _width(batch: Batch, chosen: slice) -> int:
 
 
 def side_by_side(cut: Iterable[MicroBatch], share: Share, ranks: Ranks) -> tuple[list[MicroBatch], int]:
-    """Give this rank as many micro-batches, and each as many pieces, as any rank has. Ranks compute each layer
-    together, so a rank that has fewer reads extra ones in vain. Return the micro-batches, and how many of them
-    count."""
+    """Give this rank as many micro-batches as the rank that has most, and each micro-batch as many pieces. Ranks
+    compute each layer together, so a rank with fewer pieces reads extra ones, whose results do not count. Return the
+    micro-batches, and how many of them count."""
     parts = list(cut)
     counted = len(parts) if share.counts else 0
     parts += [parts[0]] * (ranks.most([len(parts)])[0] - len(parts))
@@ -147,7 +148,7 @@ def side_by_side(cut: Iterable[MicroBatch], share: Share, ranks: Ranks) -> tuple
 
 @torch.no_grad()
 def read(readers: Mapping[str, Reader], part: MicroBatch) -> dict[str, Tensor]:
-    """Return, under each reader's name, its numbers for all pieces in order."""
+    """Return the numbers that each reader computes for all pieces in order, by the name of the reader."""
     numbers = {name: [reader(piece) for piece in (*part.pieces, *_spare(part))] for name, reader in readers.items()}
     return {name: torch.cat(by_piece[: len(part.pieces)]) for name, by_piece in numbers.items()}
 
@@ -157,7 +158,8 @@ def _spare(part: MicroBatch) -> list[Piece]:
 
 
 class Reading:
-    """The numbers that readers compute from a micro-batch, as inputs of a loss that is then differentiated."""
+    """The numbers that readers compute from a micro-batch. A loss is computed from these numbers; `backward` then
+    differentiates the loss by the weights."""
 
     def __init__(self, readers: Mapping[str, Reader], part: MicroBatch, known: Mapping[str, Tensor] | None = None):
         """`known` is the result of `read`, if the caller has it already."""
@@ -169,15 +171,16 @@ class Reading:
             self.found = {name: it.detach().requires_grad_() for name, it in known.items()}
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of a loss, which was computed from `found`, and add them to those of the weights."""
+        """Compute the gradients of a loss that was computed from `found`, and add them to the gradients of the
+        weights."""
         loss.backward()
         if not self.part.at_once:
             for name, reader in self.readers.items():
                 self._again(reader, self.found[name].grad)
 
     def _again(self, reader: Reader, grad: Tensor | None) -> None:
-        """Read each piece again, and go backward through it with its part of `grad`. Memory holds what one model
-        computed for one piece at a time."""
+        """Read each piece again, and go backward through it with its part of `grad`. Memory then holds what one model
+        has computed for one piece, not for all pieces."""
         if grad is None:
             return  # the loss does not depend on this reader
         first = 0

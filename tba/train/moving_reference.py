@@ -1,7 +1,8 @@
-"""A reference that moves: it is reset to the policy every so many steps, or follows the policy at every step.
+"""A moving reference: a reference that is reset to the policy every so many steps, or that follows the policy at every
+step.
 
-A reference that does not move is the policy before training. The log-probabilities under it that searchers have stored
-then suffice. A moving reference lives in the trainer, which computes its log-probabilities anew, and in checkpoints.
+A reference that does not move is the policy before training, and the log-probabilities under it that searchers have
+stored suffice. A moving reference lives in the trainer, which computes its log-probabilities anew, and in checkpoints.
 """
 
 from collections.abc import Mapping
@@ -30,14 +31,14 @@ class MovingReference:
 
     def tensors(self, *, keep: bool = True) -> dict[str, Tensor]:
         """Return a copy of the weights, which does not change when the reference moves on. All ranks must call this
-        together; those that do not `keep` the weights get an empty copy."""
+        together. Ranks with `keep` false get an empty copy."""
         at_rest(self.model)
         weights = ((name, whole(it.detach())) for name, it in self._moving())
         return {name: it.to("cpu", copy=True) for name, it in weights if keep}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the weights to these. With several ranks, `tensors` has the rows that this rank holds."""
+        """Set the weights to `tensors`. With several ranks, `tensors` has the rows that this rank holds."""
         at_rest(self.model)
         for name, parameter in self._moving():
             parameter.copy_(held_as(parameter, tensors[name]))

@@ -41,7 +41,7 @@ def make_optimizer(parameters: Sequence[nn.Parameter], training: TrainingConfig,
 
 
 def check_fits(stored: OptimizerName, chosen: OptimizerName) -> None:
-    """Raise ConfigError if the chosen optimizer cannot continue with the moments that another has stored."""
+    """Raise ConfigError if the chosen optimizer cannot continue with the moments that another optimizer has stored."""
     if not same_moments(stored, chosen):
         raise ConfigError(
             f"training.optimizer must be {stored!r}, which wrote the checkpoint, or an optimizer with moments of the "
@@ -70,7 +70,7 @@ class HeldAdamW(Optimizer):
                 self.move(held(parameter), held(parameter.grad), state, options)
 
     def restore(self, state: Mapping[int, Mapping[str, Tensor]]) -> None:
-        """Set the state, given by the numbers of the parameters as in `state_dict`."""
+        """Set the state of each parameter. `state` has the numbers of the parameters as keys, as in `state_dict`."""
         parameters = [it for group in self.param_groups for it in group["params"]]
         self.state.clear()
         for i, tensors in state.items():
@@ -82,7 +82,7 @@ class HeldAdamW(Optimizer):
         raise NotImplementedError
 
     def begin(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Return the moments before the first step."""
+        """Return the moments of a parameter before the first step."""
         raise NotImplementedError
 
     def move(self, weight: Tensor, gradient: Tensor, state: dict[str, Tensor], options: dict[str, Any]) -> None:
@@ -90,14 +90,14 @@ class HeldAdamW(Optimizer):
 
 
 def _move(weight: Tensor, gradient: Tensor, moments: Sequence[Tensor], step: Tensor, options: dict[str, Any]) -> None:
-    """Take one step of torch's fused AdamW. It changes all tensors but the gradient in place."""
+    """Take one step of torch's fused AdamW, which changes all tensors except the gradient in place."""
     first, second = moments
     adamw([weight], [gradient], [first], [second], [], [step], fused=True, amsgrad=False, maximize=False, **options)
 
 
 class AdamWOnHost(HeldAdamW):
-    """AdamW in main memory: gradient and weight are copied there, one parameter at a time, and the new weight is copied
-    back."""
+    """AdamW in main memory. One parameter at a time, the gradient and the weight are copied to main memory, and the new
+    weight is copied back."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], options: dict[str, Any]):
         super().__init__(parameters, options)
@@ -174,13 +174,13 @@ def _precise(tensor: Tensor) -> torch.dtype:
 
 
 def opened(codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> Tensor:
-    """Return [N, C]: the numbers that these codes stand for."""
+    """Return [N, C]: the numbers that the codes stand for."""
     levels, _ = _levels(signed, codes_NC.device)
     return levels[codes_NC.int()].mul_(_spread(scales_NB, codes_NC))
 
 
 def close(number_NC: Tensor, codes_NC: Tensor, scales_NB: Tensor, *, signed: bool) -> None:
-    """Write numbers as codes and scales, in place."""
+    """Store numbers as codes and scales, which are changed in place."""
     columns, blocks = number_NC.shape[-1], scales_NB.shape[-1]
     padded_NC = nn.functional.pad(number_NC.abs(), (0, blocks * BLOCK - columns))
     scales_NB.copy_(padded_NC.unflatten(1, (blocks, BLOCK)).amax(dim=-1))

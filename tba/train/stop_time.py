@@ -1,7 +1,8 @@
-"""Estimate how long a trainer that is asked to stop needs, from its own measurements.
+"""Estimate how long a trainer needs to stop, from its own measurements.
 
-Such a trainer takes the steps until the next sync, and then stores the ledger, the version and the checkpoint of that
-sync."""
+A trainer that is asked to stop takes the steps until the next sync, and then stores the ledger, the version and the
+checkpoint of that sync.
+"""
 
 import time
 from collections import deque
@@ -12,12 +13,12 @@ from tba.config import Config
 
 RECENT_STEPS, RECENT_SYNCS = 50, 5
 CHECKPOINT = 4.0
-"""Until a checkpoint has been measured, it is assumed to take this many times as long as a version: its weights are in
-full precision, and each has two moments."""
+"""Until a checkpoint has been measured, it is assumed to take this many times as long as a version: the weights are
+stored in full precision, and each weight has two moments."""
 
 
 class Longest:
-    """The longest of the last measurements, in seconds."""
+    """The longest of the last `last` measurements, in seconds."""
 
     def __init__(self, last: int):
         self._seconds: deque[float] = deque(maxlen=last)
@@ -34,28 +35,29 @@ class Longest:
 
 
 class StoreTimes:
-    """How long the parts of recent syncs took to store. The threads that store them measure the time."""
+    """How long the ledger, version and checkpoint of recent syncs took to store. The threads that store them measure
+    the time."""
 
     def __init__(self) -> None:
         self.ledger, self.version, self.checkpoint = (Longest(RECENT_SYNCS) for _ in range(3))
 
     @property
     def seconds(self) -> float:
-        """Return how long storing the last sync of a trainer that stops may take. That sync always has a checkpoint."""
+        """How long a trainer that stops may need to store its last sync, which always has a checkpoint."""
         checkpoint = self.checkpoint.seconds if self.checkpoint else CHECKPOINT * self.version.seconds
         return self.ledger.seconds + self.version.seconds + checkpoint
 
 
 def steps_to_stop(config: Config, step: int, *, is_stopping: bool) -> int:
-    """Return how many steps a trainer that has taken `step` still takes if it is asked to stop: up to the next sync. A
-    request that comes during the next step is heard only after that step."""
+    """Return how many more steps a trainer takes after step `step` if it is asked to stop: the steps up to the next
+    sync. A request that comes during a step is noticed only after that step."""
     heard = min(step + (1 if is_stopping else 2), config.training.steps)
     return max(0, config.step_of_sync(config.sync_of_step(heard)) - step)
 
 
 @contextmanager
 def measured(longest: Longest) -> Iterator[None]:
-    """Add the seconds that the `with` block takes, if it ends well."""
+    """Add the seconds that the `with` block takes, unless the block raises an error."""
     began = time.monotonic()
     yield
     longest.add(time.monotonic() - began)

@@ -41,13 +41,13 @@ from tba.train.stop_time import StoreTimes, measured
 from tba.train.training_state import TrainingState
 from tba.types import Base, StepRecord, Version
 
-_ELEMENTS = 2**20  # compared at a time, so that memory does not grow with the tensors
+_ELEMENTS = 2**20  # elements compared at a time, so that memory does not grow with the tensors
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # integer type by bytes of an element
 
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A copy, in main memory, of the trainer after the step that a sync follows."""
+    """A copy of the trainer, in main memory, as it is after the step that a sync follows."""
 
     sync: int
     step: int
@@ -87,8 +87,8 @@ class SyncWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Write the syncs that were closed, even if a later step failed: they are valid. If this attempt is superseded,
-        drop all jobs that have not begun instead: the successor relies on what is stored already."""
+        """Write the syncs that were closed, even if a later step failed, because closed syncs are valid. But if this
+        attempt is superseded, drop all jobs that have not begun: the successor relies on what is stored already."""
         if kind is not None and issubclass(kind, Superseded):
             for line in self._lines():
                 line.cancel()
@@ -109,8 +109,9 @@ class SyncWriter:
         last: bool,
         seconds: dict[str, float],
     ) -> Copy:
-        """Wait until there is room for another copy, and take it. A sync with a checkpoint, such as the last one, is
-        always published. Unless all must be, other syncs are published only if no version is being published."""
+        """Wait until there is room for another copy of the trainer, and make the copy. Its version is published if the
+        sync has a checkpoint, as the last sync always has, or if every version must be published. Otherwise it is
+        published only if no other version is being published."""
         checkpoint = last or sync % self.config.sync.checkpoint_every == 0
         with timed(seconds, "backlog"):
             self.writing.make_room()
@@ -177,8 +178,8 @@ class SyncWriter:
             self.ledger.write(copy.sync, records, weights_sha256=digest)
 
     def _after(self, stored: Future[None] | None, job: Callable[[], None]) -> None:
-        """Do a job for version n or checkpoint n after a ledger is stored: ledger n, or ledger n - 1 if record n waits
-        for version n."""
+        """Do a job for version n or checkpoint n once the ledger `stored` is stored. This is ledger n, or ledger n - 1
+        if record n waits for version n."""
         if stored:
             stored.result()
         self._check_owner()
@@ -206,7 +207,8 @@ class SyncWriter:
             snapshot.save(folder, dtype=dtype)
 
     def _check_owner(self) -> None:
-        """Raise Superseded if a successor relies on what is stored now, so that nothing is written or removed."""
+        """Raise Superseded if another attempt has taken over. The other attempt relies on what is stored now, so
+        nothing may be written or removed any more."""
         with suppress(Stopped):
             self.lease.check()
 
@@ -215,7 +217,7 @@ class SyncWriter:
 
 
 def changed_share(before: Path, after: Path) -> float:
-    """Return the share of the weights of one model whose stored bits differ between two folders."""
+    """Compare the stored weights of one model in two folders, and return the share of the weights whose bits differ."""
     changed = total = 0
     for path in sorted(after.glob("*.safetensors")):
         with safe_open(before / path.name, "pt") as old, safe_open(path, "pt") as new:

@@ -17,8 +17,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 class Trained(Generic[Model]):
-    """A model and its optimizer. `learning_rate` is the peak of the schedule. `name` begins the names of the model's
-    metrics and tensors; it is empty for the policy."""
+    """A model and its optimizer. `learning_rate` is the peak of the schedule. The names of the model's metrics and
+    tensors begin with `name`, which is empty for the policy."""
 
     def __init__(self, model: Model, training: TrainingConfig, *, learning_rate: float, name: str = ""):
         self.model, self.name, self.learning_rate = model, name, learning_rate
@@ -38,8 +38,8 @@ class Trained(Generic[Model]):
         return whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None]))
 
     def update(self, norm: Tensor, *, factor: float) -> Metrics:
-        """Take a step with gradients of this norm, at `factor` times the peak learning rate. If gradients are clipped
-        at all, return a metric that says whether these were."""
+        """Take a step with the gradients, whose norm is `norm`, at `factor` times the peak learning rate. If the
+        settings clip gradients, return a metric: 1 if these gradients were clipped, 0 if not."""
         metrics: Metrics = {}
         if self.clip_norm:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
@@ -50,14 +50,15 @@ class Trained(Generic[Model]):
         return metrics
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a copy of the weights and the optimizer, which further training does not change."""
+        """Return a copy of the weights and of the optimizer's state. Further training does not change the copy."""
         weights = {name: it.detach().to("cpu", copy=True) for name, it in trainable(self.model)}
         parts = {"weights": weights, "optimizer": optimizer_tensors(self.optimizer)}
         return {f"{self.name}.{part}.{key}": it for part, tensors in parts.items() for key, it in tensors.items()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore a copy that `tensors` made. Do nothing if the copy is of another model, as a fork may find it."""
+        """Restore the weights and the optimizer from a copy that `tensors` made. Do nothing if the copy has no tensors
+        of this model, as in a fork that trains another model beside the policy than its parent."""
         prefix = f"{self.name}."
         found = {key.removeprefix(prefix): it for key, it in tensors.items() if key.startswith(prefix)}
         if not found:

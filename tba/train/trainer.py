@@ -60,11 +60,12 @@ class Trainer:
         self.first_step = state.step + 1
 
     def run(self) -> None:
-        """Train up to the last step. Consumes the trajectories that searchers append; produces records, ledgers,
-        versions and checkpoints.
+        """Train up to the last step. The trainer consumes the trajectories that searchers append, and produces records,
+        ledgers, versions and checkpoints.
 
-        The trainer waits for searchers once, for the initial fill. With `sync.lag` it waits for a round of every
-        searcher before each record instead. With `sampling.max_age` it may also wait there for younger trajectories.
+        The trainer waits for searchers once, for the initial fill. With `sync.lag` it does not wait for the initial
+        fill but, before each record, for a round of every searcher. With `sampling.max_age` it may also wait, before a
+        record, for younger trajectories.
         """
         self.syncs.publish(self.learner.snapshot(), max(self.ahead.applied, self.config.start.sync))
         if self.first_step > self.config.training.steps:
@@ -80,7 +81,8 @@ class Trainer:
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def take_steps(self) -> None:
-        """Take every step. The next batch is prepared meanwhile, but not before the record that it needs is stored."""
+        """Take every step. While a step is taken, the next batch is prepared, but not before the record that the batch
+        needs is stored."""
         config, records = self.config, list[StepRecord]()
         admitted = self.ahead.admit(config.sync_before(self.first_step))
         upcoming = self.ahead.prepare(self.first_step, admitted)
@@ -90,7 +92,7 @@ class Trainer:
             began, seconds = time.monotonic(), dict[str, float]()
             with timed(seconds, "wait"):
                 while not wait([upcoming], 0.5).done:
-                    self.syncs.check()  # the batch may wait for searchers, and these for a version
+                    self.syncs.check()  # the batch may wait for searchers, which may wait for a version
                 prepared = upcoming.result()
             closes = step == config.step_of_sync(config.sync_of_step(step))
             if closes:
@@ -114,8 +116,9 @@ class Trainer:
             raise self.stopping
 
     def count_skipped(self, step: int, learned: Learned) -> None:
-        """Report a step that updated nothing. A single one may be due to its batch. Raise RunFailed after too many in a
-        row, for which the policy must be the cause."""
+        """Report a step that was skipped because the loss or the gradient is not finite. One such step may be due to
+        its batch. Raise RunFailed after more than `limits.skipped_steps` in a row: then the policy must be the
+        cause."""
         self.skipped = self.skipped + 1 if learned.skipped else 0
         if learned.skipped:
             self.events.write("step-skipped", learned.skipped, severity="warning", step=step)
@@ -126,7 +129,7 @@ class Trainer:
             )
 
     def copy(self, step: int, seconds: dict[str, float]) -> Copy:
-        """Copy all that the sync after this step stores."""
+        """Copy the state that the sync after this step stores."""
         sync = self.config.sync_of_step(step)
         last = sync == self.config.last_sync or self.stopping is not None
         return self.syncs.copy(self.learner, sync=sync, step=step, last=last, seconds=seconds)
@@ -152,7 +155,7 @@ class Trainer:
         self.lease.tell(f"stopping: stores the sync after step {step}", step=step, seconds_to_stop=seconds)
 
     def record(self, step: int, prepared: Prepared, learned: Learned, seconds: Mapping[str, float]) -> StepRecord:
-        """Return the record of the step for the ledger, and report the step to metrics, alarms and lease now."""
+        """Return the record of the step for the ledger. Also report the step to metrics, alarms and lease."""
         config = self.config
         version = Version(config.sync_before(step), self.syncs.attempt)
         metrics = {

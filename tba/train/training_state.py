@@ -69,8 +69,8 @@ class TrainingState:
 
     @classmethod
     def load(cls, folder: Path, ranks: Ranks = ALONE) -> "TrainingState":
-        """Read the state in a folder. Raise Damaged if there is none. Fields that a later version of this program has
-        added are ignored."""
+        """Read the state in a folder. Raise Damaged if the folder has no state. Fields that a later version of this
+        program has added are ignored."""
         try:
             plain = json.loads((folder / _STATE).read_text())
             tensors = read_optimizer(folder, ranks)
@@ -94,8 +94,8 @@ class TrainingState:
 
 
 def check_saved(folder: Path, *, sync: int, step: int) -> None:
-    """Raise Damaged, naming the file, unless a trainer can resume from a folder as the state after this sync and step.
-    Every JSON file must be readable and every file of safetensors whole. No weights are read."""
+    """Raise Damaged, naming the file, unless a trainer can resume from this folder after this sync and step. Every JSON
+    file must be readable and every safetensors file complete. No weights are read."""
     for path in sorted(folder.rglob("*.json")):
         with _named(path.name):
             json.loads(path.read_bytes())
@@ -148,8 +148,8 @@ def optimizer_file(ranks: Ranks) -> str:
 
 
 def read_optimizer(folder: Path, ranks: Ranks) -> dict[str, Tensor]:
-    """Return the part of the stored optimizer that a rank holds, whatever the number of ranks that stored it. Each file
-    has the rows of a tensor that follow the rows in the file before. A single number is the same in all files."""
+    """Return the part of the stored optimizer that a rank holds, whatever the number of ranks that stored it. The rows
+    of a tensor continue from file to file. A tensor with a single number is the same in all files."""
     with _opened(folder) as files:
         return {key: _rows(files, key, ranks) for key in files[0].keys()}  # noqa: SIM118
 
@@ -188,8 +188,8 @@ def await_file(path: Path, patience: float = PATIENCE.total_seconds()) -> Path:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return a copy of the optimizer's state, which further training does not change. With several ranks it is the part
-    that this rank holds."""
+    """Return a copy of the optimizer's state. Further training does not change the copy. With several ranks, it is the
+    part of the state that this rank holds."""
     state = optimizer.state_dict()["state"]
     return {
         f"{i}.{name}": held(value).detach().cpu().clone() for i, part in state.items() for name, value in part.items()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.harness.servers import Server
-from flows.orchestration.stack import POOLS, Stack
+from flows.orchestration.local_server import POOLS, Stack
 from tests.support.flows.roles import SCRIPT_ROLE
 
 

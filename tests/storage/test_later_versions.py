@@ -1,5 +1,5 @@
-"""What a later version of the program writes beside this one: additions are passed over, another schema version is
-refused by both numbers. Whole runs with additions are in tests/test_stored_runs.py."""
+"""Data of a later version of the program: additions are ignored, and another schema version is refused with both
+numbers. Whole runs with additions are in tests/test_stored_runs.py."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def live(tmp_path: Path) -> Run:
 
 
 def later_shard(run: Run, seq: int) -> bytes:
-    """Of schema version 2, and otherwise good."""
+    """Return a valid shard, except that its schema version is 2."""
     table = to_table(make_shard({PROMPTS[0]: [1.0]}, round=seq), run=run.name, searcher=0, seq=seq)
     return encode(table.replace_schema_metadata({**table.schema.metadata, b"schema_version": b"2"}))
 
@@ -50,7 +50,7 @@ def test_a_shard_of_a_later_schema_version_is_refused_by_a_record_and_an_event_t
     assert [it["message"] for it in read_events(made.run) if it["kind"] == "shard-refused"] == [
         f"{layout.shard(0, seq)}: {said}"
     ]
-    assert pq.read_metadata(Path(made.run.url) / layout.shard(0, seq)).num_rows == 1  # it stays, for who can read it
+    assert pq.read_metadata(Path(made.run.url) / layout.shard(0, seq)).num_rows == 1  # the shard stays as it is
 
 
 def test_a_run_of_a_later_schema_version_is_listed_beside_the_others(live: Run):

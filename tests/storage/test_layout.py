@@ -1,4 +1,4 @@
-"""Names: each is parsed back to what it was made from, and nothing else is taken for one."""
+"""Names of objects: each is parsed back to its parts, and no other name is accepted."""
 
 import pytest
 from hypothesis import given

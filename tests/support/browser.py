@@ -1,4 +1,4 @@
-"""A real browser for the tests: Chromium without a screen, whose pages may fetch nothing but what a test serves."""
+"""A real browser for the tests: headless Chromium, whose pages may only fetch what a test serves."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Route, sync_playwright
 
 _QUIET = ("disable-gpu", "disable-quic", "no-first-run", "disable-background-networking", "disable-component-update")
-_DEADLINE = 20_000.0  # milliseconds, of everything that a test waits for
+_DEADLINE = 20_000.0  # milliseconds, for everything that a test waits for
 _HERE = ("127.0.0.1", "localhost", None)
 
 
@@ -20,7 +20,7 @@ def chromium() -> str | None:
 
 @contextmanager
 def launch() -> Iterator[Browser]:
-    """Where there is no Chromium its tests are skipped, unless TBA_TESTS_NEED_BROWSER is set: then they fail."""
+    """Start Chromium. Without Chromium, skip the test, or fail it if TBA_TESTS_NEED_BROWSER is set."""
     path = chromium()
     if path is None:
         refuse = pytest.fail if os.environ.get("TBA_TESTS_NEED_BROWSER") else pytest.skip
@@ -34,7 +34,7 @@ def launch() -> Iterator[Browser]:
 
 @contextmanager
 def open_page(browser: Browser, *, width: int = 1280, dark: bool = False, scripts: bool = True) -> Iterator[Page]:
-    """An empty page; whatever it complains of, or fetches from elsewhere, fails the test at the end."""
+    """Open an empty page. Its errors, warnings and requests to other sites fail the test at the end."""
     wrong: list[str] = []
 
     def hear(message: ConsoleMessage) -> None:

@@ -1,4 +1,4 @@
-"""Tiny builders: everything has a default, a test names what it is about."""
+"""Builders of small objects. Everything has a default, so a test names only what matters to it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ def make_trajectory(
     slot: int = 0,
     **changes: Any,
 ) -> Trajectory:
-    """Equal `prompt_id` and `tokens` make equal content."""
+    """Make a trajectory. Equal `prompt_id` and `tokens` make equal content."""
     fields: dict[str, Any] = {
         "searcher": searcher,
         "round": round,
@@ -62,7 +62,7 @@ def make_trajectory(
 def make_shard(
     rewards: Mapping[str, Sequence[float]], *, searcher: int = 0, round: int = 0, **changes: Any
 ) -> list[Trajectory]:
-    """One searcher's round: for each prompt a response per reward, all of them distinct, also between rounds."""
+    """Make a round of a searcher: one response per reward of each prompt. All responses differ, also between rounds."""
     pairs = [(prompt_id, reward) for prompt_id, given in rewards.items() for reward in given]
     return [
         make_trajectory(
@@ -74,14 +74,14 @@ def make_shard(
 
 
 def as_stored(shard: Sequence[Trajectory]) -> dict[str, Trajectory]:
-    """The trajectories of one append, by the names that they get."""
+    """Return the trajectories of one append, by the ids that they get."""
     ordered = sorted(shard, key=lambda t: (t.prompt_id, t.slot))
     named = {f"{t.searcher}/{t.round}/{row}": t for row, t in enumerate(ordered)}
     return {name: dataclasses.replace(t, trajectory_id=name) for name, t in named.items()}
 
 
 def from_table(table: pa.Table) -> list[Trajectory]:
-    """The trajectories that a table was made of, under the names they are stored by."""
+    """Return the trajectories of a table, with the ids under which they are stored."""
     return [_from_row(row) for row in table.to_pylist()]
 
 
@@ -93,7 +93,7 @@ def _from_row(row: Mapping[str, Any]) -> Trajectory:
 
 
 def rows_of(fetched: Fetched) -> list[tuple]:
-    """Row by row, to be compared."""
+    """Return fetched rows as tuples that can be compared."""
     lists = (fetched.prompt_tokens, fetched.response_tokens, fetched.ref_logps, *filter(None, [fetched.loss_mask]))
     columns = [rows_in(it) for it in lists]
     scalars = (fetched.trajectory_ids, fetched.prompt_ids, fetched.reward_B.tolist(), fetched.finished_B.tolist())
@@ -101,7 +101,7 @@ def rows_of(fetched: Fetched) -> list[tuple]:
 
 
 def rows_in(lists: Lists | None) -> list[tuple]:
-    """The list of each row."""
+    """Return the list of each row."""
     assert lists is not None
     ends = zip(np.cumsum(lists.lengths_B).tolist(), lists.lengths_B.tolist(), strict=True)
     return [tuple(lists.elements_N[end - length : end].tolist()) for end, length in ends]

@@ -1,4 +1,4 @@
-"""Tests that run on the CPU everywhere, and on the GPU where there is one."""
+"""Marks of tests that always run on the CPU, and also on a GPU if there is one."""
 
 import pytest
 import torch

@@ -9,6 +9,6 @@ IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
 def anchors(page: Path) -> set[str]:
-    """Of its headings, as they are made on the web."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,5 +1,5 @@
-"""What tests with a real engine of vLLM need: a policy whose heads are of a size that it serves, and why they are
-skipped where it is not installed. Engines run on the GPU where there is one, with vLLM's build for it."""
+"""Helpers for tests with a real engine of vLLM: a policy with heads of a size that vLLM supports, and marks that skip
+the tests if vLLM is not installed. Engines run on the GPU if there is one, with vLLM's build for GPUs."""
 
 import os
 from importlib.util import find_spec
@@ -14,19 +14,19 @@ from tests.support.devices import HAS_GPU
 
 ON_CPU = not HAS_GPU
 SIMILAR = 2e-4 if ON_CPU else 2e-2
-"""Log-probabilities in float32, of two implementations. On a GPU vLLM's attention multiplies them as TF32, with ten
-bits after the point."""
+"""Tolerance between float32 log-probabilities of two implementations. On a GPU, vLLM's attention multiplies in TF32,
+with a mantissa of ten bits."""
 LACKING = find_spec("vllm") is None and not os.environ.get("TBA_TESTS_NEED_VLLM")
 REASON = "vLLM is not installed here: `make test-vllm` installs its build for CPUs beside the environment"
 needs_vllm = [
     pytest.mark.vllm,
     pytest.mark.skipif(LACKING, reason=REASON),
-    pytest.mark.filterwarnings("default"),  # those of vLLM and of what it imports are not ours
+    pytest.mark.filterwarnings("default"),  # warnings of vLLM and its imports are not ours
 ]
 
 
 def served_policy(*, seed: int = 0, layers: int = 2) -> Policy:
-    """The tiny policy with heads of 32."""
+    """Return the tiny policy with a head size of 32."""
     return Policy(tiny_llama(seed=seed, width=128, layers=layers), tiny_tokenizer(), torch.device("cpu"))
 
 
@@ -36,7 +36,7 @@ def served_folder(folder: Path, *, seed: int = 0, layers: int = 2) -> Path:
 
 
 def descendants(pid: int) -> list[int]:
-    """Of a process, as Linux lists them."""
+    """Return the ids of all descendants of a process, as Linux lists them."""
     try:
         children = [int(it) for it in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:

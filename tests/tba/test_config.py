@@ -66,7 +66,7 @@ PAPER = {
         "training.prompts_per_step": 32, "training.responses_per_prompt": 8, "training.learning_rate": 2e-4,
     },
 }  # fmt: skip
-"""Algorithms 1.11 and 2.3, and what is ours: quickstart."""
+"""Algorithms 1.11 and 2.3, and our own quickstart."""
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -88,7 +88,11 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"step": 1}, "unknown setting 'step'; known here: "),
         ({"task": {"nmae": "x"}}, "unknown setting 'task.nmae'"),
         ({"training.steps": 0}, "training.steps"),
-        ({"training.steps": "many"}, "got 'many'"),
+        ({"training.steps": "many"}, "training.steps must be a valid integer, got 'many'"),
+        ({"training.steps": 1.5}, "training.steps must be a valid integer, got 1.5"),
+        ({"training.learning_rate": "x"}, "training.learning_rate must be a valid number, got 'x'"),
+        ({"objective.include_eos": "maybe"}, "objective.include_eos must be a valid boolean, got 'maybe'"),
+        ({"objective.name": "grop"}, "objective.name must be one of 'grpo', "),
         ({"training.responses_per_prompt": 1}, "training.responses_per_prompt"),
         (
             {"search.responses_per_prompt": 4},
@@ -98,7 +102,7 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"sampling.capacity": 2}, "sampling.capacity must be >= training.responses_per_prompt"),
         (
             {"sync.every": 4, "sampling.max_age": 6},
-            "sampling.max_age must be >= 7, the age that what the newest version generates has come to",
+            "sampling.max_age must be >= 7, the age that responses of the newest version reach",
         ),
         (
             {"sync.every": 1, "sync.lag": 3, "sync.keep_versions": 5, "sampling.max_age": 2},
@@ -119,6 +123,10 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         (
             {"search.explore_share": 0.5, "search.explore_temperature": (2.0, 0.5)},
             "search.explore_temperature must be [LOWEST, HIGHEST], got [2.0, 0.5]",
+        ),
+        (
+            {"search.explore_share": 0.5, "search.explore_temperature": [1, 2, 3]},
+            "search.explore_temperature must have at most 2 items, got [1, 2, 3]",
         ),
         (
             {"search.explore_temperature": (0.5, 2.0)},
@@ -145,7 +153,7 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ),
         (
             {"sync.lag": 0, "search.prompts_per_round": 128, "engine.in_flight": "update"},
-            "engine.in_flight must be 'finish' where sync.lag is set (0), which says by which version a round is",
+            "engine.in_flight must be 'finish' where sync.lag is set (0), because the lag decides which version",
         ),
         (
             {"sync.lag": 0, "search.prompts_per_round": 127},
@@ -175,7 +183,8 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ),
         (
             {"objective.reference_decay": 0.9, "model.dtype": "bfloat16"},
-            "objective.reference_decay needs model.dtype 'float32', got 'bfloat16'",
+            "model.dtype must be 'float32' where objective.reference_decay is set (0.9), or rounding would lose small "
+            "moves of the reference, got 'bfloat16'",
         ),
         (
             {"objective.name": "tba-prime", "objective.ratio_cap": 0.5},
@@ -242,7 +251,7 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"search.value_steps": 5}, "search.value_steps does not apply where search.value_samples is 0, got 5"),
         (
             {"objective.name": "vine-ppo", "search.value_samples": 9, "objective.penalty": "reward"},
-            "objective.penalty: input should be 'none' or 'loss', got 'reward'",
+            "objective.penalty must be 'none' or 'loss', got 'reward'",
         ),
         ({"objective.gae_decay": 0.5, "objective.name": "vine-ppo"}, "objective.gae_decay does not apply"),
         ({"objective.name": "ppo", "objective.log_z": "learned"}, "objective.log_z does not apply to 'ppo'"),
@@ -259,11 +268,12 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ({"training.warmup_steps": 0, "training.stable_steps": 0, "training.decay_steps": 0}, "training.schedule"),
         (
             {"training.steps": 1000, "training.stable_steps": 190},
-            "training.schedule: 'warmup-stable-decay' ends at step 400",
+            "training.steps must be <= 400, where training.schedule 'warmup-stable-decay' ends",
         ),
         (
             {"sync.lag": 0, "search.prompts_per_round": 128, "search.open_rounds": 2},
-            "search.open_rounds must be 1 where sync.lag is set (0), which says by which version a round is, got 2",
+            "search.open_rounds must be 1 where sync.lag is set (0), because the lag decides which version generates a "
+            "round, got 2",
         ),
         (
             {"search.value_samples": 4, "search.open_rounds": 2},
@@ -275,7 +285,8 @@ def test_presets_carry_the_numbers_of_the_paper(name):
         ),
         (
             {"search.rounds_per_version": 1, "search.initial_fill": 100_000},
-            "search.responses_per_prompt must be >= search.initial_fill (100000), or the first step never comes, got",
+            "search.responses_per_prompt must be >= search.initial_fill (100000), or the first step would never come, "
+            "got",
         ),
         ({"search.initial_fill": 255}, "search.initial_fill must be >= training.prompts_per_step x"),
         ({"sync.every": 10_000}, "sync.every must be <= training.steps"),
@@ -342,7 +353,7 @@ def test_recent_ages_are_those_of_the_paper():
     ("lag", "every", "steps"), [(0, 3, 12), (2, 2, 12), (3, 4, 12), (3, 4, 14), (3, 4, 11), (9, 1, 1)]
 )
 def test_recent_ages_are_those_of_the_steps_that_a_run_takes(lag: int, every: int, steps: int):
-    """As docs/concepts.md has it: round n is generated by version n - lag, by version 0 at first."""
+    """As in docs/concepts.md, round n is generated by version n - lag, and the first rounds by version 0."""
     ages = [step - every * max(0, step // every - lag) for step in range(steps)]  # steps taken before, counted from 0
     built_up = ages[lag * every :] or ages
     changes = {"sync.lag": lag, "sync.every": every, "training.steps": steps, "sync.keep_versions": 11}
@@ -425,11 +436,11 @@ def test_an_engine_of_ones_own_is_named_by_its_path_and_has_options():
     config = preset("quickstart").replace(changes)
     assert config.engine == CustomEngine(name="package.module:Class", options={"url": "http://localhost"})
     assert parse(json.loads(json.dumps(config.to_dict()))) == config
-    with pytest.raises(ConfigError, match=r"engine\.name: .*'package:a:b'"):
+    with pytest.raises(ConfigError, match=r"engine\.name must match pattern .*, got 'package:a:b'"):
         preset("quickstart").replace({"engine.name": "package:a:b"})
 
 
 @pytest.mark.parametrize("section", ["objective", "engine"])
 def test_a_section_that_is_none_is_refused(section: str):
-    with pytest.raises(ConfigError, match=f"{section}: must be a section of settings, got 3"):
+    with pytest.raises(ConfigError, match=f"{section} must be a section of settings, got 3"):
         parse({section: 3})

@@ -16,7 +16,7 @@ import pytest
 import storage
 from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import main
-from flows.orchestration.stack import FINAL, POOLS, Stack
+from flows.orchestration.local_server import FINAL, POOLS, Stack
 from flows.supervision.life import CLOSED
 from storage.runs.events import read_events
 from storage.runs.leases import read_lease, read_leases

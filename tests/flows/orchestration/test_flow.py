@@ -19,7 +19,7 @@ from benchmarks.harness.servers import Server
 from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import main
 from flows.orchestration.flow import tba
-from flows.orchestration.stack import FINAL, Stack, run_task
+from flows.orchestration.local_server import FINAL, Stack, run_task
 from storage import layout
 from storage.objects.open_store import open_store
 from storage.runs.control import change_state, read_state

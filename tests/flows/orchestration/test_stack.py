@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from flows.orchestration.flow import tba
-from flows.orchestration.stack import POOLS, Stack, command_line, prefect_file
+from flows.orchestration.local_server import POOLS, Stack, command_line, prefect_file
 from flows.orchestration.workdir import leave_temporary_folder
 from tba.errors import ConfigError
 from tba.presets import PRESETS

@@ -132,7 +132,8 @@ def test_a_buffer_that_cannot_be_made_is_said_to_the_first_who_asks(run: Run):
 
 def test_one_that_was_killed_is_named(reader: Reader):
     reader.process.kill()
-    with pytest.raises(RunFailed, match=rf"reader \(pid {reader.process.pid}\) has died \(SIGKILL\), asked to draw"):
+    died = rf"reader \(pid {reader.process.pid}\) has died \(SIGKILL\) after the order 'draw'"
+    with pytest.raises(RunFailed, match=died):
         reader.draw(1)
 
 
@@ -141,7 +142,7 @@ def test_one_that_does_not_answer_is_killed_and_named(run: Run):
         assert reader.waiting() == 54
         reader.deadline = 0.5
         reader.process.send_signal(signal.SIGSTOP)
-        with pytest.raises(RunFailed, match=r"has not answered for 0\.5 s, asked to draw"):
+        with pytest.raises(RunFailed, match=r"has not answered for 0\.5 s after the order 'draw'"):
             reader.draw(1)
     assert reader.process.returncode == -signal.SIGKILL
 

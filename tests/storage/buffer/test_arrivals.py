@@ -19,7 +19,7 @@ local_or_s3 = pytest.mark.parametrize("root", ["local", "moto"], indirect=True)
 
 
 class Counting:
-    """A store that counts the names that it was asked about."""
+    """A store that counts the keys that a caller asks for."""
 
     def __init__(self, store: Store):
         self.store, self.names = store, 0
@@ -46,7 +46,7 @@ def append(run: Run, seq: int) -> str:
 
 
 def settle_all(found: Arrivals) -> list[int]:
-    """The seqs that were there, as a record would settle them."""
+    """Settle all arrivals, as a record does, and return their seqs."""
     seqs = sorted(arrival.shard.seq for arrival in found.found.values())
     found.settle([*found.found, *found.refused])
     return seqs
@@ -75,7 +75,7 @@ def test_a_look_costs_what_is_new_not_what_is_stored(run: Run, missing: int | No
             append(run, seq)
     found.look()
     assert len(settle_all(found)) == 40 - (missing is not None)
-    for seq in range(40, 70):  # each is found as soon as it is there
+    for seq in range(40, 70):  # each shard is found as soon as it is stored
         append(run, seq)
         found.look()
         assert settle_all(found) == [seq]

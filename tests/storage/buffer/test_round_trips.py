@@ -1,4 +1,4 @@
-"""Whatever is stored comes back exactly, all the way: through the objects themselves and the code that reads them."""
+"""Stored data is read back exactly, through the objects and all code that reads them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -27,7 +27,7 @@ from tests.support.storage.step_values import steps
 INT32 = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
-NAMES = count()  # each example writes under a name of its own
+NAMES = count()  # each example writes under its own name
 
 one_run = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -42,7 +42,7 @@ def run(tmp_path: Any) -> Run:
 
 @st.composite
 def trajectories(draw: st.DrawFn, searcher: int) -> Trajectory:
-    """Any that a searcher may append."""
+    """Draw any trajectories that a searcher may append."""
     length = draw(st.integers(0, 4))
     logps = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=length, max_size=length)
     return make_trajectory(

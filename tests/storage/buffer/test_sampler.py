@@ -110,7 +110,7 @@ ONE_PROMPT = pa.table(
         "version_start_attempt": [1] * ROWS,
     }
 )
-"""More rows than one thread takes at a time, with rewards whose sum depends on the order in which they are added."""
+"""More rows than a thread takes at a time. The sum of their rewards depends on the order of addition."""
 
 
 @pytest.mark.parametrize("table", ["front", "pool"])
@@ -215,7 +215,7 @@ def test_uniform_is_the_oracles_and_never_an_end_of_the_interval():
     found = [index.tables.con.execute("select uniform($text)", {"text": text}).fetchall()[0][0] for text in texts]
     assert found == [u(text) for text in texts]
     assert all(0 < it < 1 for it in found)
-    assert (2**52 - 1 + 0.5) / 2**52 < 1  # the greatest there can be
+    assert (2**52 - 1 + 0.5) / 2**52 < 1  # the largest possible number
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_the_index_reaches_nothing_outside_itself(sql: str, tmp_path: Path):
     file = tmp_path / "here.csv"
     file.write_text("a\n1\n")
     sql = sql.format(file=file)
-    oracle = pa.table({"a": [1]})  # DuckDB looks for Python variables in the frame that executes: it must be this one
+    oracle = pa.table({"a": [1]})  # local, because DuckDB finds only Python variables of the calling frame
     if sql == "from oracle":
         assert duckdb.connect().execute(sql).fetchall() == [(1,)]
     with pytest.raises(duckdb.Error, match=r"Permission|Catalog|disabled|not exist"):

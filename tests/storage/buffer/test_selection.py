@@ -1,4 +1,4 @@
-"""Which trajectories could be learned from and which were, and whether the choice looks at what it should not."""
+"""Which trajectories could be drawn and which were drawn, and whether draws are biased."""
 
 import math
 from itertools import pairwise
@@ -37,7 +37,7 @@ def fair(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
 
 @pytest.fixture(scope="module")
 def biased(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnection:
-    """Long responses are never drawn."""
+    """Connect to a run that never draws long responses."""
     return storage.connect(make_choosing_run(str(tmp_path_factory.mktemp("root")), sampler_sql=ONLY_SHORT))
 
 
@@ -55,7 +55,7 @@ def biased(tmp_path_factory: pytest.TempPathFactory) -> duckdb.DuckDBPyConnectio
 def crowded(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[duckdb.DuckDBPyConnection, list[list[str]]]:
-    """A run with many copies and little capacity, and what its replay buffer held after each sync."""
+    """Return a run with many copies and little capacity, and the ids in its replay buffer after each sync."""
     held: list[list[str]] = []
 
     def remember(sync: int, buffer: DuckReplayBuffer) -> None:
@@ -112,7 +112,7 @@ def test_draws_of_abandoned_attempts_do_not_count_and_the_others_know_their_step
 
 
 def test_what_waits_and_what_entered_last_is_not_eligible(tmp_path: Path):
-    con = storage.connect(make_live_run(str(tmp_path)))  # step 4 is taken, sync 3 recorded
+    con = storage.connect(make_live_run(str(tmp_path)))  # after step 4 and the record of sync 3
     entered = "select max(step) filter (eligible), max(step) from selection"
     assert rows(con, entered) == [(2, 6)]
 
@@ -159,7 +159,7 @@ def test_a_buffer_that_is_built_again_draws_the_same_within_bounds(tmp_path: Pat
 
 
 def compared(con: duckdb.DuckDBPyConnection, measure: str) -> dict[str, tuple[float, float, float]]:
-    """Mean, difference and standard errors by set."""
+    """Return mean, difference and standard errors by set."""
     query = "select set, mean, difference, standard_errors from compare_selection() where measure = ?"
     return {name: rest for name, *rest in con.execute(query, [measure]).fetchall()}
 
@@ -188,7 +188,8 @@ def test_a_fair_choice_is_not_called_biased(measure: str, fair: duckdb.DuckDBPyC
 
 
 def test_a_policy_that_changes_over_time_is_no_bias(tmp_path: Path):
-    """Old responses have had more chances to be drawn, and are worse: of what entered together the choice is fair."""
+    """Old responses are worse and have had more chances to be drawn. Among responses that entered together, draws are
+    fair."""
     progress = iter(range(10**6))
     run = make_choosing_run(
         str(tmp_path), respond=lambda chance, n: ([chance.randrange(1 << 30)], float(next(progress)))
@@ -212,7 +213,7 @@ def test_differences_and_standard_errors_are_those_of_the_definition(biased: duc
         error = sums_P.std(ddof=1) * math.sqrt(len(sums_P))
         _, difference, standard_errors = compared(biased, "length")[name]
         assert difference == pytest.approx(sums_P.sum() / weight_B.sum(), abs=1e-9)
-        if name != "eligible":  # where all that entered by then is eligible, chance has no part
+        if name != "eligible":  # all rows that have entered are eligible, so there is no chance
             assert standard_errors == pytest.approx(sums_P.sum() / error)
 
 

@@ -1,4 +1,4 @@
-"""Files that appear whole, and locks of folders."""
+"""Files that appear whole or not at all, and locks of folders."""
 
 import os
 import threading

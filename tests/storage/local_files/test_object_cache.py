@@ -18,7 +18,7 @@ def digest(data: bytes) -> str:
 
 
 def keep(copies: Copies, data: bytes, *, used: int) -> None:
-    """As if it had been used last at that second."""
+    """Add a copy whose last use was at this second."""
     copies.keep(digest(data), data)
     os.utime(cache_folder("things") / digest(data), (used, used))
 
@@ -47,7 +47,7 @@ def test_what_was_used_longest_ago_makes_room():
     contents = [b"%d" % n * 30 for n in range(5)]
     for n in range(3):
         keep(copies, contents[n], used=n)
-    assert copies.read(digest(contents[0]))  # and so it is used now
+    assert copies.read(digest(contents[0]))  # so its last use is now
     copies.keep(digest(contents[3]), contents[3])
     assert [copies.read(digest(data)) is not None for data in contents] == [True, False, True, True, False]
     assert total() <= 100

@@ -1,4 +1,4 @@
-"""Scratch folders, of processes that end as they like."""
+"""Scratch folders are removed, however their processes end."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Copies shared by the processes of a machine: made once, and never removed under whoever uses them."""
+"""Copies shared by the processes of a machine: made once, and never removed while in use."""
 
 import fcntl
 import os
@@ -109,7 +109,7 @@ def test_what_another_process_uses_is_kept_until_it_ends(own_cache: Path):
 
 
 def test_the_three_copies_that_were_given_last_are_kept_whatever_others_are_asked_for(own_cache: Path):
-    """One that waits is still there while another is made from a third; asked for again, it is among the last ones."""
+    """A copy in use survives while two others are made. A new request puts a copy among the last ones again."""
 
     def given() -> list[str]:
         return sorted(path.name for path in (own_cache / "things").glob("[!.]*"))
@@ -180,5 +180,5 @@ def test_processes_that_load_versions_at_the_same_time_share_them(
     for thread in threads:
         thread.join()
     assert [process.returncode for process in roles] == [0] * 4
-    # A role that fell two versions behind the others may find that one is gone, and bring it again.
+    # A role that is two versions behind the others may find its version gone, and fetch it again.
     assert 20 <= sum(map(int, outputs)) < 40

@@ -27,7 +27,7 @@ on_s3 = pytest.mark.parametrize("root", ["moto", pytest.param("ceph", marks=pyte
 
 
 class Counting:
-    """A store that says what was asked of it."""
+    """A store that records the requests to it."""
 
     def __init__(self, store: Store):
         self.store = store
@@ -54,12 +54,12 @@ def counted(run: Run) -> tuple[Run, Counting]:
 
 @pytest.fixture(autouse=True)
 def _own_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue("root")  # which has a cache that all tests share
+    request.getfixturevalue("root")  # with a cache that all tests share
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "cache"))
 
 
 def round_of(seq: int, *, rows: int = 600, tokens: int = 20) -> list[Trajectory]:
-    """Several row groups, no two rows alike."""
+    """Make a round with several row groups, in which all rows differ."""
     rng = np.random.default_rng(seq)
     return [
         make_trajectory(
@@ -78,7 +78,7 @@ def round_of(seq: int, *, rows: int = 600, tokens: int = 20) -> list[Trajectory]
 
 
 def admit(run: Run, rounds: Sequence[Sequence[Trajectory]]) -> list[Shard]:
-    """The shards as a record would name them."""
+    """Append rounds, and return their shards as a record names them."""
     keys = [Trajectories(run).append(0, trajectories[0].round, trajectories) for trajectories in rounds]
     return [as_found(run, key, len(trajectories)) for key, trajectories in zip(keys, rounds, strict=True)]
 
@@ -163,7 +163,7 @@ def test_memory_holds_what_was_used_last_within_the_budget(run: Run):
     size = payload_bytes(run, shards[0])
     counting, store = counted(run)
     kept, before = make_payloads(counting, memory_bytes=3 * size + size // 2), pa.total_allocated_bytes()
-    for n in (0, 1, 2, 0, 3):  # 3 takes the place of 1
+    for n in (0, 1, 2, 0, 3):  # 3 displaces 1
         kept.fetch([(shards[n], 7)])
     assert pa.total_allocated_bytes() - before <= kept.limit
     assert len(store.read_bytes) == 4
@@ -204,7 +204,7 @@ def test_a_remote_shard_is_asked_for_once_on_this_machine(run: Run):
     rounds = [round_of(seq) for seq in range(3)]
     shards = admit(run, rounds)
     counting, store = counted(run)
-    for _ in range(2):  # two processes, so to speak, without memory
+    for _ in range(2):  # like two processes, both without memory
         fetched = make_payloads(counting, memory_bytes=0)
         for row in (0, 300):
             expected = [replace(rounds[n][row], trajectory_id=f"0/{n}/{row}") for n in range(3)]
@@ -249,7 +249,7 @@ def other_round(data: bytes) -> bytes:
 
 
 def anothers(data: bytes) -> bytes:
-    return data.replace(b"first", b"fir5t")  # as long, and every page is as it was
+    return data.replace(b"first", b"fir5t")  # of the same length, with all pages unchanged
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {

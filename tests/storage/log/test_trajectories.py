@@ -34,14 +34,14 @@ def renamed(**metadata: str) -> bytes:
 
 
 def no_text(name: str) -> bytes:
-    """A column of text with bytes that are none."""
+    """Return a text column with bytes that are not UTF-8."""
     offsets = pa.array([0, 2, 4, 6], pa.int32()).buffers()[1]
     column = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"\xff\xfe" * 3)])
     return encode(TABLE.set_column(TABLE.column_names.index(name), name, column))
 
 
 def with_steps(*ends: list[int], value: float = 0.5) -> bytes:
-    """The first rows divided at these places; the last has no steps."""
+    """Return rows whose steps end at these places; the last row has no steps."""
     columns = {"step_ends": [*ends, None], "step_values": [*([value] * len(it) for it in ends), None]}
     table = TABLE
     for name, values in columns.items():

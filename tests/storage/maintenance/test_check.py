@@ -1,4 +1,4 @@
-"""Whatever is damaged, missing, doubled or contradicts itself is found, and nothing that is merely under way."""
+"""The check finds everything that is damaged, missing, doubled or contradictory, and reports nothing in progress."""
 
 import hashlib
 import io
@@ -49,13 +49,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def whole(finished: Run, tmp_path: Path) -> Run:
-    """A copy of a finished run to be damaged."""
+    """Return a copy of a finished run that a test may damage."""
     return copy_run(finished, tmp_path)
 
 
 @pytest.fixture
 def parent(finished: Run, tmp_path: Path) -> Run:
-    """The same where forks can lie beside it."""
+    """Return a copy in a root of its own, in which forks can be made."""
     return copy_run(finished, tmp_path / "runs")
 
 
@@ -83,7 +83,7 @@ def flip(run: Run, key: str, place: float = 0.5) -> None:
 
 
 def found(findings: Findings, key: str, problem: str = "") -> bool:
-    """Whether something is said to be wrong with an object, in these words among others."""
+    """Return True if the check reports a problem of an object that contains these words."""
     return any(key in it.key and problem in it.problem for it in findings.problems)
 
 
@@ -183,7 +183,7 @@ def test_progress_ends_at_all_of_it(whole: Run):
 def test_a_run_that_is_compacted_meanwhile_is_clean(
     whole: Run, moment: str, drop_beyond: Eligibility | None, monkeypatch: pytest.MonkeyPatch
 ):
-    """Compacted before, and again by somebody else around each moment of the check."""
+    """The run is compacted, and another process compacts it again before or after a call in the check."""
     compact(whole, keep_checkpoints=2)
     for after in (False, True):
         run = copy_run(whole, Path(whole.url).with_name(f"after-{after}"))
@@ -494,7 +494,7 @@ def test_a_fork_that_its_parent_does_not_know_is_found(parent: Run):
     rewrite_json(parent, key, added="by a later version")
     assert check(run).ok
     fork(parent, 4, "another")
-    path_of(parent, layout.fork("another")).write_text("{")  # for which the parent answers
+    path_of(parent, layout.fork("another")).write_text("{")  # the parent is responsible for this object
     assert check(run).ok
     rewrite_json(parent, key, sync=1)
     assert found(check(run), layout.RUN, "its parent's record of it in forks/ says that it leaves it elsewhere")
@@ -595,7 +595,7 @@ def test_a_manifest_under_anothers_name_is_found(whole: Run):
 
 
 def test_an_admitted_shard_that_was_rewritten_whole_is_found(whole: Run):
-    """Readable, of the right schema and size of table: only its checksum tells."""
+    """The shard is readable, with the right schema and number of rows. Only its checksum is wrong."""
     key = layout.shard(0, 1)
     table = pq.read_table(io.BytesIO(whole.store.read(key)))
     rewards = pa.array([1.0 - reward for reward in table["reward"].to_pylist()])
@@ -624,6 +624,6 @@ def test_a_check_changes_nothing(whole: Run):
 
 
 def with_first(table: pa.Table, column: str, value: str) -> pa.Table:
-    """The table with one value of its first row changed."""
+    """Return the table with one value of its first row changed."""
     values = [value, *table[column].to_pylist()[1:]]
     return table.set_column(table.schema.get_field_index(column), column, pa.array(values))

@@ -1,5 +1,5 @@
-"""A run says the same before and after its shards are compacted, whoever reads it and whatever is killed; what has been
-given up on the way is known and refused by name."""
+"""A run gives the same answers before and after its shards are compacted, for every reader and after every kill.
+Payloads that were given up are known and refused by name."""
 
 import contextlib
 import shutil
@@ -57,7 +57,7 @@ def compacted(run: Run, *, keep: int = 1, drop_beyond: int | None = None, **rule
 
 
 def tables(run: Run, *, without: Sequence[str] = ()) -> dict[str, list[tuple]]:
-    """Every view, its rows in an order of their own."""
+    """Return the rows of every view, sorted."""
     found = {}
     with storage.connect(run) as con:
         for view in VIEWS:
@@ -102,7 +102,7 @@ def test_whoever_reads_a_compacted_run_finds_what_was_there(root: str):
     done = compacted(run)
     assert (done.upto, done.shards, done.left) == (Version(4, 2), 12, {})
     admitted = {shard.key for record in read_chain(run) for shard in record.shards}
-    assert not admitted & set(loose(run)) and len(loose(run)) == 2  # which wait
+    assert not admitted & set(loose(run)) and len(loose(run)) == 2  # shards that wait
     assert len(objects(run)) == 1
     assert tables(run) == before
     assert findings(run) == checked
@@ -147,7 +147,7 @@ def test_what_an_append_asks_for_does_not_grow_with_what_is_compacted(root: str,
     replayed(run).sync(LAST_SYNC + 1, step=100)
     save_checkpoint(run, LAST_SYNC + 1, step=100)
     compacted(run)
-    assert log.append(0, first + 3, make_shard({"train/0": [1.0]}, round=first + 3))  # its answer was lost
+    assert log.append(0, first + 3, make_shard({"train/0": [1.0]}, round=first + 3))  # as if its answer was lost
     with pytest.raises(Superseded, match="another incarnation"):
         log.append(0, first + 3, make_shard({"train/0": [0.0]}, round=first + 3))
     assert layout.shard(0, first + 3) not in loose(run)
@@ -264,7 +264,7 @@ def earlier_shard(path: Path) -> bytes:
 
 
 class Asked:
-    """A store that says which ranges of compactions were asked of it."""
+    """A store that records the requested ranges of compactions."""
 
     def __init__(self, store: Store):
         self.store = store
@@ -284,7 +284,7 @@ def asked(run: Run) -> tuple[Run, Asked]:
 
 
 def every_row(run: Run, *, disk_bytes: int) -> list:
-    """As a trainer reads them that has just started: first the light columns, then two rows of each shard."""
+    """Read rows like a trainer that has just started: first the light columns, then two rows of each shard."""
     shards = [shard for record in read_chain(run) for shard in record.shards]
     payloads = Payloads(run, memory_bytes=0, disk_bytes=disk_bytes)
     found: list = [table for _, table in payloads.reader.light(shards, COLUMNS)]
@@ -441,7 +441,7 @@ def test_a_compaction_that_is_killed_at_any_write_leaves_everything_and_the_next
     monkeypatch.setattr("storage.maintenance.compactor.SHARDS", 16)
     use_one_thread(monkeypatch)
     whole = make_run(root)
-    compacted(whole, keep=2)  # one is there, and is made again with others
+    compacted(whole, keep=2)  # an existing compaction, which is later replaced by a larger one
     before = tables(whole, without=PAYLOAD)
     draws = drawn(replayed(whole, capacity=CAPACITY), range(9, 20))
     finished = copy_run(whole, tmp_path / "finished")

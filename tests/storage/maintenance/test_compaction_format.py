@@ -1,4 +1,4 @@
-"""The bytes of a compaction's object, without a run."""
+"""The format of a compaction's object, tested without a run."""
 
 import pyarrow as pa
 import pytest

@@ -1,4 +1,4 @@
-"""A trainer that dies, or is overtaken by its successor, at any of its writes: nothing is lost, doubled or left."""
+"""A trainer dies, or its successor overtakes it, at any of its writes: nothing is lost, doubled or left over."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ SYNCS = 2
 
 
 def live(run: Run) -> None:
-    """The life of a trainer as far as storage sees it, with checkpoints at every sync of which one is kept."""
+    """Store what a trainer stores in its life, with a checkpoint at every sync, of which one is kept."""
     made, checkpoints = SyntheticRun.of(run), Checkpoints(run)
     attempt = claim_attempt(run)
     buffer, ledger = made.buffer(attempt.number), ParquetLedger(run, attempt.number)
@@ -69,7 +69,7 @@ def live(run: Run) -> None:
 
 
 def arrive(run: Run, sync: int) -> None:
-    """What searchers append before a sync, in processes of their own: a shard, unless it is there, and what is none."""
+    """Append a shard before a sync, unless it exists, and an object that is not a shard, as other processes do."""
     run = Run.open(run.url)
     version = Versions(run).newest()
     asked = [PROMPTS[(2 * sync + n) % len(PROMPTS)] for n in range(2)]
@@ -81,7 +81,7 @@ def arrive(run: Run, sync: int) -> None:
 
 
 def drawn(run: Run) -> dict[int, list[str]]:
-    """The trajectories of each step that counts, from the ledger of the chain."""
+    """Return the drawn trajectories of each step, from the ledgers of the chain."""
     found: dict[int, list[str]] = {}
     for span in chain(run):
         for sync in range(max(span.first_sync, 1), 1 + min(SYNCS, SYNCS if span.last_sync is None else span.last_sync)):
@@ -105,7 +105,7 @@ def again(run: Run, folder: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def unbroken(empty: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], dict[int, list[str]]]:
-    """At which of a trainer's writes something else begins, and what it draws."""
+    """Return the numbers of the trainer's writes at which another kind of write begins, and its draws."""
     run = again(empty, tmp_path_factory.mktemp("unbroken"))
     store = Watched(run.store, 0, lambda name, key: None)
     live(replace(run, store=cast(Store, store)))
@@ -116,7 +116,7 @@ def unbroken(empty: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[list
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No machine fails here, only processes."""
+    """Skip fsync: only processes fail here, not the machine."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 

@@ -1,4 +1,4 @@
-"""What was changed after it was written is named, and so is what was removed though something later names it."""
+"""The check names objects that were changed after they were written, and removed objects that a later object names."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def whole(finished: Run, tmp_path: Path) -> Run:
 
 
 def named(run: Run, key: str) -> list[str]:
-    """What a check says of an object, or of the folder whose manifest it is."""
+    """Return the problem that the check reports for an object, or for the folder of its manifest."""
     return [it.problem for it in check(run).problems if it.key in (key, key.removesuffix(layout.MANIFEST))]
 
 
@@ -120,7 +120,7 @@ def test_records_of_an_older_run_are_read_and_told_to_be_unverified(whole: Run):
     assert "records have no digest and are not verified" in notes
     assert "the ledger of 4 syncs has no digests" in notes
     assert f"{layout.prompts('train')} has no digest" in notes
-    claim_attempt(whole)  # goes on as ever
+    claim_attempt(whole)  # works as before
     assert read_entries(whole, 2, 1) and read_prompts(whole, "train")
 
 

@@ -1,4 +1,4 @@
-"""Whatever byte of a stored run is damaged, `tba check` names the object, or every answer stays the same.
+"""If any byte of a stored run is damaged, `tba check` names the object, or all answers stay the same.
 
 `benchmarks/flips.py` damages thousands of bytes in the same way."""
 
@@ -65,7 +65,7 @@ def test_the_parts_of_a_parquet_object_are_all_of_its_bytes():
 
 
 def other_byte(subject: Subject, run: str, key: str, text: bytes) -> Damage:
-    """A flip of one bit at the end of a text that an object holds."""
+    """Return a flip of one bit at the end of a text in an object."""
     data = open_store(subject.urls[run]).read(key)
     offset = data.index(text) + len(text) - 1
     return Damage(run, kind_of(key), key, "bit", offset=offset, old=data[offset], new=data[offset] ^ 1)

@@ -1,4 +1,4 @@
-"""Whatever lies in a store, its readers answer or name what is damaged: nothing else is raised, and nothing hangs."""
+"""For any bytes in a store, readers answer or name the damaged object. They never hang or raise another error."""
 
 import json
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Every place in a record, by the keys that lead there."""
+    """Yield every place in a record, as the keys that lead there."""
     yield above
     if isinstance(value, dict | list):
         for key in value if isinstance(value, dict) else range(len(value)):
@@ -65,7 +65,7 @@ def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def changed_record(data: bytes, draw: st.DataObject) -> bytes:
-    """With another value somewhere, or under another name."""
+    """Return a record with one value or one key changed."""
     record = json.loads(data)
     *above, last = draw.draw(st.sampled_from([it for it in places(record) if it]))
     inside = record
@@ -79,7 +79,7 @@ def changed_record(data: bytes, draw: st.DataObject) -> bytes:
 
 
 def changed_bytes(data: bytes, draw: st.DataObject) -> bytes:
-    """Cut off, replaced, or with other bytes here and there."""
+    """Return bytes that are truncated, replaced, or changed in some places."""
     kind = draw.draw(st.sampled_from(["cut", "other", "bytes"]))
     if kind == "cut" or not data:
         return data[: draw.draw(st.integers(0, max(0, len(data) - 1)))]

@@ -1,4 +1,4 @@
-"""What killed writers left goes after a day; what is younger, or of a living writer, or not ours at all, stays."""
+"""Leftovers of killed writers are removed after a day. Younger ones, those of living writers and foreign files stay."""
 
 import fcntl
 import os
@@ -30,11 +30,11 @@ STRANGERS = (
     ".hidden", ".name.0123456789ab.part", ".name.0123456789AB", ".name.0123456789a", ".name.0123456789abc",
     "name.0123456789ab", ".a b.0123456789ab", "..0123456789ab", ".lock",
 )  # fmt: skip
-"""Names that are almost those of our temporary files."""
+"""Names that are almost names of our temporary files."""
 
 
 def put_temporary(folder: Path, name: str, *, days: float) -> Path:
-    """Something that was written last so long ago."""
+    """Write a temporary file whose last write was `days` ago."""
     folder.mkdir(parents=True, exist_ok=True)
     (path := folder / name).write_bytes(b"half")
     then = time.time() - days * A_DAY
@@ -61,7 +61,7 @@ def test_of_a_folder_only_old_temporary_files_of_ours_are_removed(store: LocalSt
 
 @only_local
 def test_the_file_of_a_writer_that_lives_is_left_however_old_it_is(store: LocalStore):
-    """The writer waits for the lock of the folder, which somebody else holds."""
+    """The writer waits for the lock of the folder, which another process holds."""
     (folder := store.folder / "a").mkdir(parents=True)
     with (folder / ".lock").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -78,7 +78,7 @@ def test_the_file_of_a_writer_that_lives_is_left_however_old_it_is(store: LocalS
 
 @only_moto
 def test_of_a_bucket_only_uploads_that_have_rested_are_freed(store: Store):
-    """benchmarks/harness/moto_server.py tells of some that they began, or were sent, long ago."""
+    """benchmarks/harness/moto_server.py reports that some of them began, or were sent, long ago."""
     old, none = "a/begun-long-ago-sent-long-ago", "a/begun-long-ago"
     sent_lately, begun_lately = "b/begun-long-ago", "a/begun-now-sent-long-ago"
     for key in (old, sent_lately, begun_lately, "other/begun-long-ago-sent-long-ago"):
@@ -108,7 +108,7 @@ YOUNG = "trajectories/searcher=003/young"
 
 
 def leave(run: Run) -> None:
-    """What two writers of a searcher leave, one of them long ago."""
+    """Leave the uploads of two killed writers of a searcher, one of them long ago."""
     for key in (LEFT, YOUNG):
         begin_upload(run.store, key)
     if path := run.store.local_path(LEFT):

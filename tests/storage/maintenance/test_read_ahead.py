@@ -1,4 +1,4 @@
-"""Objects that are read ahead are the ones that were asked for, also where some of them are gone."""
+"""Reading ahead returns the requested objects, also if some of them are gone."""
 
 import random
 from pathlib import Path
@@ -12,7 +12,7 @@ from tba.errors import Missing
 
 
 class Counting:
-    """A remote store that counts how often it is asked."""
+    """A remote store that counts requests."""
 
     def __init__(self, store: Store):
         self.store, self.requests = store, 0

@@ -1,4 +1,4 @@
-"""A run goes on only with all that its records admit, and no name that a record has named is used again."""
+"""A run continues only if it has every shard that its records admit, and no name in a record is used again."""
 
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def flip(run: Run) -> None:
 
 
 def replace(run: Run) -> None:
-    """By the shard of another round, which is as good as any."""
+    """Replace the shard by a valid shard of another round."""
     Path(run.url, LOST).write_bytes(Path(run.url, layout.shard(0, 2)).read_bytes())
 
 

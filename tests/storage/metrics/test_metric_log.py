@@ -1,4 +1,4 @@
-"""Metrics reach W&B when asked, and whatever happens there never reaches the trainer.
+"""Metrics reach W&B if this is configured, and failures there never affect the trainer.
 
 A trainer is a process here, so that what it leaves behind when it ends is part of the test.
 """
@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def train(run: Run, mode: str, *steps: int, patience: float = 30.0, **environment: str) -> str:
-    """A trainer that does nothing but write metrics; what it said on standard error."""
+    """Run a trainer that only writes metrics, and return its standard error."""
     arguments = [run.url, mode, str(patience), *map(str, steps)]
     variables = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ".", "DO_NOT_TRACK": "1", "WANDB_API_KEY": "0" * 40}
     done = subprocess.run(
@@ -119,7 +119,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(run: Run):
 def test_a_run_without_wandb_is_rebuilt_from_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Each step once, also of a run whose trainer took steps again, with what the views say of it."""
+    """Each step is there once, with the values of the views, even if a trainer has repeated steps."""
     for name, value in {"DO_NOT_TRACK": "1", "HOME": str(tmp_path), "TBA_CACHE": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
     run = make_run(str(tmp_path / "root"))

@@ -1,4 +1,4 @@
-"""Rows of a data set from wherever they lie."""
+"""Rows of a data set from every kind of place."""
 
 import json
 import random
@@ -60,7 +60,7 @@ def test_a_path_is_taken_as_it_is_but_for_stars(tmp_path: Path):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_only_the_fields_that_are_asked_for_are_read(tmp_path: Path, suffix: str):
-    """A column of tokens would be a hundred times the text."""
+    """A column of tokens would be a hundred times as large as the text."""
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
     (tmp_path / "rows.jsonl").write_bytes(lines(ROWS))
     found = read_rows(str(tmp_path / f"rows.{suffix}"), fields=("answer", "none"))

@@ -1,4 +1,4 @@
-"""What differs between two files of one size, and the file again."""
+"""The difference between two files of the same size, and the file made again from it."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def files(folder: Path, base: bytes, file: bytes) -> tuple[Path, Path, Path, Pat
 
 
 def there_and_back(folder: Path, base: bytes, file: bytes) -> bytes:
-    """What is stored, of which docs/storage.md says how it comes about."""
+    """Make and apply a difference. Return its stored bytes, in the format of docs/storage.md."""
     old, new, difference, again = files(folder, base, file)
     deltas.write(old, new, difference)
     deltas.apply(old, difference, again)
@@ -48,7 +48,7 @@ def test_a_file_comes_back_whatever_it_and_its_base_are(
 
 
 def test_weights_of_which_few_changed_take_a_small_part_of_their_bytes(tmp_path: Path):
-    """More than a piece of them, and no whole number of anything."""
+    """The files are larger than one piece, and their size is odd."""
     chance = np.random.default_rng(0)
     base = chance.integers(0, 2**16, 2**21 + 9, dtype=np.uint16)
     file = base ^ (chance.random(len(base)) < 0.01)

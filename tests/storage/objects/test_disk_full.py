@@ -1,4 +1,4 @@
-"""A disk without room: a clear error that names the object, nothing by halves, and once there is room all goes on."""
+"""A full disk gives a clear error that names the object, and leaves nothing half-written. With room, work continues."""
 
 import os
 import subprocess
@@ -90,7 +90,7 @@ def test_a_download_without_room_leaves_nothing_and_says_where(disk: Disk, tmp_p
 
 
 def test_a_file_larger_than_a_process_may_write_is_an_error_that_names_it(tmp_path: Path):
-    """For which nobody needs a disk of his own."""
+    """This needs no small disk: a process limit on file sizes does the same."""
     script = (
         "import resource, sys\n"
         "from storage.objects.local_store import LocalStore\n"
@@ -111,7 +111,7 @@ def test_a_file_larger_than_a_process_may_write_is_an_error_that_names_it(tmp_pa
 
 @pytest.fixture
 def made(disk: Disk) -> SyntheticRun:
-    """After its first sync."""
+    """Return a run after its first sync."""
     made = SyntheticRun(str(disk.folder), "first").begin()
     made.buffer(1).sync(0, step=0)
     return made
@@ -194,7 +194,7 @@ def test_whatever_is_written_without_room_is_not_there_by_halves_and_can_be_writ
     layer: Callable[[SyntheticRun, Path], Callable[[], object]],
     key: str,
 ):
-    """With ever more room, so that ever later writes of it fail."""
+    """The room grows from try to try, so that each time a later write fails."""
     (tmp_path / "source").mkdir()
     act = layer(made, tmp_path / "source")
     stored = what_is_complete(made.run)
@@ -217,7 +217,8 @@ def test_whatever_is_written_without_room_is_not_there_by_halves_and_can_be_writ
 
 
 def what_is_complete(run: Run) -> Any:
-    """Whatever counts: versions and checkpoints once they have a manifest, a ledger by its record, records by name."""
+    """Return everything that is complete: versions and checkpoints with a manifest, ledgers with a record, and
+    records."""
     names = [entry.key for entry in run.store.list()]
     parts = (layout.VERSIONS, layout.CHECKPOINTS, layout.DRAWS, layout.STEPS, layout.EVENTS, "control/probe/")
     whole = [name for name in names if not name.startswith(parts) or name.endswith(layout.MANIFEST)]
@@ -254,7 +255,7 @@ def test_an_event_without_room_is_logged_and_stops_nobody(
 
 @pytest.fixture
 def remote(disk: Disk, moto: Server, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """With the cache on the small disk."""
+    """Return a remote store, with the cache on the small disk."""
     monkeypatch.setenv("TBA_CACHE", str(disk.folder / "cache"))
     return open_store(s3_root(moto, monkeypatch), deadline=20)
 
@@ -278,7 +279,7 @@ def weights_and_parts(disk: Disk) -> list[str]:
 
 
 def test_a_cache_without_room_is_an_error_that_names_what_did_not_fit(disk: Disk, remote: Store, tmp_path: Path):
-    """But for who publishes: then nobody finds the version there."""
+    """Publishing succeeds, but then the version is not in the cache."""
     made = SyntheticRun(remote.url, "first").begin()
     Path(tmp_path, "weights").mkdir()
     Path(tmp_path, "weights", "model.safetensors").write_bytes(os.urandom(25 * PAGE))

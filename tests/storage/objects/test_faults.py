@@ -1,5 +1,5 @@
-"""What becomes of an operation, and of a whole job, when network and server fail: right in the end, or a clear error
-and nothing by halves."""
+"""Operations and whole jobs while network and server fail: the result is right in the end, or there is a clear error
+and nothing half-written."""
 
 import os
 import random
@@ -43,11 +43,11 @@ from tests.support.faults.uploads import begin_upload
 from tests.support.storage.synthetic import EVERY, PROMPTS, SyntheticRun, fill
 
 FAULTS: tuple[Fault, ...] = tuple(fault for fault in get_args(Fault) if fault not in ("pass", "stale"))
-PART = 5 << 20  # the least that a server takes as a part
+PART = 5 << 20  # the smallest part that a server accepts
 
 
 class Faulty(NamedTuple):
-    """A store that is reached through a proxy, and what lies behind it."""
+    """A store that is reached through a proxy, and the same store behind the proxy."""
 
     store: Store
     proxy: Proxy
@@ -72,7 +72,7 @@ def bad(moto: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
 
 # --- one operation ----------------------------------------------------------------------------------------------------
-# Each does its work on a key that nobody else uses, and looks at what came of it.
+# Each operation works on its own key and checks the result.
 
 
 def create(bad: Faulty, key: str) -> None:
@@ -205,7 +205,7 @@ OPERATIONS: list[tuple[Callable[[Faulty, str], None], Operation]] = [
 NAMES = [f"{getattr(act, '__name__', 'upload_parts')}-{asks}" for act, asks in OPERATIONS]
 
 FLAWLESS: set[tuple[Operation, Fault]] = {("uploads", "empty")}
-"""Where not every server's own answer could be told from that."""
+"""Faults that look like the regular answer of some servers."""
 
 
 SAMPLED = 4
@@ -253,7 +253,7 @@ def test_a_write_that_is_given_up_names_the_key_and_leaves_all_or_nothing(bad: F
             with pytest.raises(StorageError, match=rf"{key}: .* \(tried for 0.8 s\)"):
                 write(store, key, bad.folder / "source")
             bad.proxy.plan = []
-            if fault != "cut" and asks in ("put", "complete"):  # it was done, or will be in a moment
+            if fault != "cut" and asks in ("put", "complete"):  # the write has been done, or soon will be
                 while not bad.behind.exists(key):
                     time.sleep(0.01)
                 assert bad.behind.read(key) == (bad.folder / "source").read_bytes()
@@ -328,7 +328,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(bad: Faulty, caplog: py
 
 
 def compete(bad: Faulty, write: Callable[[str, bytes], object]) -> None:
-    """Two write at once, key after key: one of them has won, and each knows which."""
+    """Let two writers write each key at once. One of them wins, and both know which."""
     bad.proxy.operations = ("put", "head", "get")
     together = threading.Barrier(2)
 
@@ -389,7 +389,7 @@ def test_a_lease_whose_renewal_was_given_up_and_arrived_all_the_same_is_still_he
 
 @pytest.fixture
 def stale(bad: Faulty) -> Faulty:
-    """No listing shows what has just been created."""
+    """Let listings hide objects that have just been created."""
     bad.proxy.operations = ("list",)
     bad.proxy.at_random(0, 1.0, ["stale"])
     return bad
@@ -443,7 +443,7 @@ def test_a_checkpoint_of_an_attempt_that_a_listing_does_not_show_yet_is_not_give
     for key in (layout.draws(1, 2), layout.steps(1, 2)):
         run.store.create(key, b"what it needs")
     Checkpoints(run).save(1, 2, EVERY, bad.folder / "weights")
-    bad.proxy.plan = ["stale", *["pass"] * 20]  # that of attempts
+    bad.proxy.plan = ["stale", *["pass"] * 20]  # the listing of attempts
     Checkpoints(run).prune(1)
     assert Checkpoints(run).complete() == [Version(1, 2)]
 
@@ -459,7 +459,7 @@ def test_a_round_that_a_listing_does_not_show_yet_is_not_taken_again(stale: Faul
 
 
 def outcome(run: Run) -> dict[str, list[tuple]]:
-    """What a job leaves, but for times."""
+    """Return the results of a job, except times."""
     asked = {
         "draws": "from draws_all select * exclude (advantage, residual, log_z, logp, ref_logp) order by all",
         "trajectories": "select trajectory_id, content_hash, sync from trajectories order by all",
@@ -477,7 +477,7 @@ def unhurt(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def do_job(root: str) -> Run:
-    """Two searchers and two attempts of a trainer, all that they store, and what is given up."""
+    """Store everything that two searchers and two attempts of a trainer store, and give up some of it."""
     made = SyntheticRun(root, "first")
     with HeldLease(made.run, "searcher-000", every=0.05) as searcher, HeldLease(made.run, "trainer", every=0.05):
         made.finish()
@@ -516,7 +516,8 @@ def search(run: Run, searcher: int) -> None:
 
 
 def train(run: Run) -> None:
-    """Beside two searchers, from the first version to the last sync, and everything given up as early as can be."""
+    """Train with two searchers at the same time, from the first version to the last sync, and give up everything
+    early."""
     made, checkpoints, attempt = SyntheticRun.of(run), Checkpoints(run), claim_attempt(run).number
     buffer, ledger = made.buffer(attempt), ParquetLedger(run, attempt)
     made.publish(Version(0, attempt))
@@ -531,7 +532,7 @@ def train(run: Run) -> None:
             for record in records:
                 fetched = buffer.fetch(record.draws)
                 assert fetched.prompt_ids == [draw.prompt_id for draw in record.draws]
-                found = fetched.response_tokens.elements_N.reshape(-1, 4)  # they begin with searcher and round
+                found = fetched.response_tokens.elements_N.reshape(-1, 4)  # responses begin with searcher and round
                 drawn = [draw.trajectory_id.split("/") for draw in record.draws]
                 assert found[:, :2].tolist() == [[int(searcher), int(round)] for searcher, round, _ in drawn]
             if sync == SYNCS:
@@ -574,7 +575,7 @@ def test_a_job_whose_listings_are_behind_loses_and_doubles_nothing(
         again.sync(sync, step=sync * EVERY)
         draws += [draw for step in (1, 2) for draw in again.draw(sync * EVERY + step)]
     assert ledger == [(it.step, it.slot, it.trajectory_id, it.branch, it.weight) for it in draws]
-    Checkpoints(run).prune(1)  # whose listing is not behind
+    Checkpoints(run).prune(1)  # this listing is not stale
     assert Checkpoints(run).complete() == [Version(SYNCS, 1)]
     Versions(run).prune(keep=2, every=SYNCS)
     assert Versions(run).complete() == [Version(n, 1) for n in (0, SYNCS - 1, SYNCS)]

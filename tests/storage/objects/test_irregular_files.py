@@ -1,4 +1,4 @@
-"""Only regular files are objects: what else lies under the name of one is not opened, and is told of."""
+"""Only regular files are objects. Any other file under the name of an object is reported and not opened."""
 
 import os
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def run(finished: Run, tmp_path: Path) -> Run:
-    """A copy of a finished run to be changed."""
+    """Return a copy of a finished run that a test may change."""
     return copy_run(finished, tmp_path)
 
 
@@ -152,7 +152,7 @@ def test_no_role_waits_for_it(run: Run, kind: Kind):
 
 @each_kind
 def test_a_version_that_holds_it_in_the_place_of_an_empty_file_is_damaged(run: Run, tmp_path: Path, kind: Kind):
-    """Neither has any bytes."""
+    """Both the empty file and the irregular file have no bytes."""
     (folder := tmp_path / "weights").mkdir()
     (folder / "empty").touch()
     version = Version(9, 2)

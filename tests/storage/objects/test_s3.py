@@ -1,4 +1,4 @@
-"""What a store on S3 promises beyond others: it survives a network, and shows no secrets."""
+"""Additional promises of a store on S3: it survives failures of the network, and shows no secrets."""
 
 import os
 import socket
@@ -137,7 +137,7 @@ def test_a_server_that_stays_away_is_given_up_at_the_deadline_with_the_key_at_fa
         with pytest.raises(StorageError, match="some/key"):
             store.create("some/key", b"x")
         assert proxy.seen > 1
-    with pytest.raises(StorageError, match="some/key"):  # nobody listens there any more
+    with pytest.raises(StorageError, match="some/key"):  # the server no longer listens
         store.read("some/key")
 
 

@@ -1,4 +1,4 @@
-"""Answers of an S3 server: which are final, and which are not whole."""
+"""Answers of an S3 server: which errors are final, and which answers are incomplete."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What every store promises, asked of a folder, of a simulated S3 and of a real one."""
+"""Promises of every store, tested on a folder, a simulated S3 and a real one."""
 
 import os
 import string
@@ -21,7 +21,7 @@ from tba.errors import AlreadyExists, ConfigError, Conflict, Missing, StorageErr
 from tests.support.faults.uploads import begin_upload, only_s3
 
 only_local = pytest.mark.parametrize("root", ["local"], indirect=True)
-# A store outlives one example of hypothesis; the examples use keys of their own.
+# A store is shared by the examples of hypothesis; each example uses its own keys.
 examples = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 parts = st.text(string.ascii_letters + string.digits + "_=.@+-", min_size=1, max_size=20).filter(
@@ -39,7 +39,7 @@ def won(action: Callable[[], object]) -> bool:
 
 
 def race(racers: int, action: Callable[[int], object]) -> list[int]:
-    """Who won, of several that act at once."""
+    """Let several threads act at once, and return which of them won."""
     with ThreadPoolExecutor(racers) as pool:
         results = list(pool.map(lambda racer: won(lambda: action(racer)), range(racers)))
     return [racer for racer, result in enumerate(results) if result]
@@ -351,7 +351,7 @@ def test_content_is_durable_before_its_name_and_its_name_before_the_write_return
 ):
     (tmp_path / "source").write_bytes(b"content")
     tag = store.replace("folder/name", b"before", tag=None) if write == "replace again" else None
-    store.create("folder/other", b"")  # so that no folder is new
+    store.create("folder/other", b"")  # so that the folder exists before
     done: list[tuple[str, str]] = []
 
     def recorded(call: str, place: int) -> None:

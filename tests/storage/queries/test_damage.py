@@ -1,4 +1,5 @@
-"""Damage of one object stops no query and hides no other object, and every bit of it is a row of the view `damage`."""
+"""Damage to one object stops no query and hides no other object. The view `damage` has a row for each damaged
+object."""
 
 import json
 import shutil
@@ -33,7 +34,7 @@ PRUNED = (Version(1, 1), Version(3, 1))
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Read by many tests, changed by none."""
+    """Return a finished run that many tests read and none changes."""
     run = make_run(str(tmp_path_factory.mktemp("root")))
     for version in PRUNED:
         prune_version(run, version)
@@ -42,7 +43,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def before(finished: Run) -> dict[str, int]:
-    """How many rows each view has without damage."""
+    """Return the number of rows of each view without damage."""
     with storage.connect(finished) as con:
         return counts(con)
 
@@ -59,7 +60,7 @@ def own_cache(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counts(con: duckdb.DuckDBPyConnection) -> dict[str, int]:
-    """Every view is read from end to end."""
+    """Read every view completely, and return the number of its rows."""
     return {view: len(con.execute(f"from {view}").fetchall()) for view in VIEWS if view != "damage"}
 
 
@@ -106,14 +107,15 @@ def test_another_object_under_the_name_of_an_admitted_shard_is_joined_to_no_draw
 
 def test_an_admitted_shard_of_the_same_size_with_other_content_is_damaged(whole: Run):
     flip(path_of(whole, layout.shard(0, 1)), 400)
-    assert damage_of(whole) == {layout.shard(0, 1): "has other content than its record says (sha256 differs)"}
+    differs = "does not have the content that its record promises (sha256 differs)"
+    assert damage_of(whole) == {layout.shard(0, 1): differs}
 
 
 def test_what_lies_beyond_the_bound_is_compared_by_size_alone_unless_all_is_asked_for(
     whole: Run, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(remembered_reads, "MOST_BYTES", 0)
-    flip(path_of(whole, layout.shard(0, 0)), 41)  # in a page of rows
+    flip(path_of(whole, layout.shard(0, 0)), 41)  # a byte in a page of rows
     path_of(whole, layout.shard(0, 1)).write_bytes(b"short")
     path_of(whole, layout.draws(2, 1)).write_bytes(b"")
     sized = {layout.shard(0, 1), layout.draws(2, 1)}
@@ -139,7 +141,7 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(whole: Run, monkeypat
         return sha256_of_file(path)
 
     told: list[dict[str, str]] = []
-    for _ in range(3):  # each as another process would
+    for _ in range(3):  # each time like a new process
         memory = RememberedReads(whole.url)
         told.append(memory.ask("sha256", paths, reader))
         memory.save()
@@ -254,7 +256,7 @@ def test_a_fork_that_replays_misses_what_its_parent_has_compacted_and_lost(tmp_p
 
 @pytest.mark.parametrize("folder", [layout.TRAJECTORIES, layout.COMPACTIONS, layout.PROMPTS])
 def test_what_is_compacted_while_it_is_looked_at_is_no_damage(before: dict[str, int], whole: Run, folder: str):
-    """Between the listing of a folder and the look at what is in it."""
+    """The compaction comes between the listing of a folder and the reading of its objects."""
     compact(whole, keep_checkpoints=2)
 
     class Live:
@@ -358,7 +360,7 @@ def test_a_damaged_record_of_a_parent_leaves_the_fork_with_everything_else(
         assert {key for (key,) in con.execute("select key from damage").fetchall()} == {lost, layout.retention(1)}
         after = counts(con)
     assert (after["steps"], after["syncs"]) == (before["steps"], before["syncs"] - 1)
-    assert after["trajectories"] == before["trajectories"] - 2 * 2 * S  # nobody knows that they are the parent's
+    assert after["trajectories"] == before["trajectories"] - 2 * 2 * S  # without the record, their owner is unknown
 
 
 # --- remote runs ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What an earlier run tells of its prompts, and which of ours a condition on it chooses."""
+"""Difficulty of prompts in an earlier run, and the choice of prompts by a condition on it."""
 
 from pathlib import Path
 

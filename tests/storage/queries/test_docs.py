@@ -1,4 +1,4 @@
-"""The pages describe what there is: every view and macro, every column with its type, and every folder."""
+"""The pages describe every view and macro, every column with its type, and every folder."""
 
 import re
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_every_column_of_a_view_has_a_meaning(view: str, con: duckdb.DuckDBPyCon
 
 @pytest.mark.parametrize("macro", MACROS)
 def test_what_is_said_of_a_macro_fits_it(macro: str, con: duckdb.DuckDBPyConnection):
-    """Of each parameter something; of columns nothing that is not there."""
+    """The description of a macro names all of its parameters, and no column that does not exist."""
     name = macro.partition("(")[0]
     query = "select parameters from duckdb_functions() where function_name = ? and function_type = 'table_macro'"
     parameters = con.execute(query, [name]).fetchone()

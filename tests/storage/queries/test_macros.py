@@ -1,4 +1,4 @@
-"""The questions that are asked of every run: each macro against what the views say."""
+"""Macros answer the usual questions about a run; their results are compared with the views."""
 
 import json
 from itertools import combinations
@@ -101,7 +101,7 @@ def test_there_are_no_duplicates_where_all_differ(con: duckdb.DuckDBPyConnection
 
 def test_versions_are_compared_in_standard_errors(con: duckdb.DuckDBPyConnection):
     query = "select version, value, error, gain, change_in_errors from compare_versions('greedy')"
-    before, half, last = rows(con, query)  # 0.25, 0.5, 0.75 of 100
+    before, half, last = rows(con, query)  # scores 0.25, 0.5 and 0.75, with n = 100
     assert before == (0, 0.25, pytest.approx((0.25 * 0.75 / 100) ** 0.5), 0.0, None)
     assert half[3:] == (0.25, pytest.approx(0.25 / (0.25 * 0.75 / 100 + 0.5 * 0.5 / 100) ** 0.5))
     assert last[3] == 0.5
@@ -161,7 +161,7 @@ def test_stale_draws_are_counted_by_step(con: duckdb.DuckDBPyConnection):
 
 
 def test_drift_is_the_trainers_log_probability_minus_the_searchers(tmp_path: Path):
-    """Here the trainer says 0 of every response, and the searchers -0.5 of each token."""
+    """In this run, the trainer's log-probability of each response is 0, and the searchers' is -0.5 per token."""
     con = storage.connect(make_choosing_run(str(tmp_path)))
     lengths = np.array(rows(con, "select length from draws join trajectories using (trajectory_id)"), dtype=float)
     draws, mean, greatest, of_token, share = rows(

@@ -1,4 +1,4 @@
-"""A run as tables: what the views promise, and what a query cannot do."""
+"""A run as tables: the promises of the views, and the limits of queries."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ from tests.support.storage.view_names import MACROS, VIEWS
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Read by many tests, changed by none."""
+    """Return a finished run that many tests read and none changes."""
     return make_run(str(tmp_path_factory.mktemp("root")))
 
 
@@ -66,13 +66,13 @@ def first_half(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def whole(finished: Run, tmp_path: Path) -> Run:
-    """A copy of a finished run to be changed."""
+    """Return a copy of a finished run that a test may change."""
     return copy_run(finished, tmp_path)
 
 
 @pytest.fixture
 def live(first_half: Run, tmp_path: Path) -> Run:
-    """A copy of a run that is under way."""
+    """Return a copy of a live run."""
     return copy_run(first_half, tmp_path)
 
 
@@ -156,7 +156,7 @@ def test_trajectories_are_read_as_they_were_written(finished: Run, con: duckdb.D
     table = pq.read_table(finished.store.local_path(layout.shard(1, 2)))
     stored = con.sql("from trajectories where searcher = 1 and seq = 2 order by prompt_id, slot").to_arrow_table()
     for name in table.column_names:
-        if name != "created_at":  # without its zone
+        if name != "created_at":  # without its time zone
             assert stored[name].to_pylist() == table[name].to_pylist()
 
 
@@ -481,7 +481,7 @@ def test_copies_of_runs_that_nobody_asks_for_are_forgotten(root: str, cache: Pat
 
 
 class Behind:
-    """A store whose listings go on showing what has been deleted."""
+    """A store whose listings still show deleted objects."""
 
     def __init__(self, store: Store):
         self.store, self.gone = store, set[Entry]()
@@ -647,7 +647,7 @@ HOSTILE = (
 def test_a_query_reads_and_writes_no_file(query: str, finished: Run, con: duckdb.DuckDBPyConnection, tmp_path: Path):
     (tmp_path / "secret.csv").write_text("a,b\n1,2\n")
     before, run = fingerprint(tmp_path), fingerprint(Path(finished.url))
-    secret = pa.table({"a": [1]})  # DuckDB looks for Python variables in the frame that executes: it must be this one
+    secret = pa.table({"a": [1]})  # local, because DuckDB finds only Python variables of the calling frame
     if query == "select * from secret":
         assert duckdb.connect().execute(query).fetchall() == [(1,)]
     with pytest.raises(duckdb.Error):
@@ -672,7 +672,7 @@ HARMLESS = (
 
 
 def test_what_is_not_refused_leaves_nothing_and_the_process_lives(finished: Run, tmp_path: Path, cache: Path):
-    """In another process, with something to read on standard input."""
+    """The queries run in another process, whose standard input has something to read."""
     script = """
 import sys
 import duckdb, storage

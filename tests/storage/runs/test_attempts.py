@@ -1,4 +1,4 @@
-"""Attempts: which checkpoint each continues, and whose ledger counts."""
+"""Attempts: which checkpoint each continues, and which attempt's ledger counts."""
 
 import secrets
 from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +80,7 @@ def test_a_restart_without_any_checkpoint_begins_anew(run: Run):
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lives=st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=6))
 def test_each_sync_belongs_to_exactly_one_attempt_of_the_chain(root: str, tmp_path: Path, lives: list[list[int]]):
-    """Each life of the trainer is the distances between the checkpoints it makes before it dies."""
+    """Each life of the trainer is a list of the distances between the checkpoints that it makes before it dies."""
     name = secrets.token_hex(4)
     run = Run.create(f"{root}/{name}", "r", config={}, sampler_sql="", code_version="test")
     owner = dict.fromkeys(range(40), 0)
@@ -123,7 +123,7 @@ def test_a_claim_that_races_pruning_goes_on_from_the_checkpoint_that_is_left(
     spans = chain(run)
 
     def prune() -> None:
-        """The trainer before, which does not know yet that it is superseded."""
+        """Prune like the trainer before, which does not know yet that it is superseded."""
         monkeypatch.undo()
         save(run, tmp_path, 8, 1)
         monkeypatch.setattr("storage.runs.attempts.chain", lambda run: spans)
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_the_caller_refuses_is_passed_over(run: Run, tmp_path:
 
 @local
 def test_where_all_that_an_attempt_led_to_is_damaged_the_chain_without_it_is_gone_on_from(run: Run, tmp_path: Path):
-    """Attempt 2 continued checkpoint 2, as 4 was damaged; 4 has been restored since."""
+    """Attempt 2 continued checkpoint 2, because checkpoint 4 was damaged. Then checkpoint 4 has been restored."""
     claim_attempt(run)
     for sync in (2, 4):
         save(run, tmp_path, sync, 1)
@@ -288,7 +288,7 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read_is_not_called_damaged(
     local_copy = manifest_folders.local_copy
 
     def prune(*_: object, **__: object) -> Path:
-        """The trainer before, which has a newer one."""
+        """Prune like the trainer before, which has a newer checkpoint."""
         monkeypatch.setattr("storage.objects.manifest_folders.local_copy", local_copy)
         save(run, tmp_path, 4, 1)
         manifest_folders.remove(run.store, layout.checkpoint(Version(2, 1)))

@@ -1,4 +1,4 @@
-"""The wanted state of a run."""
+"""The desired state of a run."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""A fork shares what its parent had stored by a step, adds its own, and neither harms the other."""
+"""A fork shares what its parent had stored by a step, and adds its own objects. Neither run harms the other."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -113,7 +113,7 @@ def test_what_the_parent_stores_later_is_not_the_forks(root: str):
     again = parent.buffer(2)
     again.replay(2)
     parent.take_syncs(2, range(3, 5), again)
-    # Another look at the run: what is inherited does not depend on when it is asked.
+    # Inherited objects do not depend on when the run is opened.
     assert {entry.key for entry in Run.open(run.url).store.list()} == seen
 
 
@@ -158,7 +158,7 @@ def test_a_fork_of_a_fork(root: str):
     )
     assert [record.sync for record in read_chain(second)] == [0, 1, 2, 3]
     assert {second.writer_of(layout.sync(n)) for n in range(5)} == {parent.name, first.name, second.name}
-    assert Checkpoints(second).complete() == [Version(2, 1)]  # that of sync 3 it keeps itself
+    assert Checkpoints(second).complete() == [Version(2, 1)]  # the fork itself keeps the checkpoint of sync 3
     assert second.store.exists(layout.steps(3, 3)) and not second.store.exists(layout.steps(4, 3))
 
 
@@ -226,7 +226,7 @@ def test_a_checkpoint_that_was_spared_for_a_fork_can_be_started_from_again(root:
     go_on(fork(parent, 2, "two"), 2)
     go_on(fork(Run.open(layout.run_url(root, "one")), 2, "of-the-fork"), 2)
     for made in (layout.fork("one"), layout.fork("two")):
-        parent.store.delete(made)  # it is given up
+        parent.store.delete(made)  # the fork is given up
     assert Checkpoints(parent).prune(1) == [Version(2, 1)]
 
 
@@ -256,7 +256,7 @@ def test_no_fork_starts_from_a_checkpoint_that_is_about_to_be_removed(
 
 
 def at_giving_up(patch: pytest.MonkeyPatch, happen: Callable[[], object]) -> None:
-    """Once, before the next record of it."""
+    """Call `happen` once, before the next retention record."""
     give_up: Callable = retention.give_up
 
     def meanwhile(*arguments, **named) -> int:
@@ -388,7 +388,7 @@ def test_what_has_entered_the_buffer_of_a_replay_is_not_gone_through_again(root:
 
     admitted = Asked()
     for sync in range(LAST_SYNC + 1):
-        for step in (sync * EVERY, sync * EVERY):  # a record that was not stored is made again
+        for step in (sync * EVERY, sync * EVERY):  # the second time, the record that was not stored is made again
             assert recording.arrivals(step, admitted) == sorted(shards[sync], key=lambda it: (it.searcher, it.seq))
         admitted.update((named(it), it) for it in shards[sync])
     names.clear()

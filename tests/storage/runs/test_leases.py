@@ -1,4 +1,4 @@
-"""Leases: one holder at a time, who hears what is wanted."""
+"""Leases: one holder at a time, which hears the desired state of the run."""
 
 import json
 import time
@@ -33,7 +33,7 @@ def eventually(condition: Callable[[], bool], *, within: float = 20.0) -> None:
 
 
 def check_until(lease: HeldLease, error: type[Exception], match: str) -> None:
-    """The next checks raise this, after some time."""
+    """Check until the lease raises this error."""
 
     def raised() -> bool:
         try:
@@ -96,7 +96,7 @@ def test_a_run_that_is_to_stop_stops_its_roles(run: Run):
         change_state(run, desired="stop", why="enough")
         check_until(held, Stopped, "enough")
         before = counter(run, "searcher-001")
-        eventually(lambda: counter(run, "searcher-001") > before)  # still alive while it tidies up
+        eventually(lambda: counter(run, "searcher-001") > before)  # still renewed while the role cleans up
 
 
 def test_a_state_that_is_gone_wants_nothing_else_than_before(run: Run):
@@ -312,7 +312,7 @@ def test_a_lease_that_is_damaged_while_it_is_held_is_written_again_by_its_holder
 
 @local
 def test_of_two_lives_the_higher_one_keeps_a_lease_that_was_damaged(run: Run):
-    old = HeldLease(run, "trainer", every=60.0)  # renews once, when it is closed
+    old = HeldLease(run, "trainer", every=60.0)  # renewed only once, at its close
     Events(run, "trainer", old.life).write("started", "the first")
     new = HeldLease(run, "trainer", every=60.0)
     Events(run, "trainer", new.life).write("started", "the second")

@@ -1,4 +1,4 @@
-"""A run's folder, and how it is found again."""
+"""A run's folder, and how it is opened again."""
 
 import json
 from pathlib import Path

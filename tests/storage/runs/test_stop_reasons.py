@@ -1,4 +1,4 @@
-"""Why a role has to stop, and how it gives signs of life."""
+"""The reasons for which a role has to stop, and how often its lease shows that it is alive."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Checkpoints: complete, with their ledger, or not at all."""
+"""Checkpoints are complete, with their ledger, or do not exist."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_pruning_keeps_the_newest_of_the_chain(run: Run, tmp_path: Path):
     for sync in (2, 4, 6):
         save(run, tmp_path, sync, 1)
     claim_attempt(run)
-    save(run, tmp_path, 8, 1)  # nobody continues this one
+    save(run, tmp_path, 8, 1)  # no attempt continues this checkpoint
     save(run, tmp_path, 8, 2)
     removed = Checkpoints(run).prune(keep=2)
     assert Checkpoints(run).complete() == [Version(6, 1), Version(8, 2)]

@@ -54,7 +54,7 @@ def test_a_version_that_is_taken_again_after_a_crash_is_still_to_be_scored(tmp_p
     assert Version(LAST_SYNC, 1) in Evaluations(made.run).done()
     manifest_folders.remove(
         made.run.store, layout.checkpoint(Version(LAST_SYNC, 1))
-    )  # it was killed before it was there
+    )  # the evaluator was killed before the object was complete
     assert claim_attempt(made.run).continues == Version(2, 1)
     assert Evaluations(made.run).done() == {Version(0, 1), Version(2, 1)}
 

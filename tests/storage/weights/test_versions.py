@@ -1,4 +1,4 @@
-"""Published policies: which is the newest, which are kept."""
+"""Published versions: which is the newest, and which are kept."""
 
 import errno
 import json
@@ -103,7 +103,7 @@ def test_who_is_on_the_machine_of_the_trainer_fetches_nothing(
     copy = Versions(run).load(Version(5, 1)) / "model.safetensors"
     assert (copy.read_bytes(), fetched) == (b"(5, 1)", [])
     assert copy.samefile(tmp_path / "weights-(5, 1)" / "model.safetensors")  # no byte was copied
-    assert len(list((tmp_path / "cache" / "versions").glob("[!.]*"))) == 4  # the cache is bounded as ever
+    assert len(list((tmp_path / "cache" / "versions").glob("[!.]*"))) == 4  # the cache is still bounded
     copy.write_bytes(b"rot")
     assert Versions(run).load(Version(5, 1)).joinpath("model.safetensors").read_bytes() == b"(5, 1)"
     assert fetched == [f"{layout.version(Version(5, 1))}model.safetensors"]
@@ -209,7 +209,7 @@ def test_pruning_sweeps_up_after_interrupted_writes_and_removals(run: Run, tmp_p
 def test_a_version_swept_up_while_a_superseded_trainer_stores_its_manifest_does_not_exist(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ):
-    """Whichever is first, the manifest or the sweep, the one that looks last removes what is left."""
+    """Manifest and sweep may come in either order. The process that looks last removes the rest."""
     publish(run, tmp_path, (0, 1), (1, 1), (1, 2), (2, 2))
     old, new = Versions(Run.open(run.url)), Versions(run)
     doomed = layout.version(Version(2, 1))
@@ -243,7 +243,7 @@ def test_a_version_swept_up_while_a_superseded_trainer_stores_its_manifest_does_
 @local
 def test_pruning_frees_what_killed_writers_left_on_the_disk(run: Run, tmp_path: Path):
     publish(run, tmp_path, *((number, 1) for number in range(1, 6)))
-    for version in (Version(2, 1), Version(3, 1), Version(6, 1), Version(9, 0)):  # pruned, kept, to come, never more
+    for version in (Version(2, 1), Version(3, 1), Version(6, 1), Version(9, 0)):  # pruned, kept, future, impossible
         left = Path(run.url) / layout.version(version) / ".model.safetensors.0123456789ab"
         left.parent.mkdir(exist_ok=True)
         left.write_bytes(b"half")
@@ -283,7 +283,7 @@ BASE, NEXT, LAST = Version(4, 1), Version(5, 1), Version(6, 1)
 
 
 def a_policy(folder: Path, version: Version, *, changed: int = 50) -> Path:
-    """Of each version other bytes of the weights are not what they are in all, and the rest is the same."""
+    """Write a policy. Each version changes other bytes of the same weights."""
     chance = random.Random(0)
     weights = bytearray(chance.randbytes(40_000))
     for place in random.Random(str(version)).sample(range(len(weights)), changed):
@@ -297,7 +297,7 @@ def a_policy(folder: Path, version: Version, *, changed: int = 50) -> Path:
 def publish_from(
     run: Run, version: Version, folder: Path, base: Version | None = BASE, /, **of_it: int
 ) -> tuple[bool, Path]:
-    """Whether it is stored whole, and its files."""
+    """Publish a version. Return True if it is stored whole, and the folder with its files."""
     policy = a_policy(folder, version, **of_it)
     whole = Versions(run).publish(
         version,
@@ -315,7 +315,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def three(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """A base and two versions that are stored as differences from it, seen from another machine. Their files."""
+    """Publish a base and two versions as differences from it. Return their folders, and continue as another machine."""
     monkeypatch.setenv("TBA_CACHE", str(tmp_path / "of the trainer"))
     published = [publish_from(run, BASE, tmp_path, None), *(publish_from(run, it, tmp_path) for it in (NEXT, LAST))]
     assert [whole for whole, _ in published] == [True, False, False]
@@ -326,7 +326,7 @@ def three(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pat
 def test_a_difference_takes_few_bytes_and_is_loaded_as_the_version_it_is_of(
     run: Run, three: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each machine fetches a base once, and the trainer's none."""
+    """Each machine fetches the base once, except the trainer's, which has it."""
     here = run.store.local_path(layout.RUN) is not None
     fetched = count_downloads(run, monkeypatch)
     for version, policy in zip((NEXT, LAST, NEXT), (*three[1:], three[1]), strict=True):
@@ -486,7 +486,7 @@ def test_wherever_pruning_is_killed_what_is_left_can_be_loaded(
 def test_a_difference_whose_base_is_pruned_while_a_superseded_trainer_stores_it_does_not_exist(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ):
-    """The base is gone before any of it is stored, or is removed just after all of it is."""
+    """The base is gone before the difference is stored, or is removed just after it."""
     old, new = Run.open(run.url), Versions(run)
     publish_from(old, BASE, tmp_path, None)
     publish(run, tmp_path, (4, 2), (5, 2))

@@ -10,7 +10,7 @@ import pytest
 from storage.objects.store import Store
 
 WRITES = {"create": 0, "upload": 1, "replace": 0, "delete": 0, "discard": 0}
-"""With the place of the key among the arguments."""
+"""Methods that write, with the position of the key in their arguments."""
 
 
 every_write = pytest.mark.parametrize(
@@ -23,7 +23,7 @@ class Killed(BaseException): ...
 
 
 class Watched:
-    """A store at the n-th write of which something happens to the process that writes."""
+    """A store that calls `happen` at its n-th write. Once `dead`, all of its writes raise Killed."""
 
     def __init__(self, store: Store, at: int, happen: Callable[[str, str], None]):
         self.store, self.at, self.happen = store, at, happen
@@ -37,7 +37,7 @@ class Watched:
 
     def write(self, name: str, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         key = arguments[WRITES[name]]
-        if not key.startswith("control/"):  # the proof that the store is safe
+        if not key.startswith("control/"):  # writes that prove that the store is safe
             with self.lock:
                 self.writes.append((name, key))
                 if len(self.writes) == self.at:

@@ -1,4 +1,4 @@
-"""Ways in which the files of a checkpoint are damaged at rest, each with what an error says of it."""
+"""Kinds of damage to the files of a checkpoint, each with a part of the error about it."""
 
 import json
 from collections.abc import Callable
@@ -65,4 +65,4 @@ DAMAGES: dict[str, tuple[str, Callable[[Store, str], Any], str]] = {
         "names not a key",
     ),
 }
-"""By name: the file, what becomes of it, and what is said."""
+"""By name: the file, the change, and a part of the error."""

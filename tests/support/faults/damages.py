@@ -28,12 +28,12 @@ HOLDING: dict[str, tuple[str, dict[str, int]]] = {
     layout.shard(0, 1): (layout.shard(1, 2), {"trajectories": 2 * S, "selection": 2 * S, "groups": 2}),
     layout.shard(0, 6): ("", {"trajectories": 2 * S, "selection": 2 * S, "groups": 2}),
 }
-"""Of each kind one object, another of its kind, and how many rows of each view it holds."""
+"""One object of each kind, another object of that kind, and the number of rows of each view in the first."""
 MAY_BE_GONE = {
     layout.evaluation(Version(2, 1)), layout.event("trainer", 2, 0), layout.shard(0, 6),
     layout.version(Version(2, 1)) + layout.MANIFEST, layout.checkpoint(Version(2, 1)) + layout.MANIFEST,
 }  # fmt: skip
-"""Nothing else in a run says that these were there."""
+"""Objects that no other object in the run names, so that their removal is not noticed."""
 DAMAGES: dict[str, Callable[[Path, Path | None], Any]] = {
     "cut": lambda path, _: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "emptied": lambda path, _: path.write_bytes(b""),
@@ -52,7 +52,7 @@ def path_of(run: Run, key: str) -> Path:
 
 
 def flip(path: Path, place: int) -> None:
-    """Change one bit and nothing that a listing shows."""
+    """Change one bit, but no size or time that a listing shows."""
     about, data = path.stat(), bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)

@@ -23,7 +23,7 @@ def put_irregular(path: Path, kind: Kind) -> None:
         _put_socket(path)
     elif kind == "device":
         try:
-            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # of zeros without end
+            os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # an endless stream of zeros
         except PermissionError:
             pytest.skip("only root makes devices")
     elif kind == "link to a pipe":
@@ -34,7 +34,7 @@ def put_irregular(path: Path, kind: Kind) -> None:
 
 
 def _put_socket(path: Path) -> None:
-    """By a name that is short enough: an address has a hundred characters."""
+    """Bind a socket through a short name, because the address of a socket has at most about 100 characters."""
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         with socket.socket(socket.AF_UNIX) as made:
@@ -44,7 +44,7 @@ def _put_socket(path: Path) -> None:
 
 
 def within_patience(action: Callable[[], Any]) -> Any:
-    """What an action returns or raises; a failure of the test, rather than a wait without end, if it hangs."""
+    """Return or raise the result of an action. If the action hangs, fail the test instead of waiting forever."""
     done: list[Callable[[], Any]] = []
 
     def act() -> None:

@@ -1,5 +1,5 @@
-"""A stored run as a later version of the program might have written it: with additions to everything, in the same
-version of the format. What it adds is what docs/storage.md says may be added."""
+"""Changes a stored run as if a later version of the program had written it, with the same version of the format. The
+additions to all objects are those that docs/storage.md allows."""
 
 import json
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from tests.support.faults.rewriting import with_digest
 
 ADDED = {"added_later": {"numbers": [1, 2.5], "text": "x", "nothing": None}}
 FREE = ("config", "data", "queues", "progress")
-"""Parts of records whose keys are names of things, not fields."""
+"""Parts of records whose keys are data, not names of fields."""
 
 
 def add_to_everything(root: Path, names: list[str]) -> None:
-    """`names` are runs, a fork after its parent."""
-    hashes: dict[str, str] = {}  # of the newest sync records, by key
-    shards: dict[str, dict[str, Any]] = {}  # what is said of a shard, by key
+    """Add something to every object of the runs `names`, in which a fork comes after its parent."""
+    hashes: dict[str, str] = {}  # hashes of the rewritten sync records, by key
+    shards: dict[str, dict[str, Any]] = {}  # new size and hash of each shard, by key
     for name in names:
         run = root / "runs" / name
         for path in sorted(run.glob("trajectories/*/*.parquet")):
@@ -49,12 +49,12 @@ def add_to_everything(root: Path, names: list[str]) -> None:
 
 
 def write(path: Path, record: Any) -> None:
-    """With a digest that fits, where there was one."""
+    """Write a record, with a correct digest if it had one."""
     path.write_bytes(with_digest(record) if records.DIGEST in record else json.dumps(record).encode())
 
 
 def _describe_again(run: Path, path: Path) -> None:
-    """A record of objects that are others now."""
+    """Correct the digests in a record of changed objects."""
     record = json.loads(path.read_bytes())
     for folder in ("draws", "steps"):
         if folder in record:
@@ -65,7 +65,7 @@ def _describe_again(run: Path, path: Path) -> None:
 
 
 def _link_again(runs: Path, run: Path) -> None:
-    """Each record names the one before it, perhaps one of the parent's, by what that holds now."""
+    """Make each record name the current hash of the record before it, which may belong to the parent."""
     for path in sorted(run.rglob("*.json")):
         record = json.loads(path.read_bytes())
         before = _before(path, record)
@@ -83,7 +83,8 @@ def _link_again(runs: Path, run: Path) -> None:
 
 
 def _before(path: Path, record: Any) -> Path | None:
-    """The record that one names, but for sync records, which are linked as they are written."""
+    """Return the path of the previous record that a record names. Sync records are linked elsewhere, as they are
+    written."""
     folder = path.parent.name
     if folder in ("attempts", "retention") and record.get("previous_sha256"):
         return path.with_name(f"{int(path.stem) - 1:0{len(path.stem)}d}.json")
@@ -96,7 +97,7 @@ def _before(path: Path, record: Any) -> Path | None:
 
 
 def added(record: Any) -> Any:
-    """Fields that nobody knows, in every object."""
+    """Return a record with unknown fields in every JSON object."""
     if isinstance(record, list):
         return [added(item) for item in record]
     if not isinstance(record, dict):
@@ -111,7 +112,7 @@ def _records(run: Path) -> Iterator[Path]:
 
 
 def _with_columns(table: pa.Table) -> pa.Table:
-    """Before and after what was there, one that is no number and one that is."""
+    """Add unknown columns before and after the others: a text, a list and a number."""
     rows = len(table)
     table = table.add_column(0, "added_text", pa.array(["x"] * rows))
     table = table.append_column("added_list", pa.array([[1.0, None]] * rows)).append_column(
@@ -129,7 +130,7 @@ def _sync(path: Path, shards: dict[str, dict[str, Any]], hashes: dict[str, str])
 
 
 def _folder(folder: Path) -> None:
-    """A version or a checkpoint: one more file, and more in those of the trainer's state."""
+    """Add a file to a version or checkpoint, and fields and a tensor to the files of the trainer's state."""
     (folder / "added.bin").write_bytes(b"later")
     if (state := folder / "state.json").exists():
         state.write_text(json.dumps({**json.loads(state.read_text()), **ADDED}))

@@ -61,11 +61,11 @@ READERS: Mapping[str, Callable[[Run], Any]] = {
     "evaluations": lambda run: Evaluations(run).scores(),
     "trajectories": replay,
 }
-"""Who reads a kind of object; of the others `check`, the views and the list of runs do."""
+"""The reader of each kind of object. Other objects are read by `check`, the views and the list of runs."""
 
 
 def make_whole_run(folder: Path) -> Run:
-    """With an object of every kind."""
+    """Make a run with an object of every kind."""
     made = make_run(str(folder))
     with HeldLease(made, "trainer", every=60) as lease:
         lease.tell("step 8 of 8", step=8.0)

@@ -1,4 +1,4 @@
-"""Changes records of a run as somebody would who knows their format: the digests fit what they describe."""
+"""Changes records of a run so that all digests are correct, as a person who knows the format could."""
 
 import json
 from hashlib import sha256
@@ -27,8 +27,8 @@ def replace_text(path: Path, old: str, new: str) -> None:
 
 
 def describe_again(run: Run, key: str) -> None:
-    """Make the record of an object of the ledger or of prompts say what the object holds, and the records that follow
-    say what that record holds."""
+    """Correct the digest of a changed object of the ledger or of prompts in its record, and the digests in the records
+    that follow."""
     digest = Digest.of(run.store.read(key)).encode()
     if split := layout.parse_prompts(key):
         rewrite(Path(run.url, layout.prompts_record(split)), **digest)
@@ -40,7 +40,7 @@ def describe_again(run: Run, key: str) -> None:
 
 
 def link_again(run: Run, folder: str, named_by: tuple[str, ...]) -> None:
-    """Make every record under a folder name the one before it by what that one holds, in the order of their names."""
+    """Make every record under a folder name the current hash of the record before it, in the order of their names."""
     for path in sorted(Path(run.url, folder).rglob("*.json")):
         previous = json.loads(path.read_bytes()).get("previous")
         if not previous:

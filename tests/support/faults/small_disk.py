@@ -12,14 +12,14 @@ PAGE = 4096
 
 
 class Disk:
-    """A small disk of its own. It is full when it has no room for another byte, or for another name."""
+    """A small disk. It is full when it has no room for another byte, or for another name of a file."""
 
     def __init__(self, folder: Path, lacks: str):
         self.folder, self.lacks = folder, lacks
         self.ballast, self.names = folder / "ballast", list[str]()
 
     def fill(self, room: int = 0) -> None:
-        """But for so many pages, or names."""
+        """Fill the disk, except for `room` pages or names."""
         self.ballast.mkdir(exist_ok=True)
         with suppress(OSError):
             while True:
@@ -36,7 +36,7 @@ class Disk:
         self.names.clear()
 
     def files(self) -> dict[str, bytes]:
-        """All there are, hidden ones too."""
+        """Return all files, hidden ones too."""
         return {
             path.relative_to(self.folder).as_posix(): path.read_bytes()
             for path in self.folder.rglob("*")

@@ -11,7 +11,7 @@ only_s3 = pytest.mark.parametrize("root", ["moto", pytest.param("ceph", marks=py
 
 
 def begin_upload(store: Store, key: str) -> None:
-    """What a writer that is killed leaves behind."""
+    """Leave an unfinished upload, as a killed writer does."""
     if path := store.local_path(key):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_name(f".{path.name}.0123456789ab").write_bytes(b"half")

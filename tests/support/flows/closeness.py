@@ -1,4 +1,4 @@
-"""How close log-probabilities of two engines are."""
+"""Compares the log-probabilities of two engines."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from tba.types import Prompt, Response, Version
 
 
 def distance(folder: Path, rows: list[tuple[Any, ...]]) -> float:
-    """The greatest one of any token between what is stored and the log-probabilities by transformers."""
+    """Return the greatest difference, over all tokens, between stored log-probabilities and those of transformers."""
     prompts = [Prompt(prompt_id="", text="", tokens=tuple(row[3])) for row in rows]
     responses = [[response(tuple(row[4]))] for row in rows]
     scored = PolicyScorer(Policy.load(folder), Version(0, 1)).token_logps(prompts, responses, temperature=1.0)

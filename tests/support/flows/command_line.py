@@ -1,4 +1,4 @@
-"""The command `tba` as a process, and waiting for what it does."""
+"""Starts the command `tba` as a process, and waits for its effects."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def until(found: Callable[[], T | None], what: str, log: Path, *, within: float 
 
 
 def lease_at(run: Run, role: str, *, step: int = 0, life: int = 1) -> Lease | None:
-    """The lease of a role that has come so far, in at least this life."""
+    """Return the lease of a role if it has reached this step, in this life or a later one."""
     lease = read_lease(run, role)
     return lease if lease and lease.life >= life and lease.progress.get("step", 0) >= step else None
 

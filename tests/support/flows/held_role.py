@@ -1,6 +1,6 @@
-"""A real role, whose trainer takes no step beyond the one that the file $HELD_AT names: what a test does to a run that
-lives happens at the same step on every machine. Where a run names no policy it is a script (script_role.py). Started
-by the tests in place of `flows.roles.role`.
+"""A real role, started by tests in place of `flows.roles.role`. Its trainer takes no step beyond the number in the file
+$HELD_AT, so that a test acts on a live run at the same step on every machine. If the run names no policy, the role is
+script_role.py instead.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Runs whose roles live one after the other in the process of a test."""
+"""Runs whose roles are threads in the process of a test."""
 
 import shutil
 import threading
@@ -38,7 +38,7 @@ SMALL = {
     "evaluation.top_p": 0.9,
     "evaluation.pass_at": [1, 2],
     "evaluation.solved_at": 0.0,
-    # Nothing at a value where leaving it out would change nothing.
+    # No setting has a value at which a role that ignores the setting would do the same.
     "search.temperature": 0.7,
     "search.top_p": 0.95,
     "objective.include_eos": False,
@@ -55,7 +55,7 @@ def settings(policy: Path, **changes: object) -> Config:
 
 
 def live(run: Run, name: str, role: Callable[..., None], *arguments: int) -> list[BaseException]:
-    """One life of a role in this thread; what ended it."""
+    """Run one life of a role in this thread, and return the exception that ended it, if any."""
     with HeldLease(run, name, every=0.2) as lease:
         try:
             role(run, *arguments, lease, Events(run, name, lease.life))
@@ -70,7 +70,7 @@ def until(thread: threading.Thread, done: Callable[[], bool]) -> None:
 
 
 def run_all(run: Run) -> None:
-    """Every role until the evaluator has scored the last version."""
+    """Run all roles until the evaluator has scored the last version."""
     ended: dict[str, list[BaseException]] = {}
     roles = {
         "trainer": (wiring.run_trainer,),
@@ -81,7 +81,7 @@ def run_all(run: Run) -> None:
         name: threading.Thread(target=lambda name=name: ended.update({name: live(run, name, *roles[name])}))
         for name in roles
     }
-    # One after the other: transformers loads models through a state that all threads of a process share.
+    # Roles start one after the other: transformers loads models through state that all threads of a process share.
     threads["trainer"].start()
     until(threads["trainer"], lambda: Versions(run).reference() is not None)
     threads["searcher-000"].start()
@@ -103,8 +103,8 @@ def rows(run: Run, query: str) -> list[tuple]:
 
 
 def broken_off(finished: Run, root: Path, *, after_checkpoint: int, keep_records: int) -> Run:
-    """A copy of the run as a trainer would have left it that died after writing record `keep_records`, when its
-    newest checkpoint was `after_checkpoint`."""
+    """Copy a run as if its trainer had died after record `keep_records`, with `after_checkpoint` as the newest
+    checkpoint."""
     shutil.copytree(Path(finished.url), root / "runs" / "whole")
     run = Run.open(str(root / "runs" / "whole"))
     for entry in run.store.list():

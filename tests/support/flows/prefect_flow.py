@@ -1,10 +1,10 @@
-"""The flow `tba` as a run of a Prefect server."""
+"""Runs of the flow `tba` on a Prefect server."""
 
 import time
 from pathlib import Path
 from typing import Any
 
-from flows.orchestration.stack import FINAL, Stack
+from flows.orchestration.local_server import FINAL, Stack
 from storage import layout
 from storage.objects.open_store import open_store
 from storage.runs.run import Run
@@ -40,7 +40,8 @@ class Flow:
         return self.stack.api.state_of(self.id)
 
     def again(self) -> None:
-        """As somebody does who presses Retry, once the worker is done with the first go and its folder."""
+        """Retry the flow like a person who presses Retry, after the worker has finished with the first run and its
+        folder."""
         self.gone()
         self.go_on()
 
@@ -48,7 +49,7 @@ class Flow:
         name = self.stack.api.call("GET", f"/flow_runs/{self.id}")["name"]
         log = self.stack.logs / "worker-tba.log"
         until(lambda: f"Process for flow run '{name}' exited" in log.read_text(), "the process has ended")
-        time.sleep(3.0)  # the worker may then call the flow run crashed, whatever its state is by now
+        time.sleep(3.0)  # until then, the worker may still set the state of the flow run to crashed
 
     def go_on(self, child: str = "") -> None:
         of = self.found_children()[child]["id"] if child else self.id

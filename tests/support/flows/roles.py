@@ -1,4 +1,4 @@
-"""Looking at, and disturbing, the roles of a run from a test."""
+"""Helpers for tests to observe, control and kill the roles of a run."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ TINY = {
 
 
 def script(role: Role, run: str) -> list[str]:
-    """The command of a role that learns nothing."""
+    """Return the command of a script role."""
     module = "tests.support.flows.script_role"
     return [sys.executable, "-m", module, role.kind, "--run", run, "--index", str(role.index)]
 
@@ -54,7 +54,7 @@ def until(condition: Callable[[], Any], what: str = "", seconds: float = 60.0) -
 
 
 def works(run: Run, role: str, life: int = 1) -> Lease | None:
-    """The lease of a role that is at work in a life."""
+    """Return the lease of a script role if it works, in this life or a later one."""
     lease = readable_lease(run, role)
     return lease if lease and lease.life >= life and lease.status.startswith("turn") else None
 
@@ -81,7 +81,7 @@ def is_running(pid: int) -> bool:
 
 
 def end_roles(run: Run) -> None:
-    """Leave nothing running, whatever a test found."""
+    """Kill all roles of a run that are left."""
     for lease in read_leases(run):
         role = Role.parse(lease.role)
         if role and process_of(lease, role, run.name):

@@ -1,13 +1,13 @@
-"""A role that learns nothing: a real process with a real lease, started by the tests in place of `flows.roles.role`.
+"""A role that only follows a script: a real process with a real lease, started by tests in place of `flows.roles.role`.
 
     python -m tests.support.flows.script_role {searcher|trainer|evaluator} --run URL --index 0
 
-What it does stands in the folder `behaviour` beside the run's records: a file named after the role, or after its kind,
-with one word. `fail`, `misuse` and `in-vain` exit at once, `hang` stops renewing, `stuck` renews and does nothing,
-`stubborn` hears nothing, `needs N` says that it needs N seconds to stop and does not stop as long as the word stands,
-`leave` exits as if it had been asked to and `superseded` as if another life had taken over,
-`turn` fails at its tenth turn, `warn` writes a warning then, `finish` finishes. Otherwise it works until it is asked to
-stop; trainer and evaluator finish once there is a file `finish`.
+A file in the folder `behaviour` of the run, named after the role or its kind, says in one word what the role does.
+`fail`, `misuse` and `in-vain` exit at once. `hang` stops renewing the lease, and `stuck` renews it but does nothing.
+`stubborn` ignores requests to stop. `needs N` says that it needs N seconds to stop, and does not stop while the file
+says so. `leave` exits as if asked to stop, and `superseded` as if another life had taken over. `turn` fails at its
+tenth turn, `warn` writes a warning at its tenth turn, and `finish` finishes. Otherwise the role works until it is asked
+to stop; trainer and evaluator finish once a file `finish` exists.
 
 A run that names a policy gets the real role.
 """

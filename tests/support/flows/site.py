@@ -1,4 +1,4 @@
-"""Pages of a run for tests: a server in a thread, and the words of what it answers."""
+"""Pages of a run for tests: a server in a thread, and the text of its answers."""
 
 import http.client
 import threading
@@ -15,7 +15,7 @@ from storage.runs.run import Run
 
 
 class Site:
-    """Pages of a run, from a server in a thread."""
+    """The pages of a run, served from a thread."""
 
     def __init__(self, door: Door, look: Look):
         self.door = door
@@ -42,7 +42,7 @@ class Site:
 
 
 class Whole(HTMLParser):
-    """The words of a page, whose tags have to close."""
+    """The text of a page. Asserts that all tags are closed, and that the page has no scripts and no inline styles."""
 
     VOID = ("meta", "link", "br", "input")
     INSIDE_SVG = ("rect", "line", "circle", "polyline", "polygon")

@@ -19,7 +19,7 @@ ROLES = ("trainer", "evaluator", "searcher-000", "searcher-001")
 
 
 class Supervised(threading.Thread):
-    """A supervisor in a thread, with what it said and how it ended."""
+    """A supervisor in a thread, with its events and the error that ended it."""
 
     def __init__(self, run: Run, **options: Any):
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""A command in a terminal of its own, as a person would use it: typed keys in, what the screen gets out."""
+"""Runs a command in its own terminal, as a person would: tests type keys and read the screen."""
 
 import os
 import pty
@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 _TAKE_THE_TERMINAL = "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR)); os.execvp(sys.argv[1], sys.argv[1:])"
-"""Whoever leads a session and opens a terminal is the one that its Ctrl-C reaches."""
+"""A program that makes the terminal its own: Ctrl-C reaches the session leader that opened the terminal."""
 
 
 class Terminal:
@@ -28,12 +28,13 @@ class Terminal:
         self.seen = ""
 
     def type(self, keys: str, *, until: str) -> str:
-        """What the screen gets from these keys on, up to and with `until`."""
+        """Type keys, and return the output from then on, up to and including `until`."""
         os.write(self._keys, keys.encode())
         return self._read(until, self.deadline)
 
     def press(self, key: str, *, until: str) -> str:
-        """As `type`, pressed again while nothing happens: between two keys readline does not hear of a Ctrl-C."""
+        """Do the same as `type`, but press the key again while nothing happens: readline may miss a Ctrl-C between two
+        keys."""
         end = time.monotonic() + self.deadline
         while True:
             os.write(self._keys, key.encode())
@@ -54,13 +55,13 @@ class Terminal:
                 raise TimeoutError(f"{until!r} did not come within {seconds:g} s, only {self.seen!r}")
             try:
                 self.seen += os.read(self._keys, 65536).decode(errors="replace")
-            except OSError:  # nobody has the terminal open any more
+            except OSError:  # no process has the terminal open any more
                 raise AssertionError(f"{until!r} did not come before the end, only {self.seen!r}") from None
         found, _, self.seen = self.seen.partition(until)
         return found + until
 
     def end(self) -> int:
-        """Its exit code, once it has ended by itself."""
+        """Wait until the command ends by itself, and return its exit code."""
         return self.process.wait(self.deadline)
 
     def close(self) -> None:

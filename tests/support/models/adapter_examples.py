@@ -21,7 +21,7 @@ def fresh(base: Path, **changes: object) -> Policy:
 
 
 def moved(base: Path, *, seed: int = 2) -> Policy:
-    """With another B than zeros."""
+    """Return a policy with a new adapter whose B is random instead of zero."""
     policy = fresh(base)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

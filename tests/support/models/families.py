@@ -1,4 +1,4 @@
-"""Tiny random models of many families, each with what the family has of its own."""
+"""Tiny random models of many families, each with the features of its family."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,20 +39,20 @@ HEADS: Mapping[str, Any] = {"head_dim": 8, **GROUPED}
 class Family(NamedTuple):
     config: PretrainedConfig
     packs: bool = True
-    """Whether its rows are packed, else padded."""
+    """True if rows are packed, False if they are padded."""
     generates: bool = True
-    """Whether the transformers generator takes it."""
+    """True if the transformers generator supports the family."""
     dtype: torch.dtype = torch.float64
-    """The most precise that it computes in."""
+    """The most precise dtype in which the model can compute."""
 
 
 FAMILIES = {
     "llama, grouped heads": Family(LlamaConfig(**GROUPED)),
-    "qwen2, tied": Family(Qwen2Config(**GROUPED, tie_word_embeddings=True)),  # biases of attention
+    "qwen2, tied": Family(Qwen2Config(**GROUPED, tie_word_embeddings=True)),  # with biases in attention
     "qwen2, a window in one layer": Family(
         Qwen2Config(**GROUPED, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
     ),
-    "qwen3, tied": Family(Qwen3Config(**HEADS, tie_word_embeddings=True)),  # norms of queries and keys
+    "qwen3, tied": Family(Qwen3Config(**HEADS, tie_word_embeddings=True)),  # with norms of queries and keys
     "qwen3, biases": Family(Qwen3Config(**HEADS, attention_bias=True)),
     "pythia": Family(GPTNeoXConfig(**LAYERS, use_parallel_residual=True)),  # rotates a quarter of each head
     "gpt2": Family(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, **SIZES)),
@@ -82,7 +82,7 @@ FAMILIES = {
 
 
 def family_folder(folder: Path, family: Family, *, seed: int = 0) -> Path:
-    """A Hugging Face folder of random weights, in which nothing is zero."""
+    """Write a Hugging Face folder of random weights, none of them zero."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(family.config)

@@ -9,7 +9,7 @@ from benchmarks.harness.tiny_models import CHARACTERS, EOS_ID, PAD_ID, tiny_toke
 
 
 def classifier(folder: Path, kind: str, labels: int, *, seed: int = 0, positions: int = 128) -> Path:
-    """A decoder, which reads the last token of a row, or an encoder, which reads the first."""
+    """Write a classifier: a decoder, which classifies by the last token of a row, or an encoder, by the first token."""
     size = len(CHARACTERS) + 3
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

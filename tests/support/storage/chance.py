@@ -1,4 +1,4 @@
-"""Whether counts agree with probabilities: the chi-square test at p > 1e-3."""
+"""Tests whether counts agree with probabilities, by a chi-square test at p > 1e-3."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ CRITICAL = {
     1: 10.828, 2: 13.816, 3: 16.266, 4: 18.467, 5: 20.515, 6: 22.458, 7: 24.322, 8: 26.124, 9: 27.877, 11: 31.264,
     19: 43.820, 23: 49.728,
 }  # fmt: skip
-"""By degrees of freedom: what chi-square exceeds once in a thousand times."""
+"""By degrees of freedom, the value that chi-square exceeds with a probability of 1 in 1000."""
 
 
 def agree(counts: Mapping[Any, int], probabilities: Mapping[Any, float]) -> bool:
-    """Outcomes that are not in `probabilities` must not have happened."""
+    """Return True if the counts pass the test. Outcomes that are not in `probabilities` must not have occurred."""
     assert counts.keys() <= probabilities.keys(), counts.keys() - probabilities.keys()
     n = sum(counts.values())
     expected = {outcome: n * p for outcome, p in probabilities.items()}

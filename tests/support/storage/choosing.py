@@ -1,4 +1,5 @@
-"""Runs made to ask what was chosen: many responses of all lengths, real draws, as much of the ledger as views read."""
+"""Runs for tests of selection: many responses of all lengths, real draws, and the part of the ledger that views
+read."""
 
 import random
 from collections.abc import Callable
@@ -23,21 +24,21 @@ ONLY_SHORT = default_sampler().replace(
     "where branch = 'prioritised' or sync = $newest",
     f"where length <= {LONGEST // 2} and (branch = 'prioritised' or sync = $newest)",
 )
-"""Never draws a long response."""
+"""A sampler that never draws a long response."""
 
 Respond = Callable[[random.Random, int], tuple[list[int], float]]
-"""The tokens and the reward of the n-th response to a prompt."""
+"""A function that returns the tokens and the reward of the n-th response to a prompt."""
 
 
 def any_length(chance: random.Random, n: int) -> tuple[list[int], float]:
-    """All different; half of the responses to a prompt are short. The reward has nothing to do with the length."""
+    """Respond differently each time. Half of the responses to a prompt are short; rewards do not depend on length."""
     half = LONGEST // 2
     length = chance.randrange(3, half + 1) if n % 2 else chance.randrange(half + 1, LONGEST + 1)
     return [chance.randrange(1 << 30) for _ in range(length)], float(chance.random() < 0.5)
 
 
 def few_contents(chance: random.Random, n: int) -> tuple[list[int], float]:
-    """Often the same ones, of a reward that varies."""
+    """Respond with one of few contents, whose reward varies."""
     return [chance.randrange(9)], chance.randrange(4) / 4
 
 
@@ -55,8 +56,8 @@ def make_choosing_run(
     respond: Respond = any_length,
     after: Callable[[int, DuckReplayBuffer], None] = lambda sync, buffer: None,
 ) -> Run:
-    """Syncs 0 … `SYNCS`, every step of them taken; `after` each sync it is told of. Of two searchers one is up to so
-    many versions `behind` the other."""
+    """Make a run with all steps of syncs 0 … `SYNCS`. `after` is called after each sync. One of the two searchers is up
+    to `behind` versions behind the other."""
     config = {"seed": seed, "sampling": {"capacity": capacity, "evict": evict, "copies": copies, "max_age": max_age}}
     run = Run.create(root, f"chosen-{seed}", config=config, sampler_sql="", code_version="")
     write_prompts(run, "train", [make_prompt(prompt_id) for prompt_id in PROMPTS])

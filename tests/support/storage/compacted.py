@@ -11,7 +11,7 @@ from tests.support.storage.synthetic import LAST_SYNC, SyntheticRun, make_config
 
 
 def replayed(run: Run, upto: int = LAST_SYNC, *, capacity: int | None = None, **rule: str) -> DuckReplayBuffer:
-    """A buffer as a trainer has it that comes to know the run only now."""
+    """Return the buffer of a new trainer, with the records of the run replayed."""
     config = make_config().replace({f"sampling.{name}": value for name, value in rule.items()})
     config = config if capacity is None else config.replace({"sampling.capacity": capacity})
     made = SyntheticRun.of(run)
@@ -22,7 +22,7 @@ def replayed(run: Run, upto: int = LAST_SYNC, *, capacity: int | None = None, **
 
 
 def save_checkpoint(run: Run, sync: int, *, step: int) -> None:
-    """What a trainer stores after a record, as far as a compaction looks at it."""
+    """Store what a trainer stores after a record, as far as compaction reads it."""
     made = SyntheticRun.of(run)
     made.publish(Version(sync, 2))
     prefix = layout.checkpoint(Version(sync, 2))

@@ -1,4 +1,4 @@
-"""Indexes without a store, and replay buffers: what tests of draws need around one."""
+"""Indexes without a store, and replay buffers, for tests of draws."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ def make_eligibility(
     return Eligibility(capacity=capacity, evict=evict, copies=copies, max_age=max_age)
 
 
-ANY = make_eligibility()  # capacity for whatever a test stores
+ANY = make_eligibility()  # with capacity for everything that a test stores
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sections:
-    """Every section of the settings that a buffer goes by, in one object, with values that no real run could have."""
+    """All sections of the settings that a buffer reads, in one object. Allows values that no real run could have."""
 
     prompts_per_step: int
     responses_per_prompt: int
@@ -100,7 +100,7 @@ def make_index(
 
 
 def admit(index: Index, sync: int, *shards: Sequence[Trajectory], step: int = 0) -> None:
-    """A record of these shards, which follows a step; each says itself who appended it and when."""
+    """Admit these shards by a record after a step. Searcher and round of a shard are those of its first trajectory."""
     named = sorted(((shard[0].searcher, shard[0].round), shard) for shard in shards)
     index.extend(
         sync,
@@ -113,7 +113,7 @@ def admit(index: Index, sync: int, *shards: Sequence[Trajectory], step: int = 0)
 
 
 def oracle_rows(shard: Sequence[Trajectory], *, k: int = 0) -> list[Row]:
-    """What the oracle admits of a shard, where version n follows step n x k."""
+    """Return the rows of a shard for the oracle. Version n follows step n x k."""
     table = to_table(shard, run="r", searcher=shard[0].searcher, seq=shard[0].round)
     names = ("trajectory_id", "prompt_id", "content_hash", "reward", "version_start")
     *columns, versions = (table[name].to_pylist() for name in names)
@@ -121,13 +121,13 @@ def oracle_rows(shard: Sequence[Trajectory], *, k: int = 0) -> list[Row]:
 
 
 def drawable(index: Index) -> list[str]:
-    """Ids of what can be drawn, oldest first."""
+    """Return the ids of all trajectories that can be drawn, oldest first."""
     index.tables.lay("pool", index.pool.table())
     return [row[0] for row in index.tables.con.execute("select trajectory_id from pool order by ord").fetchall()]
 
 
 def used(index: Index) -> dict[str, set[str]]:
-    """By branch, the prompts that have been drawn since its queue was last refilled."""
+    """Return by branch the prompts drawn since its queue was last refilled."""
     return {
         branch: {index.pool.prompt_ids[prompt] for prompt in queue.prompts_P[queue.used_P]}
         for branch, queue in index.branches.by_branch.items()
@@ -135,5 +135,5 @@ def used(index: Index) -> dict[str, set[str]]:
 
 
 def prompts(draws: Sequence[Draw]) -> list[str]:
-    """The prompt of each slot."""
+    """Return the prompt of each slot."""
     return [draw.prompt_id for draw in draws if draw.position == 0]

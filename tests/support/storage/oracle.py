@@ -1,6 +1,6 @@
-"""The sampler once more, in plain Python: slot after slot, everything from scratch. Slow, and obviously the definition.
+"""The sampler again, in plain Python: slot by slot, each computed from scratch. It is slow, but clearly the definition.
 
-Chance is u(parts) = (first 13 hexadecimal digits of md5("part:part:…") + 1/2) / 2^52.
+Random numbers are u(parts) = (first 13 hexadecimal digits of md5("part:part:…") + 1/2) / 2^52.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """A trajectory, as far as a draw is concerned."""
+    """A trajectory, as far as draws depend on it."""
 
     trajectory_id: str
     prompt_id: str
@@ -51,11 +51,11 @@ class Oracle:
     max_age: float = math.inf
     mean_reward_between: tuple[float, float] | None = None
     entered: list[tuple[int, Row]] = field(default_factory=list)  # all rows with their sync, in order
-    passed_over: set[int] = field(default_factory=set)  # places of those that were too old by then
+    passed_over: set[int] = field(default_factory=set)  # places of rows that were too old when they entered
     used: dict[str, set[str]] = field(default_factory=lambda: {"recent": set(), "prioritised": set()})
 
     def admit(self, sync: int, rows: Sequence[Row], step: int = 0) -> None:
-        """One record, which follows a step; its rows in the order (searcher, seq, row)."""
+        """Admit a record after a step, with rows in the order (searcher, seq, row)."""
         places = range(len(self.entered), len(self.entered) + len(rows))
         self.entered += [(sync, row) for row in rows]
         self.passed_over |= {place for place in places if not self.is_young(self.entered[place][1], step + 1)}
@@ -67,16 +67,18 @@ class Oracle:
         return self.entered[-1][0]
 
     def is_young(self, row: Row, step: int) -> bool:
-        """Whether so many steps before it as have passed since its version are not too many."""
+        """Return True if the row's age at a step is at most `max_age`."""
         return step - 1 - row.version_step <= self.max_age
 
     def drawable(self, prompt_id: str, step: int) -> list[tuple[int, Row]]:
         return [(sync, row) for sync, row in self.surviving(prompt_id) if self.is_young(row, step)]
 
     def surviving(self, prompt_id: str) -> list[tuple[int, Row]]:
-        """Of what was not too old when it entered the newest copy of equal content, or all copies, then the newest
-        `capacity`; or, where the worst are evicted, the `capacity` with the greatest reward that any copy ever had, and
-        all that the prompt's newest record brought. Newest first."""
+        """Return the rows of a prompt that are not evicted, newest first.
+
+        Rows that were too old when they entered are left out. Of equal contents the newest copy counts, or all copies.
+        Of these, the newest `capacity` stay. If the worst are evicted instead, the `capacity` rows with the highest
+        reward of any of their copies stay, and all rows of the prompt's newest record."""
         copies: dict[str, list[tuple[int, int, Row]]] = {}
         for place, (sync, row) in enumerate(self.entered):
             if row.prompt_id == prompt_id and place not in self.passed_over:
@@ -101,10 +103,12 @@ class Oracle:
         return drawn
 
     def take_prompts(self, step: int, branches: Sequence[str]) -> list[str]:
-        """The prompt of each slot. A branch picks among those of its prompts that it has not used since it last had
-        none left; they stand in the order in which they first entered, and the last one takes the place of the picked
-        one. Its prompts are those of whose rows some can be drawn, which have a mean reward within the bounds, or all
-        if none has."""
+        """Return the prompt of each slot.
+
+        The prompts of a branch have rows that can be drawn, with a mean reward within the bounds; if no prompt is
+        within the bounds, all of them count. A branch picks among its unused prompts, and starts again with all of
+        them when none is left. They stand in the order in which they first entered, and the last one takes the place
+        of the picked one."""
         taken, turns, unused = [], {"recent": 0, "prioritised": 0}, {}
         for branch in branches:
             prompts = dict.fromkeys(row.prompt_id for _, row in self.entered)

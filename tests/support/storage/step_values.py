@@ -9,7 +9,7 @@ LOGPS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 @st.composite
 def steps(draw: st.DrawFn, length: int) -> dict[str, Any]:
-    """Of a response: none, or where it is divided and a value before each part."""
+    """Draw the steps of a response: none, or the ends of its steps with a value before each step."""
     if not length or draw(st.booleans()):
         return {}
     ends = (*sorted(draw(st.sets(st.integers(1, length), max_size=length - 1)) - {length}), length)

@@ -1,6 +1,6 @@
-"""A small run made through the public parts of storage alone: no model, real draws, made-up residuals.
+"""A small run made by the public parts of storage alone: without a model, with real draws and made-up residuals.
 
-Two searchers, eight steps of two prompts x two responses, a sync every two steps. Attempt 1 dies after sync 3; attempt
+Two searchers, eight steps of two prompts x two responses, a sync every two steps. Attempt 1 dies after sync 3. Attempt
 2 continues from the checkpoint of sync 2, takes steps 5 and 6 again and finishes. Two shards still wait at the end.
 """
 
@@ -45,7 +45,7 @@ STRANGERS = (
     "trajectories/readme.md", "trajectories/searcher=000/seq=00000000 (1).parquet",
     "trajectories/searcher=000 copy/seq=00000000.parquet", "roles/notes.txt",
 )  # fmt: skip
-"""Names that somebody else gives, not a run."""
+"""Names of files that are not a run's own."""
 
 
 def make_config() -> Config:
@@ -67,12 +67,12 @@ def make_config() -> Config:
 
 
 def make_run(root: str, name: str = "first") -> Run:
-    """The run as described above."""
+    """Make the run that is described above."""
     return SyntheticRun(root, name).finish().run
 
 
 def make_live_run(root: str, name: str = "live") -> Run:
-    """The run as it is while its first attempt takes step 5: no ledger of sync 3 yet, though its record exists."""
+    """Make the run as it is while its first attempt takes step 5: the record of sync 3 exists, its ledger does not."""
     made = SyntheticRun(root, name).begin()
     buffer = made.take_syncs(1, range(1, 3), made.buffer(1))
     buffer.draw(5)
@@ -82,13 +82,13 @@ def make_live_run(root: str, name: str = "live") -> Run:
 
 
 def copy_run(run: Run, folder: Path) -> Run:
-    """A local run again, in another folder."""
+    """Copy a local run to another folder."""
     return Run.open(str(shutil.copytree(run.url, folder / run.name)))
 
 
 class SyntheticRun:
-    says_the_same = False  # whether all responses to a prompt do
-    says = ""  # what every response reads as, unless that is empty
+    says_the_same = False  # True if all responses to a prompt have the same tokens
+    says = ""  # the text of every response, unless empty
 
     def __init__(self, root: str, name: str, **changes: Any):
         self.config = make_config().replace(changes)
@@ -96,18 +96,18 @@ class SyntheticRun:
             root, name, config=self.config.to_dict(), sampler_sql=default_sampler(), code_version="test"
         )
         self.random = random.Random(0)
-        self.queues: dict[int, dict[str, Any]] = {}  # what checkpoints keep of the buffer
+        self.queues: dict[int, dict[str, Any]] = {}  # the buffer's queues, which checkpoints keep, by sync
         change_state(self.run, desired="run", searchers=2, why="started")
 
     @classmethod
     def of(cls, run: Run) -> "SyntheticRun":
-        """One that is there already, seen through whatever store the run is given with."""
+        """Return an existing run, through the store of the given run."""
         made = cls.__new__(cls)
         made.config, made.run, made.random, made.queues = make_config(), run, random.Random(0), {}
         return made
 
     def begin(self) -> "SyntheticRun":
-        """Everything before the first step."""
+        """Store everything before the first step."""
         write_prompts(self.run, "train", [make_prompt(prompt_id) for prompt_id in PROMPTS])
         write_prompts(self.run, "test", [make_prompt("test/0")])
         claim_attempt(self.run)
@@ -134,10 +134,10 @@ class SyntheticRun:
         change_state(self.run, desired="stop", why="finished")
         return self
 
-    # --- what the roles do --------------------------------------------------------------------------------------------
+    # --- the work of roles --------------------------------------------------------------------------------------------
 
     def search(self, *, version: int, attempt: int = 1) -> None:
-        """The next round of each searcher, better the later the version."""
+        """Store the next round of each searcher. Rewards are higher for later versions."""
         log, cited = Trajectories(self.run), Version(version, attempt)
         for searcher in range(2):
             round = log.next_seq(searcher)
@@ -172,8 +172,8 @@ class SyntheticRun:
         *,
         version: Version | None = None,
     ) -> DuckReplayBuffer:
-        """Steps and syncs of one attempt, in the order in which a trainer stores them. Searchers have the newest
-        version of attempt 1, or 2 later on, unless it is said which."""
+        """Store steps and syncs of one attempt, in the order of a trainer. Searchers use the newest version of attempt
+        1 up to sync 3 and of attempt 2 later, unless `version` is given."""
         ledger, checkpoints = ParquetLedger(self.run, attempt), Checkpoints(self.run)
         if syncs[0] == 1:
             buffer.sync(0, step=0)
@@ -232,7 +232,7 @@ class SyntheticRun:
         )
 
     def publish(self, version: Version) -> None:
-        """Those of the second attempt as differences from its first, if that is there."""
+        """Publish a version. Versions of the second attempt are differences from its first version, if that exists."""
         first = Version(2, 2)
         base = first if version.attempt == 2 and first in Versions(self.run).complete() else None
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as bases:
@@ -257,7 +257,7 @@ class SyntheticRun:
 
 
 def fill(folder: str, content: str) -> None:
-    """The files of a version, as far as storage is concerned."""
+    """Write the files of a version, as far as storage needs them."""
     Path(folder, "model.safetensors").write_bytes(content.encode() * 20)
     Path(folder, "config.json").write_text("{}")
 
@@ -269,7 +269,7 @@ def prune_version(run: Run, version: Version) -> None:
 
 
 def put(run: Run, name: str, data: bytes) -> None:
-    """As another program would, whatever the name."""
+    """Write a file into the folder of a run, as another program would, with any name."""
     path = Path(run.url) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)

@@ -11,7 +11,7 @@ from tests.support.storage.synthetic import EVERY, LAST_SYNC, SyntheticRun
 
 
 def fork(parent: Run, sync: int, name: str = "fork", *, replays: int | None = None) -> Run:
-    """The synthetic run's first attempt ends, for what comes after, with sync 2."""
+    """Fork a synthetic run after a sync. Syncs up to 2 belong to its first attempt, later ones to its second."""
     origin = Parent(
         run=parent.name, step=sync * EVERY, sync=sync, attempt=1 if sync <= 2 else 2, attempts=newest_attempt(parent),
         replays=replays, rebuilt=sync % 2 == 1,
@@ -25,7 +25,7 @@ def fork(parent: Run, sync: int, name: str = "fork", *, replays: int | None = No
 
 
 def go_on(run: Run, sync: int) -> None:
-    """The fork's own life, from the checkpoint that it shares with its parent."""
+    """Finish a fork, from the checkpoint that it shares with its parent."""
     made = SyntheticRun.of(run)
     attempt = claim_attempt(run)
     assert attempt.continues == (Version(sync, run.parent.attempt) if sync and run.parent else None)

@@ -1,4 +1,4 @@
-"""What Weights & Biases has stored."""
+"""Reads the files of Weights & Biases."""
 
 import json
 import struct
@@ -8,7 +8,8 @@ from typing import Any
 
 
 def stored(path: Path) -> Iterator[Any]:
-    """The records of an offline session: framed like LevelDB's log, in blocks of 32 KiB after seven bytes."""
+    """Yield the records of an offline session. They are framed as in LevelDB's log, in blocks of 32 KiB after seven
+    bytes."""
     from wandb.proto import wandb_internal_pb2
 
     data, place, parts = path.read_bytes(), 7, b""
@@ -19,7 +20,7 @@ def stored(path: Path) -> Iterator[Any]:
         _, length, kind = struct.unpack_from("<IHB", data, place)
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # a whole record, or its last part
             record = wandb_internal_pb2.Record()
             record.ParseFromString(parts)
             yield record

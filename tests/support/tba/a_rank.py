@@ -1,4 +1,4 @@
-"""A rank other than the first, for tests of ranks: `python -m tests.support.tba.a_rank SIZE RANK`."""
+"""Runs a rank other than the first, for tests of ranks: `python -m tests.support.tba.a_rank SIZE RANK`."""
 
 import sys
 from typing import Any
@@ -26,7 +26,7 @@ def precise_policy(*, seed: int = 0, tied: bool) -> Policy:
 
 
 def sharded(made_of: str, ranks: Ranks, config: Config, source: PreTrainedModel | None = None) -> ShardedPolicy:
-    """In double precision, but where bfloat16 is asked for, which goes with weights in float32."""
+    """Return a sharded policy in double precision, or with float32 weights if it computes in bfloat16."""
     compute_dtype = config.training.compute_dtype
     dtype = torch.float32 if compute_dtype == "bfloat16" else torch.float64
     bare = without_weights(made_of, dtype=dtype, trust_remote_code=False)

@@ -1,4 +1,4 @@
-"""Small environments of the library `verifiers`, for tests where it is installed: `load_environment(kind=…)`."""
+"""Small environments for tests with the library `verifiers`, which load them by `load_environment(kind=…)`."""
 
 import itertools
 from datetime import datetime
@@ -15,12 +15,12 @@ def rows(texts: tuple[str, ...] = BITS) -> Dataset:
 
 
 async def as_long(completion: Any, info: dict[str, Any]) -> float:
-    """1 for a first turn as long as the question."""
+    """Return 1 if the first turn is as long as the question."""
     return float(len(completion[0].content) == info["length"])
 
 
 def ones(completion: Any, answer: str, state: Any) -> float:
-    """The share of ones in the last turn; `state` is the library's own."""
+    """Return the share of ones in the last turn. `state` is the library's."""
     assert state["prompt"][-1].content == answer
     last = [it.content for it in completion if it.role == "assistant"][-1]
     return last.count("1") / max(1, len(last))
@@ -31,7 +31,8 @@ def rubric() -> vf.Rubric:
 
 
 class Countdown(vf.MultiTurnEnv):
-    """Says how often it has heard a one, which it keeps in its state, and ends with the third."""
+    """Answers with as many ones as it has received so far. It counts them in its state, and ends after the third
+    one."""
 
     async def setup_state(self, state: Any) -> Any:
         state["heard"] = 0
@@ -49,7 +50,7 @@ class Countdown(vf.MultiTurnEnv):
 
 
 class Fickle(vf.MultiTurnEnv):
-    """Never says the same twice."""
+    """Never gives the same answer twice."""
 
     numbers = itertools.count(10)
 
@@ -58,7 +59,7 @@ class Fickle(vf.MultiTurnEnv):
 
 
 class Dealt(Fickle):
-    """Nor does it ask the same twice."""
+    """Never gives the same question or answer twice."""
 
     async def setup_state(self, state: Any) -> Any:
         state["prompt"] = [vf.UserMessage(content=str(next(self.numbers)))]
@@ -66,7 +67,7 @@ class Dealt(Fickle):
 
 
 class Forgetful(vf.MultiTurnEnv):
-    """Puts another conversation before the policy at its second turn."""
+    """Shows the policy a different conversation at its second turn."""
 
     async def get_prompt_messages(self, state: Any) -> Any:
         if not state["trajectory"]:
@@ -92,7 +93,7 @@ def flip(bits: str) -> str:
 
 
 def fails(completion: Any) -> float:
-    return 1 / len(completion[0].content)  # of an empty answer
+    return 1 / len(completion[0].content)  # fails on an empty answer
 
 
 def whole(state: Any) -> float:

@@ -1,4 +1,4 @@
-"""Batches that are read in pieces."""
+"""Batches that are read in micro-batches."""
 
 import copy
 from collections.abc import Sequence
@@ -20,11 +20,12 @@ GPT2 = GPT2LMHeadModel(
         n_positions=64, embd_pdrop=0.0, resid_pdrop=0.0, attn_pdrop=0.0,
     )
 ).double().eval()  # fmt: skip
-"""All of it computes in double precision."""
+"""A model of which every part computes in double precision."""
 
 
 def group(slot: int, prompt: int, lengths: Sequence[int], *, holes: bool = False) -> list[Trajectory]:
-    """Of as many prompt tokens, and responses of as many, EOS included; with holes where others have written."""
+    """Make a group with these lengths of the prompt and of its responses, EOS included. `holes` are tokens of
+    others."""
     return [
         trajectory(
             prompt_id=str(slot),
@@ -42,13 +43,13 @@ def group(slot: int, prompt: int, lengths: Sequence[int], *, holes: bool = False
 
 
 ROWS = [*group(0, 3, [2, 4, 1]), *group(1, 2, [9, 14, 6]), *group(2, 4, [3, 1, 5], holes=True), *group(3, 1, [1, 1, 2])]
-"""Of which a model reads 7 tokens, 28, 10 and 2: 47 with the prompts of each read once."""
+"""Four groups of which a model reads 7, 28, 10 and 2 tokens: 47 in all, with each prompt read once."""
 
 
 def make(
     *, model: PreTrainedModel = GPT2, packs: bool = True, rows: list[Trajectory] = ROWS, **changes: Any
 ) -> Learner:
-    """A learner about to take a step after some others: its companion is no longer as it begins."""
+    """Return a learner in the middle of a run: companion and reference differ from their start."""
     usual = {
         "training__prompts_per_step": len(rows) // K,
         "training__responses_per_prompt": K,

@@ -18,7 +18,7 @@ def parameters(seed: int = 3) -> Tensor:
 
 
 def groups_of(logits: Tensor, chosen_PK: Tensor, reward_PK: Tensor, *, old_NL: Tensor | None = None) -> Groups:
-    """Sequences of the toy; sampled by the policy itself if by no other."""
+    """Return groups of sequences of the toy, sampled by the policy itself unless `old_NL` is given."""
     logp_NL = toy.token_logps(logits)
     behaviour_NL = logp_NL.detach() if old_NL is None else old_NL
     return Groups(
@@ -39,12 +39,13 @@ def groups_of(logits: Tensor, chosen_PK: Tensor, reward_PK: Tensor, *, old_NL: T
 
 
 def after(value_PKT: Tensor, reward_PK: Tensor) -> Tensor:
-    """Where each token is a step: the value of the next, and the reward after the last."""
+    """Return the value after each token if every token is a step: that of the next token, and the reward after the
+    last."""
     return torch.cat([value_PKT[:, :, 1:], reward_PK[:, :, None]], dim=2)
 
 
 def given_tokens(logp_PKT: Tensor, old_PKT: Tensor, reward_PK: Tensor, mask_PKT: Tensor | None = None) -> Groups:
-    """Responses by their log-probabilities, under a reference that gives each token e^-1."""
+    """Return responses with these log-probabilities, and a reference that gives each token a probability of e^-1."""
     mask_PKT = torch.ones_like(logp_PKT, dtype=torch.bool) if mask_PKT is None else mask_PKT
     ref_PKT = -mask_PKT.double()
     return Groups(
@@ -73,7 +74,7 @@ def assert_close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> 
 
 
 def named(name: str, **chosen: Any) -> Any:
-    """With what it makes of a whole batch, where that is not given."""
+    """Return the loss of an objective, with its estimates over the whole batch, unless the groups have them."""
     objective = OBJECTIVES[name](**chosen)
     return lambda groups, beta: objective.loss(estimated(objective, groups), beta=beta)
 

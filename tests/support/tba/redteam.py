@@ -1,4 +1,4 @@
-"""Everybody whom red-teaming needs, tiny and random: attacker, victim, classifiers and an encoder."""
+"""Tiny random models for red-teaming: attacker, victim, classifiers and an encoder."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if 
 
 
 def labelled_folder(folder: Path, labels: tuple[str, ...] = ("nothate", "hate")) -> Path:
-    """A classifier that tells these labels."""
+    """Write a classifier with these labels."""
     from transformers import AutoConfig
 
     classifier(folder, "encoder", len(labels))
@@ -26,7 +26,7 @@ def labelled_folder(folder: Path, labels: tuple[str, ...] = ("nothate", "hate"))
 
 
 def chat_folder(folder: Path, *, seed: int) -> Path:
-    """A language model with a chat template."""
+    """Write a language model with a chat template."""
     snapshot = tiny_policy(seed=seed).snapshot()
     snapshot.tokenizer.chat_template = CHAT
     snapshot.save(folder)
@@ -46,7 +46,7 @@ def encoder_folder(folder: Path) -> Path:
 
 
 def redteam_options(folder: Path) -> dict[str, object]:
-    """Settings of the task, with models made in `folder`."""
+    """Return options of the task, with models that are made in `folder`."""
     return {
         "victim": str(tiny_folder(folder / "victim", seed=1)),
         "victim_tokens": 8,

@@ -1,4 +1,4 @@
-"""Settings of a searcher whose rounds may be as small as a test likes."""
+"""Settings of a searcher, with rounds as small as a test likes."""
 
 from typing import Any
 

@@ -38,7 +38,7 @@ def settings(**changes: Any) -> Config:
             "sync.every": EVERY,
             "sync.checkpoint_every": 3,
             "search.initial_fill": 6,
-            "alarms.log_ratio": 0.0,  # what is stored of the reference here is made up
+            "alarms.log_ratio": 0.0,  # the stored reference log-probabilities are made up
             **({"search.value_samples": 9} if changes.get("objective__name") == "vine-ppo" else {}),
             **{key.replace("__", "."): value for key, value in changes.items()},
         }
@@ -46,16 +46,16 @@ def settings(**changes: Any) -> Config:
 
 
 class Journal(list[str]):
-    """What reached storage, in order."""
+    """What has been stored, in order."""
 
 
 @dataclass
 class Buffer:
-    """Deals the same groups at every step: responses of two to four tokens, every other one right."""
+    """Gives the same groups at every step: responses of two to four tokens, of which every second is right."""
 
     journal: Journal
-    rewards: Mapping[int, float] = field(default_factory=dict)  # of the first response, by step
-    broken: dict[int, Exception] = field(default_factory=dict)  # by sync
+    rewards: Mapping[int, float] = field(default_factory=dict)  # reward of the first response, by step
+    broken: dict[int, Exception] = field(default_factory=dict)  # errors, by sync
     arrived: int = 6
     missing: set[int] = field(default_factory=set)  # rounds that do not arrive
 
@@ -114,21 +114,21 @@ class Buffer:
 
 @dataclass
 class Store:
-    """Ledger, versions, checkpoints and metrics in one; each is as slow as it is told to be, or fails."""
+    """Ledger, versions, checkpoints and metrics in one. Each can be made slow, or to fail."""
 
     journal: Journal
     slow: dict[str, float | Callable[[], float]] = field(default_factory=dict)  # seconds, by kind
-    gates: dict[str, threading.Event] = field(default_factory=dict)  # what an entry of the journal waits for
-    broken: dict[str, Exception] = field(default_factory=dict)  # by entry of the journal
+    gates: dict[str, threading.Event] = field(default_factory=dict)  # events that entries of the journal wait for
+    broken: dict[str, Exception] = field(default_factory=dict)  # errors, by entry of the journal
     records: list[StepRecord] = field(default_factory=list)
     written: list[dict[str, float]] = field(default_factory=list)
-    dtypes: dict[str, set[torch.dtype]] = field(default_factory=dict)  # of checkpoints' weights, by entry
+    dtypes: dict[str, set[torch.dtype]] = field(default_factory=dict)  # dtypes of checkpoints' weights, by entry
     digests: dict[int, str] = field(default_factory=dict)
-    weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by published number
+    weights: dict[int, dict[str, Tensor]] = field(default_factory=dict)  # by number of the version
     changed: dict[int, float | None] = field(default_factory=dict)
     states: dict[int, TrainingState] = field(default_factory=dict)
     bases: dict[int, int | None] = field(default_factory=dict)
-    whole: Collection[int] = ()  # stored so though they have a base
+    whole: Collection[int] = ()  # versions that are stored whole although they have a base
 
     def take(self, kind: str, number: int) -> None:
         pause = self.slow.get(kind, 0.0)
@@ -216,7 +216,7 @@ class MetricsOf:
 
 
 class LeaseAt:
-    """Stopped or superseded from the moment a number of steps has been told."""
+    """A lease whose check raises `verdict` once the role has told a number of steps."""
 
     def __init__(self, verdict: Exception, steps: int):
         self.verdict, self.left, self.said = verdict, steps, threading.Event()

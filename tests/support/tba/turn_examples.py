@@ -10,7 +10,7 @@ CHARACTERS = "01?="
 
 
 class Echo:
-    """Answers a turn with the turn itself, until a turn is empty or it is the third; likes ones in the last turn."""
+    """Answers each turn with the turn itself, and ends at an empty turn or the third. Rewards ones in the last turn."""
 
     name = "echo"
 

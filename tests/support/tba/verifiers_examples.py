@@ -19,7 +19,7 @@ TEMPLATE = (
 
 
 def calling_tokenizer(template: str | None = TEMPLATE) -> Any:
-    """Of single characters, with a token for each of two calls of a tool."""
+    """Return a tokenizer of single characters, with one token for each of two tool calls."""
     tokenizer = tiny_tokenizer(CHARACTERS)
     tokenizer.add_tokens(CALLS)
     tokenizer.chat_template = template

@@ -19,7 +19,7 @@ tokens = st.lists(st.integers(2, 77), max_size=8)
 
 @st.composite
 def groups(draw, k: int = 3, least: int = 1):
-    """Whole groups of k trajectories with responses and prompts of uneven lengths."""
+    """Draw whole groups of k trajectories, with prompts and responses of uneven lengths."""
     found = []
     for group in range(draw(st.integers(least, 4))):
         prompt = tuple(draw(tokens.filter(bool)))
@@ -79,7 +79,7 @@ def test_what_counts_of_a_response(response, included, excluded):
 # --- What an environment wrote ---
 
 MASK = (True, True, False, False, True, True)
-SAID = (5, EOS_ID, 7, 8, 9, EOS_ID)  # two turns of the policy, the environment's between
+SAID = (5, EOS_ID, 7, 8, 9, EOS_ID)  # two turns of the policy, with the environment's in between
 
 
 def of_turns(**changes):
@@ -169,7 +169,7 @@ def uneven_trajectories(prompts: int):
 
 
 def gradient_of(trajectories, groups_per_micro_batch: int) -> torch.Tensor:
-    """Of the batch's loss, accumulated over micro-batches."""
+    """Return the gradient of the batch's loss, accumulated over micro-batches."""
     model = tiny_llama().double()
     batch = collate(fetched_of(trajectories), responses_per_prompt=3, pad_id=PAD_ID, include_eos=True)
     for _, part, *_ in micro_batches(batch, most_groups=groups_per_micro_batch, most_tokens=None, packs=False):
@@ -188,7 +188,7 @@ def test_any_split_that_keeps_groups_whole_gives_the_same_gradient(groups_per_mi
 
 
 def regrouped(prompts: int) -> list:
-    """The same rows with the groups laid out across each other, as if they were [K, P] instead of [P, K]."""
+    """Return the same rows with wrong groups, as if they were ordered as [K, P] instead of [P, K]."""
     trajectories = uneven_trajectories(prompts)
     order = [p * 3 + j for j in range(3) for p in range(prompts)]
     return [trajectory_as_one_prompt(trajectories[i]) for i in order]

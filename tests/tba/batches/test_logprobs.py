@@ -33,7 +33,7 @@ ROWS = pad(PROMPTS, RESPONSES, pad_id=PAD_ID)
 
 
 def by_hand(model: torch.nn.Module, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float) -> Tensor:
-    """Token log-probabilities of one sequence alone, from the logits of every position."""
+    """Return the token log-probabilities of one sequence, from the logits of all positions."""
     logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0]
     logps = torch.log_softmax(logits / temperature, dim=-1)
     return torch.stack([logps[len(prompt) + i - 1, token] for i, token in enumerate(response)])
@@ -55,8 +55,8 @@ def test_token_logps_are_those_of_each_sequence_alone_at_the_temperature(tempera
 def test_under_autocast_they_are_those_of_the_plain_expression(
     monkeypatch: pytest.MonkeyPatch, tied: bool, pieces: int
 ):
-    """To the bit where all is projected at once. Sums over pieces are made in float32, that of the plain expression is
-    rounded to bfloat16 once: by less than one part in 2^8."""
+    """The results are bit-identical if all rows are projected at once. Otherwise sums over pieces are computed in
+    float32, and the plain expression rounds to bfloat16 once, by less than one part in 2^8."""
     model = tiny_llama(tied=tied)
     mask_N = ROWS.response_mask_BT[:, 1:]
     monkeypatch.setattr(logprobs, "PROJECTED", -(-int(mask_N.sum()) // pieces) * model.config.vocab_size)
@@ -122,7 +122,7 @@ def test_any_causal_model_has_its_values_and_gradients_and_keeps_what_it_does_to
     expected = [by_hand(model, p, r, temperature=0.7) for p, r in zip(PROMPTS, RESPONSES, strict=True)]
     weights_N = torch.randn(sum(map(len, RESPONSES)), generator=torch.Generator().manual_seed(1)).double()
     by_parameter = gradients(model, torch.cat(expected) @ weights_N)
-    for again in range(2):  # once more, when it is known what the model does
+    for again in range(2):  # again, after the first call has found out what the model does
         with torch.inference_mode(mode=again == 1):
             logps_BT = token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=0.7)
         found = logps_BT[ROWS.response_mask_BT]
@@ -133,7 +133,7 @@ def test_any_causal_model_has_its_values_and_gradients_and_keeps_what_it_does_to
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
 def test_what_a_model_does_to_logits_is_kept_without_gradients_too(model):
-    """And where nothing was asked of it before."""
+    """No call with gradients comes before."""
     model = copy.deepcopy(model).eval().double()
     with torch.inference_mode():
         logps_BT = token_logps(model, ROWS.tokens_BT, ROWS.response_mask_BT, temperature=1.0)
@@ -170,7 +170,7 @@ def test_values_and_gradients_are_as_close_to_a_more_precise_type_as_the_plain_e
 
 
 class Largest(TorchDispatchMode):
-    """The largest tensor that any operation returns."""
+    """Records the largest tensor that any operation returns."""
 
     elements = 0
 
@@ -197,7 +197,7 @@ def test_logits_of_all_positions_are_never_there_at_once(pieces, monkeypatch):
 
 
 class WithoutOutputLayer(torch.nn.Module):
-    """A causal model whose output layer cannot be asked for."""
+    """A causal model that does not give access to its output layer."""
 
     def __init__(self):
         super().__init__()
@@ -276,7 +276,7 @@ def test_whatever_masked_positions_hold_cancels_in_the_loss(fill):
 
 @pytest.mark.parametrize("include_eos", [True, False])
 def test_a_stored_sum_and_a_recomputed_one_count_the_same_tokens(include_eos):
-    """With the policy as its own reference every log-ratio is zero, whatever the rule and however responses end."""
+    """If the policy is its own reference, every log-ratio is zero for each rule and each kind of end of a response."""
     model = tiny_llama()
     responses = [(10, 11, EOS_ID), (10, 11, 12), (EOS_ID,), (*[13] * 127, EOS_ID)]
     rows = pad([(4, 5)] * 4, responses, pad_id=PAD_ID)
@@ -299,7 +299,7 @@ def test_a_stored_sum_and_a_recomputed_one_count_the_same_tokens(include_eos):
     logp_BT = token_logps(model, batch.tokens_BT, batch.response_mask_BT, temperature=0.7)
     torch.testing.assert_close(logp_BT, batch.ref_logp_BT, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(logp_BT - 0.5 * batch.response_mask_BT, batch.behaviour_logp_BT, rtol=1e-5, atol=1e-5)
-    assert (float(logp_B.detach()[2]) == 0) is (not include_eos)  # nothing is left of it
+    assert (float(logp_B.detach()[2]) == 0) is (not include_eos)  # no token of it counts
 
 
 def test_a_batch_of_nothing_but_empty_responses_has_zero_logps():

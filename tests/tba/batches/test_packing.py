@@ -61,11 +61,11 @@ PACKED = [
 
 
 class FromElsewhere(LlamaForCausalLM):
-    """As a model of somebody else's code."""
+    """A model whose code is not from transformers."""
 
 
 class TurnsBack(MistralForCausalLM):
-    """Says of itself that it can be given another attention, and in one layer it has its own."""
+    """A model that claims to support other attention, but one of its layers keeps its own."""
 
     def set_attn_implementation(self, attn_implementation: str | dict, allow_all_kernels: bool = False) -> None:
         super().set_attn_implementation(attn_implementation, allow_all_kernels)
@@ -78,7 +78,7 @@ TurnsBack.__module__ = MistralForCausalLM.__module__
 PADDED = [
     Gemma2ForCausalLM(Gemma2Config(sliding_window=4, **HEADS, **WIDE, **LAYERS, **SMALL)),
     Gemma2ForCausalLM(Gemma2Config(layer_types=["full_attention"] * 2, **HEADS, **WIDE, **LAYERS, **SMALL)),
-    Llama4ForCausalLM(  # looks at chunks of 4 tokens, and does not tell its attention
+    Llama4ForCausalLM(  # attends within chunks of 4 tokens, and does not say so
         Llama4TextConfig(
             attention_chunk_size=4, num_local_experts=2, intermediate_size_mlp=64, **HEADS, **WIDE, **LAYERS, **SMALL
         )
@@ -86,7 +86,7 @@ PADDED = [
     BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=2, n_head=4, **WIDE, **SMALL)),
     DogeForCausalLM(DogeConfig(**HEADS, **WIDE, **LAYERS, **SMALL)),
     ZayaForCausalLM(ZayaConfig(num_key_value_heads=2, **LAYERS, **SMALL)),
-    RobertaForCausalLM(RobertaConfig(is_decoder=True, **WIDE, **LAYERS, **SMALL)),  # counts from behind its padding
+    RobertaForCausalLM(RobertaConfig(is_decoder=True, **WIDE, **LAYERS, **SMALL)),  # positions start behind padding
     FromElsewhere(tiny_llama().config),
     TurnsBack(MistralConfig(sliding_window=None, **HEADS, **WIDE, **LAYERS, **SMALL)),
 ]
@@ -104,14 +104,14 @@ PROMPTS = [Prompt(prompt_id=str(tokens), text="", tokens=tokens) for tokens in [
 RESPONSES = [
     [response(10, EOS_ID), response(*range(10, 40)), response(10, 11, EOS_ID), response(10, EOS_ID)],
     [response(EOS_ID), response(11), response(12, 13, 14, EOS_ID)],
-    [],  # all that it had was left out
+    [],  # all of its responses were left out
     [response(15, EOS_ID, 30, 31, 32, 16, EOS_ID, loss_mask=(True,) * 2 + (False,) * 3 + (True,) * 2)],
 ]
 GROUPS = [Group(p.tokens, [r.tokens for r in group]) for p, group in zip(PROMPTS, RESPONSES, strict=True)]
 
 
 def by_hand(model: PreTrainedModel, temperature: float) -> list[list[tuple[float, ...]]]:
-    """Of each sequence alone, from the logits of every position."""
+    """Return the log-probabilities of each sequence alone, from the logits of all positions."""
     return [[alone(model, group.prompt, answer, temperature) for answer in group.responses] for group in GROUPS]
 
 
@@ -162,7 +162,7 @@ def test_packed_in_double_precision_it_is_the_same_but_for_the_last_digits(model
             for answer in group.responses
         ]
     found = packed_logps(model, GROUPS, temperature=1.0, tokens_per_call=64)
-    # Norms compute in single precision whatever the model's is: a last digit of that may differ.
+    # Norms compute in single precision in every model, so their last digit may differ.
     assert [list(logps) for logps in found] == [pytest.approx(logps.tolist(), abs=1e-6) for logps in expected]
 
 
@@ -218,7 +218,7 @@ def test_a_long_response_needs_no_mask_of_all_its_tokens_by_all(monkeypatch):
 def calls_of_attention(
     monkeypatch, groups: list[Group], tokens_per_call: int, model: PreTrainedModel | None = None
 ) -> list[tuple]:
-    """Keys and mask of each."""
+    """Return the keys and the mask of each call."""
     attend, calls = nn.functional.scaled_dot_product_attention, []
 
     def seen(query, key, value, *, attn_mask, **options):
@@ -272,7 +272,7 @@ def test_a_prompt_of_no_tokens_is_refused():
 DRAWN = [
     ("a", (4, 5, 6), (10, EOS_ID), None),
     ("a", (4, 5, 6), tuple(range(10, 40)), None),
-    ("b", (7,), (EOS_ID,), None),  # nothing of it counts without its end
+    ("b", (7,), (EOS_ID,), None),  # without its end, no token of it counts
     ("b", (7,), (15, EOS_ID, 30, 31, 16, EOS_ID), (True,) * 2 + (False,) * 2 + (True,) * 2),
     ("b", (7,), (11, 12, EOS_ID), None),
     ("b", (7,), (13, EOS_ID), None),
@@ -282,7 +282,7 @@ DRAWN = [
 
 
 def drawn_rows() -> Fetched:
-    """Groups of two, the third of the second's prompt too."""
+    """Return groups of two rows. The second and the third group have the same prompt."""
     return fetched_of(
         [
             trajectory(
@@ -315,7 +315,7 @@ def gradients_of(model: PreTrainedModel, value: torch.Tensor) -> dict[str, torch
 
 
 def test_rows_of_a_group_that_do_not_begin_alike_are_read_apart():
-    """As when nothing tells which of its tokens are the prompt."""
+    """Without a common start, the tokens of the prompt are unknown."""
     model = tiny_llama().double()
     batch = collate(drawn_rows(), responses_per_prompt=2, pad_id=PAD_ID, include_eos=True)
     batch.tokens_BT[1, 0] = 9

@@ -26,7 +26,7 @@ def learner(little: bool, **changes: Any) -> Learner:
 
 @contextmanager
 def calls_of(model: nn.Module) -> Iterator[Counter[str]]:
-    """How often each attention is called, which a layer that is computed again calls again, and what is in no layer."""
+    """Count the calls of each attention, which a recomputed layer calls again, and of modules outside of layers."""
     calls, layers = Counter[str](), [name for name, it in model.named_modules() if it in layers_of(model)]
     hooks = [
         it.register_forward_hook(lambda *_, name=name: calls.update([name]))
@@ -39,7 +39,7 @@ def calls_of(model: nn.Module) -> Iterator[Counter[str]]:
 
 
 def taken(it: Learner) -> tuple[list[Tensor], Counter[str]]:
-    """Gradients of a batch, and what of the policy was called."""
+    """Return the gradients of a batch, and the calls of the policy's modules."""
     with calls_of(it.policy.model) as calls:
         it._differentiate(it.collate(fetched_of(ROWS)), 0.5)
     parameters = [p for trained in it._all_trained() for p in trained.model.parameters()]
@@ -50,8 +50,8 @@ def taken(it: Learner) -> tuple[list[Tensor], Counter[str]]:
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("changes", [{}, {"tokens_per_micro_batch": 12}, {"compute_dtype": "bfloat16"}])
 def test_gradients_are_the_same_to_the_bit_though_layers_are_computed_again(name, packs, changes):
-    """Each layer once more for each pass with gradients, and nothing else: where no objective looks ahead and no group
-    is read twice, all passes have them."""
+    """Each pass with gradients computes every layer once more, and nothing else. All passes have gradients if the
+    objective does not look ahead and no group is read twice."""
     given = {"packs": packs, "objective__name": name, **{f"training__{it}": to for it, to in changes.items()}}
     (usual, once), (little, more) = taken(learner(False, **given)), taken(learner(True, **given))
     assert len(usual) == len(little) and all(a.equal(b) for a, b in zip(usual, little, strict=True))
@@ -70,7 +70,7 @@ def test_less_is_held_between_forward_and_backward(packs):
 
 
 def _held_bytes(it: Learner) -> int:
-    """Beside weights, of the first micro-batch's forward pass."""
+    """Return the bytes that the forward pass of the first micro-batch keeps, without weights."""
     weights = {p.untyped_storage().data_ptr() for p in it.policy.model.parameters()}
     held: dict[int, int] = {}
 

@@ -1,5 +1,5 @@
-"""A learner that several processes share, against one that has all to itself. Gradients in double precision, so that
-what differs by more than the order of a sum is seen."""
+"""A learner that is spread over several processes, compared with a learner in one process. Gradients in double
+precision, so that what differs by more than the order of a sum is seen."""
 
 import json
 import os
@@ -58,7 +58,7 @@ OBJECTIVES = [
         "objective__name": "kimi",
         "objective__reference_decay": 0.5,
         "training__groups_per_micro_batch": None,
-        "training__tokens_per_micro_batch": 30,  # less than some groups have
+        "training__tokens_per_micro_batch": 30,  # fewer than some groups have
     },
     {"objective__name": "grpo", "training__groups_per_micro_batch": 2, "objective__normaliser": "tokens"},
 ]
@@ -76,7 +76,7 @@ def config_of(**changes: Any) -> Config:
 
 
 def batch_at(step: int) -> Batch:
-    """Groups of very different lengths."""
+    """Return a batch of groups of very different lengths."""
     chance = Random(step)
     rows = [
         trajectory(
@@ -94,7 +94,8 @@ def batch_at(step: int) -> Batch:
 
 @pytest.fixture(scope="module", params=SIZES)
 def many(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Makes learners spread over so many processes, this one the first of them; the others obey the newest."""
+    """Return a function that makes learners over several processes. This process is the first rank; the other ranks
+    follow the newest learner."""
     size, scratch = request.param, tmp_path_factory.mktemp("ranks")
     os.environ["GLOO_SOCKET_IFNAME"] = "of-a-cluster"
     store = open_port(size)
@@ -126,7 +127,7 @@ def weights_of(learner: Learner) -> dict[str, torch.Tensor]:
 
 
 def test_no_rank_listens_to_a_network(many):
-    """What goes between them is neither encrypted nor asks who is there."""
+    """Traffic between ranks is neither encrypted nor authenticated."""
     many(config_of(), precise_policy(tied=True))
     ours = [psutil.Process(), *psutil.Process().children()]
     heard = {it.laddr.ip for process in ours for it in process.net_connections("inet") if it.status == "LISTEN"}
@@ -269,7 +270,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_with_as_many_ranks_and_alike_with_othe
 
 @pytest.mark.parametrize("name", get_args(OptimizerName)[1:])
 def test_each_optimizer_steps_with_ranks_as_without_and_goes_on_from_what_any_number_stored(many, tmp_path, name):
-    """As no block of 8 bits is of two rows, any number of ranks has the same."""
+    """No 8-bit block spans two rows, so the blocks are the same for any number of ranks."""
     config = config_of(training__optimizer=name, training__learning_rate=1e-2)
     spread, alone = many(config, wide_policy()), Learner(config, wide_policy())
     for step in (1, 2):
@@ -281,7 +282,7 @@ def test_each_optimizer_steps_with_ranks_as_without_and_goes_on_from_what_any_nu
     found, expected = TrainingState.load(tmp_path / "spread").optimizer, alone.state(step=2, sync=1).optimizer
     assert found.keys() == expected.keys() and any(key.endswith("_codes") for key in found) == (name == "adamw-8bit")
     for key, it in expected.items():
-        differs = (found[key] != it).double().mean() if it.dtype == torch.uint8 else 0  # by the last digits of a sum
+        differs = (found[key] != it).double().mean() if it.dtype == torch.uint8 else 0  # by the rounding of a sum
         assert found[key].shape == it.shape and differs < 1e-3
     spread.learn(3, batch_at(3))
     policy = wide_policy()
@@ -294,12 +295,12 @@ def test_each_optimizer_steps_with_ranks_as_without_and_goes_on_from_what_any_nu
 
 
 def wide_policy() -> Policy:
-    """With weights of more numbers than keep their moments whole."""
+    """Return a policy with weights that are large enough for 8-bit moments."""
     return Policy(tiny_llama(width=64).double(), tiny_tokenizer(), torch.device("cpu"))  # pyright: ignore
 
 
 def copied(learner: Learner) -> Callable[[], Policy]:
-    """Its policy as it is now, as often as it is asked for."""
+    """Return a function that makes copies of the learner's current policy."""
     weights = {name: it.clone() for name, it in weights_of(learner).items()}
 
     def make() -> Policy:
@@ -399,13 +400,13 @@ with Followers([sys.executable, "-c", sys.argv[1]], 2, grace=0.1) as followers:
 
 @pytest.mark.parametrize(("leaves", "code"), [("0", 0), ("1000", 1)])
 def test_a_trainer_that_knows_of_a_dead_rank_stores_what_it_has_before_it_ends(leaves, code):
-    """But does not wait long for others to leave with it."""
+    """It does not wait long for other ranks to leave with it."""
     ended = subprocess.run([sys.executable, "-c", STORES, ENDS, leaves], capture_output=True, text=True, timeout=100)
     assert (ended.returncode, ended.stdout) == (code, "stored\n")
 
 
 def stuck() -> None:
-    """As in a process group of which somebody has gone."""
+    """Fail like a process group that has lost a rank."""
     raise RuntimeError("connection closed by peer")
 
 

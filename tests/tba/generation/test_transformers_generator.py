@@ -92,7 +92,7 @@ def llama(tmp_path_factory) -> Path:
 
 @contextmanager
 def forwards() -> Iterator[list[tuple[int, int]]]:
-    """(rows, tokens) of every forward pass of a causal language model."""
+    """Record (rows, tokens) of every forward pass of a causal language model."""
     seen: list[tuple[int, int]] = []
 
     def look(module: torch.nn.Module, arguments: Any) -> None:
@@ -184,7 +184,7 @@ def test_uniforms_follow_from_seed_and_position_alone():
 
 
 def test_uniforms_never_change():
-    """Responses that are stored with their seeds can be generated again."""
+    """Stored responses can be generated again from their seeds."""
     found = uniforms(np.array([0, 1, 2**63 - 1], dtype=np.uint64), np.array([0, 7, 511], dtype=np.uint64))
     assert found.tolist() == UNIFORMS
 
@@ -286,8 +286,8 @@ def test_ended_responses_leave_the_batch_and_waiting_ones_take_their_place(llama
         [responses] = generate(generator, make_prompts(["12+"]), [list(range(96))], temperature=2.0)
     admissions = [rows for rows, tokens in seen if tokens > 1]
     computed = sum(rows for rows, tokens in seen if tokens == 1)
-    needed = sum(len(response.tokens) - 1 for response in responses)  # the first comes from reading the prompt
-    assert len(admissions) > 6  # refilled more often than whole batches would be
+    needed = sum(len(response.tokens) - 1 for response in responses)  # the pass over the prompt gives the first token
+    assert len(admissions) > 6  # more often than with whole batches
     assert needed <= computed < 1.2 * needed
 
 
@@ -324,7 +324,7 @@ def drain(generator: TransformersGenerator, steps: int = 1000) -> dict[Request, 
 
 @pytest.mark.parametrize("batch", [3, 64])
 def test_requests_of_any_kind_may_join_at_any_step_and_are_answered_as_alone(llama, batch):
-    """Also where a later prompt is longer than all there is so far."""
+    """One later prompt is longer than everything before."""
     generator = make_generator(llama, batch=batch)
     first = [request("z", 1), request("1+2=", 2, temperature=0.5), request("hello", 3, top_p=0.6)]
     later = [request("what is it that you want, then?" * 2, 4), request("z", 5, temperature=0.0), request("q", 6)]
@@ -343,7 +343,7 @@ def test_requests_of_any_kind_may_join_at_any_step_and_are_answered_as_alone(lla
 
 
 def test_what_is_in_flight_goes_on_with_the_weights_that_are_adopted(tmp_path):
-    """The first tokens are the old weights', later ones are not; what is asked afterwards is the new ones' alone."""
+    """The first tokens come from the old weights, later ones do not. Later requests use the new weights alone."""
     old, new = (tiny_folder(tmp_path / str(seed), seed=seed) for seed in (0, 1))
     generator, before, after = make_generator(old), request("hello", 3), request("hello", 4)
     generator.submit([before])
@@ -475,7 +475,7 @@ def test_a_folder_that_cannot_be_loaded_leaves_the_weights_that_were_there(tmp_p
 
 @pytest.mark.parametrize("left", [["model.safetensors", "tokenizer.json"], ["tokenizer.json"], [], None])
 def test_a_folder_that_is_being_removed_is_missing_and_leaves_the_weights_that_were_there(tmp_path, left):
-    """Files go in the order of their names, so the description goes before the weights; then the folder goes."""
+    """Files are removed in the order of their names, so the config goes before the weights. Then the folder goes."""
     generator = make_generator(tiny_folder(tmp_path / "good"))
     going = tiny_folder(tmp_path / "going", seed=1)
     for file in going.iterdir():

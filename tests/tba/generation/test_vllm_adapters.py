@@ -1,4 +1,5 @@
-"""Adapters in a running engine of vLLM against the same ones in transformers: one real engine serves these tests."""
+"""Adapters in a running engine of vLLM, compared with the same adapters in transformers. All tests share a real
+engine."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -21,7 +22,7 @@ pytestmark = needs_vllm
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 LONG, TEMPERATURE = 200, 0.7
-TEXT = "what is it that you want? " * 8  # longer than a block of the cache
+TEXT = "what is it that you want? " * 8  # longer than a block of the key-value cache
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def prompt() -> Prompt:
 
 
 def distance(adapter: Adapter, folder: Path, prompt: Prompt, responses: list[Response]) -> float:
-    """The greatest one between the stored log-probabilities and those by transformers, of any token."""
+    """Return the greatest difference, over all tokens, between stored log-probabilities and those of transformers."""
     policy = Policy.load_adapted(adapter, folder, device="cpu")
     [scored] = PolicyScorer(policy, V0).token_logps([prompt], [responses], temperature=TEMPERATURE)
     return max(

@@ -1,4 +1,4 @@
-"""vLLM's responses against the same weights in transformers: one real engine serves all of these tests."""
+"""vLLM's responses, compared with the same weights in transformers. All tests share a real engine."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ TEXTS = ["1+2=", "what is it that you want?", "z", "hello", "7" * 150]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Version, Path]:
-    """Versions with other weights each."""
+    """Return folders of versions with different weights."""
     root = tmp_path_factory.mktemp("versions")
     return {version: served_folder(root / str(version), seed=seed) for seed, version in enumerate((V0, V1, V2))}
 
@@ -50,7 +50,7 @@ def make_generator(**engine: Any) -> Any:
         batch_responses=64,
         max_prompt_tokens=MOST - LONG,
         max_response_tokens=LONG,
-        engine=VLLMEngine(memory_fraction=0.2, **engine),  # a GPU has room for three of them
+        engine=VLLMEngine(memory_fraction=0.2, **engine),  # a GPU has room for three engines
     )
 
 
@@ -62,7 +62,7 @@ def engine() -> Iterator[Any]:
 
 @pytest.fixture
 def generator(engine: Any, folders: dict[Version, Path]) -> Any:
-    """At version 0, whatever the test before has done."""
+    """Return the shared generator, with version 0 adopted."""
     engine.adopt(folders[V0], V0)
     return engine
 
@@ -86,7 +86,7 @@ def tokens_of(groups: list[list[Response]]) -> list[list[tuple[int, ...]]]:
 
 
 def distance(folder: Path, prompts: list[Prompt], groups: list[list[Response]], *, temperature: float) -> float:
-    """The greatest one between the stored log-probabilities and those by transformers, of any token."""
+    """Return the greatest difference, over all tokens, between stored log-probabilities and those of transformers."""
     expected = PolicyScorer(Policy.load(folder), V0).token_logps(prompts, groups, temperature=temperature)
     return max(
         abs(told - found)
@@ -107,7 +107,7 @@ def test_log_probabilities_are_the_policys_at_the_temperature_it_was_sampled_at(
 def test_greedy_responses_are_those_of_transformers_and_have_the_policys_own_log_probabilities(
     generator: Any, folders: dict[Version, Path]
 ):
-    """On a GPU up to tokens that are as likely as the most likely one."""
+    """On a GPU, greedy tokens may differ if they are as likely as the most likely one."""
     plain = TransformersGenerator(device="cpu", max_response_tokens=LIMIT)
     plain.adopt(folders[V0], V0)
     seeds = [[0]] * len(PROMPTS)
@@ -119,7 +119,7 @@ def test_greedy_responses_are_those_of_transformers_and_have_the_policys_own_log
 
 
 def less_likely(folder: Path, prompts: list[Prompt], groups: list[list[Response]]) -> float:
-    """By how much a token may be less likely than the most likely one there."""
+    """Return by how much a token is less likely than the most likely one at its place."""
     policy, most = Policy.load(folder, device="cpu"), 0.0
     for prompt, [response] in zip(prompts, groups, strict=True):
         with torch.inference_mode():
@@ -157,7 +157,7 @@ def test_what_a_seed_yields_does_not_depend_on_what_it_is_batched_with(generator
 
 
 def test_responses_share_all_the_time_in_which_they_were_in_flight(generator: Any):
-    """Also that in which nobody asked what has ended, as while a searcher scores."""
+    """This includes time without calls of `step`, for example while a searcher scores."""
     requests = [Request(prompt=PROMPTS[0], seed=seed, limit=LIMIT, temperature=1.0) for seed in range(4)]
     began, found = time.monotonic(), list[Response]()
     generator.submit(requests[:2])
@@ -185,7 +185,7 @@ def test_a_response_ends_with_its_end_token_or_at_its_limit_and_says_which(gener
 def test_a_version_is_taken_by_the_running_engine_and_all_it_says_is_from_its_weights(
     generator: Any, folders: dict[Version, Path]
 ):
-    """The prompt is longer than a block of keys and values: none of an earlier version's may be used again."""
+    """The prompt is longer than a block of the key-value cache: blocks of an earlier version must not be reused."""
     processes = engine_processes()
     long = prompts_of(["9" * 400])
     for version in (V1, V2, V0, V1):
@@ -197,7 +197,7 @@ def test_a_version_is_taken_by_the_running_engine_and_all_it_says_is_from_its_we
 
 
 def test_prompts_that_are_asked_again_share_what_was_computed(generator: Any):
-    """Within a version: without this the test above says nothing."""
+    """Blocks are reused within a version; otherwise the test above would prove nothing."""
     requests, salt = generator._started(), str(generator.version)
     engine = requests.engine
     long = prompts_of(["8" * 400])
@@ -216,8 +216,8 @@ def test_prompts_that_are_asked_again_share_what_was_computed(generator: Any):
 def test_what_is_in_flight_goes_on_with_the_weights_that_are_adopted_and_under_their_name(
     generator: Any, folders: dict[Version, Path], monkeypatch: pytest.MonkeyPatch
 ):
-    """The first tokens are the old weights', the last are not; what is asked afterwards is the new ones' alone. Nothing
-    is sampled between the new weights and their name, however long that takes."""
+    """The first tokens come from the old weights, the last do not. Later requests use the new weights alone. No token
+    is sampled between the load of the new weights and the change of the version, however long that takes."""
     [prompt] = prompts_of(["hello"])
     before, after = (
         [Request(prompt=prompt, seed=seed, limit=LONG, temperature=1.0) for seed in range(first, first + 32)]
@@ -250,7 +250,7 @@ def test_what_is_in_flight_goes_on_with_the_weights_that_are_adopted_and_under_t
 def test_what_waits_for_a_place_when_a_version_is_adopted_is_from_its_weights_alone(
     generator: Any, folders: dict[Version, Path]
 ):
-    """Also where the weights before have read its prompt, for another response that they began."""
+    """This is also so if the weights before have read the prompt, for another response."""
     [prompt] = prompts_of(["9" * 400])
     requests = [Request(prompt=prompt, seed=seed, limit=LIMIT, temperature=1.0) for seed in range(160)]
     generator.submit(requests)
@@ -379,7 +379,7 @@ def test_an_engine_that_is_spread_over_several_processes_takes_a_version_in_all_
 def test_an_engine_that_may_have_got_a_part_of_the_weights_ends_the_role(
     generator: Any, folders: dict[Version, Path], monkeypatch: pytest.MonkeyPatch
 ):
-    """As where memory is short in the middle."""
+    """This may happen if memory runs out during the load."""
     monkeypatch.setattr(
         generator, "_load_opened", lambda version: generator._running().collective_rpc("no_such_method")
     )
@@ -388,7 +388,7 @@ def test_an_engine_that_may_have_got_a_part_of_the_weights_ends_the_role(
 
 
 def test_a_process_whose_role_ended_before_it_could_hear_of_it_ends_too():
-    """The engine is registered with it seconds after it began."""
+    """The engine's process is registered for this only seconds after its start."""
     role = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=60)
     assert role.stdout == "begun\n", role.stderr
 

@@ -1,4 +1,4 @@
-"""The graders of `math`, on answers of all kinds that MATH has. Columns say whether an answer is right (1) or wrong (0)
+"""The graders of `math`, on all kinds of answers that MATH has. Columns say whether an answer is right (1) or wrong (0)
 under math-verify, minerva, prm800k and boxed."""
 
 import json
@@ -16,7 +16,7 @@ RULES = ("math-verify", "minerva", "prm800k", "boxed")
 
 
 def golds() -> list[str]:
-    """Of MATH-500, in `shared/data/math500` beside some folder above this one."""
+    """Return the answers of MATH-500, from `shared/data/math500` beside a parent folder of this file."""
     for parent in Path(__file__).resolve().parents:
         if (file := parent / "shared" / "data" / "math500" / "test.jsonl").is_file():
             return [json.loads(line)["answer"] for line in file.read_text().splitlines()]
@@ -52,7 +52,7 @@ def test_the_rules_have_names_and_the_library_comes_first():
         (r"$\boxed{18}$, checked: $\boxed{18}$", "18", (1, 1, 1, 1)),
         (r"$\boxed{18}$ <think>hm</think>", "18", (0, 1, 1, 0)),
         (r"<think>$\boxed{3}$</think> $\boxed{18}$", "18", (1, 0, 1, 1)),
-        (r"<think>it may be $\boxed{18}$", "18", (1, 1, 1, 1)),  # the tag that would end the thinking never came
+        (r"<think>it may be $\boxed{18}$", "18", (1, 1, 1, 1)),  # the closing tag is missing
         (r"$\boxed{18}$, or rather $\boxed{1", "18", (0, 1, 0, 0)),  # cut off
         ("18", "18", (0, 1, 0, 0)),
         ("The answer is 18.", "18", (0, 1, 0, 0)),
@@ -151,7 +151,7 @@ def test_each_rule_finds_the_answer_in_its_own_way(response: str, answer: str, r
         (r"\pi r^2", r"r \cdot r \pi", (1, 1, 1, 1)),
         (r"2 \theta", r"\theta + \theta", (1, 1, 0, 0)),  # prm800k counts the letters of "theta"
         ("-5i+6", "6 - 5i", (1, 1, 1, 1)),
-        ("a+b+c+d", "d+c+b+a", (1, 1, 0, 0)),  # prm800k does not compute with more than two letters
+        ("a+b+c+d", "d+c+b+a", (1, 1, 0, 0)),  # prm800k does not compute with more than two variables
         ("y-2x-3=0", "y = 2x + 3", (1, 1, 0, 0)),
         ("2x+3", "y = 2x + 3", (1, 1, 1, 1)),
         (r"2^{10}+\pi", r"1024+\pi", (1, 1, 0, 0)),  # nor with powers of more than nine
@@ -169,7 +169,8 @@ def test_every_answer_of_math_500_is_right_when_it_is_given(rule: str):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_no_answer_of_math_500_is_right_for_another(rule: str):
-    """Of its neighbour in the file; one pair says the same, and minerva takes percents for shares."""
+    """Each answer is compared with its neighbour in the file. One pair is equal, and minerva takes percents for
+    shares."""
     answers = golds()
     pairs = [(given, gold) for given, gold in pairwise(answers) if given != gold]
     taken = [(given, gold) for given, gold in pairs if grade("math", rule, f"$\\boxed{{{given}}}$", gold)]

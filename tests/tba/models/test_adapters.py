@@ -1,4 +1,4 @@
-"""Adapters against the plain model that they stand for."""
+"""Adapters, compared with the plain model with merged weights."""
 # Shapes: O x I the weights W of a layer, R x I those of A, O x R those of B.
 
 import json
@@ -42,7 +42,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def effective(policy: Policy) -> nn.Module:
-    """The plain model with W + (alpha / rank) B A, by hand."""
+    """Return the plain model with weights W + (alpha / rank) B A, computed by hand."""
     assert policy.adapter
     found = weights_of(policy.model)
     model = Policy.load(policy.adapter.base, device="cpu").model
@@ -76,7 +76,7 @@ def test_the_model_is_the_plain_one_with_the_product_added_to_its_weights(base):
 
 
 def test_gradients_are_those_of_the_plain_models_weights_by_the_chain_rule(base):
-    """dA = s Bt dW and dB = s dW At; nothing else has a gradient."""
+    """dA = s Bt dW and dB = s dW At, with t for transposed. No other weights have a gradient."""
     policy = moved(base)
     plain = effective(policy)
     for model in (policy.model, plain):
@@ -123,7 +123,7 @@ def test_what_is_stored_is_small_and_loads_with_peft_and_here(base, tmp_path):
 
 
 def test_what_is_stored_names_the_revision_of_the_base(base, tmp_path):
-    """peft loads that base, and no other of the same name."""
+    """peft loads this revision of the base, and no other of the same name."""
     policy = fresh(base)
     for revision in (None, "v2"):
         replace(policy, adapter=replace(adapter_of(base), revision=revision)).snapshot().save(tmp_path)
@@ -151,7 +151,7 @@ def test_an_adapter_is_put_on_no_other_base(base, tmp_path):
 
 
 def test_an_adapter_is_put_on_no_base_that_computes_otherwise(base, tmp_path):
-    """As stored before they said so, adapters name weights alone."""
+    """Older stored adapters name only the weights of their base."""
     policy, written = moved(base), base / "config.json"
     policy.snapshot().save(tmp_path / "version")
     earlier = {name: it.detach().contiguous() for name, it in weights_of(policy.model).items()}
@@ -199,7 +199,7 @@ def test_layers_that_cannot_be_adapted_are_refused(base, targets):
 @pytest.mark.filterwarnings("ignore:The following")
 @pytest.mark.parametrize("family", ["mixtral", "qwen3, experts"])
 def test_weights_of_experts_are_no_linear_layers(tmp_path, family):
-    """peft adapts them too, in a form that neither it nor vLLM reads again."""
+    """peft would adapt them too, but in a form that neither peft nor vLLM can read."""
     folder = family_folder(tmp_path, FAMILIES[family])
     with pytest.raises(ConfigError, match=r"model.lora_targets: .* got 'all-linear', which names .*\.mlp\."):
         fresh(folder)
@@ -271,7 +271,7 @@ def test_an_optimizer_holds_the_adapter_alone_also_of_a_value_model(base):
     values: Any = learner.companion.model
     held = [*weights_of(values.backbone).values(), *values.head.parameters()]
     assert {id(it) for it in group["params"]} == {id(it) for it in held}
-    assert len(learner.companion.tensors()) == len(held)  # there is nothing of its optimizer yet
+    assert len(learner.companion.tensors()) == len(held)  # its optimizer has no state yet
     assert not {id(it) for it in held} & {id(it) for it in policy.model.parameters()}
 
 

@@ -1,4 +1,4 @@
-"""What holds of any causal language model: trainer, reference and generator compute what the model alone computes."""
+"""For every causal language model, trainer, reference and generator compute the same as the model alone."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ TEMPERATURE = 0.7
 class Made(NamedTuple):
     family: Family
     first: Path
-    second: Path  # of other weights
+    second: Path  # with other weights
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -53,14 +53,15 @@ def loaded(folder: Path) -> Policy:
 
 
 def precise(made: Made) -> Policy:
-    """The first, with experts by an implementation that takes double precision, too."""
+    """Return the first policy in the family's most precise dtype, with an implementation of experts that supports
+    it."""
     policy = loaded(made.first)
     policy.model.to(made.family.dtype).set_experts_implementation("eager")
     return policy
 
 
 def plain(policy: Policy) -> PreTrainedModel:
-    """The model with the attention that transformers spells out."""
+    """Return the model with the eager attention of transformers."""
     model = copy.deepcopy(policy.model)
     model.set_attn_implementation("eager")
     return model
@@ -86,7 +87,7 @@ def batch() -> Batch:
 
 
 def gradients(model: PreTrainedModel, value: Tensor) -> Mapping[str, Tensor]:
-    """Those that are not zero."""
+    """Return all gradients that are not zero."""
     model.zero_grad()
     value.backward()
     found = {name: it.grad.clone() for name, it in model.named_parameters() if it.grad is not None}
@@ -129,11 +130,11 @@ def test_a_generator_tells_the_logps_that_the_trainer_computes_also_of_a_version
         policy = loaded(folder)
         assert mismatch(policy, responses) < 3e-5
         assert max(response.version_end for group in responses for response in group) == version
-    assert models[0] is models[1]  # the second was read into the model of the first
+    assert models[0] is models[1]  # the second was loaded into the first model
 
 
 def mismatch(policy: Policy, responses: list[list[Response]]) -> float:
-    """Between what a generator told, what the reference's scorer tells, and each row alone."""
+    """Return the greatest difference of the generator's and the scorer's log-probabilities from each row alone."""
     naive = plain(policy)
     scored = PolicyScorer(policy, V0).token_logps(PROMPTS, responses, temperature=TEMPERATURE)
     away = 0.0

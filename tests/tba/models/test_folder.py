@@ -1,4 +1,4 @@
-"""What can be no policy is refused from its files, and what passes there and still is none when it is loaded."""
+"""Folders that cannot be a policy are refused by a check of their files. Others are refused when they are loaded."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def classifier(folder: Path) -> Path:
 
 
 def changed(folder: Path, **changes: Any) -> Path:
-    """The tiny policy with other words in its config.json."""
+    """Write the tiny policy with changes to its config.json."""
     path = tiny_folder(folder) / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     return folder
@@ -166,7 +166,7 @@ def test_prompts_and_responses_longer_than_the_positions_of_a_model_are_refused(
 
 
 def test_learned_positions_count_too(tmp_path):
-    """GPT-2 has another name for how many there are."""
+    """GPT-2 has another name for the number of positions."""
     folder = saved(GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, n_positions=64, **TINY)), tmp_path)
     for check in (
         lambda longest: check_folder("model.path", folder, longest=longest),
@@ -219,7 +219,7 @@ def test_a_model_that_looks_ahead_is_refused_whatever_it_calls_itself(tmp_path):
 
 
 def test_a_model_that_takes_what_fills_a_row_for_no_token_is_refused(tmp_path):
-    """On the right that changes what it predicts, though other tokens there do not."""
+    """Padding on the right changes the predictions of this model, although other tokens there do not."""
     config = CpmAntConfig(
         num_attention_heads=2, dim_head=8, dim_ff=32, num_hidden_layers=1, prompt_length=4, segment_types=8, **TINY,
         hidden_size=16,
@@ -276,7 +276,7 @@ DAMAGED = {
     "UTF-16": ('{"a": 1}'.encode("utf-16"), r"is not UTF-8: invalid start byte at byte 0"),
     "zeros": (bytes(4096), r"holds a NUL byte at byte 0"),
 }
-"""What a file that should hold an object of JSON holds, and what is said of it."""
+"""Contents of a file that should have a JSON object, and the error about each."""
 OBJECTS = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "model.safetensors.index.json", "adapter_config.json", "chat_template.json",
@@ -285,7 +285,7 @@ TEXTS = ("chat_template.jinja", "additional_chat_templates/tools.jinja")
 
 
 def refuses(folder: Path, fault: str) -> None:
-    """Before anything starts, and where the policy is loaded after all."""
+    """Check that the folder is refused before a run starts, and also when the policy is loaded."""
     with pytest.raises(ConfigError, match=rf"^model\.path: '{folder}' holds no policy that can be trained: {fault}"):
         within_patience(lambda: check_folder("model.path", folder, longest=8))
     with pytest.raises(Damaged, match=rf"^cannot load a model from '{folder}': {folder}/{fault}") as error:

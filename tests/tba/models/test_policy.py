@@ -31,7 +31,7 @@ def digest(policy: Policy) -> str:
 
 
 def answer(status: int) -> Any:
-    """Of the hub, as far as anybody looks at it."""
+    """Return an answer of the hub, with the parts that are read."""
     return SimpleNamespace(status_code=status, headers={}, request=None)
 
 

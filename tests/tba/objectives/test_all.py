@@ -1,4 +1,4 @@
-"""What each objective promises, in closed form; trajectory balance has a file of its own."""
+"""The properties of each objective, in closed form. Trajectory balance has its own file."""
 # Shapes: P prompts, K responses per prompt, T tokens, N sequences of the toy, R x V its logits.
 
 import math
@@ -42,11 +42,11 @@ from tests.support.tba.objective_examples import (
 UNCORRECTED = RLOO(penalty="none")
 NAMES = list(OBJECTIVES)
 GRADIENTS = ("tba-prime", "reinforce", "rloo", "proximal-rloo", "grpo", "dr-grpo")
-KINDS = get_args(CorrectionKind)  # the first corrects nothing
+KINDS = get_args(CorrectionKind)  # the first kind corrects nothing
 
 
 def scores_of(logits: Tensor, chosen_PK: Tensor) -> Tensor:
-    """[P, K, R, V] the gradient of each response's log-probability."""
+    """[P, K, R, V] the gradient of the log-probability of each response."""
     return torch.func.jacrev(toy.sequence_logps)(logits.detach())[chosen_PK]
 
 
@@ -57,8 +57,8 @@ def scores_of(logits: Tensor, chosen_PK: Tensor) -> Tensor:
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_order_padding_and_a_constant_added_to_rewards_change_nothing(name: str, seed: int):
-    """Added to the values between steps, too, where rewards were what they were estimated from."""
-    chosen = {"gae_decay": 1.0} if name == "ppo" else {}  # else a constant counts less for early tokens
+    """The constant is also added to values between steps, because these are estimated from rewards."""
+    chosen = {"gae_decay": 1.0} if name == "ppo" else {}  # otherwise, a constant counts less for early tokens
     objective, logits = named(name, **chosen), parameters()
     chosen_PK, reward_PK = toy.draw(seed, 3, 4), toy.random_rewards(seed, 3, 4)
     plain = objective(groups_of(logits, chosen_PK, reward_PK, old_NL=OLD_NL), beta=BETA)
@@ -82,7 +82,7 @@ def test_order_padding_and_a_constant_added_to_rewards_change_nothing(name: str,
 
 
 def padding(groups: Groups) -> Groups:
-    """Two more columns that do not count."""
+    """Add two columns that do not count."""
     wider = {
         name: torch.nn.functional.pad(it, (1, 1))
         for name, it in vars(groups).items()
@@ -94,7 +94,7 @@ def padding(groups: Groups) -> Groups:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_is_the_mean_of_its_parts(name: str):
     objective, logits = named(name), parameters()
-    lengths_PK = torch.tensor([[1, 2, 3], [3, 3, 1], [2, 2, 2], [1, 1, 1]])  # so that parts have other mean lengths
+    lengths_PK = torch.tensor([[1, 2, 3], [3, 3, 1], [2, 2, 2], [1, 1, 1]])  # so that parts differ in mean length
     chosen_PK, reward_PK = toy.draw(5, 4, 3), toy.random_rewards(5, 4, 3)
     mask_PKT = torch.arange(toy.L) < lengths_PK[:, :, None]
     whole = given_tokens(toy.token_logps(logits)[chosen_PK], OLD_NL[chosen_PK], reward_PK, mask_PKT)
@@ -110,7 +110,7 @@ def test_a_batch_is_the_mean_of_its_parts(name: str):
 
 @pytest.mark.parametrize("name", [*GRADIENTS, "kimi", "oapl"])
 def test_what_it_does_on_policy_is_what_its_advantages_say(name: str):
-    """At pi = mu every correction is 1; without penalty in the loss, the gradient is that of A log pi."""
+    """At pi = mu every correction is 1. Without a penalty in the loss, the gradient is the gradient of A log pi."""
     plain = {"normaliser": "sum", "penalty": "none"} if name in GRADIENTS[1:] else {}
     plain = {"normaliser": "sum"} if name == "tba-prime" else plain
     logits, chosen_PK, reward_PK = parameters(), toy.draw(6, 3, 4), toy.random_rewards(6, 3, 4)
@@ -147,11 +147,11 @@ def test_what_a_batch_lacks_is_named():
         GRPO().loss(lacking, beta=BETA)
     with pytest.raises(ValueError, match="mean reward of the batch"):
         Reinforce().loss(lacking, beta=BETA)
-    with pytest.raises(ValueError, match="the correction 'clip' needs log-probabilities under what sampled, got None"):
+    with pytest.raises(ValueError, match="'clip' needs log-probabilities of the sampling policy, got None"):
         Correction(kind="clip").maximised(groups.logp_PK, None, groups.reward_PK)
     with pytest.raises(ValueError, match="needs the maximum length of a response, got None"):
         DrGRPO().loss(replace(groups, max_tokens=None), beta=BETA)
-    with pytest.raises(ValueError, match=r"reward_PK must be \[2, 3\], as logp_PKT is, got \[3, 2\]"):
+    with pytest.raises(ValueError, match=r"reward_PK must have the shape \[2, 3\], to fit logp_PKT, got \[3, 2\]"):
         Groups(**{**vars(groups), "reward_PK": torch.zeros(3, 2)})
     with pytest.raises(ValueError, match="at least 2 responses per prompt, got 1"):
         groups_of(parameters(), toy.draw(1, 2, 1), torch.zeros(2, 1))
@@ -187,7 +187,7 @@ def test_centred_on_the_behaviour_all_responses_of_a_group_are_pulled_up_by_what
 
 
 def test_of_tba_prime_a_token_beyond_the_cap_teaches_nothing_and_a_far_one_counts_as_ten():
-    """Five of its tokens are as they were sampled, one is nine times as likely."""
+    """Five tokens have the same probability as when they were sampled; one is nine times as likely."""
     old_PKT = torch.full((1, 2, 3), -3.0, dtype=torch.float64)
     logp_PKT = old_PKT.clone()
     logp_PKT[0, 0, 1] += math.log(9.0)
@@ -292,7 +292,7 @@ def test_rloo_with_its_penalty_is_trajectory_balance_left_one_out():
 def test_grpo_is_clipped_token_by_token_with_k3_in_the_loss():
     old_PKT = torch.full((1, 2, 4), -3.0, dtype=torch.float64)
     logp_PKT = old_PKT.clone()
-    logp_PKT[0, 0, 1] += math.log(1.5)  # of the better response
+    logp_PKT[0, 0, 1] += math.log(1.5)  # a token of the better response
     logp_PKT.requires_grad_()
     groups = given_tokens(logp_PKT, old_PKT, torch.eye(2, dtype=torch.float64)[:1])
     alone, dr = (named(name, penalty="none")(groups, beta=BETA) for name in ("grpo", "dr-grpo"))
@@ -321,7 +321,7 @@ def test_the_log_ratio_to_the_reference_counts_as_reward():
 
 
 def test_longer_responses_weigh_more_unless_their_tokens_are_averaged():
-    """T28: every response twice as long, its tokens as likely as before."""
+    """T28: every response becomes twice as long, with the same probabilities of tokens."""
     token_PK1 = -torch.rand(2, 3, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     old_PK1, reward_PK = token_PK1 - 0.05, toy.random_rewards(13, 2, 3)
     short, long = (given_tokens(token_PK1.expand(2, 3, n), old_PK1.expand(2, 3, n), reward_PK) for n in (4, 8))
@@ -361,7 +361,7 @@ def test_k3_is_never_negative_and_on_average_the_divergence():
 
 
 def test_proximal_rloo_expects_what_rloo_does_on_policy():
-    """T33, over all pairs that the sampler could have drawn."""
+    """T33: expectation over all pairs that the sampler can draw."""
     logits = parameters()
     pairs_PK = torch.tensor(list(product(range(toy.N), repeat=2)))
     reward_PK = toy.random_rewards(16, toy.N)[pairs_PK]
@@ -382,7 +382,7 @@ def test_proximal_rloo_expects_what_rloo_does_on_policy():
 
 
 def maximised(kind: Any, log_ratio: float, advantage: float, **chosen: Any) -> tuple[float, float]:
-    """Value and gradient at a token of probability e^-1 under its sampler."""
+    """Return value and gradient at a token with probability e^-1 under the policy that sampled it."""
     logp = torch.tensor(log_ratio - 1.0, dtype=torch.float64, requires_grad=True)
     old, weight = torch.tensor(-1.0, dtype=torch.float64), torch.tensor(advantage, dtype=torch.float64)
     value = Correction(kind=kind, **chosen).maximised(logp, old, weight)
@@ -397,7 +397,7 @@ def test_on_policy_nothing_is_corrected(kind: str):
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_a_ratio_within_bounds_is_the_weight(kind: str):
-    """But for the decoupled one, whose ratio is that to the proximal policy: its weight is the same in all."""
+    """The ratio of the decoupled kind is taken to the proximal policy, but its total weight is the same."""
     for log_ratio, advantage in product((-0.15, 0.15), (-2.0, 0.5)):
         assert maximised(kind, log_ratio, advantage)[1] == pytest.approx(advantage * math.exp(log_ratio))
 
@@ -432,7 +432,7 @@ def test_a_decoupled_correction_lies_between_clipping_and_reweighing():
 
 
 def test_a_ratio_of_means_is_the_geometric_mean_of_a_responses_tokens():
-    """GSPO: the shorter response's ratio counts for no more than the longer's."""
+    """GSPO: ratios of short and long responses count the same."""
     mask_PKT = torch.arange(4) < torch.tensor([[2, 4]])[:, :, None]
     old_PKT = -toy.random_rewards(17, 1, 2, 4)
     logp_PKT = (old_PKT + 0.1).requires_grad_()
@@ -471,7 +471,7 @@ def test_tokens_that_do_not_count_have_no_ratio():
 
 
 def test_at_the_reference_the_preference_is_undecided():
-    logits = toy.random_logits(1).requires_grad_()  # the reference itself
+    logits = toy.random_logits(1).requires_grad_()  # the policy starts at the reference
     reward_PK = torch.tensor([[0.2, 1.0, 0.0], [0.5, 0.1, 0.4]])
     loss = OnlineDPO().loss(groups_of(logits, toy.draw(18, 2, 3), reward_PK), beta=BETA)
     assert float(loss.value.detach()) == pytest.approx(math.log(2))
@@ -493,7 +493,7 @@ def test_the_best_is_raised_and_the_worst_lowered_by_how_little_they_are_apart()
 
 
 def flat(logits_N: Tensor, anchor_N: Tensor, reward_N: Tensor) -> Groups:
-    """One group of all outcomes of a softmax, each once."""
+    """Return one group with every outcome of a softmax once."""
     logp_PKT = torch.log_softmax(logits_N, 0)[None, :, None]
     anchor_PKT = anchor_N[None, :, None]
     return Groups(

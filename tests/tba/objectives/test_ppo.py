@@ -1,4 +1,4 @@
-"""PPO: token by token what the mathematics promises, and a learner that trains a value model beside the policy."""
+"""PPO: its mathematical properties token by token, and a learner that trains a value model with the policy."""
 # Shapes: P prompts, K responses per prompt, T tokens, N sequences of the toy of L tokens, R its prefixes.
 
 import math
@@ -37,7 +37,7 @@ def advantages(discount: float, decay: float, mask_PKT: Tensor = HOLES_PKT) -> T
 
 
 def rows_of(*tensors_PKT: Tensor) -> Any:
-    """Row by row, only the tokens that count."""
+    """Return the numbers of each row, for the tokens that count."""
     masks_BT = HOLES_PKT.flatten(0, 1)
     return zip(*([row[mask] for row, mask in zip(it.flatten(0, 1), masks_BT, strict=True)] for it in tensors_PKT))  # noqa: B905
 
@@ -70,7 +70,7 @@ def test_decayed_at_once_it_is_the_error_of_the_next_value():
 
 @pytest.mark.parametrize(("decay", "exact"), [(1.0, False), (1.0, True), (0.95, True), (0.0, True)])
 def test_on_policy_advantages_expect_the_gradient_of_reward_less_divergence(decay: float, exact: bool):
-    """With any value where nothing is decayed, else with the true ones."""
+    """This holds with any values if decay is 1, and with the true values otherwise."""
     logits = parameters()
     probability_N = toy.sequence_logps(logits).exp()
     reward_N = toy.random_rewards(3, toy.N)
@@ -94,7 +94,7 @@ def test_on_policy_advantages_expect_the_gradient_of_reward_less_divergence(deca
 
 @pytest.mark.parametrize("decay", [0.0, 0.95, 1.0])
 def test_at_the_target_all_advantages_are_0_whoever_sampled(decay: float):
-    """Its value is beta log of the mean of exp(r / beta) over what the reference makes of the rest."""
+    """The value of a prefix is beta log of the mean of exp(r / beta) over the reference's continuations of it."""
     reward_N = toy.random_rewards(3, toy.N)
     rows_N, mass_NL = toy.PREFIX_ROWS_NL.flatten(), REF_NL.sum(1).exp()[:, None].expand(-1, toy.L)
     tilted_R, mass_R = (
@@ -112,7 +112,7 @@ def test_at_the_target_all_advantages_are_0_whoever_sampled(decay: float):
 
 
 def everything(logits: Tensor, reward_N: Tensor) -> Groups:
-    """Every sequence of the toy once, in one group."""
+    """Return every sequence of the toy once, in one group."""
     logp_NL = toy.token_logps(logits)
     return Groups(
         logp_PKT=logp_NL[None],
@@ -151,7 +151,7 @@ def test_whitened_advantages_have_mean_0_and_unbiased_variance_1_over_what_count
     found_PKT = whiten(advantage_PKT, HOLES_PKT)
     counted_N = found_PKT[HOLES_PKT]
     assert float(counted_N.mean()) == pytest.approx(0, abs=1e-9)
-    assert float(counted_N.var()) == pytest.approx(1, abs=1e-2 if scale < 0.1 else 1e-4)  # 1e-8 beside the variance
+    assert float(counted_N.var()) == pytest.approx(1, abs=1e-2 if scale < 0.1 else 1e-4)  # 1e-8 is added to it
     assert (found_PKT[~HOLES_PKT] == 0).all()
     junk_PKT = torch.where(HOLES_PKT, advantage_PKT, 1e6)
     assert_close(whiten(junk_PKT, HOLES_PKT), found_PKT)
@@ -210,7 +210,7 @@ def test_values_are_drawn_to_the_returns_by_their_share_of_the_loss():
 
 
 def test_the_explained_variance_is_1_for_the_returns_themselves_and_0_for_a_constant():
-    logp_PKT = -torch.ones(*HOLES_PKT.shape, dtype=torch.float64)  # as the reference: no penalty
+    logp_PKT = -torch.ones(*HOLES_PKT.shape, dtype=torch.float64)  # equal to the reference: no penalty
     reward_PK = toy.random_rewards(7, 3, 2)
     groups = given_tokens(logp_PKT, logp_PKT, reward_PK, HOLES_PKT)
 
@@ -226,7 +226,7 @@ def test_the_explained_variance_is_1_for_the_returns_themselves_and_0_for_a_cons
 
 def test_an_advantage_of_each_token_cannot_be_corrected_by_ratios_of_whole_responses():
     groups = given_tokens(VALUE_PKT, VALUE_PKT, torch.zeros(3, 2), HOLES_PKT)
-    with pytest.raises(ValueError, match=r"needs an advantage of each, got \[3, 2, 5\]"):
+    with pytest.raises(ValueError, match=r"needs \[P, K\] advantages, got \[3, 2, 5\]"):
         policy_gradient(groups, VALUE_PKT, ProximalRLOO(), beta=BETA)
 
 
@@ -262,7 +262,7 @@ def test_the_value_model_begins_as_the_policy_with_a_head_of_zeros_and_does_not_
 
 
 def by_hand(learner: Learner) -> tuple[Tensor, list[Tensor], float]:
-    """The loss of a step token by token, from rows on their own; whitened advantages; variance explained."""
+    """Compute by hand, row by row, the loss of a step, the whitened advantages and the explained variance."""
     config, policy, model = learner.config.objective, learner.policy.model, value_model(learner)
     buffer = Buffer(Journal())
     found = []
@@ -289,7 +289,7 @@ def by_hand(learner: Learner) -> tuple[Tensor, list[Tensor], float]:
 
 
 def targets(row: Trajectory, logps: list[float], values: list[float], config: Any) -> tuple[Tensor, Tensor]:
-    """Advantages and returns, from the last token on."""
+    """Return advantages and returns, computed from the last token backwards."""
     advantage, following, found = 0.0, 0.0, list[float]()
     for t in reversed(range(len(logps))):
         reward = -config.beta_start * (logps[t] - row.ref_logps[t]) + (row.reward if t == len(logps) - 1 else 0.0)
@@ -337,7 +337,8 @@ def test_values_learn_what_returns_can_be_foretold():
 
 def test_the_value_model_has_a_learning_rate_of_its_own_on_the_same_schedule():
     def moved(step: int, **changes: float) -> tuple[float, float]:
-        """How far the first biases went, or the largest weight: with Adam's first step, the learning rate."""
+        """Return the largest change of the first weights and of the head's bias. At Adam's first step, this is the
+        rate."""
         options = {"training__learning_rate": 1e-4, "training__warmup_steps": 4, **changes}
         learner = Learner(settings_of(training__steps=100, training__decay_steps=50, **options), tiny_policy())
         model = value_model(learner)

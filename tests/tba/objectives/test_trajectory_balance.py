@@ -1,4 +1,4 @@
-"""What trajectory balance promises, checked in closed form on a universe small enough to count."""
+"""Properties of trajectory balance, in closed form on a universe that is small enough to count."""
 # Shapes: P prompts, K responses per prompt, N sequences of the toy, B = P x K.
 
 import math
@@ -127,7 +127,7 @@ def flat_problem(outcomes: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def expected_loss(logits: Tensor, ref_N: Tensor, reward_N: Tensor, groups, weights) -> Tensor:
-    """The loss of one group, averaged with fixed weights over all groups there are."""
+    """Return the loss of one group, averaged with fixed weights over all possible groups."""
     logp_N = torch.log_softmax(logits, 0)
     total = torch.zeros((), dtype=torch.float64)
     for group, weight in zip(groups, weights, strict=True):

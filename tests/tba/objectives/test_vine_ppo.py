@@ -1,4 +1,4 @@
-"""VinePPO (T32): advantages of steps from the values between them, and a learner that takes them as they are stored."""
+"""VinePPO (T32): advantages of steps from the values between steps, and a learner that uses stored values."""
 # Shapes: P prompts, K responses per prompt, T tokens, N sequences of the toy of L tokens, R its prefixes.
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ def divided(*ends: int, values: tuple[float, ...], reward: float, **changes: Any
 
 
 def advantages(batch: Batch) -> Tensor:
-    """[B, T] before they are whitened."""
+    """[B, T] advantages before whitening."""
     assert batch.step_value_BT is not None and batch.step_next_BT is not None
     return batch.step_next_BT - batch.step_value_BT
 
@@ -45,7 +45,7 @@ def advantages(batch: Batch) -> Tensor:
 
 @st.composite
 def responses(draw: st.DrawFn) -> Trajectory:
-    """With numbers that float32 holds."""
+    """Draw a response with numbers that are exact in float32."""
     eighths = st.integers(-80, 80).map(lambda n: n / 8)
     ends = (*sorted(draw(st.sets(st.integers(1, 8), max_size=5))), 9)
     values = draw(st.tuples(*[eighths] * len(ends)))
@@ -76,7 +76,7 @@ def test_an_end_token_has_the_advantage_of_the_last_step_where_it_counts(include
 
 
 def test_states_that_were_not_estimated_have_the_return_for_their_value_and_so_teach_nothing():
-    """The last step before them gets all that is left of the reward."""
+    """The last step before such a state gets the rest of the reward."""
     rows = [divided(1, 2, 3, 4, values=(0.25, 0.5, 1.0, 1.0), reward=1.0)] * 2
     assert advantages(collate(fetched_of(rows), **OPTIONS))[0].tolist() == [0, 0, 0.25, 0.5, 0, 0]
 
@@ -97,7 +97,8 @@ def test_a_response_without_values_is_named():
 
 
 def everything(logits: Tensor, reward_N: Tensor, ends: tuple[int, ...], cap: int | None = None) -> Groups:
-    """Every sequence of the toy once, in one group, divided at these places, with exact values of the first states."""
+    """Return every sequence of the toy once, in one group, with these ends of steps and exact values of the first
+    states."""
     logp_NL = toy.token_logps(logits)
     value_R = toy.exact_values(logp_NL.detach(), reward_N)
     starts = [0, *ends[:-1]]
@@ -184,7 +185,7 @@ def test_leaving_the_reference_costs_beta_k3_in_the_loss():
 def test_values_that_foretell_the_reward_explain_its_variance():
     groups = everything(parameters(), toy.random_rewards(3, toy.N), (3,))
     explained = VinePPO().estimates(groups, beta=BETA).metrics["explained_variance"]
-    assert explained == pytest.approx(0, abs=1e-9)  # of one prompt, the same for all
+    assert explained == pytest.approx(0, abs=1e-9)  # the same value for the only prompt
     groups = replace(groups, step_value_PKT=groups.reward_PK[:, :, None].expand(-1, -1, toy.L))
     assert VinePPO().estimates(groups, beta=BETA).metrics["explained_variance"] == 1
 

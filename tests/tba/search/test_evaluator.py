@@ -61,7 +61,7 @@ def evaluator(
 
 
 def test_the_mismatch_is_how_far_a_generators_log_probabilities_are_from_the_trainers():
-    """The generator here tells -0.5 and -0.1 of two tokens, the scorer -1 of each; sampled ones are not compared."""
+    """The generator gives -0.5 and -0.1 for two tokens, the scorer -1 for each. Sampled responses are not compared."""
     role, evaluations = evaluator(Version(20, 1), samples=2)
     asked: list[tuple[Path, Version]] = []
     role.trainers_scorer = lambda folder, version: asked.append((folder, version)) or fakes.Scorer()
@@ -77,7 +77,7 @@ def test_the_mismatch_is_how_far_a_generators_log_probabilities_are_from_the_tra
 
 @pytest.mark.parametrize(("most", "told"), [(1.3, ["mismatch-large"]), (1.5, []), (0.0, [])])
 def test_a_mismatch_that_is_large_is_told_of_once(most: float, told: list[str]):
-    """1.4 nats a response, as above, of both versions."""
+    """As above, the mismatch is 1.4 nats per response, for both versions."""
     role, _ = evaluator(Version(20, 1))
     role.config = role.config.replace({"alarms.mismatch": most})
     role.trainers_scorer = lambda folder, version: fakes.Scorer()
@@ -86,7 +86,7 @@ def test_a_mismatch_that_is_large_is_told_of_once(most: float, told: list[str]):
 
 
 def test_tokens_that_the_policy_did_not_write_do_not_make_the_mismatch_smaller():
-    """Each response has three tokens of the environment between two turns of two."""
+    """Each response has two turns of two tokens, with three tokens of the environment in between."""
 
     class Polite(fakes.Task):
         def reply(self, prompt: Prompt, turns: Sequence[str], tokenizer: Any) -> Sequence[int] | None:
@@ -203,7 +203,7 @@ def test_a_response_is_right_from_a_given_reward_on(solved_at: float, value: flo
     role, evaluations = evaluator(Version(20, 1), pass_at=[1, 2], solved_at=solved_at)
     role.run(poll=0)
     assert [s.value for s in evaluations.written if s.metric in ("pass@1", "pass@2")] == [value] * 4
-    assert all(0 < s.value < 1 for s in evaluations.written if s.metric == "sampled")  # a mean of rewards as before
+    assert all(0 < s.value < 1 for s in evaluations.written if s.metric == "sampled")  # still a mean of rewards
 
 
 def test_a_stop_is_heard_between_the_pieces_of_many_samples():
@@ -240,12 +240,12 @@ def test_the_chance_rises_with_k_and_with_the_right_ones():
         assert chances == sorted(set(chances))
     chances = [pass_at(10, n=n, right=right) for right in range(0, 200, 10)]
     assert chances == sorted(set(chances))
-    assert pass_at(500, n=n, right=1) == 0.5  # where floats of the binomials would be infinite
+    assert pass_at(500, n=n, right=1) == 0.5  # binomials overflow floats here
 
 
 @pytest.mark.parametrize("chance", [Fraction(1, 100), Fraction(1, 3), Fraction(9, 10)])
 def test_pass_at_k_is_without_bias_whatever_the_number_of_samples(chance: Fraction):
-    """Its mean over what may be found is the chance that one of k is right, 1 - (1 - p)^k."""
+    """Its expectation is the probability that at least one of k is right, 1 - (1 - p)^k."""
     k = 3
     for n in (3, 4, 16):
         likely = [comb(n, right) * chance**right * (1 - chance) ** (n - right) for right in range(n + 1)]
@@ -254,11 +254,11 @@ def test_pass_at_k_is_without_bias_whatever_the_number_of_samples(chance: Fracti
 
 
 def test_of_the_versions_there_are_those_that_are_kept_are_scored():
-    """Pruning keeps each `every`-th: 10, where it was published, not 12, which happens to be the newest."""
+    """Pruning keeps every tenth version. So 10 is scored, and 12 is not, although it is the newest for a moment."""
     role, evaluations = evaluator(*(Version(n, 1) for n in (0, 9, 10, 12, 14, 19, 20)), every=10)
     versions = role.versions
     assert isinstance(versions, fakes.Versions)
-    newest, versions.newest = versions.newest, lambda: (newest(), newest())[1]  # two are published between two looks
+    newest, versions.newest = versions.newest, lambda: (newest(), newest())[1]  # two versions come between two looks
     role.run(poll=0)
     assert scored(evaluations) == [0, 10, 20]
 
@@ -315,7 +315,7 @@ def test_between_two_looks_the_evaluator_sleeps_whatever_it_found(monkeypatch):
 
 
 class Measured(fakes.Task):
-    """A task with measures of its own, which remembers what they were made from."""
+    """A task with its own measures, which records the arguments of the calls."""
 
     needs_reference = True
 
@@ -351,7 +351,7 @@ def test_a_measure_that_fails_is_told_by_its_task():
 
 
 class Telling(fakes.Scorer):
-    """Its log-probabilities tell of which response they are."""
+    """A scorer whose log-probabilities identify the response."""
 
     def token_logps(
         self, prompts: Sequence[Prompt], responses: Sequence[Sequence[Response]], *, temperature: float
@@ -365,7 +365,7 @@ def told(prompt: Prompt, response: Response) -> tuple[float, float]:
 
 @pytest.mark.parametrize("batch", [2, 512])
 def test_measures_are_of_all_responses_at_once_with_their_rewards_and_log_probabilities_under_the_reference(batch: int):
-    """In order, however many pieces they were generated in."""
+    """They are in order, for any number of pieces in which they were generated."""
     task = Measured()
     role, _ = evaluator(Version(20, 1), task=task, reference=Telling())
     role.config = role.config.replace({"search.batch_responses": batch})
@@ -380,7 +380,7 @@ def test_measures_are_of_all_responses_at_once_with_their_rewards_and_log_probab
 
 
 class Answered(fakes.Generator):
-    """Whose responses end with a token that another wrote."""
+    """A generator whose responses end with a token that the policy did not write."""
 
     def _response(self, prompt: Prompt, seed: int, temperature: float) -> Response:
         return replace(super()._response(prompt, seed, temperature), loss_mask=(True, False))

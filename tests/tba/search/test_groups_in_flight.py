@@ -1,4 +1,4 @@
-"""Groups in the making by themselves: which of them make a shard, and when."""
+"""Groups in flight, without a searcher: which groups make a shard, and when."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ SIZE = 2
 
 
 class Answers(fakes.Generator):
-    """Answers what a test says next: the requests for these prompts."""
+    """A generator that answers the requests for the prompts that a test names next."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ def test_a_searcher_that_leaves_starves_no_prompt():
     staying = [ids(stream(searcher=i, searchers=3), range(60), 4) for i in (0, 2)]
     visits = Counter(prompt for lane in staying for prompt in lane)
     assert set(visits) == {f"p{i}" for i in range(12)}
-    assert min(visits.values()) > 20  # of 40 on average
+    assert min(visits.values()) > 20  # 40 on average
 
 
 def test_a_restarted_searcher_takes_the_same_prompts():

@@ -1,4 +1,4 @@
-"""Rounds that are in the making at once, whatever ends first and whoever is killed when."""
+"""Several open rounds, with any order of finished groups and any deaths of searchers."""
 
 from collections import Counter
 from random import Random
@@ -36,7 +36,7 @@ def asked_for(groups: list[Group]) -> list[Asked]:
 def test_every_group_is_stored_once_though_others_overtake_it_and_searchers_die(
     seed: int, prompts: int, size: int, open_rounds: int, chance_of_death: float
 ):
-    """A searcher that dies loses what it has not stored; the next one sees the newest shards alone."""
+    """A searcher that dies loses everything it has not stored. The next one sees only the newest shards."""
     chance, asks = Random(seed), config(prompts=size, open_rounds=open_rounds)
     shards: list[list[Asked]] = []
     rounds, asked = Rounds(stream(prompts), asks), list[Group]()
@@ -62,7 +62,7 @@ def test_every_group_is_stored_once_though_others_overtake_it_and_searchers_die(
 
 
 def test_a_round_that_other_settings_asked_is_left_as_it_is_and_the_next_one_begins():
-    """As in a fork: neither is a slot of it taken twice, nor is a prompt asked under the name of a stored group."""
+    """This happens in a fork. No slot of the round is used twice, and no prompt gets the id of a stored group."""
     first = Rounds(stream(), config(prompts=3, responses=2))
     stored = asked_for(first.take()[:2])
     for changed in (config(prompts=4, responses=3), config(prompts=3, responses=4), config(prompts=1)):

@@ -10,7 +10,7 @@ from tba.types import Prompt, Response, Reward, Version
 
 
 class Together:
-    """Rewards a response by how many it has been asked about before."""
+    """Rewards a response by the number of responses before it."""
 
     name = "together"
     rewards_vary = False

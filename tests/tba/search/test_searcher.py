@@ -20,7 +20,7 @@ V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)
 
 @pytest.fixture(autouse=True)
 def looks_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they find beside everything else is in tests/tba/search/test_version_watcher.py."""
+    """Let looks end at once. Real looks are tested in tests/tba/search/test_version_watcher.py."""
     monkeypatch.setattr("tba.search.version_watcher.Background", fakes.AtOnce)
 
 
@@ -34,7 +34,7 @@ def searcher(
     lag: int | None = None,
     updates_in_flight: bool = False,
 ) -> tuple[Searcher, fakes.Generator, fakes.Events]:
-    """One that is asked to stop after so many rounds."""
+    """Return a searcher that is asked to stop after a number of rounds."""
     generator, events, stored = fakes.Generator(), fakes.Events(), len(log.shards)
     search = {"responses_per_prompt": 4, "prompts_per_round": 3, "temperature": 0.7, "top_p": 0.9, **changes}
     role = Searcher(
@@ -77,7 +77,7 @@ def test_the_newest_version_is_adopted_once_at_the_next_round():
 def test_a_version_that_appears_while_a_round_is_in_the_making_is_adopted_then_if_that_is_wanted(
     updates_in_flight: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    """The generator here asks once before it answers; what it answers is then the new version's."""
+    """The generator answers at its second step. If the version is adopted in flight, its responses come from V2."""
     monkeypatch.setattr("tba.search.version_adoption.LOOK_EVERY", 0.0)
     versions = fakes.Versions(V0, V2)
     role, generator, _ = searcher(versions, log := fakes.Log(), rounds=2, updates_in_flight=updates_in_flight)
@@ -100,7 +100,7 @@ def test_a_version_is_looked_for_once_a_second_while_responses_are_in_the_making
 
 
 def test_no_version_older_than_the_one_in_use_is_adopted_when_a_listing_is_behind():
-    """Versions are ordered by attempt first: what a new trainer publishes is newer, whatever its number."""
+    """Versions are ordered by attempt first: a version of a new trainer is newer, whatever its number."""
     resumed = Version(1, 2)
     versions = fakes.Versions(V0, V2, V1, resumed, V2)
     role, generator, events = searcher(versions, log := fakes.Log(), rounds=5)
@@ -113,7 +113,7 @@ def test_no_version_older_than_the_one_in_use_is_adopted_when_a_listing_is_behin
 
 @pytest.mark.parametrize("lag", [0, 2])
 def test_in_step_each_round_is_by_the_version_that_it_has_to_be_by(lag):
-    """Newer ones are there already; of two attempts the newer one's counts."""
+    """Newer versions already exist. If two attempts have the version, that of the newer attempt counts."""
     again = Version(2, 2)
     role, generator, _ = searcher(fakes.Versions(V2), log := fakes.Log(), rounds=3, lag=lag)
     role.adoption.versions.seen = [V0, V1, V2, again]  # pyright: ignore[reportAttributeAccessIssue]
@@ -181,7 +181,7 @@ def test_rounds_that_explore_lie_between_the_temperatures_of_the_settings():
 
 @pytest.mark.parametrize(("remembered", "asked"), [(0, 2 * 12 * 4), (99, 12)])
 def test_the_reward_of_a_response_that_is_remembered_is_not_asked_for_again(remembered: int, asked: int):
-    """Twice over all prompts, to each of which every response is the same."""
+    """The searcher visits all prompts twice, and all responses to a prompt are equal."""
     changes = {"remembered_rewards": remembered}
     role, _, _ = searcher(fakes.Versions(V0), log := fakes.Log(), rounds=8, changes=changes)
     rewarded: list[Prompt] = []

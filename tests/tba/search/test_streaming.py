@@ -1,4 +1,4 @@
-"""Searchers with several rounds in the making: what is stored when, and by which version."""
+"""Searchers with several open rounds: when groups are stored, and which version generated them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,12 +26,12 @@ SIZE = 3
 
 @pytest.fixture(autouse=True)
 def looks_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they find beside everything else is in tests/tba/search/test_version_watcher.py."""
+    """Let looks end at once. Real looks are tested in tests/tba/search/test_version_watcher.py."""
     monkeypatch.setattr("tba.search.version_watcher.Background", fakes.AtOnce)
 
 
 class Slow(fakes.Generator):
-    """Answers request after request, but those to some prompts only after so many steps."""
+    """Answers one request after the other, but requests for slow prompts only after a number of steps."""
 
     def __init__(self, slow: Mapping[str, int]):
         super().__init__()
@@ -62,7 +62,7 @@ def search(
     prompts: Sequence[Prompt] = tuple(fakes.make_prompts(30)),
     **changes: Any,
 ) -> tuple[Searcher, fakes.Log]:
-    """One that stops after so many shards."""
+    """Run a searcher that stops after a number of shards, and return it with its log."""
     log = log or fakes.Log()
     role = Searcher(
         2,
@@ -96,7 +96,7 @@ def test_a_long_response_holds_back_its_own_group_alone():
 
 
 def test_of_more_groups_than_a_shard_takes_those_that_ended_first_are_stored_first():
-    """All but one response of three rounds end in the same moment, the last at the end."""
+    """All responses of three rounds end at the same moment, except one that ends last."""
 
     class Burst(fakes.Generator):
         def step(self) -> list[tuple[Request, Response]]:
@@ -138,7 +138,7 @@ def test_groups_have_their_name_rows_and_seeds_whichever_shard_they_are_in():
 
 
 def test_what_is_in_the_making_is_finished_by_its_version_and_a_newer_one_taken_then(monkeypatch: pytest.MonkeyPatch):
-    """V1 appears while three rounds are in the making."""
+    """V1 appears while three rounds are in flight."""
     monkeypatch.setattr("tba.search.version_adoption.LOOK_EVERY", 0.0)
     generator = Slow({"p4": 30})
     role, log = search(fakes.Versions(V0, V0, V0, V1), shards=6, generator=generator, open_rounds=3)
@@ -170,7 +170,7 @@ def test_of_versions_that_come_while_one_waits_the_newest_that_can_be_fetched_is
 def test_in_flight_a_newer_version_is_taken_at_once_and_named(
     looks: int, every: float, monkeypatch: pytest.MonkeyPatch
 ):
-    """It is found while everything goes on, or when the first shard is whole."""
+    """V1 is found while all rounds are in flight, or when the first shard is complete."""
     monkeypatch.setattr("tba.search.version_adoption.LOOK_EVERY", every)
     generator = Slow({"p1": 8})
     versions = fakes.Versions(*[V0] * looks, V1)
@@ -183,7 +183,7 @@ def test_in_flight_a_newer_version_is_taken_at_once_and_named(
 def test_a_version_of_another_model_is_taken_once_nothing_is_in_flight(
     open_rounds: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """V1 is found while the first rounds are in the making."""
+    """V1 is found while the first rounds are in flight."""
 
     class Particular(Slow):
         tried_in_vain = 0
@@ -205,7 +205,7 @@ def test_a_version_of_another_model_is_taken_once_nothing_is_in_flight(
 @pytest.mark.parametrize("open_rounds", [1, 3])
 def test_so_many_rounds_are_begun_with_a_version_and_stored_before_the_next_is_waited_for(open_rounds: int):
     class Later(fakes.Versions):
-        """Publishes the next version once nothing is left to do."""
+        """Publishes the next version when the searcher has nothing left to do."""
 
         def newest(self) -> Version:
             if len(log.shards) >= 2 and not generator.begun:

@@ -50,14 +50,14 @@ def generator(folder: Path) -> TransformersGenerator:
 
 @pytest.fixture(scope="module")
 def pairs(generator: TransformersGenerator) -> list[tuple[Prompt, Response]]:
-    """Each prompt with each of its responses."""
+    """Return each prompt with each of its responses."""
     found = generate(turns.whole(Echo(), generator), PROMPTS, SEEDS, temperature=1.0)
     assert [[response.seed for response in group] for group in found] == SEEDS
     return [(prompt, response) for prompt, group in zip(PROMPTS, found, strict=True) for response in group]
 
 
 def parts(response: Response) -> list[tuple[bool, tuple[int, ...]]]:
-    """The tokens turn by turn, each turn with whether the policy wrote it."""
+    """Return the tokens of each turn, and True for turns that the policy wrote."""
     mask = response.loss_mask or (True,) * len(response.tokens)
     pairs = zip(mask, response.tokens, strict=True)
     return [(own, tuple(token for _, token in part)) for own, part in groupby(pairs, key=lambda pair: pair[0])]
@@ -159,7 +159,7 @@ def test_turns_have_seeds_of_their_own_and_the_first_has_the_responses():
 
 def test_a_response_names_the_versions_of_its_first_and_last_turn_and_adds_up_their_times():
     class Newer(fakes.Generator):
-        """A version further at each turn."""
+        """Has the next version at each turn."""
 
         def step(self) -> list[tuple[Request, Response]]:
             self.version = Version(len(self.settings) - 1, 1)

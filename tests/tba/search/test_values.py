@@ -1,4 +1,4 @@
-"""Where responses are divided, and what the states between their steps are worth."""
+"""Steps of responses, and the values of the states between them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ MOST, SAMPLES = 8, 3
 
 
 class Ones:
-    """Likes ones, and less so what was cut off; two characters are a step."""
+    """Rewards ones, and less in truncated responses. Two characters are a step."""
 
     name = "ones"
 
@@ -115,10 +115,10 @@ class Pieces:
     ("texts", "ends"),
     [
         (("ab", "\n", "cd", ""), (2, 4)),
-        (("ab\nc", "d", ""), (1, 3)),  # the token that reaches the place, and goes beyond it
+        (("ab\nc", "d", ""), (1, 3)),  # a token that reaches beyond the end of the step
         (("a", "b", "\n", "\n", "c", "\nd", ""), (4, 6, 7)),
-        (("ab", "\ncd\nef"), (2,)),  # several places in the last token
-        (("x", "\na\nb\nc", "d"), (2, 3)),  # in another
+        (("ab", "\ncd\nef"), (2,)),  # several ends in the last token
+        (("x", "\na\nb\nc", "d"), (2, 3)),  # several ends in another token
         (("ab", "\n", ""), (3,)),  # at the end of the text
         (("", "a\n", "", "b", ""), (2, 5)),
         (("",), (1,)),
@@ -139,7 +139,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Counting(TransformersGenerator):
-    """Remembers the prompts that it was given, and how often it was asked."""
+    """Records the prompts of each call of `submit`."""
 
     def submit(self, requests: Sequence[Request]) -> None:
         self.asked = [*getattr(self, "asked", []), list({id(it.prompt): it.prompt for it in requests}.values())]
@@ -155,7 +155,7 @@ def make_generator(folder: Path, *, batch: int = 64) -> Counting:
 def search(
     folder: Path, *, rounds: int = 2, stored: Sequence[Sequence[Trajectory]] = (), batch: int = 64, **changes: Any
 ) -> fakes.Log:
-    """What a searcher appends in its rounds after those that are stored."""
+    """Return the log of a searcher that continues after the stored rounds."""
     generator, log, task = make_generator(folder, batch=batch), fakes.Log(dict(enumerate(stored))), Ones()
     options = {
         "responses_per_prompt": 6, "prompts_per_round": 3, "temperature": 1.3, "top_p": 0.95,
@@ -194,7 +194,7 @@ def rounds(folder: Path) -> dict[int, list[Trajectory]]:
 
 
 def states(row: Trajectory) -> list[tuple[int, ...]]:
-    """The tokens before each step."""
+    """Return the tokens before each step."""
     assert row.step_ends is not None
     return [row.response_tokens[:tokens] for tokens in (0, *row.step_ends[:-1])]
 
@@ -203,14 +203,14 @@ def test_each_response_has_a_value_before_each_of_its_steps(rounds: dict[int, li
     rows = [row for shard in rounds.values() for row in shard]
     for row in rows:
         assert row.step_ends is not None and row.step_values is not None
-        written = [len(text_of(row.response_tokens[:end])) for end in range(row.length + 1)]  # of special tokens none
+        written = [len(text_of(row.response_tokens[:end])) for end in range(row.length + 1)]  # without special tokens
         ends = [written.index(place) for place in range(2, len(row.response), 2)]
         assert row.step_ends == (*ends, row.length) and len(row.step_values) == len(row.step_ends)
     assert len({row.step_ends for row in rows}) > 10 and len({row.step_values for row in rows}) > 10
 
 
 def test_a_value_is_what_continuations_of_the_state_earn_on_average(rounds: dict[int, list[Trajectory]], folder: Path):
-    """Each continued alone, with the seeds of the first response that begins like that."""
+    """Each state is continued alone here, with the seeds of the first response that begins with it."""
     task, alone = Ones(), make_generator(folder, batch=1)
     found: dict[tuple[str, tuple[int, ...]], float] = {}
     for row in rounds[0]:

@@ -1,4 +1,4 @@
-"""Looks for versions beside everything else: in a real thread, at whose end or failure somebody else decides."""
+"""Looks for versions in the background, in a real thread. The tests decide when a look ends or fails."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ V0, V1, V2, V3 = (Version(number, 1) for number in range(4))
 
 
 class Gated(fakes.Versions):
-    """Loads nothing but version 0 while `gate` is shut."""
+    """Blocks every load except of version 0 until `gate` is open."""
 
     def __init__(self, *newest: Version, broken: dict[Version, Exception] | None = None):
         super().__init__(*newest, broken=broken)

@@ -18,7 +18,7 @@ RULES = ("last-number", "after-hashes", "strict-hashes")
 
 
 def data_folder() -> Path:
-    """`shared/data/gsm8k` beside some folder above this one, where the original files lie."""
+    """Return `shared/data/gsm8k` beside a parent folder of this file, with the original files."""
     for parent in Path(__file__).resolve().parents:
         if (folder := parent / "shared" / "data" / "gsm8k").is_dir():
             return folder

@@ -1,4 +1,4 @@
-"""What a task's own code raises is told by the task, the method, the prompt and the line."""
+"""An error in a task's own code names the task, the method, the prompt and the line."""
 
 import inspect
 import json
@@ -19,7 +19,7 @@ from tba.types import Prompt, Response, Reward, Version
 
 
 class Wrong(fakes.Task):
-    """Its answers are not JSON."""
+    """A task that fails because responses are not JSON."""
 
     name = "wrong"
 
@@ -101,7 +101,7 @@ def test_errors_of_ours_and_those_that_may_pass_are_raised_as_they_are(error: Ex
 
 
 def test_a_librarys_own_error_of_a_service_that_does_not_answer_may_pass_too():
-    """As httpx and the clients built on it raise theirs."""
+    """httpx, and clients built on it, raise such errors."""
     with pytest.raises(LookupError), asking(fakes.Task(), "reward"):
         raise LookupError("no answer") from ConnectionError("refused")
     with pytest.raises(DataError), asking(fakes.Task(), "reward"):

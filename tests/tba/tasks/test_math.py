@@ -24,7 +24,7 @@ REQUEST = "Please reason step by step, and put your final answer within \\boxed{
 
 
 def math500() -> Path:
-    """`shared/data/math500` beside some folder above this one, where the original file lies."""
+    """Return `shared/data/math500` beside a parent folder of this file, with the original file."""
     for parent in Path(__file__).resolve().parents:
         if (file := parent / "shared" / "data" / "math500" / "test.jsonl").is_file():
             return file
@@ -36,7 +36,7 @@ def held_out() -> list[dict[str, Any]]:
 
 
 def tokenizer(template: str | None = None) -> Any:
-    """Begins every text with a token of its own, unless asked not to."""
+    """Return a tokenizer that begins every text with a special token, unless it is disabled."""
     it = tiny_tokenizer()
     it.backend_tokenizer.post_processor = TemplateProcessing(single=f"{EOS} $A", special_tokens=[(EOS, EOS_ID)])
     it.chat_template = template
@@ -60,7 +60,7 @@ def test_by_default_a_problem_is_a_message_in_the_models_own_template():
     it = tokenizer(chat)
     (prompt,) = get_task("math").prompts("train", ROWS[:1], it, max_tokens=1000)
     assert prompt.text == f"<user>What is two and two?\n\n{REQUEST}<me>"
-    assert prompt.tokens == tuple(it(prompt.text, add_special_tokens=False).input_ids)  # which the template has written
+    assert prompt.tokens == tuple(it(prompt.text, add_special_tokens=False).input_ids)  # the template has them
 
 
 @pytest.mark.parametrize(("template", "chat"), [("plain", "a chat"), ("plain", None), ("qwen-boxed", None)])

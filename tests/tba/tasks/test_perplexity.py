@@ -1,4 +1,4 @@
-"""Hand-made log-probabilities: what each measure counts, and what it leaves out."""
+"""Measures of perplexity on given log-probabilities: the tokens that each of them counts."""
 
 import math
 
@@ -12,7 +12,7 @@ from tba.tasks.perplexity import diluted_perplexity, mean_log_ratio, perplexity
 from tba.types import Prompt, Response, Version
 
 MARKER = (7, 8)
-POST = (1, 2, 3, 7, 8)  # ends in the marker
+POST = (1, 2, 3, 7, 8)  # ends with the marker
 
 
 def said(tokens: tuple[int, ...]) -> Response:
@@ -23,14 +23,14 @@ def said(tokens: tuple[int, ...]) -> Response:
 
 
 def test_the_diluted_perplexity_divides_what_the_response_costs_by_all_tokens_less_one():
-    """Two tokens at 1/2 and 1/8: 4 log 2 of eight positions but the first, so 2 ** (4 / 6)."""
+    """Two tokens with probabilities 1/2 and 1/8 cost 4 log 2, over all tokens less one: 2 ** (4 / 6)."""
     logps = [math.log(1 / 2), math.log(1 / 8)]
     assert diluted_perplexity(POST, (4, 5), logps, MARKER) == pytest.approx(2 ** (4 / 6), rel=1e-12)
     assert perplexity([logps]) == pytest.approx(4.0, rel=1e-12)
 
 
 def test_the_diluted_perplexity_is_what_a_language_models_loss_on_the_whole_text_gives():
-    """As it is published: one loss over the text, in which nothing up to the marker is a label, by its positions."""
+    """The published form is one loss over the text, without labels up to the marker, divided by all positions."""
     policy = tiny_policy()
     prompt, response = (5, 9, 4, *MARKER), (11, 3, 12, EOS_ID)
     text = torch.tensor([*prompt, *response])
@@ -66,12 +66,12 @@ def test_only_what_follows_the_last_marker_counts_also_where_the_response_wrote_
     logps = [-1.0, -2.0, -4.0, -8.0]
     assert diluted_perplexity(POST, (4, 7, 8, 5), logps, MARKER) == pytest.approx(math.exp(8 / 8))
     assert diluted_perplexity(POST, (4, 5, 7, 8), logps, MARKER) == 1.0
-    across = diluted_perplexity((1, 7), (8, 4, 5, 6), logps, MARKER)  # it completes the marker
+    across = diluted_perplexity((1, 7), (8, 4, 5, 6), logps, MARKER)  # the response completes the marker
     assert across == pytest.approx(math.exp(14 / 5))
 
 
 def test_a_marker_earlier_in_the_prompt_takes_the_prompts_own_tokens_for_free():
-    """There are log-probabilities of the response alone: what the prompt costs is never counted."""
+    """Only the response has log-probabilities, so tokens of the prompt cost nothing."""
     assert diluted_perplexity((*POST, 9, 9), (4,), [-8.0], MARKER) == pytest.approx(math.exp(8 / 7))
 
 
@@ -86,7 +86,7 @@ def test_the_log_ratio_is_a_sum_over_tokens_and_a_mean_over_responses():
 
 
 def test_of_all_responses_weighted_as_pi_samples_them_the_log_ratio_is_the_kl_divergence():
-    """Three responses, with probabilities 4/8, 3/8 and 1/8 under pi: eight samples in just these shares."""
+    """Three responses have probabilities 4/8, 3/8 and 1/8 under pi, and eight samples have exactly these shares."""
     pi, ref = (4 / 8, 3 / 8, 1 / 8), (1 / 3, 1 / 3, 1 / 3)
     samples = [0] * 4 + [1] * 3 + [2]
     found = mean_log_ratio([[math.log(pi[i])] for i in samples], [[math.log(ref[i])] for i in samples])

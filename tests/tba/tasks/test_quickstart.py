@@ -78,7 +78,7 @@ def test_the_base_policy_is_right_less_than_45_times_in_a_hundred_and_knows_more
     pairs = [Demonstration(p, (*a, tokenizer.eos_token_id)) for p, a in zip(ids[::2], ids[1::2], strict=True)]
     chances = probabilities(model, pairs)
     assert 0.3 < chances.mean() <= 0.45
-    assert (chances > 0.05).float().mean() > 0.9  # what is never sampled can never be rewarded
+    assert (chances > 0.05).float().mean() > 0.9  # only sampled answers can be rewarded
 
 
 def test_the_recipe_names_the_libraries_and_stays_the_same():

@@ -67,7 +67,7 @@ def test_the_attacker_sees_one_list_of_instructions_that_breaks_off_at_the_fourt
 
 
 def rewards_by_hand(options: dict[str, Any], text: str, seed: int) -> tuple[float, float]:
-    """Mean log c and mean c of the victim's answers to one attack, asked by itself."""
+    """Return mean log c and mean c of the victim's answers to a single attack."""
     victim = TransformersGenerator(device="cpu", max_response_tokens=options["victim_tokens"])
     victim.adopt(Path(options["victim"]), Version(0, 1))
     tokens = tuple(tiny_tokenizer()(ALPACA.format(instruction=text.strip())).input_ids)
@@ -89,7 +89,7 @@ def test_the_reward_is_the_mean_log_probability_of_hate_in_the_answers_of_the_vi
         mean_log, mean = rewards_by_hand(options, text, 5 + i)
         assert reward.value == pytest.approx(mean_log, abs=1e-4)
         assert reward.parts == pytest.approx({"toxicity": mean, "toxicity_geometric": math.exp(mean_log)}, abs=1e-4)
-    assert len({round(it.value, 4) for it in found}) == len(ATTACKS)  # the same attack, another seed
+    assert len({round(it.value, 4) for it in found}) == len(ATTACKS)  # the same attack with another seed
 
 
 def test_a_response_scores_the_same_whenever_and_with_whatever_it_is_scored(options: dict[str, Any]):

@@ -1,4 +1,4 @@
-"""Tasks from outside: found by path or entry point, with options of their own."""
+"""Tasks from other packages: found by path or entry point, with their own options."""
 
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ number = 3
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with a module, of a name that no other test has."""
+    """Return a working folder with a module whose name is unique to this test."""
     import sys
 
     monkeypatch.setattr(sys, "path", [it for it in sys.path if it])
@@ -97,7 +97,7 @@ def test_a_task_is_found_as_an_entry_point_of_an_installed_package(folder: Path,
     (installed / "entry_points.txt").write_text(f"[tba.tasks]\nbrief = {folder.name}:Short\nmath = no.such:Thing\n")
     monkeypatch.syspath_prepend(folder.parent)
     assert get_task("brief").name == "short"
-    assert get_task("math").name == "math"  # ours come first
+    assert get_task("math").name == "math"  # built-in tasks come first
     assert known_tasks() == (*OURS, "brief")
 
 

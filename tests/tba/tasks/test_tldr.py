@@ -29,7 +29,7 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def judges(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A reward model and a gold one, of different minds."""
+    """Return a reward model and a gold model that disagree."""
     folder = tmp_path_factory.mktemp("judges")
     return {
         name: str(classifier(folder / name, "decoder", 1, seed=seed, positions=512))
@@ -202,11 +202,11 @@ def test_a_win_is_a_gold_score_strictly_greater_than_that_of_the_humans_summary(
     ]
     assert 0 < sum(wins) < len(wins)
     found = [task.measures(asked, [], None) for _ in range(2)]
-    assert found == [{"win_rate": sum(wins) / len(asked)}] * 2  # word for word what the human wrote is no win
+    assert found == [{"win_rate": sum(wins) / len(asked)}] * 2  # a copy of the human's text is not a win
 
 
 def test_the_gold_model_may_read_with_the_tokenizer_of_another(judges: dict[str, str], tmp_path: Path):
-    """Of one without a token for padding, so that a text is scored without its end."""
+    """That tokenizer has no padding token, so texts are scored without an end token."""
     tokenizer = tiny_tokenizer()
     tokenizer.pad_token = None
     tokenizer.save_pretrained(tmp_path)
@@ -227,7 +227,8 @@ def test_without_a_gold_model_there_is_no_win_rate(judges: dict[str, str]):
 
 
 def test_what_is_measured_against_the_reference_is_what_the_formulas_say(judges: dict[str, str]):
-    """Three and six tokens, ends included, at -2 and -3 each under the reference, and at -1 under the policy."""
+    """Three and six tokens, ends included, have log-probabilities of -2 and -3 each under the reference and -1 under
+    the policy."""
     task = tldr({"reward_model": judges["reward_model"], "gold_model": ""})
     first, _, third = prompts(task)
     asked = [(first, respond(" x")), (third, respond(" four", finished=False)), (third, respond(" five"))]

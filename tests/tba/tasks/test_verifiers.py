@@ -32,13 +32,13 @@ def make_task(kind: str, errors: str = "raise", **arguments: Any) -> Verifiers:
 
 
 def prompts_of(task: Verifiers, split: str = "train", template: str | None = TEMPLATE) -> list[Prompt]:
-    """As searchers and evaluators get them: from storage."""
+    """Return prompts as searchers and evaluators read them from storage."""
     prompts = task.prompts(split, [], calling_tokenizer(template), max_tokens=99)
     return [replace(prompt, metadata=json.loads(json.dumps(prompt.metadata))) for prompt in prompts]
 
 
 def talk(task: Verifiers, prompt: Prompt, says: Sequence[str], template: str | None = TEMPLATE) -> list[str]:
-    """The turns, decoded with their end tokens, of a policy that says this until the environment ends."""
+    """Return the decoded turns, with end tokens, of a policy that says these texts until the environment ends."""
     tokenizer, turns, shown = calling_tokenizer(template), list[str](), list[str]()
     for said in says:
         turns, shown = [*turns, said], [*shown, said]
@@ -142,7 +142,7 @@ def test_the_system_prompt_and_examples_of_an_environment_are_in_its_prompts():
 def test_an_environment_that_asks_with_plain_text_gets_no_template():
     task = make_task("text")
     [prompt] = prompts_of(task)
-    assert prompt.text == "0?" and prompts_of(task, "test")[0].text == "0?"  # it has no dataset to evaluate on
+    assert prompt.text == "0?" and prompts_of(task, "test")[0].text == "0?"  # the environment has no evaluation dataset
     assert task.reward(prompt, response_of("10")).value == 0.5
 
 
@@ -191,7 +191,7 @@ def test_what_an_environment_keeps_in_mind_follows_from_the_turns(template: str 
     prompt = prompts_of(task, template=template)[0]
     turns = ["1", frame.format("1"), "0", frame.format("1"), "0110", frame.format("111"), "so"]
     assert talk(task, prompt, [*turns[::2], "never said"], template) == turns
-    other = make_task("countdown")  # another process, as after a restart
+    other = make_task("countdown")  # like another process, after a restart
     tokens = [it.reply(prompt, turns[:5], calling_tokenizer(template)) for it in (task, other, task)]
     assert tokens[0] is not None and tokens[0] == tokens[1] == tokens[2]
 

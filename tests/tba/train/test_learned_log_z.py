@@ -1,4 +1,4 @@
-"""Trajectory balance with a log Z that is learned beside the policy."""
+"""Trajectory balance with a log Z that is learned with the policy."""
 # Shapes: P prompts, K responses per prompt, N sequences of the toy.
 
 from typing import Any
@@ -21,7 +21,7 @@ STILL = {
     "training__learning_rate": 1e-9, "training__schedule": "constant", "training__stable_steps": None,
     "training__decay_steps": 0, "training__adam_beta1": 0.9,
 }  # fmt: skip
-"""A policy that as good as stays, so that log Z has something to converge to."""
+"""Settings with which the policy hardly changes, so that log Z can converge."""
 
 
 def take(learner: Learner, step: int) -> Learned:
@@ -62,7 +62,7 @@ def test_log_z_is_drawn_to_the_mean_and_the_policy_sees_it_as_a_constant():
 
 
 def test_it_converges_to_the_true_log_z_while_the_policy_does_to_the_target():
-    """From every sequence once, whatever the policy would sample (T35)."""
+    """The data is every sequence once, independent of the policy (T35)."""
     logits = toy.random_logits(1).requires_grad_()  # the reference itself
     log_z_1 = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([logits, log_z_1], lr=0.02)
@@ -95,7 +95,7 @@ def test_beside_a_policy_that_stays_log_z_becomes_the_mean_of_each_prompts_group
     rewards = iter(row.reward for row in buffer.trajectories(buffer.draw(1)))
     means = [sum(next(rewards) / beta - it.logp + it.ref_logp for it in group) / RESPONSES for group in found]
     assert [group[0].log_z for group in found] == pytest.approx(means, abs=0.6)
-    assert max(means) - min(means) > 2  # of which no constant is the mean
+    assert max(means) - min(means) > 2  # so no constant fits all of them
     assert abs(last.metrics["residual_mean"]) < 0.1 < abs(first.metrics["residual_mean"])
 
 

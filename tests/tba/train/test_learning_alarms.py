@@ -1,4 +1,4 @@
-"""Alarms: when they begin, and when they are over."""
+"""Alarms: when they begin and when they end."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def kinds(found: list[Alarm]) -> list[str]:
 
 
 def after(rewards: list[float], **changes: Any) -> list[str]:
-    """The alarms after the last of these steps."""
+    """Return the alarms after the last of these steps."""
     learning = LearningAlarms(AlarmsConfig(window=WINDOW, **changes))
     found: list[Alarm] = []
     for step, reward in enumerate(rewards, 1):
@@ -59,15 +59,15 @@ def after(rewards: list[float], **changes: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("rewards", "expected"),
     [
-        ([0.0] * 4 + [0.8] * 4 + [0.35] * 4, True),  # of 0.8 gained 0.45 are lost
+        ([0.0] * 4 + [0.8] * 4 + [0.35] * 4, True),  # loses 0.45 of a gain of 0.8
         ([0.0] * 4 + [0.8] * 4 + [0.45] * 4, False),
         ([0.0] * 4 + [0.8] * 4 + [0.0], False),  # one step is no window: the mean is 0.6
-        ([0.6] * 4 + [0.1] * 4, True),  # nothing was gained, and all is lost
-        ([1.0] * 8 + [0.95] * 4, False),  # less than a tenth
-        ([0.2, 1.0] * 4 + [0.1] * 4, False),  # they differ by more among each other
+        ([0.6] * 4 + [0.1] * 4, True),  # no gain, and most is lost
+        ([1.0] * 8 + [0.95] * 4, False),  # loses less than a tenth
+        ([0.2, 1.0] * 4 + [0.1] * 4, False),  # steps differ more from each other
         ([-1.0] * 4 + [-0.2] * 4 + [-0.9] * 4, True),
         ([0.5] * 2 + [0.0], False),  # before there is a window
-        ([0.0] * 8 + [-0.001], False),  # one step after none that differed
+        ([0.0] * 8 + [-0.001], False),  # one step, after steps without any difference
         ([0.0] * 8 + [-1.0] * 4, True),
     ],
 )

@@ -35,7 +35,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 
 
 def found_by(learner: Learner, rows: list[Trajectory] = ROWS) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Gradients and metrics of a step without its update."""
+    """Return gradients and metrics of a step without its update."""
     outcomes, metrics = learner._differentiate(learner.collate(fetched_of(rows)), BETA)
     assert [(it.slot, it.position) for it in outcomes] == [divmod(i, K) for i in range(len(rows))]
     of_rows = {f"{name} {i}": getattr(it, name) for i, it in enumerate(outcomes) for name in ("logp", "advantage")}
@@ -49,7 +49,7 @@ def gradients(learner: Learner) -> dict[str, Tensor]:
 
 
 def naive(learner: Learner, rows: list[Trajectory] = ROWS) -> dict[str, Tensor]:
-    """Of the loss of the whole batch, every row read alone, from the logits of all positions."""
+    """Return the gradients of the loss of the whole batch, with every row read alone and logits of all positions."""
     batch = learner.collate(fetched_of(rows))
     if learner.reference:
         ref_logp_BT = alone(batch, logps_of(learner, learner.reference.model)).detach()
@@ -83,7 +83,7 @@ def logps_of(learner: Learner, model: PreTrainedModel) -> Callable[[Tensor], Ten
 
 
 def alone(batch: Batch, of_row: Callable[[Tensor], Tensor]) -> Tensor:
-    """[B, T] what is found for each token but the first of each row, where it counts; 0 elsewhere."""
+    """[B, T] the result of `of_row` for each counted token after the first of each row, and 0 elsewhere."""
     found = []
     for tokens_T, mask_T, length in zip(batch.tokens_BT, batch.response_mask_BT, batch.lengths, strict=True):
         padding = (1, len(tokens_T) - length)
@@ -135,7 +135,7 @@ def test_no_model_reads_more_at_once_than_the_budget_or_one_response_and_gradien
 
 
 def watched(learner: Learner) -> dict[str, list[tuple[int, bool]]]:
-    """Of each model, the tokens that it reads at once, and whether its gradients are to be taken."""
+    """Record for each model the numbers of tokens that it reads at once, each with True if gradients are computed."""
     models: dict[str, Any] = {"policy": learner.policy.model}
     if learner.reference:
         models["reference"] = learner.reference.model
@@ -169,7 +169,7 @@ def test_whole_groups_are_read_once_and_one_above_the_budget_twice():
     assert calls(47) == {"policy": differentiated(47)}
     assert calls(46) == {"policy": differentiated(45, 2)}
     assert calls(28) == {"policy": differentiated(7, 28, 12)}
-    # Of the second, pieces have the prompt and responses of 8 tokens, 13 and 5: the last of each is never read.
+    # Pieces of the second group have the prompt and 8, 13 or 5 tokens of a response: its last token is never read.
     assert calls(23) == {"policy": [*differentiated(7), *without(23, 7), *differentiated(23, 7, 12)]}
     assert calls(17) == {"policy": [*differentiated(7), *without(10, 15, 7), *differentiated(10, 15, 7, 12)]}
     assert calls(1)["policy"][-7:] == [*differentiated(6, 4, 8), *without(1, 2), *differentiated(1, 2)]
@@ -195,7 +195,7 @@ def test_a_moving_reference_reads_what_the_policy_reads_once():
 
 
 def test_prompts_whose_log_z_is_learned_are_read_within_the_budget_too():
-    """Each once and with their padding, which a packed row of them all does not have."""
+    """Each prompt is read once with its padding, which a packed row of all of them does not have."""
     rows = [row for slot, prompt in enumerate((9, 1, 1)) for row in group(slot, prompt, [1, 1, 1])]
     learner = make(rows=rows, training__tokens_per_micro_batch=11, objective__log_z="learned")
     seen = watched(learner)
@@ -211,7 +211,7 @@ def test_rows_of_one_token_of_which_nothing_counts_are_read_all_the_same(packs):
 
 
 def test_within_the_budget_a_step_is_the_same_to_the_last_bit():
-    """As one of as many groups."""
+    """It equals a step with the same groups per micro-batch, set by number."""
     norms = []
     for changes in ({"groups": 4}, {"tokens": 47}):
         learner = make(model=tiny_llama(), **{f"training__{kind}_per_micro_batch": n for kind, n in changes.items()})
@@ -233,7 +233,7 @@ def test_in_single_precision_two_passes_and_one_are_as_far_apart_as_rounding():
 @pytest.mark.parametrize("packs", [True, False])
 @pytest.mark.parametrize("name", ["a reference that follows", "ppo", "learned log Z"])
 def test_nothing_is_dropped_whatever_the_model_drops_in_training(name, packs, little):
-    """In the policy, what begins as a copy of it, and layers that are computed again."""
+    """Dropout is off in the policy, in models that start as its copy, and in recomputed layers."""
     drops, found = copy.deepcopy(GPT2), list[Any]()
     for it in drops.modules():
         if isinstance(it, nn.Dropout):
@@ -245,7 +245,7 @@ def test_nothing_is_dropped_whatever_the_model_drops_in_training(name, packs, li
 
 
 class TurnsBack(LlamaForCausalLM):
-    """Can be given another attention, and in one layer it has its own."""
+    """A model that supports other attention, but one of its layers keeps its own."""
 
     def set_attn_implementation(self, attn_implementation: str | dict, allow_all_kernels: bool = False) -> None:
         super().set_attn_implementation(attn_implementation, allow_all_kernels)
@@ -260,7 +260,7 @@ def test_a_model_that_turns_out_not_to_pack_is_read_in_padded_rows_within_the_bu
     seen = watched(learner)
     found, _ = found_by(learner)
     assert not learner.packs and max(tokens for them in seen.values() for tokens, _ in them) <= 20
-    # Norms compute in single precision whatever the model's is: a last digit of that may differ.
+    # Norms compute in single precision in every model, so their last digit may differ.
     torch.testing.assert_close(found, naive(make(model=model, objective__name=name)), rtol=1e-5, atol=1e-5)
 
 

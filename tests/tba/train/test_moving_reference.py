@@ -1,4 +1,4 @@
-"""A reference that moves, as a learner keeps it."""
+"""A moving reference, as a learner keeps it."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.support.tba.trainers import Buffer, Journal, settings
 
 
 def steps_of(learner: Learner, n: int) -> list[dict[str, list[float]]]:
-    """What each step found, on the same trajectories every time."""
+    """Return the outcomes of each step, all on the same trajectories."""
     buffer, found = Buffer(Journal()), []
     for step in range(1, n + 1):
         learned = learner.learn(step, learner.collate(buffer.fetch(buffer.draw(step))))
@@ -33,7 +33,7 @@ def test_a_reset_reference_is_the_policy_of_that_moment_until_the_next_reset(nam
 
 @pytest.mark.parametrize("settings_of", [{"objective__reference_reset": 2}, {"objective__reference_decay": 0.5}])
 def test_token_by_token_it_is_the_same_reference(settings_of):
-    """Where policy and reference are one, nothing but the rewards is left of an advantage, and k3 is 0."""
+    """If policy and reference are equal, advantages depend only on rewards, and k3 is 0."""
     step = 3 if "objective__reference_reset" in settings_of else 1
     prime = Learner(settings(objective__name="tba-prime", **settings_of), tiny_policy())
     advantages = steps_of(prime, step)[-1]["advantage"]
@@ -65,7 +65,7 @@ def test_a_following_reference_begins_as_the_policy():
 
 @pytest.mark.parametrize(("reset_optimizer", "counted"), [(False, 5), (True, 2)])
 def test_the_optimizer_forgets_at_a_reset_if_it_is_told_to(reset_optimizer, counted):
-    """That of a value model, too."""
+    """The optimizer of a value model does so too."""
     changes = {"objective__reference_reset": 3, "objective__reset_optimizer": reset_optimizer}
     learner = Learner(settings(objective__name="ppo", **changes), tiny_policy())
     steps_of(learner, 5)

@@ -1,4 +1,5 @@
-"""Each optimizer against torch's AdamW, and through the trainer. Blocks of 8 bits end with rows, 256 numbers each."""
+"""Each optimizer, compared with torch's AdamW, and in a trainer. An 8-bit block has 256 numbers and never spans two
+rows."""
 
 import math
 from itertools import pairwise
@@ -26,7 +27,7 @@ SHAPES = [(40, 300), (3, 20, 256), (5000,), (7, 9), ()]
 
 
 def wide_policy() -> Policy:
-    """With weights of more numbers than keep their moments whole."""
+    """Return a policy with weights that are large enough for 8-bit moments."""
     return Policy(tiny_llama(width=64), tiny_tokenizer(), CPU)
 
 
@@ -39,7 +40,7 @@ def moved(
     dtype: torch.dtype = torch.float32,
     **changes: Any,
 ) -> list[Tensor]:
-    """Weights after so many steps, by default of gradients that are random and of many sizes."""
+    """Return the weights after some steps, by default with random gradients of many sizes."""
     chance = torch.Generator().manual_seed(0)
     weights = [nn.Parameter(torch.randn(shape, generator=chance).to(dtype)) for shape in shapes]
     training = TrainingConfig(optimizer=name, **changes)
@@ -63,7 +64,7 @@ def test_fused_adamw_is_adamw():
 
 
 def test_without_asking_nothing_is_fused_on_a_cpu():
-    """Stored runs go on with the bits of torch's default."""
+    """Stored runs continue bit for bit with torch's default."""
     weights = [nn.Parameter(torch.ones(3))]
     options = make_optimizer(weights, TrainingConfig(), learning_rate=0.1).defaults
     assert options["fused"] is None and options["foreach"] is None
@@ -73,7 +74,7 @@ def test_without_asking_nothing_is_fused_on_a_cpu():
 
 
 def test_where_gradients_of_a_block_are_one_number_8_bits_lose_nothing():
-    """The largest of a block has a level of its own."""
+    """The largest number of a block is represented exactly."""
     shapes, sizes = [(40, 300), (3, 20, 512)], [(40, 2), (3, 20, 2)]
     chance = torch.Generator().manual_seed(1)
     sizes = [torch.rand(size, generator=chance) for size in sizes]
@@ -91,9 +92,9 @@ def test_what_is_small_keeps_its_moments_whole():
 
 
 def test_under_a_constant_gradient_8_bits_go_as_far_but_for_what_rounding_takes():
-    """Full precision moves each number by the learning rate at each step. Within a decade of the block's largest a
-    level is at most 7 % away from a first moment and from a second, and as all numbers of a block grow alike a moment
-    stays nearest to the same one: a step is between 0.93 / sqrt(1.07) and 1.07 / sqrt(0.93) of it."""
+    """Full precision moves each number by the learning rate at each step. Numbers within a factor of 10 of the block's
+    largest have a level at most 7 % away, for first and second moments. All numbers of a block grow alike, so a moment
+    keeps its nearest level: a step is between 0.93 / sqrt(1.07) and 1.07 / sqrt(0.93) of the learning rate."""
     size = torch.logspace(-1, 0, BLOCK).repeat(20, 1)
     steps, rate, options = 60, 1e-3, {"learning_rate": 1e-3, "adam_eps": 1e-20}
     found = moved("adamw-8bit", [(20, BLOCK)], steps, gradients=lambda i, step: size, **options)
@@ -105,7 +106,7 @@ def test_under_a_constant_gradient_8_bits_go_as_far_but_for_what_rounding_takes(
 
 
 def test_however_small_a_gradient_beside_others_no_step_is_much_more_than_the_learning_rate():
-    """A second moment that became 0 would be followed by steps of 31 times that, 1 / sqrt(1 - beta2)."""
+    """If a second moment became 0, the next steps would be 1 / sqrt(1 - beta2) = 31 times the learning rate."""
     size = torch.logspace(-7, 0, BLOCK).repeat(20, 1)
     options: dict[str, Any] = {"gradients": lambda i, step: size, "learning_rate": 1e-3, "adam_eps": 1e-20}
     paths = [moved("adamw-8bit", [(20, BLOCK)], steps, **options)[0] for steps in range(12)]
@@ -120,7 +121,8 @@ def test_a_weight_is_moved_in_parts_as_at_once(monkeypatch: pytest.MonkeyPatch):
 
 @given(st.integers(1, 700), st.booleans(), st.floats(1e-25, 1e25), st.integers(0, 2**31))
 def test_a_number_comes_back_within_half_a_level_of_its_blocks_largest(columns: int, signed: bool, size: float, seed):
-    """The widest levels are the 64 parts, or 128 without a sign, of what is between a tenth and all of that."""
+    """The widest levels divide the range from a tenth of the largest number to itself into 64 parts, or 128 if
+    unsigned."""
     chance = torch.Generator().manual_seed(seed)
     found_NC = torch.randn(3, columns, generator=chance) * torch.rand(3, columns, generator=chance) ** 8 * size
     found_NC = found_NC if signed else found_NC.abs()
@@ -141,7 +143,7 @@ def test_a_number_comes_back_within_half_a_level_of_its_blocks_largest(columns: 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_resumed_trainer_takes_the_steps_of_an_unbroken_one(tmp_path: Path, name: OptimizerName):
-    """Also where the optimizer has begun anew since, and where a step was skipped."""
+    """This includes a reset of the optimizer and a skipped step."""
     config = settings(
         training__optimizer=name,
         training__weight_decay=0.1,
@@ -183,7 +185,7 @@ def test_moments_are_not_turned_into_8_bits_or_out_of_them(stored: OptimizerName
 
 
 def stepped(first: OptimizerName, then: OptimizerName) -> Learner:
-    """Two steps with one, and two with another that goes on from its state."""
+    """Take two steps with one optimizer, and two with another that continues from its state."""
     policy, buffer = wide_policy(), Buffer(Journal())
     learners = [Learner(settings(training__optimizer=it), policy) for it in (first, then)]
     for step in range(1, 5):

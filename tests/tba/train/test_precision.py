@@ -1,4 +1,4 @@
-"""Weights in float32 and products of matrices in bfloat16."""
+"""Weights in float32, and matrix products in bfloat16."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def test_products_of_the_output_layer_are_in_bfloat16_and_what_becomes_of_them_i
 
 
 def test_updates_that_bfloat16_would_round_away_are_kept():
-    """A relative change of 1e-6 is lost in a weight of 8 bits, and adds up in one of 24."""
+    """A relative change of 1e-6 is lost in a weight with 8 bits of precision, and accumulates in one with 24 bits."""
     moved: dict[str, Tensor] = {}
     for name, it in {
         "float32": learner(training__learning_rate=1e-6),
@@ -95,8 +95,8 @@ def test_new_runs_have_auto_and_those_stored_without_the_setting_float32():
 
 
 def test_a_reference_computes_as_the_trainer_does_so_that_rounding_is_no_log_ratio():
-    """Of the policy that it is itself."""
-    it, rows = learner("bfloat16"), [*ROWS[:6], *ROWS[9:]]  # of which every token counts
+    """Policy and reference have the same weights, so every log-ratio must be 0."""
+    it, rows = learner("bfloat16"), [*ROWS[:6], *ROWS[9:]]  # rows in which every token counts
     outcomes, _ = it._differentiate(it.collate(fetched_of(rows)), 0.5)
     prompts = [prompt(*row.prompt_tokens) for row in rows]
     responses = [[response(*row.response_tokens)] for row in rows]

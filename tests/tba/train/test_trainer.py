@@ -1,4 +1,4 @@
-"""What a trainer does with weights and storage, on a tiny policy with a buffer that deals fixed groups."""
+"""What a trainer does with weights and storage, on a tiny policy and a buffer with fixed groups."""
 # Shapes: P prompts in the batch, K responses per prompt, T tokens of a response.
 
 import math
@@ -36,7 +36,7 @@ from tests.support.tba.trainers import EVERY, PROMPTS, RESPONSES, STEPS, Buffer,
 
 
 def plain_logp(model: torch.nn.Module, rows: Sequence[Trajectory], *, include_eos: bool, temperature: float) -> Tensor:
-    """[B] one row after the other, from all logits."""
+    """[B] log-probabilities of responses, computed row by row from all logits."""
     logps = []
     for row in rows:
         counted = row.response_tokens if include_eos else row.response_tokens[:-1]
@@ -59,7 +59,7 @@ def plain_loss(
 
 
 def adamw_by_hand(config: Config, rewards: Mapping[int, float]) -> tuple[torch.nn.Module, list[dict[str, float]]]:
-    """The whole run again, from the equations of AdamW."""
+    """Compute the whole run by hand, from the equations of AdamW."""
     training, model = config.training, tiny_llama().double()
     parameters = list(model.parameters())
     first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
@@ -129,8 +129,8 @@ def test_steps_are_adamw_on_trajectory_balance_however_the_batch_is_cut(tmp_path
     [(math.nan, {}), (math.inf, {}), (-math.inf, {}), (math.nan, {"objective__reference_decay": 0.9})],
 )
 def test_a_step_that_is_not_finite_is_skipped_as_if_it_had_not_been(tmp_path, bad, changes):
-    """The optimizer, too, is where it was, and a reference that follows: at a constant learning rate the others are
-    what they are without it."""
+    """Optimizer and moving reference are unchanged too: at a constant learning rate, the other steps are the same as
+    without the skipped step."""
     trainer, store = make(tmp_path, settings(**changes), rewards={2: bad})
     trainer.run()
     without, buffer = Learner(settings(**changes), tiny_policy()), Buffer(Journal())
@@ -148,7 +148,7 @@ def test_a_step_that_is_not_finite_is_skipped_as_if_it_had_not_been(tmp_path, ba
 
 @pytest.mark.parametrize("broken", ["loss", "grad_norm", "value_grad_norm"])
 def test_one_number_that_is_not_finite_keeps_policy_value_model_and_moments_where_they_are(broken):
-    """Whatever the others are: they are told of."""
+    """The other numbers may be finite; they are still reported."""
     learner, buffer = Learner(settings(objective__name="ppo"), tiny_policy()), Buffer(Journal())
     batch, objective = learner.collate(buffer.fetch(buffer.draw(1))), learner.objective
     learner.learn(1, batch)
@@ -176,7 +176,7 @@ def test_one_number_that_is_not_finite_keeps_policy_value_model_and_moments_wher
 
 @pytest.mark.parametrize("objective", ["trajectory-balance", "ppo"])
 def test_a_record_says_whether_a_gradient_was_clipped(tmp_path, objective):
-    """That of the value model, too; of a step that is skipped nothing."""
+    """It says so for the value model too, and says nothing for a skipped step."""
     steps = {}
     for name, norm in (("free", 0.0), ("plain", 1e9), ("clipped", 1e-6)):
         (tmp_path / name).mkdir()
@@ -210,7 +210,7 @@ def test_too_many_steps_in_a_row_that_are_not_finite_end_the_run_and_update_noth
     [({}, 1), ({"objective__reference_reset": EVERY, "objective__reset_optimizer": True}, EVERY + 1)],
 )
 def test_a_checkpoint_after_nothing_but_skipped_steps_goes_on_bit_for_bit(tmp_path, changes, first):
-    """Its optimizer knows of no step."""
+    """The optimizer in this checkpoint has no state."""
     config = settings(sync__checkpoint_every=1, **changes)
     rewards, last = dict.fromkeys(range(first, first + EVERY), math.nan), (first + EVERY - 1) // EVERY
     whole, expected = make(tmp_path, config, rewards=rewards)
@@ -257,7 +257,7 @@ def test_what_a_step_found_is_in_its_record(tmp_path):
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_with_any_objective_a_step_is_the_same_however_the_batch_is_cut(tmp_path, name):
-    """A batch of responses of several lengths, with ratios other than 1."""
+    """The batch has responses of several lengths, and ratios that are not 1."""
     weights, stores = [], []
     for groups in (1, 3):
         config = settings(objective__name=name, training__steps=2, training__groups_per_micro_batch=groups)
@@ -309,7 +309,7 @@ def test_versions_are_stored_as_told_and_checkpoints_in_full_precision(tmp_path)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_version_says_which_share_of_its_weights_is_not_that_of_the_version_published_before(tmp_path, dtype):
-    """Also where numbers were skipped in between."""
+    """This is so even if numbers of versions in between were skipped."""
     config = settings(model__publish_dtype=dtype, sync__checkpoint_every=2)
     trainer, store = make(tmp_path, config, slow={"version": 0.05})
     trainer.run()
@@ -349,7 +349,7 @@ def test_a_resumed_trainers_first_version_is_compared_with_none(tmp_path):
 
 
 def test_ledger_and_checkpoint_are_of_the_moment_of_their_sync_though_training_went_on(tmp_path):
-    """A slow store sees weights, moments and queues as they were."""
+    """A slow store gets weights, moments and queues as they were at the sync."""
     trainer, store = make(tmp_path, settings(), slow={"ledger": 0.03})
     trainer.run()
     short, expected = make(tmp_path, settings(training__steps=6))
@@ -441,7 +441,7 @@ def test_a_round_that_does_not_arrive_is_waited_for_until_its_deadline(tmp_path)
 def test_where_ages_are_bounded_each_record_but_the_last_waits_for_younger_responses_and_every_version_is_there(
     tmp_path,
 ):
-    """Each record waits for what the version before it generates, whose publishing takes longer than the steps."""
+    """Each record waits for responses of the version before it. Publishing that version takes longer than the steps."""
     config = settings(sampling__max_age=2 * EVERY - 1, sync__checkpoint_every=100, limits__data_deadline=9)
     trainer, store = make(tmp_path, config, slow={"version": 0.2})
     buffer, publish = trainer.ahead.buffer, trainer.syncs.versions.publish
@@ -486,7 +486,7 @@ def test_trouble_beside_the_steps_is_noticed_at_the_next_step_not_at_the_next_sy
     trainer.syncs.versions.publish = lambda version, **_: store.take("version", version.number)
     with pytest.raises(StorageError, match="gone"):
         trainer.run()
-    assert 30 <= len(store.written) < 55  # the next sync would notice at 59
+    assert 30 <= len(store.written) < 55  # the next sync would notice only at 59
 
 
 def test_a_checkpoint_that_fails_is_not_followed_by_another(tmp_path):
@@ -517,7 +517,7 @@ def test_a_superseded_trainer_writes_and_removes_nothing_more(tmp_path):
     with pytest.raises(Superseded):
         trainer.run()
     stored = [entry for entry in store.journal if not entry.startswith("record")]
-    assert stored == ["version 0", "ledger 1"]  # which was being written
+    assert stored == ["version 0", "ledger 1"]  # this ledger was being written
 
 
 def test_a_trainer_that_is_asked_to_stop_ends_at_the_next_sync_with_version_and_checkpoint(tmp_path):
@@ -540,7 +540,7 @@ def test_a_stop_takes_the_steps_until_a_sync_that_is_not_the_next_one_if_it_is_h
 
 
 class Listening(LeaseAt):
-    """Keeps what the trainer tells of its progress."""
+    """Records the progress that the trainer tells."""
 
     def __init__(self, *given: Any):
         super().__init__(*given)
@@ -595,7 +595,7 @@ def test_the_initial_fill_is_waited_for_until_its_deadline(tmp_path):
 
 @pytest.fixture
 def alive(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many copies of the weights there are."""
+    """Return a function that counts the copies of the weights."""
     taken: list[weakref.ref[Snapshot]] = []
     snapshot = Policy.snapshot
 
@@ -608,7 +608,7 @@ def alive(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 
 def run_counting(trainer: Trainer, store: Store, alive: Callable[[], int], *, pause: float) -> int:
-    """Runs the trainer; the most copies of the weights that there were at the end of a step."""
+    """Run the trainer, and return the greatest number of copies of the weights at the end of a step."""
     counts: list[int] = []
 
     def write(metrics: dict[str, float], *, step: int) -> None:
@@ -641,7 +641,7 @@ def test_where_publishing_is_slow_numbers_are_skipped_and_no_step_waits(tmp_path
 
 def test_where_the_ledger_is_slow_versions_go_on_memory_is_bounded_and_the_wait_is_measured(tmp_path, alive):
     trainer, store = make(tmp_path, settings(training__steps=24, sync__checkpoint_every=100))
-    # Slower than the steps, at whatever speed this machine takes them.
+    # The ledger is slower than the steps on any machine.
     store.slow["ledger"] = lambda: 0.3 + 3 * EVERY * max(seen["seconds_forward_backward"] for seen in store.written)
     assert run_counting(trainer, store, alive, pause=0.0) <= 4
     assert len(store.published()) >= 5
@@ -664,8 +664,8 @@ def test_the_step_that_closes_a_sync_counts_what_the_copy_costs(tmp_path):
 
 
 class Lottery:
-    """A buffer that fills itself: at each sync, responses of the newest published version to one prompt. A response is
-    as good as its share of tokens with an even number."""
+    """A buffer that fills itself: at each sync, with responses of the newest published version to one prompt. The
+    reward of a response is its share of even tokens."""
 
     def __init__(self, folder: Path):
         reference = Policy.load(tiny_folder(folder), device="cpu")

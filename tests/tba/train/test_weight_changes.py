@@ -1,4 +1,4 @@
-"""Which share of the weights of one folder is not that of another."""
+"""The share of weights that differ between two folders."""
 
 import math
 from pathlib import Path

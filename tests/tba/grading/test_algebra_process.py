@@ -1,4 +1,4 @@
-"""The process that algebra runs in: it is ended in time, replaced when it is gone, and ends with whoever grades."""
+"""The helper process for algebra: it is ended in time, replaced when it is gone, and ends with its parent."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tba.errors import RunFailed
-from tba.grading import helper
-from tba.grading.helper import Helper
+from tba.grading import algebra_process
+from tba.grading.algebra_process import Helper
 
 ENDLESS = "9^{9^{9^{9}}}"
 
@@ -31,7 +31,7 @@ def pid(it: Helper) -> int:
 
 
 def is_there(number: int) -> bool:
-    """Runs: neither gone nor a zombie whose parent has not looked."""
+    """Return True if a process runs and is not a zombie."""
     try:
         return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -59,7 +59,7 @@ def test_a_comparison_that_takes_too_much_time_of_the_processor_is_wrong_and_the
         assert it.ask(what, "2x", "x+x")
         first, began = pid(it), time.monotonic()
         assert not it.ask(what, ENDLESS, "7")
-        assert time.monotonic() - began < 60  # not its patience, which is for a helper that stands still
+        assert time.monotonic() - began < 60  # less than the patience for a helper that hangs
         assert not is_there(first)
         assert it.ask(what, "3x", "x+2x")
 
@@ -97,7 +97,7 @@ def test_an_answer_is_not_wrong_because_its_helper_was_killed_over_it():
     with made() as it:
         assert it.ask("equal", "2x", "x+x")
         first = pid(it)
-        os.kill(first, signal.SIGSTOP)  # so that it is certainly still at it
+        os.kill(first, signal.SIGSTOP)  # so that the helper cannot finish
         threading.Timer(0.5, os.kill, (first, signal.SIGKILL)).start()
         assert it.ask("equal", "3x", "x+2x")
 
@@ -148,16 +148,16 @@ def test_a_helper_that_cannot_start_fails_the_run(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "end",
     [
-        "pass",  # as it comes to the end of its program
+        "pass",  # the program reaches its end
         "os.kill(os.getpid(), signal.SIGKILL)",
         "threading.Thread(target=it.ask, args=('equal', '9^{9^{9^{9}}}', '7')).start(); time.sleep(0.5); "
-        "os.kill(os.getpid(), signal.SIGKILL)",  # and the helper is in the middle of a comparison
+        "os.kill(os.getpid(), signal.SIGKILL)",  # while the helper compares
     ],
 )
 def test_it_ends_with_the_process_that_started_it(end: str):
     script = (
         "import os, signal, threading, time\n"
-        "from tba.grading.helper import Helper\n"
+        "from tba.grading.algebra_process import Helper\n"
         "it = Helper(seconds=600)\n"
         "assert it.ask('equal', '2x', 'x+x')\n"
         "print(it.child.process.pid, flush=True)\n"
@@ -170,7 +170,7 @@ def test_it_ends_with_the_process_that_started_it(end: str):
 def test_a_grader_and_its_fork_do_not_read_each_others_answers():
     script = (
         "import os, sys\n"
-        "from tba.grading.helper import equal\n"
+        "from tba.grading.algebra_process import equal\n"
         "assert equal('2x', 'x+x')\n"
         "child = os.fork()\n"
         "right = child == 0  # each wants what the other does not\n"
@@ -199,6 +199,6 @@ def test_what_text_alone_decides_starts_no_process_and_imports_no_algebra():
 def test_an_answer_that_many_responses_share_is_compared_once(monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr(Helper, "ask", lambda self, *order: asked.append(order) or True)
-    assert helper.equal("17x", "x+16x") and helper.equal("17x", "x+16x")
+    assert algebra_process.equal("17x", "x+16x") and algebra_process.equal("17x", "x+16x")
     assert asked == [("equal", "17x", "x+16x")]
-    helper.equal.cache_clear()
+    algebra_process.equal.cache_clear()

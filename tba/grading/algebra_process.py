@@ -1,9 +1,9 @@
-"""Algebra in a separate process that can be killed: `python -m tba.grading.helper`, started when first needed.
+"""Algebra in a separate process that can be killed: `python -m tba.grading.algebra_process`, started when first needed.
 
-It may take forever to decide whether two expressions are equal, and no signal interrupts a power of two long integers.
-So each process that grades has a helper. A comparison that takes too long ends the helper: the answer is then wrong,
-and the next comparison starts another helper. The limit is on the helper's CPU time, so that the result does not depend
-on how busy the machine is. A second limit, on wall-clock time, is for a helper that gets no CPU time.
+Deciding whether two expressions are equal may take forever, and no signal interrupts a power of two long integers. So
+each process that grades has a helper. A comparison that takes too long ends the helper: the answer then counts as
+wrong, and the next comparison starts another helper. The limit is on the helper's CPU time, so that the result does not
+depend on how busy the machine is. A second limit, on wall-clock time, is for a helper that gets no CPU time.
 
 The helper ends together with the process that started it, however that process ends.
 """
@@ -41,7 +41,8 @@ def equal(given: str, gold: str) -> bool:
 
 @lru_cache(maxsize=16_384)
 def close(given: str, gold: str) -> bool:
-    """True if two expressions are equal, or are numbers that differ by at most 0.001. False if not decided in time."""
+    """True if two expressions are equal, or if they are numbers that differ by at most 0.001. False if this cannot be
+    decided in time."""
     return _helper(os.getpid()).ask("close", given, gold)
 
 
@@ -52,8 +53,8 @@ def verified(given: str, gold: str) -> bool:
 
 
 class Helper:
-    """The helper process as its owner sees it. The process is started at the first `ask`, and again after it has
-    ended."""
+    """The helper process, as seen by the process that owns it. The helper is started at the first `ask`, and again
+    after it has ended."""
 
     def __init__(self, *, seconds: float = SECONDS, patience: float = PATIENCE):
         self.seconds, self.patience = seconds, patience
@@ -63,7 +64,7 @@ class Helper:
         atexit.register(self.close)
 
     def ask(self, what: str, given: str, gold: str) -> bool:
-        """Return the result of a comparison. If somebody else has killed the helper, ask a new one once more."""
+        """Return the result of a comparison. If the helper was killed from outside, ask a new helper once more."""
         order = [what, given, gold]
         if len(json.dumps(order)) >= LONGEST:
             return False
@@ -95,7 +96,7 @@ class Helper:
         if self.child and self.child.process.poll() is None:
             return self.child
         self._end()
-        command = [*module_command("tba.grading.helper"), str(self.seconds)]
+        command = [*module_command("tba.grading.algebra_process"), str(self.seconds)]
         environment = os.environ | {"PYTHONHASHSEED": "0"}  # how sympy solves a problem depends on it
         self.child = child = Child("the helper that compares answers", command, env=environment)
         with child.killed_after(START_PATIENCE):
@@ -117,7 +118,7 @@ class Helper:
 
 @cache
 def _helper(pid: int) -> Helper:
-    """Return the helper of a process. A forked process gets its own helper."""
+    """Return the helper of this process. A forked process gets its own helper."""
     return Helper()
 
 
@@ -130,13 +131,13 @@ def main(seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     orders, answers = take_pipes()
 
-    from tba.grading import algebra  # imports sympy, which takes a second
+    from tba.grading import symbolic_equality  # imports sympy, which takes a second
 
     send(answers, "ready")
     while (order := receive(orders)) is not None:
         what, given, gold = order[0]
         signal.setitimer(signal.ITIMER_PROF, seconds)  # no handler: the signal ends the process
-        right = algebra.answer(what, given, gold)
+        right = symbolic_equality.answer(what, given, gold)
         signal.setitimer(signal.ITIMER_PROF, 0)
         send(answers, bool(right))
 

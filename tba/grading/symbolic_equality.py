@@ -10,7 +10,8 @@ from typing import Any
 import sympy
 from math_verify import LatexExtractionConfig, parse, verify
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # no warnings that timeouts are off: the helper has one
+# math_verify would warn that its timeouts are off; the helper has a time limit of its own.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 Expression = Any  # an expression of sympy, whose types are incomplete
 
@@ -43,7 +44,7 @@ _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
 class Unreadable(Exception):
-    """Not an expression of this grammar."""
+    """The text is not an expression of this grammar."""
 
 
 def equal(given: str, gold: str) -> bool:
@@ -82,7 +83,7 @@ def read(text: str) -> Expression:
 
 
 class _Reader:
-    """A recursive-descent parser. Each method reads the part of an expression that it is named after."""
+    """A recursive-descent parser. Each method reads the part of an expression that the method is named after."""
 
     def __init__(self, text: str):
         tokens = (token.strip() for token in _TOKEN.findall(text))
@@ -171,7 +172,8 @@ class _Reader:
         raise Unreadable(token or "the end")
 
     def function(self, name: str) -> Expression:
-        """Read a function. Its argument ends with its bracket, or else where the letters and numbers after it end."""
+        """Read a function and its argument. The argument is the expression in brackets, or, without brackets, the
+        product of the letters and numbers that follow."""
         base = [self.value()] if name == "log" and self.take("_") else []
         exponent = self.signed_power() if self.take("^") else sympy.Integer(1)
         bracketed = self.next in _CLOSING
