@@ -10,6 +10,8 @@ import pytest
 
 SECONDS = {True: 10.0, False: 0.5}
 """What a test is taken to need, by whether it is marked as slow."""
+SECONDS_TO_SHARE = 20.0
+"""What a group is taken to need before its first test: often a whole run is made."""
 SHARED_BY_A_FILE = re.compile(r'scope="(?:module|class)"')
 SHARED_BY_ALL = re.compile(r"\bstack: Stack\b")
 """A test with the Prefect server of the session. Of such servers, which need seconds to start, one is enough."""
@@ -57,4 +59,5 @@ def _group_of_file(path: str) -> str:
 
 
 def _seconds(items: Sequence[pytest.Item]) -> float:
-    return sum(SECONDS[item.get_closest_marker("slow") is not None] for item in items)
+    first = SECONDS_TO_SHARE if len(items) > 1 else 0.0
+    return first + sum(SECONDS[item.get_closest_marker("slow") is not None] for item in items)

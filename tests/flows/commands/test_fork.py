@@ -228,6 +228,7 @@ def test_a_replay_with_another_sampler_and_another_k_needs_no_generation(killed:
     assert check(run).problems == []
 
 
+@pytest.mark.slow
 def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_is_audited(killed: Run):
     """Its rewards teach nothing; what moves the policy away from the reference, and GRPO back, is weight decay."""
     changes = {
@@ -259,6 +260,7 @@ def test_a_replay_with_another_objective_and_a_reference_that_moves_resumes_and_
     assert check(run).problems == []
 
 
+@pytest.mark.slow
 def test_steps_that_are_skipped_as_the_reference_is_reset_are_audited_and_gone_on_from(
     killed: Run, monkeypatch: pytest.MonkeyPatch
 ):
@@ -305,6 +307,7 @@ def test_a_fork_begins_a_value_model_anew_keeps_it_in_checkpoints_alone_and_is_a
     assert check(run).problems == []
 
 
+@pytest.mark.slow
 def test_a_learned_log_z_goes_on_from_the_checkpoint_in_a_resumed_run_an_audit_and_a_fork(killed: Run):
     """Begun at step 18 by a fork that generates on; killed once it has a checkpoint of its own."""
     changes = {

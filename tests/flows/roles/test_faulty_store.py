@@ -1,7 +1,5 @@
 """Roles as processes, on a store that fails and on a disk that is full."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,6 +16,7 @@ from storage.runs.control import change_state
 from storage.runs.run import Run
 from tests.conftest import s3_root
 from tests.support.faults.small_disk import small_disk
+from tests.support.flows.killed_runs import RoleProcess
 from tests.support.flows.roles import TINY
 
 STEPS = 6
@@ -36,9 +35,8 @@ class Life:
 
     def __init__(self, run: Run, role: str, log: Path):
         self.log = log.with_name(f"{role}-{len(list(log.parent.glob('*.log')))}.log")
-        with self.log.open("wb") as output:
-            command = [sys.executable, "-m", "flows.roles.role", role, "--run", run.url]
-            self.process = subprocess.Popen(command, stdout=output, stderr=output)
+        self.log.touch()
+        self.process = RoleProcess([role, "--run", run.url], output=str(self.log))
 
     def end(self) -> int:
         """Its exit code."""

@@ -19,6 +19,8 @@ from tests.support.flows.roles import until
 
 SEARCHERS = 2
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:

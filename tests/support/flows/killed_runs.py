@@ -18,8 +18,8 @@ class RoleProcess:
     """A role in a process and a session of its own. It is forked from a process that has loaded the libraries, which
     takes longer than what most tests let a role do."""
 
-    def __init__(self, arguments: Sequence[str]):
-        self._process = _FORKS.Process(target=_live, args=(arguments, dict(os.environ)))
+    def __init__(self, arguments: Sequence[str], *, output: str = os.devnull):
+        self._process = _FORKS.Process(target=_live, args=(arguments, dict(os.environ), output))
         self._process.start()
         assert self._process.pid
         self.pid = self._process.pid
@@ -33,13 +33,13 @@ class RoleProcess:
         return self._process.exitcode
 
 
-def _live(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+def _live(arguments: Sequence[str], environment: Mapping[str, str], output: str) -> None:
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 1)
-        os.dup2(nothing.fileno(), 2)
+    with open(output, "w") as written:
+        os.dup2(written.fileno(), 1)
+        os.dup2(written.fileno(), 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main([*arguments]))
 
