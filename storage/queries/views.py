@@ -213,9 +213,10 @@ def _ranges(places: Sequence[Place]) -> ds.Expression:
 
 
 def _with_extras(snapshot: Snapshot, shards: Sequence[tables.Row], places: Mapping[str, Place]) -> pa.Schema:
-    """Return the schema of trajectories with the columns that a task has added. The added columns are found in the
-    oldest and the newest shard of each searcher. A column is left out if the view already has its name, or if its name
-    or type differs between these shards."""
+    """Return the schema of trajectories with the columns that a task has added. The added columns are looked for in the
+    oldest and the newest shard of each searcher. Names of columns are compared without regard to case. An added column
+    is left out if the view already has a column of its name, or if two of these shards spell its name with different
+    capitals or give it different types. A column that only some of these shards have is kept."""
     oldest = {shard["searcher"]: shard["key"] for shard in reversed(shards)}
     newest = {shard["searcher"]: shard["key"] for shard in shards}
     objects = {places[key].compaction.object if key in places else key for key in (*oldest.values(), *newest.values())}

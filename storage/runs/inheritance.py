@@ -1,8 +1,8 @@
-"""The store of a fork: its own objects, and those of its parent as they were at the step where the fork leaves it.
+"""The store of a fork: the fork's own objects, and the objects that its parent had at the step where the fork begins.
 
-Whose an object is follows from its name and the parent's records, never from where it is found: what the parent wrote
-later under a name that the fork uses too is not the fork's. Everything that is written is the fork's own; nothing of
-the parent is changed.
+The name of an object and the parent's records decide which run the object belongs to. If the parent later stores an
+object under a name that the fork uses too, the fork does not see it. All writes go to the fork's own store; the
+parent's objects never change.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,20 @@ from tba.errors import AlreadyExists, Damaged, StorageError
 
 @dataclass(frozen=True, kw_only=True)
 class Parent:
-    """The run from which a fork starts, and the place in that run. A part of the fork's `run.json`."""
+    """The run from which a fork starts, and the point in that run at which the fork starts. This is a part of the
+    fork's `run.json`."""
 
     run: str  # the parent's name; the parent lies beside the fork
     step: int
     sync: int  # the sync that follows the step: the last sync that both share
     attempt: int  # the parent's attempt that wrote the ledger up to this sync
-    attempts: int  # the parent's newest by then: those of the fork come after
-    replays: int | None  # the newest of the parent's records that the fork draws on, if it has no searchers of its own
-    rebuilt: bool  # whether the fork keeps the checkpoint it starts from itself: the parent had given it up
+    attempts: int  # the parent's newest attempt at that time; the fork's own attempts have higher numbers
+    replays: int | None  # number of the newest parent record that the fork replays; None if it does not replay
+    rebuilt: bool  # True if the fork stores its first checkpoint itself, because the parent had given it up
 
     @property
     def newest_record(self) -> int:
-        """The number of the parent's newest record that the fork draws on."""
+        """The number of the newest sync record of the parent that the fork uses."""
         return self.sync if self.replays is None else self.replays
 
     def encode(self) -> dict[str, Any]:
@@ -51,7 +52,7 @@ class Parent:
 
 
 class ForkedStore:
-    """The `Store` of a fork. `parent` is the store of its parent, perhaps a fork itself."""
+    """The `Store` of a fork. `parent` is the store of the parent, which may be a fork too."""
 
     def __init__(self, own: Store, parent: Store, origin: Parent, looking_at: LookingAt | None = None):
         self.own, self.parent, self.origin = own, parent, origin
@@ -62,24 +63,26 @@ class ForkedStore:
         return str(self.own)
 
     def for_reading(self, looking_at: LookingAt) -> "ForkedStore":
-        """Return the same store for readers who go on where a record of an ancestor is damaged. It does not show what
-        that record admits. Never write through it: it does not know which names those shards have taken."""
+        """Return the same store for readers who continue although a record of an ancestor is damaged. The store does
+        not show the shards of a damaged record. Never write through it: it does not know that the names of those shards
+        are taken."""
         parent = self.parent.for_reading(looking_at) if isinstance(self.parent, ForkedStore) else self.parent
         return ForkedStore(self.own, parent, self.origin, looking_at)
 
     @property
     def replays(self) -> bool:
-        """True if the fork draws on what its parent recorded, and has no searchers of its own."""
+        """True if the fork draws the trajectories that its parent recorded after the fork's start, and has no searchers
+        of its own."""
         return self.origin.replays is not None
 
     def inherits(self, key: str) -> bool:
-        """True if an object of this name belongs to the parent."""
+        """True if the object of this name belongs to the parent."""
         origin = self.origin
         if key.startswith(layout.TRAJECTORIES):
             return key in self.inherited_shards
         if key.startswith(layout.PROMPTS):
             return True
-        if compaction := layout.parse_compaction(key):  # one may also hold what the parent admitted later
+        if compaction := layout.parse_compaction(key):  # it may also hold shards that the parent admitted later
             return compaction.first_sync <= self.origin.newest_record
         if (sync := layout.parse_sync(key)) is not None:
             return sync <= origin.sync
@@ -95,21 +98,22 @@ class ForkedStore:
 
     @cached_property
     def inherited_shards(self) -> frozenset[str]:
-        """What the shared records admit or refuse, and what those admit that a fork replays beyond them."""
+        """The keys of shards that belong to the parent: those that the inherited sync records admit or refuse and, in a
+        fork that replays, those that the parent's later records admit."""
         keys = [layout.sync(sync) for sync in range(self.origin.newest_record + 1)]
         found: set[str] = set()
         for sync, (key, read) in enumerate(read_each(self.parent, keys)):
             with self._looking_at(key):
                 record = records.decode(read(), f"{self.parent.url}/{key}", "shards", "refused")
                 names = {shard["key"] for shard in record["shards"]}
-                if sync <= self.origin.sync:  # by a record they share; such a name is never admitted again
+                if sync <= self.origin.sync:  # an inherited record: the names that it refuses are taken too
                     names |= {refusal["key"] for refusal in record["refused"]}
                 found |= names
         return frozenset(found)
 
     @cached_property
     def _newest_inherited(self) -> dict[str, str]:
-        """The key of the last inherited shard in each searcher's folder."""
+        """For each searcher's folder, the key of the last shard that the fork inherits."""
         newest: dict[str, str] = {}
         for key in self.inherited_shards:
             folder = key.split("/")[1]
@@ -140,7 +144,8 @@ class ForkedStore:
         return sorted(found)
 
     def _shares(self, prefix: str, after: str) -> bool:
-        """True if a listing must ask the parent, which may have stored many later objects."""
+        """True if a listing has to include the parent's objects. The parent is not listed without need, because it may
+        have stored many objects since the fork's start."""
         if not prefix.startswith(layout.TRAJECTORIES):
             return True
         folders = {f"{layout.TRAJECTORIES}{name}/": newest for name, newest in self._newest_inherited.items()}

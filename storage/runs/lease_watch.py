@@ -1,4 +1,4 @@
-"""Watches the leases of a run, and counts on a clock of its own for how long each has not moved."""
+"""Watches the leases of a run, and measures on the watcher's own clock how long each lease has not changed."""
 
 import time
 from typing import NamedTuple
@@ -15,7 +15,7 @@ class Seen(NamedTuple):
 
 
 class LeaseWatch:
-    """Watches the leases of a run."""
+    """Watches the leases of runs."""
 
     def __init__(self) -> None:
         self._changed: dict[tuple[str, str], tuple[tuple[int, int], float]] = {}
@@ -23,8 +23,9 @@ class LeaseWatch:
         self.damaged: dict[str, str] = {}  # why a role's lease cannot be read, as of the last look
 
     def observe(self, run: Run) -> dict[str, Seen]:
-        """Every role that ever held a lease, and for how long it has been silent. A lease that cannot be read counts
-        as one that does not move, since whoever holds it writes it again: it is shown as it was read last."""
+        """Return, for each role that ever held a lease, its lease and how long the lease has not changed. A lease that
+        cannot be read is returned as it was read last and counts as unchanged: its holder would have written it
+        again."""
         seen: dict[str, Seen] = {}
         found = read_roles(run)
         self.damaged = dict(found.damaged)
@@ -38,8 +39,8 @@ class LeaseWatch:
         return seen
 
     def _as_last_read(self, run: Run, role: str) -> Lease:
-        """Return the lease as this watcher read it last. If it never could, return one of an unknown holder, with the
-        newest life that events tell of."""
+        """Return the lease as this watcher read it last. If the watcher has never read it, return a lease with an
+        unknown holder and the newest life that has written an event."""
         return self._last.get((run.url, role)) or Lease(
             role=role,
             life=lives.newest_with_events(run, role),

@@ -19,8 +19,9 @@ _FIELDS = ("run", "created_at", "created_by", "code_version", "schema_version", 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """`Run.create` makes one, `Run.open` finds one. `config` is as stored; `tba.config.parse` makes sense of it. The
-    store of a fork also shows what it inherits."""
+    """A run that `Run.create` has created or `Run.open` has opened. `config` has the settings as they are stored;
+    `tba.config.parse` converts them to a `Config`. The store of a fork also shows the objects that the fork
+    inherits."""
 
     name: str
     root: str
@@ -30,7 +31,7 @@ class Run:
     sampler_sql: str = field(repr=False)
     code_version: str
     created_at: str
-    created_by: str  # who asked for it
+    created_by: str  # the flow run or person that created the run
     parent: Parent | None  # of a fork
     digests: bool = False  # whether every record of the run was written with a digest
     inherits: ForkedStore | None = field(default=None, repr=False)  # a fork's store, which knows what is its parent's
@@ -48,8 +49,8 @@ class Run:
         created_by: str = "",
         parent: Parent | None = None,
     ) -> Self:
-        """A new run, on a store that has been proven safe. AlreadyExists if the name is taken. A fork lies beside its
-        parent."""
+        """Create a run on a store that is first proven safe. Raise AlreadyExists if the name is taken. A fork is stored
+        beside its parent."""
         store = open_store(layout.run_url(root, name), deadline=_deadline(config))
         try:
             probe(store)
@@ -86,7 +87,7 @@ class Run:
             raise Missing(f"there is no run at {store.url}: it has no {layout.RUN}") from None
         name = f"{store.url}/{layout.RUN}"
         written = records.decode(data, name, "schema_version")["schema_version"]
-        if written != SCHEMA_VERSION:  # before anything else is asked of a record that may say it in another way
+        if written != SCHEMA_VERSION:  # checked first: another version may have other fields
             raise StorageError(
                 f"{store.url} was written with schema version {written}, but this code reads only {SCHEMA_VERSION}"
             )
@@ -119,11 +120,11 @@ class Run:
 
     @property
     def own(self) -> Store:
-        """The run's store without the objects that a fork inherits."""
+        """The store of the run's own objects, without the objects that a fork inherits."""
         return self.inherits.own if self.inherits else self.store
 
     def for_reading(self, looking_at: LookingAt) -> "Run":
-        """Return the same run for readers who go on where a record of an ancestor is damaged."""
+        """Return the same run for readers who continue although a record of an ancestor is damaged."""
         if self.inherits is None or self.store is not self.inherits:
             return self
         forked = self.inherits.for_reading(looking_at)
@@ -135,11 +136,11 @@ class Run:
         return _deadline(self.config)
 
     def writer_of(self, key: str) -> str:
-        """The name of the run that wrote an object: this one, or one that it inherits from."""
+        """Return the name of the run that wrote an object: this run or one of its ancestors."""
         return self.owner_of(key).name
 
     def owner_of(self, key: str) -> "Run":
-        """Return the run that wrote an object: this one, or one that it inherits from."""
+        """Return the run that wrote an object: this run or one of its ancestors."""
         run: Run = self
         while run.older and run.inherits and run.inherits.inherits(key):
             run = run.older
@@ -163,18 +164,18 @@ def _deadline(config: Any) -> float:
 
 
 def run_urls(root: str) -> list[str]:
-    """Return the URL of every folder under a root in which a run may lie."""
+    """Return the URL of every folder under a root that may hold a run."""
     store = open_store(root.rstrip("/"))
     return [f"{store.url}/{layout.RUNS}{name}" for name in store.folders(layout.RUNS)]
 
 
 def default_root() -> str:
-    """Where runs are kept when nobody says: `$TBA_ROOT`, else `tba-runs` in the working directory."""
+    """Return the root for runs if none is named: `$TBA_ROOT`, or else `tba-runs` in the working directory."""
     return os.environ.get("TBA_ROOT") or "tba-runs"
 
 
 def resolve(name_or_url: str) -> str:
-    """The URL of a run given by URL, by path, or by its name under the default root."""
+    """Return the URL of a run that is given by its URL, by its path, or by its name under the default root."""
     if "/" in name_or_url:
         return name_or_url.rstrip("/")
     return layout.run_url(default_root(), name_or_url)
