@@ -205,8 +205,8 @@ def _settings(parent: Run, before: Config, origin: Parent, changes: Mapping[str,
             raise _shared(name)
     if origin.step and not same_moments(before.training.optimizer, config.training.optimizer):
         raise ConfigError(
-            f"--set: training.optimizer is {before.training.optimizer!r} in the parent, and moments are not turned "
-            f"into 8 bits or out of them, got {config.training.optimizer!r}"
+            f"--set: training.optimizer is {before.training.optimizer!r} in the parent, and its optimizer "
+            f"state cannot be converted to or from 8 bits, got {config.training.optimizer!r}"
         )
     if config.objective.needs_values and not before.search.value_samples:
         raise ConfigError(

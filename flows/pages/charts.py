@@ -69,7 +69,8 @@ class _Shape:
 
 @dataclass(frozen=True)
 class _Curve:
-    """A line with its name and colour, first as the whole chart shows the line, then as a zoomed chart does."""
+    """A line as the chart draws it. `shapes` has the line in the detail of the whole chart and, if the chart can be
+    zoomed, also in finer detail for zooming."""
 
     name: str
     key: str

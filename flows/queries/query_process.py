@@ -56,9 +56,10 @@ class QueryProcess:
             self._on_start()
 
     def ask(self, what: str, *, seconds: float | None = None, write: Write | None = None, **arguments: Any) -> Any:
-        """Send the order `what` to `flows.queries.query_worker` and return its answer. `write` gets the text of the
-        answer, piece by piece. Raise TooLong after `seconds`. If the query does not react to this limit or to Ctrl-C,
-        the process is killed."""
+        """Send an order to the query process: `what` names an order of `flows.queries.query_worker`, and `arguments`
+        are its arguments. Return the answer. If the answer comes as text, `write` is called with each piece of it.
+        Raise TooLong if the query takes more than `seconds`. If the query does not end when it is interrupted, by this
+        limit or by Ctrl-C, the process is killed."""
         self.start()
         return self._exchange(what, seconds=seconds, write=write, **arguments)
 

@@ -99,7 +99,7 @@ class Worker:
             self.refresh()
 
     def refresh(self) -> None:
-        """Read the run again. If this fails, keep what was read before."""
+        """Read the run again. If reading fails, raise the error; what was read before stays in use."""
         stored = read_stored(Run.open(self._url), progress=self._progress)
         before, self._stored, self._kept = (self._kept, self._spare), stored, stored.connect()
         self._spare = None
