@@ -107,9 +107,9 @@ def read_stored(run: Run, *, progress: Progress | None = None, thorough: bool = 
 def _look(
     run: Run, progress: Progress | None, damage: DamageLog, verified: RememberedReads
 ) -> tuple[Snapshot, Admissions]:
-    """Read a run again until no listed object is gone, since a live run may be compacted meanwhile, but give up after
-    a few pauses. Objects that are missing from the listing are looked for twice: while a compaction replaces objects, a
-    listing may show neither the old object nor the new one."""
+    """Take a snapshot of a run and read its records. Do this again after a pause while listed objects are gone, because
+    a live run may be compacted meanwhile; give up after a few pauses. If an object was not listed at all, look once
+    more: while a compaction replaces objects, a listing may show neither the old object nor the new one."""
     pauses = list(mirror.PAUSES)
     while True:
         noted = DamageLog()

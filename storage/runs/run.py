@@ -31,7 +31,7 @@ class Run:
     sampler_sql: str = field(repr=False)
     code_version: str
     created_at: str
-    created_by: str  # the flow run or person that created the run
+    created_by: str  # the command, or the id of the flow run, that created the run
     parent: Parent | None  # of a fork
     digests: bool = False  # whether every record of the run was written with a digest
     inherits: ForkedStore | None = field(default=None, repr=False)  # a fork's store, which knows what is its parent's
