@@ -169,9 +169,9 @@ def _large(
 
 
 def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row]) -> ds.Dataset:
-    """Return the rows of readable shards. The sync and step of a shard's rows are known from its record without
-    reading the rows. So a query for some syncs opens only the shards of these syncs and, in compactions, only their
-    row groups."""
+    """Return the rows of readable shards. The record that admits a shard says the sync and the step of its rows, so
+    these are known without reading the rows. A query for some syncs therefore opens only the shards of these syncs and,
+    in compactions, only their row groups."""
     readable = [shard for shard in shards if shard["state"] in ("admitted", "waiting")]
     places = {it["key"]: place for it in readable if (place := it.get("place"))}
     facts = {it["key"]: {name: it.get(name) for name in FACTS} for it in readable if it["key"] not in places}
@@ -186,9 +186,9 @@ def _trajectories(snapshot: Snapshot, shards: Sequence[tables.Row]) -> ds.Datase
 
 
 def _of_compactions(snapshot: Snapshot, shards: Sequence[tuple[tables.Row, Place]]) -> list[ds.Fragment]:
-    """Return fragments with the row groups that this run admits, usually one fragment per compaction. A fork that
-    replays admits its parent's shards by other records than the compaction names. Such shards get one fragment for
-    each of the fork's records."""
+    """Return fragments with the row groups of these shards, usually one fragment per compaction. In a fork that
+    replays, other records admit a shard than in its parent, and the compaction names only the parent's. Such shards get
+    one fragment for each of the fork's records."""
     grouped: defaultdict[tuple[str, int | None, int | None, bool], list[Place]] = defaultdict(list)
     for row, place in shards:
         admitted = row.get("sync"), row.get("step")

@@ -95,7 +95,7 @@ def test_steps_before_what_was_given_up_are_refused_and_later_ones_are_not(
     assert audit.audit(run, STEPS).ok
     name = rf"retention/{done['retention']:06d}\.json"
     for step in (1, oldest):
-        with pytest.raises(ConfigError, match=rf"{name} of .*; steps can be taken again from step {oldest + 1} on"):
+        with pytest.raises(ConfigError, match=rf"{name} of .*; steps can be repeated from step {oldest + 1} on"):
             audit.audit(run, step)
     with pytest.raises(ConfigError, match=rf"{name} of .*; it can be left from step {oldest} on"):
         fork.fork(run, 2, {}, name="early")
