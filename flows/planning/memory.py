@@ -34,7 +34,7 @@ class Model:
 
 
 def describe(config: Config) -> str:
-    """Describe the memory that each rank of the trainer needs on its GPU."""
+    """Describe the memory that each rank of the trainer needs."""
     ranks, parts, beside = config.training.ranks, held(config), on_host(config)
     each, on = sum(parts.values()), f" on each of {ranks} ranks" if ranks > 1 else ""
     on += ", beside adapters with their gradients and moments" if config.model.lora_rank else ""

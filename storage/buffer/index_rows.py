@@ -213,7 +213,7 @@ class Pool:
         return places_N[drawable_N], np.bincount(of_N, minlength=len(counts)).tolist()
 
     def newest_places(self, prompts: Sequence[int]) -> np.ndarray:
-        """Return, for each prompt, the place of its newest row that can be drawn; -1 if it has no such row."""
+        """Return, for each prompt, the place of its newest row that can be drawn; -1 if there is none."""
         places_N, counts = self.places(prompts)
         ends = accumulate(counts)
         return np.array([places_N[end - 1] if n else -1 for n, end in zip(counts, ends, strict=True)], np.int64)

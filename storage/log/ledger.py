@@ -121,7 +121,7 @@ class ParquetLedger:
         except AlreadyExists:
             if self.run.store.read(key) != data:
                 raise Superseded(
-                    f"{self.run.url}/{key} has other content: another trainer writes as attempt {self.attempt} too"
+                    f"{self.run.url}/{key} has other content: another trainer writes under attempt {self.attempt} too"
                 ) from None
 
 

@@ -51,7 +51,7 @@ class StopReasons:
         if state.desired == "stop":
             self.reason = Stopped(f"{self.run.name} was asked to stop{f': {state.why}' if state.why else ''}")
         elif self._index is not None and self._index >= state.searchers:
-            self.reason = Stopped(f"{self.role} is one too many of {state.searchers}")
+            self.reason = Stopped(f"{self.role} is not wanted any more: the run wants {state.searchers} searcher(s)")
 
 
 class _Silence:

@@ -97,9 +97,9 @@ def test_steps_before_what_was_given_up_are_refused_and_later_ones_are_not(
     for step in (1, oldest):
         with pytest.raises(ConfigError, match=rf"{name} of .*; steps can be repeated from step {oldest + 1} on"):
             audit.audit(run, step)
-    with pytest.raises(ConfigError, match=rf"{name} of .*; it can be left from step {oldest} on"):
+    with pytest.raises(ConfigError, match=rf"{name} of .*; a fork can start from step {oldest} or later"):
         fork.fork(run, 2, {}, name="early")
-    with pytest.raises(ConfigError, match=rf"sampling.capacity: at most {CAPACITY}, .* got 50"):
+    with pytest.raises(ConfigError, match=rf"sampling.capacity must be at most {CAPACITY}, .* got 50"):
         fork.fork(run, oldest, {"sampling.capacity": "50"}, name="wide", replay=True)
     assert not run.store.list(layout.FORKS)
     later = fork.fork(run, oldest, {}, name="later", replay=True)
