@@ -188,8 +188,7 @@ class Pool:
         return chosen_N
 
     def _pass_on_the_best(self, keys: Sequence[tuple[int, bytes]], places_N: np.ndarray) -> None:
-        """Rows with equal keys are copies. Set `best` of the newest copy to the place of the copy with the highest
-        reward."""
+        """Of rows with equal keys, the copies, set `best` of the newest to the place with the highest reward."""
         best_N = self.rows.take(places_N, ["best"])["best"]
         reward_N = self.rows.take(best_N, ["reward"])["reward"]
         highest: dict[tuple[int, bytes], tuple[float, int]] = {}
