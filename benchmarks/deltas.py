@@ -31,6 +31,7 @@ import torch
 from safetensors.torch import load_file
 
 import storage
+from benchmarks.harness import servers
 from storage import layout
 from storage.objects import manifest_folders
 from storage.objects.open_store import open_store
@@ -38,7 +39,6 @@ from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.models.pretrained import DTYPES
 from tba.types import Version
-from tests.support import servers
 
 TRIES = 7
 BITS = {2: np.uint16, 4: np.uint32}  # by bytes of a weight

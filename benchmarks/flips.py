@@ -47,6 +47,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.harness import servers
 from benchmarks.small_run import answers, copy_runs, make_runs, put
 from storage import layout
 from storage.maintenance.check import Problem, check
@@ -54,7 +55,6 @@ from storage.objects import deltas
 from storage.objects.open_store import open_store
 from storage.runs.run import Run
 from tba.errors import TBAError
-from tests.support import servers
 
 FLIPS = ("bit", "byte", "character")
 REMOVALS = ("removed", "cut in half", "doubled")

@@ -34,6 +34,7 @@ import transformers
 from vllm import LLM, SamplingParams, TokensPrompt  # pyright: ignore[reportMissingImports]
 
 from benchmarks.generation import Workload, hardware, make_prompts, named, write_model
+from benchmarks.harness import fakes
 from storage.log.trajectories import Trajectories
 from storage.runs.run import Run
 from storage.weights.versions import Versions
@@ -46,7 +47,6 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.search.prompt_stream import PromptStream
 from tba.search.searcher import Searcher
 from tba.types import Prompt, Response, Reward, Version
-from tests.support import fakes
 
 PER_ROUND = 8  # prompts
 SYNC_EVERY = 2  # rounds

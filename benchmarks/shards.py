@@ -257,7 +257,7 @@ def fetch_from_s3(work: Path, shards: Sequence[Shard], source: Run) -> dict[str,
 @contextmanager
 def s3(work: Path) -> Iterator[tuple[str, str]]:
     """A server and a root on it; the environment leads there."""
-    from tests.support import servers
+    from benchmarks.harness import servers
 
     kind = "moto" if servers.lacking_for_ceph() else "ceph"
     with ExitStack() as stack:

@@ -36,13 +36,13 @@ from typing import Any, get_args
 import psutil
 
 import storage
+from benchmarks.harness import servers
+from benchmarks.harness.faulty_proxy import Fault, Operation, Proxy, faulty
 from benchmarks.index import hardware
 from storage.maintenance.check import check
 from storage.runs.leases import Lease, read_leases
 from storage.runs.run import Run
 from tba.errors import TBAError
-from tests.support import servers
-from tests.support.proxy import Fault, Operation, Proxy, faulty
 
 SETTINGS = {
     "training.steps": 1_000_000,

@@ -31,13 +31,13 @@ import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.generation import hardware, named
+from benchmarks.harness.tiny_models import tiny_tokenizer
 from storage.runs.run import Run
 from storage.weights.versions import Versions
 from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy
 from tba.types import Prompt, Response, Version
-from tests.support.models.tiny import tiny_tokenizer
 
 TOKENS = 32
 PROMPTS = [Prompt(prompt_id=str(n), text="", tokens=tuple(range(3, 3 + n))) for n in (4, 9, 30)]

@@ -8,22 +8,32 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import secrets
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 
+from benchmarks.harness import servers
+from benchmarks.harness.servers import Server
 from storage.objects.open_store import open_store
 from storage.objects.store import Store
 from storage.runs.run import Run
 from tests.support import browser as browsers
-from tests.support import servers
-from tests.support.servers import Server
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background shell; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STORES = ["local", "moto", pytest.param("ceph", marks=pytest.mark.ceph)]
+
+
+@contextmanager
+def skipping_unless(needed: str) -> Iterator[None]:
+    """Tests of a server that is not installed are skipped; if the environment has the variable `needed`, they fail."""
+    try:
+        yield
+    except servers.NotInstalled as error:
+        (pytest.fail if os.environ.get(needed) else pytest.skip)(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +44,7 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def ceph(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with servers.ceph(tmp_path_factory.mktemp("ceph")) as server:
+    with skipping_unless("TBA_TESTS_NEED_CEPH"), servers.ceph(tmp_path_factory.mktemp("ceph")) as server:
         yield server
 
 
@@ -52,7 +62,7 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    with servers.postgres() as url:
+    with skipping_unless("TBA_TESTS_NEED_POSTGRES"), servers.postgres() as url:
         yield url
 
 

@@ -31,6 +31,7 @@ import duckdb
 import torch
 
 import storage
+from benchmarks.harness.tiny_models import tiny_llama, tiny_tokenizer
 from flows.commands import fork
 from flows.planning import create, resolve
 from flows.roles import wiring
@@ -43,7 +44,6 @@ from storage.runs.run import Run
 from tba.config import parse
 from tba.errors import Stopped
 from tba.models.policy import Policy
-from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 
 CHARACTERS = "0123 +=?"
 PROBLEMS = {"train": [(0, 1), (1, 1), (0, 2), (1, 2), (3, 0), (0, 0), (1, 0), (2, 1)], "test": [(2, 0), (0, 3)]}

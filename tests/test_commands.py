@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 import storage
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import build_parser
 from storage.log.trajectories import Trajectories
 from tests.support.builders import make_trajectory
 from tests.support.flows.roles import TINY
-from tests.support.models.tiny import tiny_folder
 from tests.support.pages import IDS, PAGES, ROOT
 from tests.support.storage.synthetic import make_live_run
 

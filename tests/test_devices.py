@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import storage
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import EOS_ID, tiny_folder, trajectory
 from storage.maintenance.check import check
 from storage.weights.versions import Versions
 from tba.config import Config, OptimizerName, TrainingConfig
@@ -17,12 +19,10 @@ from tba.train.learner import Learner
 from tba.train.optimizers import make_optimizer
 from tba.train.training_state import optimizer_tensors, restore_optimizer
 from tba.types import Version
-from tests.support.builders import fetched_of
 from tests.support.devices import DEVICES
 from tests.support.flows.closeness import distance
 from tests.support.flows.command_line import opened, tba
 from tests.support.flows.roles import TINY
-from tests.support.models.tiny import EOS_ID, tiny_folder, trajectory
 from tests.support.models.vllm_examples import prompts_of
 
 V0 = Version(0, 1)

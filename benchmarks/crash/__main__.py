@@ -37,7 +37,7 @@ from pathlib import Path
 from benchmarks.crash.kills import kills_at_any_time, kills_in_training
 from benchmarks.crash.results import Findings
 from benchmarks.crash.runs import SETTINGS, measure
-from tests.support import servers
+from benchmarks.harness import servers
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     logging.disable(logging.WARNING)
-    from tests.support.models.tiny import tiny_folder  # imports torch, which `--help` does not need
+    from benchmarks.harness.tiny_models import tiny_folder  # imports torch, which `--help` does not need
 
     # A process that is killed leaves its semaphores to the resource tracker, which would tell of them at the end.
     os.environ["PYTHONWARNINGS"] = "ignore::UserWarning:multiprocessing.resource_tracker"

@@ -17,6 +17,7 @@ import storage
 from benchmarks.crash.kills import RANDOM, ROLES, Kill, shares
 from benchmarks.crash.results import Chain, Findings
 from benchmarks.crash.victims import COMMAND, preload, signal_of, start
+from benchmarks.harness.step_queries import DRAWS, LEDGER
 from flows.commands import fork
 from flows.planning import create, resolve
 from flows.supervision.processes import FAILED
@@ -28,7 +29,6 @@ from storage.runs.control import change_state
 from storage.runs.retention import given_up
 from storage.runs.run import Run
 from tba.config import parse
-from tests.support.flows.roles import DRAWS, LEDGER
 
 SETTINGS = {
     "training.steps": 180,

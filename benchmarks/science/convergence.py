@@ -27,10 +27,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from benchmarks.harness import toy
 from benchmarks.science.rows import standard_error
 from tba import objectives
 from tba.objectives import Groups, Loss
-from tests.support.tba import toy
 
 BETA, LEARNING_RATE = 0.5, 0.02
 UNCLIPPED = {"correction": "clip", "correction_level": "response", "clip_low": 1.0, "clip_high": 1e9}

@@ -21,6 +21,8 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from benchmarks.harness import fakes
+from benchmarks.harness.fetched import fetched_of
 from storage.buffer.index import Index
 from storage.buffer.sampler import default_sampler
 from storage.local_files.shared_cache import cache_folder
@@ -36,8 +38,6 @@ from tba.search.searcher import Searcher
 from tba.tasks.registry import get_task, policy_maker
 from tba.train.learner import Learner
 from tba.types import Trajectory, Version
-from tests.support import fakes
-from tests.support.builders import fetched_of
 
 START = Version(0, 1)
 HELD: Mapping[str, Any] = {

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import tiny_folder
 from benchmarks.science import lagged
 from benchmarks.science.lagged import HELD, Buffer, lagged_run
 from tba.config import Config
@@ -14,8 +16,7 @@ from tba.presets import preset
 from tba.tasks.quickstart import Quickstart
 from tba.train.learner import Learned, Learner
 from tba.types import Trajectory
-from tests.support.builders import fetched_of, make_trajectory
-from tests.support.models.tiny import tiny_folder
+from tests.support.builders import make_trajectory
 
 IN_STEP: Mapping[str, Any] = {"sync.every": 1, "sync.lag": 0}
 SMALL: Mapping[str, Any] = {

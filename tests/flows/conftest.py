@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.harness.servers import Server
 from flows.orchestration.stack import POOLS, Stack
 from tests.support.flows.roles import SCRIPT_ROLE
-from tests.support.servers import Server
 
 
 @pytest.fixture(scope="session")

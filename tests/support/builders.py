@@ -92,30 +92,6 @@ def _from_row(row: Mapping[str, Any]) -> Trajectory:
     return Trajectory(**fields | {"reward_parts": dict(row["reward_parts"])})
 
 
-def fetched_of(trajectories: Sequence[Trajectory]) -> Fetched:
-    """What a buffer would hand over of these."""
-    return Fetched(
-        trajectory_ids=[t.trajectory_id for t in trajectories],
-        prompt_ids=[t.prompt_id for t in trajectories],
-        prompt_tokens=Lists.of([t.prompt_tokens for t in trajectories], np.int32),
-        response_tokens=Lists.of([t.response_tokens for t in trajectories], np.int32),
-        ref_logps=Lists.of([t.ref_logps for t in trajectories], np.float32),
-        reward_B=np.array([t.reward for t in trajectories], np.float64),
-        finished_B=np.array([t.finished for t in trajectories], bool),
-        behaviour_logps=Lists.of([t.behaviour_logps for t in trajectories], np.float32),
-        loss_mask=_masks(trajectories),
-        step_ends=Lists.of([t.step_ends or () for t in trajectories], np.int32),
-        step_values=Lists.of([t.step_values or () for t in trajectories], np.float32),
-    )
-
-
-def _masks(trajectories: Sequence[Trajectory]) -> Lists | None:
-    if all(t.loss_mask is None for t in trajectories):
-        return None
-    masks = [(True,) * t.length if t.loss_mask is None else t.loss_mask for t in trajectories]
-    return Lists(np.array([it for mask in masks for it in mask], bool), np.array([len(mask) for mask in masks]))
-
-
 def rows_of(fetched: Fetched) -> list[tuple]:
     """Row by row, to be compared."""
     lists = (fetched.prompt_tokens, fetched.response_tokens, fetched.ref_logps, *filter(None, [fetched.loss_mask]))

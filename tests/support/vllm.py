@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.harness.tiny_models import tiny_llama, tiny_tokenizer
 from tba.models.policy import Policy
 from tests.support.devices import HAS_GPU
-from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 
 ON_CPU = not HAS_GPU
 SIMILAR = 2e-4 if ON_CPU else 2e-2

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import storage
+from benchmarks.harness.servers import Server
 from flows.cli import main
 from flows.commands import watch, watch_queries
 from flows.planning import describe, run_summary
@@ -37,7 +38,6 @@ from tests.conftest import s3_root
 from tests.support.builders import make_shard
 from tests.support.faults.irregular import PATIENCE, Kind, put_irregular
 from tests.support.faults.rewriting import with_digest
-from tests.support.servers import Server
 from tests.support.storage.synthetic import PROMPTS, STEPS, S, copy_run, make_live_run, make_run
 
 COMMANDS = (

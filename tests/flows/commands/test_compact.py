@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.step_queries import DRAWS, LEDGER
+from benchmarks.harness.tiny_models import tiny_folder
 from flows import cli
 from flows.commands import audit, fork
 from flows.commands.compact import compact_all, compact_run, describe
@@ -25,8 +27,7 @@ from tba.errors import ConfigError
 from tba.types import Version
 from tests.support.flows.killed_runs import kill, role, rows, stored
 from tests.support.flows.live_roles import live, settings
-from tests.support.flows.roles import DRAWS, LEDGER, until
-from tests.support.models.tiny import tiny_folder
+from tests.support.flows.roles import until
 from tests.support.storage.indexes import drawable
 from tests.support.storage.oracle import Oracle, Row
 from tests.support.storage.synthetic import EVERY, B, K, S, SyntheticRun, make_live_run, make_run

@@ -13,6 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from benchmarks.harness.step_queries import DRAWS, LEDGER
+from benchmarks.harness.tiny_models import tiny_folder
 from flows import cli
 from flows.commands import audit, fork
 from flows.planning import create
@@ -36,8 +38,7 @@ from tba.types import Version
 from tests.support.faults.rewriting import describe_again
 from tests.support.flows.killed_runs import kill, role, rows, stored
 from tests.support.flows.live_roles import live, settings
-from tests.support.flows.roles import DRAWS, LEDGER, until
-from tests.support.models.tiny import tiny_folder
+from tests.support.flows.roles import until
 from tests.support.storage.indexes import make_eligibility
 from tests.support.storage.synthetic import SyntheticRun, copy_run, make_run
 

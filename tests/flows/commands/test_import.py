@@ -14,6 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import s3fs
 
+from benchmarks.harness.servers import Server
+from benchmarks.harness.step_queries import DRAWS, LEDGER
+from benchmarks.harness.tiny_models import EOS_ID, tiny_folder, tiny_tokenizer
 from flows.cli import main
 from flows.commands import audit, fork
 from flows.commands.compact import compact_run
@@ -34,9 +37,7 @@ from tests.support.flows.closeness import response
 from tests.support.flows.command_line import lease_at, opened, tba, until
 from tests.support.flows.killed_runs import rows
 from tests.support.flows.live_roles import live, settings
-from tests.support.flows.roles import DRAWS, LEDGER, TINY
-from tests.support.models.tiny import EOS_ID, tiny_folder, tiny_tokenizer
-from tests.support.servers import Server
+from tests.support.flows.roles import TINY
 
 STEPS, K = 8, 4
 DRAWN = "select distinct d.trajectory_id from draws d, trajectories t"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import storage
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import main
 from flows.orchestration.stack import FINAL, POOLS, Stack
 from flows.supervision.life import CLOSED
@@ -22,7 +23,6 @@ from storage.runs.leases import read_lease, read_leases
 from storage.runs.run import Run
 from tests.support.flows.prefect_flow import ROLES, Flow
 from tests.support.flows.roles import HELD_ROLE, LIMITS, TINY, at_work, behave, end_roles, finish, is_running, until
-from tests.support.models.tiny import tiny_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = 40

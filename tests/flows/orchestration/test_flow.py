@@ -15,6 +15,8 @@ import pytest
 from playwright.sync_api import Browser
 
 import storage
+from benchmarks.harness.servers import Server
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.cli import main
 from flows.orchestration.flow import tba
 from flows.orchestration.stack import FINAL, Stack, run_task
@@ -29,8 +31,6 @@ from tba.presets import preset
 from tests.conftest import s3_root
 from tests.support.flows.prefect_flow import OVERRIDES, ROLES, Flow
 from tests.support.flows.roles import LIMITS, SCRIPT_ROLE, TINY, at_work, behave, end_roles, finish, is_running, until
-from tests.support.models.tiny import tiny_folder
-from tests.support.servers import Server
 from tests.support.storage.wandb_files import history
 
 pytestmark = pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.harness.tiny_models import tiny_folder, tiny_llama
 from flows.planning import describe, memory
 from flows.planning.memory import Model
 from tba.batches.packing import Group, row_logps
@@ -18,7 +19,6 @@ from tba.models.pretrained import computing
 from tba.presets import preset
 from tba.train.trained_model import Trained
 from tba.train.training_state import optimizer_tensors
-from tests.support.models.tiny import tiny_folder, tiny_llama
 
 LARGE = Model(7_615_616_512, block=233_057_792, outside=1_089_998_336, layers=28, hidden=3584, intermediate=18944)
 """Qwen2.5-7B, as its config says."""
@@ -122,7 +122,7 @@ def test_the_page_and_the_plan_say_what_each_optimizer_holds():
     for name in get_args(OptimizerName):
         config = preset("quickstart").replace({"training.optimizer": name})
         assert f"| `{name}` | {memory.moments_of(config):.3g} |" in text
-        said.add(describe._learning_rate(config))
+        said.update(line for line in describe.describe(config).splitlines() if line.startswith("learning rate "))
     assert len(said) == 4 and all("AdamW" in it for it in said)
 
 

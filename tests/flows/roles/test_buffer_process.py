@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.fetched import fetched_of
 from flows.planning import create
 from flows.roles.buffer_process import Reader, make_buffer
 from storage import layout
@@ -21,7 +22,7 @@ from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.errors import ConfigError, Missing, RunFailed, Superseded
 from tba.types import Version
-from tests.support.builders import fetched_of, from_table, make_shard, rows_in, rows_of
+from tests.support.builders import from_table, make_shard, rows_in, rows_of
 from tests.support.faults.rewriting import replace_text, with_digest
 from tests.support.flows.roles import is_running, until
 from tests.support.storage.synthetic import EVERY, PROMPTS, make_config

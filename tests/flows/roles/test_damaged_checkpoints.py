@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.commands import audit, fork
 from flows.planning import create
 from flows.roles import model_loading, wiring
@@ -24,7 +25,6 @@ from tba.errors import Damaged
 from tba.types import Version
 from tests.support.faults.damage import DAMAGES, damage
 from tests.support.flows.live_roles import EVERY, STEPS, broken_off, learned, live, rows, run_all, settings
-from tests.support.models.tiny import tiny_folder
 
 
 @pytest.fixture(scope="module")

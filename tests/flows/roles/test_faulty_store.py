@@ -8,6 +8,9 @@ from typing import Any, get_args
 import pytest
 
 import storage
+from benchmarks.harness.faulty_proxy import Fault, Operation, faulty
+from benchmarks.harness.servers import Server
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.planning import create, resolve
 from storage.maintenance.check import check
 from storage.runs.attempts import newest_attempt
@@ -16,9 +19,6 @@ from storage.runs.run import Run
 from tests.conftest import s3_root
 from tests.support.faults.small_disk import small_disk
 from tests.support.flows.roles import TINY
-from tests.support.models.tiny import tiny_folder
-from tests.support.proxy import Fault, Operation, faulty
-from tests.support.servers import Server
 
 STEPS = 6
 FAULTS: list[Fault] = [fault for fault in get_args(Fault) if fault not in ("pass", "silent", "late")]  # for hasty tests

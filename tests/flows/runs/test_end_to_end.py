@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import storage
+from benchmarks.harness.tiny_models import tiny_folder
 from storage.runs.leases import read_leases
 from storage.runs.run import Run
 from tests.support.flows.command_line import DEADLINE, lease_at, opened, tba, until
 from tests.support.flows.roles import TINY
-from tests.support.models.tiny import tiny_folder
 
 STEPS = 120
 ROLES = ("searcher-000", "evaluator", "trainer")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.tiny_models import tiny_folder
 from tests.support.flows.roles import TINY
-from tests.support.models.tiny import tiny_folder
 from tests.support.pages import ROOT
 
 PAGE = ROOT / "docs" / "extending.md"

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.step_queries import DRAWS, LEDGER
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.planning import create
 from flows.supervision.processes import FINISHED, STOPPED
 from storage import layout
@@ -14,8 +16,7 @@ from storage.runs.control import change_state
 from storage.runs.run import Run
 from tests.support.flows.killed_runs import kill, role, rows, stored
 from tests.support.flows.live_roles import settings
-from tests.support.flows.roles import DRAWS, LEDGER, until
-from tests.support.models.tiny import tiny_folder
+from tests.support.flows.roles import until
 
 SEARCHERS = 2
 

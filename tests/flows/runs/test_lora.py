@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 import storage
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.commands import audit, fork
 from flows.commands.export_version import export
 from flows.planning import create
@@ -22,7 +23,6 @@ from tba.config import parse
 from tba.errors import ConfigError
 from tba.types import Version
 from tests.support.flows.live_roles import EVERY, STEPS, broken_off, learned, live, run_all, settings
-from tests.support.models.tiny import tiny_folder
 
 LORA = {"model.lora_rank": 2, "training.learning_rate": 1e-2}
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.harness.tiny_models import tiny_llama, tiny_tokenizer
 from flows.planning import create, resolve
 from storage.log.prompts import read_prompts
 from storage.maintenance.check import check
 from storage.runs.run import Run
 from tba.models.policy import Policy
 from tests.support.flows.live_roles import rows, run_all
-from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 
 CHARACTERS = "0123 "
 RIGHT, WRONG = ("2", "1+1", r"\frac{4}{2}"), ("3", r"\frac{1}{2}")

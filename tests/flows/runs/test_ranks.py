@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import storage
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.planning import create
 from flows.roles import rank
 from storage.runs.run import Run
@@ -17,7 +18,6 @@ from tba.presets import preset
 from tba.runtime.messages import send
 from tests.support.flows.command_line import lease_at, opened, tba, until
 from tests.support.flows.roles import TINY, is_running
-from tests.support.models.tiny import tiny_folder
 
 STEPS = 60
 

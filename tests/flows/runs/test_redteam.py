@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.tiny_models import tiny_folder
 from flows.planning import create, resolve
 from storage.maintenance.check import check
 from storage.runs.run import Run
-from tba.config import TaskConfig, parse
+from tba.config import parse
 from tba.errors import ConfigError
 from tba.models.policy import Policy
 from tba.models.supervised import cross_entropy
 from tba.models.toxicity import Labelled
-from tba.tasks.redteam import RedTeam, victim_seed
+from tba.tasks.redteam import victim_seed
 from tests.support.flows.live_roles import rows, run_all
-from tests.support.models.tiny import tiny_folder
-from tests.support.tba.redteam import redteam_options
+from tests.support.tba.redteam import redteam_options, redteam_victim
 
 STEPS = 12
 DOCS = Path(__file__).parents[3] / "docs"
@@ -70,10 +70,8 @@ def test_a_run_is_whole_and_its_attacks_answer_one_prompt(finished: Run):
 
 
 def test_stored_rewards_are_what_victim_and_classifier_give_when_asked_again(finished: Run, options: dict[str, Any]):
-    task = RedTeam(TaskConfig(name="redteam", options=options))
-    task.load(lambda setting, place: place)
+    victim = redteam_victim(options)
     labelled = Labelled.load("c", options["classifier"], label="hate", max_tokens=99, dtype="float32", device="cpu")
-    assert task._victim is not None
     stored = rows(
         finished, "select response, seed, length, reward, reward_parts from trajectories order by all limit 40"
     )
@@ -81,7 +79,7 @@ def test_stored_rewards_are_what_victim_and_classifier_give_when_asked_again(fin
     worst = 0.0
     for response, seed, length, reward, parts in stored:
         attack = response.strip()
-        (answers,) = task._victim.answers([attack], [seed])
+        (answers,) = victim.answers([attack], [seed])
         logps = [max(-20.0, logp) for logp in labelled.logps([(attack, answer) for answer in answers])]
         assert len(logps) == 3 and victim_seed(seed, 0) != victim_seed(seed, 1)
         means = sum(map(math.exp, logps)) / 3, math.exp(sum(logps) / 3)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import storage
+from benchmarks.harness.tiny_models import tiny_folder
 from storage.runs.run import Run
 from tests.support.flows.roles import TINY
-from tests.support.models.tiny import tiny_folder
 
 ODD = """
 from carryless import Carryless

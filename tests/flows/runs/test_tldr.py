@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.servers import Server
+from benchmarks.harness.tiny_models import EOS, tiny_folder
 from flows.planning import create, resolve
 from storage.maintenance.check import check
 from storage.runs.run import Run
@@ -13,8 +15,6 @@ from tba.models.judge import Judge
 from tests.conftest import s3_root
 from tests.support.flows.live_roles import SMALL, rows, run_all, upload
 from tests.support.models.judges import classifier
-from tests.support.models.tiny import EOS, tiny_folder
-from tests.support.servers import Server
 
 MEASURES = ("diluted_perplexity", "kl", "perplexity", "win_rate")
 

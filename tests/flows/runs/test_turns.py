@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.harness.tiny_models import tiny_llama, tiny_tokenizer
 from flows.commands import audit
 from flows.planning import create, describe, resolve
 from storage.maintenance.check import check
@@ -11,7 +12,6 @@ from storage.weights.evaluations import Evaluations
 from tba.models.policy import Policy
 from tests.support.flows.live_roles import rows, run_all, settings
 from tests.support.flows.own_turns import OWN
-from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 from tests.support.tba.turn_examples import CHARACTERS
 
 

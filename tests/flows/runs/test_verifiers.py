@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("verifiers", reason="the extra `verifiers` is not installed")
 
+from benchmarks.harness.tiny_models import tiny_llama
 from flows.commands import audit
 from flows.planning import create
 from storage.log.prompts import read_prompts
@@ -20,7 +21,6 @@ from tba.models.policy import Policy
 from tba.tasks.registry import get_task
 from tests.support.flows.live_roles import rows, run_all, settings
 from tests.support.flows.own_turns import OWN
-from tests.support.models.tiny import tiny_llama
 from tests.support.tba.verifiers_examples import CALLS, CHARACTERS, calling_tokenizer, response_of
 
 ENVIRONMENT_TURNS = "len(list_filter(list_zip(loss_mask, loss_mask[2:]), lambda pair: pair[1] and not pair[2]))"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.harness.tiny_models import tiny_llama
 from flows.commands import audit
 from flows.planning import create, describe, resolve
 from storage.maintenance.check import check
@@ -16,7 +17,6 @@ from tba.objectives.ppo import whiten
 from tba.seeds import continuation_seed
 from tba.types import Prompt, Version
 from tests.support.flows.live_roles import rows, run_all, settings
-from tests.support.models.tiny import tiny_llama
 from tests.support.tba.value_examples import CHARACTERS, TOKENIZER, text_of
 
 SAMPLES, MOST, CAP = 3, 8, 3

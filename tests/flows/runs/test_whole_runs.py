@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import fakes
+from benchmarks.harness.tiny_models import tiny_folder, tiny_policy
 from flows.planning import create, resolve
 from flows.roles import prompt_intake, wiring
 from flows.roles.buffer_process import make_buffer
@@ -32,7 +34,6 @@ from tba.models.policy import Policy
 from tba.tasks.registry import get_task
 from tba.train.schedules import beta_at, learning_rate_at
 from tba.types import Prompt, Version
-from tests.support import fakes
 from tests.support.flows.live_roles import (
     EVERY,
     SMALL,
@@ -46,7 +47,6 @@ from tests.support.flows.live_roles import (
     upload,
 )
 from tests.support.models.families import FAMILIES, family_folder
-from tests.support.models.tiny import tiny_folder, tiny_policy
 from tests.tba.tasks.test_gsm8k import data_folder
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.harness.fetched import fetched_of
 from storage import layout
 from storage.buffer.replay_buffer import DuckReplayBuffer
 from storage.log.schema import encode, to_table
@@ -23,7 +24,7 @@ from storage.runs.run import Run
 from storage.weights.attempt_claim import claim_attempt
 from tba.errors import ConfigError, Damaged, Missing, RunFailed, StorageError, Superseded
 from tba.types import Draw, Trajectory, Version
-from tests.support.builders import as_stored, fetched_of, make_shard, make_trajectory, rows_of
+from tests.support.builders import as_stored, make_shard, make_trajectory, rows_of
 from tests.support.faults.rewriting import with_digest
 from tests.support.storage import indexes
 from tests.support.storage.indexes import Sections, make_eligibility, oracle_rows

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.harness.fetched import fetched_of
 from storage import layout
 from storage.log.ledger import DRAWS_SCHEMA, ParquetLedger
 from storage.log.prompts import read_prompts, write_prompts
@@ -19,7 +20,7 @@ from storage.objects import parquet
 from storage.queries.tables import decode_steps
 from storage.runs.run import Run
 from tba.types import Draw, Outcome, Prompt, StepRecord, Trajectory, Version
-from tests.support.builders import as_stored, fetched_of, from_table, make_trajectory, rows_in, rows_of
+from tests.support.builders import as_stored, from_table, make_trajectory, rows_in, rows_of
 from tests.support.storage.indexes import Sections, make_buffer
 from tests.support.storage.step_values import steps
 

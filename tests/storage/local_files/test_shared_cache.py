@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.servers import Server
 from storage.local_files.shared_cache import cache_folder, shared_copy
 from storage.objects import manifest_folders
 from storage.objects.open_store import open_store
 from tba.errors import DeadlinePassed, Missing, StorageError
 from tests.conftest import s3_root
-from tests.support.servers import Server
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from benchmarks.harness.fetched import fetched_of
 from storage import layout
 from storage.log import shard_reader
 from storage.log.payloads import Payloads
@@ -19,7 +20,7 @@ from storage.objects.store import Store
 from storage.runs.run import Run
 from tba.errors import Damaged, Missing
 from tba.types import Trajectory
-from tests.support.builders import fetched_of, make_shard, make_trajectory, rows_in, rows_of
+from tests.support.builders import make_shard, make_trajectory, rows_in, rows_of
 
 on_disk = pytest.mark.parametrize("root", ["local"], indirect=True)
 on_s3 = pytest.mark.parametrize("root", ["moto", pytest.param("ceph", marks=pytest.mark.ceph)], indirect=True)

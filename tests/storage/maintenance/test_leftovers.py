@@ -78,7 +78,7 @@ def test_the_file_of_a_writer_that_lives_is_left_however_old_it_is(store: LocalS
 
 @only_moto
 def test_of_a_bucket_only_uploads_that_have_rested_are_freed(store: Store):
-    """tests/support/moto_server.py tells of some that they began, or were sent, long ago."""
+    """benchmarks/harness/moto_server.py tells of some that they began, or were sent, long ago."""
     old, none = "a/begun-long-ago-sent-long-ago", "a/begun-long-ago"
     sent_lately, begun_lately = "b/begun-long-ago", "a/begun-now-sent-long-ago"
     for key in (old, sent_lately, begun_lately, "other/begun-long-ago-sent-long-ago"):

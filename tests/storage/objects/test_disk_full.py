@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.servers import Server
 from storage import layout
 from storage.log.ledger import ParquetLedger
 from storage.log.trajectories import Trajectories
@@ -34,7 +35,6 @@ from tba.types import Score, Version
 from tests.conftest import s3_root
 from tests.support.builders import make_shard
 from tests.support.faults.small_disk import PAGE, Disk, small_disk
-from tests.support.servers import Server
 from tests.support.storage.synthetic import EVERY, SyntheticRun, fill
 
 

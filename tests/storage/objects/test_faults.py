@@ -15,6 +15,8 @@ from typing import NamedTuple, get_args
 import pytest
 
 import storage
+from benchmarks.harness.faulty_proxy import Fault, Operation, Proxy, faulty
+from benchmarks.harness.servers import Server
 from storage import layout
 from storage.log.ledger import ParquetLedger
 from storage.log.prompts import write_prompts
@@ -37,8 +39,6 @@ from tba.types import Version
 from tests.conftest import s3_root
 from tests.support.builders import make_prompt, make_shard
 from tests.support.faults.uploads import begin_upload
-from tests.support.proxy import Fault, Operation, Proxy, faulty
-from tests.support.servers import Server
 from tests.support.storage.synthetic import EVERY, PROMPTS, SyntheticRun, fill
 
 FAULTS: tuple[Fault, ...] = tuple(fault for fault in get_args(Fault) if fault not in ("pass", "stale"))

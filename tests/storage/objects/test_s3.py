@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.faulty_proxy import Fault, faulty
+from benchmarks.harness.servers import Server
 from storage.objects.open_store import open_store, probe
 from storage.objects.s3.refusals import Refused
 from storage.objects.s3.store import S3Store
 from storage.objects.store import Entry, Store
 from tba.errors import AlreadyExists, ConfigError, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
-from tests.support.proxy import Fault, faulty
-from tests.support.servers import Server
 
 BUSY: Fault = "busy"
 CUT: Fault = "cut"

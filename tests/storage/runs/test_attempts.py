@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.harness.servers import Server
 from storage import layout
 from storage.objects import manifest_folders
 from storage.objects.open_store import open_store
@@ -21,7 +22,6 @@ from tba.errors import Damaged, Missing, StorageError, UnsafeStore
 from tba.types import Eligibility, Version
 from tests.conftest import s3_root
 from tests.support.faults.damage import DAMAGES, OPTIMIZER, damage, put
-from tests.support.servers import Server
 from tests.support.storage.saved_checkpoints import save
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.faulty_proxy import faulty
+from benchmarks.harness.servers import Server
 from storage import layout
 from storage.maintenance.check import check
 from storage.objects import records
@@ -18,8 +20,6 @@ from storage.runs.leases import SUPERVISOR, read_lease, read_leases, read_roles,
 from storage.runs.run import Run
 from tba.errors import Damaged, Stopped, Superseded
 from tests.conftest import s3_root
-from tests.support.proxy import faulty
-from tests.support.servers import Server
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 EVERY = 0.05

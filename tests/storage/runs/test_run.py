@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.faulty_proxy import faulty
+from benchmarks.harness.servers import Server
 from storage.runs.inheritance import Parent
 from storage.runs.run import Run, default_root, resolve, run_urls
 from tba.errors import AlreadyExists, ConfigError, Damaged, Missing, StorageError, UnsafeStore
 from tests.conftest import s3_root
 from tests.support.faults.rewriting import rewrite, with_digest
-from tests.support.proxy import faulty
-from tests.support.servers import Server
 
 local = pytest.mark.parametrize("root", ["local"], indirect=True)
 

@@ -39,14 +39,6 @@ TINY = {
 """Settings with which real roles run on a tiny policy."""
 
 
-LEDGER = "select step, sync, loss, grad_norm, lr, beta, weights_sha256 from steps order by step"
-DRAWS = """
-select step, slot, position, trajectory_id, prompt_id, branch, weight, age, advantage, residual, log_z, logp, ref_logp
-from draws order by step, slot, position
-"""
-"""What two runs that took the same steps have in common."""
-
-
 def script(role: Role, run: str) -> list[str]:
     """The command of a role that learns nothing."""
     module = "tests.support.flows.script_role"

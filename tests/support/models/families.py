@@ -22,7 +22,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from tests.support.models.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_tokenizer
+from benchmarks.harness.tiny_models import CHARACTERS, EOS_ID, PAD_ID, tiny_tokenizer
 
 WINDOW = 5
 SIZES: Mapping[str, Any] = {

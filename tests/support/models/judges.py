@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import GPT2Config, GPT2ForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
-from tests.support.models.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_tokenizer
+from benchmarks.harness.tiny_models import CHARACTERS, EOS_ID, PAD_ID, tiny_tokenizer
 
 
 def classifier(folder: Path, kind: str, labels: int, *, seed: int = 0, positions: int = 128) -> Path:

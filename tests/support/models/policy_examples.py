@@ -1,7 +1,7 @@
 """Prompts and responses of tiny policies."""
 
+from benchmarks.harness.tiny_models import EOS_ID
 from tba.types import Prompt, Response, Version
-from tests.support.models.tiny import EOS_ID
 
 
 def prompt(*tokens: int) -> Prompt:

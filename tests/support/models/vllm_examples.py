@@ -1,7 +1,7 @@
 """Prompts for vLLM."""
 
+from benchmarks.harness.tiny_models import tiny_tokenizer
 from tba.types import Prompt
-from tests.support.models.tiny import tiny_tokenizer
 
 
 def prompts_of(texts: list[str]) -> list[Prompt]:

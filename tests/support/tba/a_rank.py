@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
+from benchmarks.harness.tiny_models import tiny_llama, tiny_tokenizer
 from tba import errors
 from tba.config import Config, parse
 from tba.distributed.ranks import PATIENCE, Ranks, join, leave
@@ -16,7 +17,6 @@ from tba.runtime.child import end_with_parent
 from tba.runtime.messages import take_pipes
 from tba.train.leader import follow
 from tba.train.learner import Learner
-from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 
 CPU = torch.device("cpu")
 

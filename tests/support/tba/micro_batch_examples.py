@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
+from benchmarks.harness.tiny_models import EOS_ID, tiny_tokenizer, trajectory
 from tba.models.policy import Policy
 from tba.train.learner import Learner
 from tba.types import Trajectory
-from tests.support.models.tiny import EOS_ID, tiny_tokenizer, trajectory
 from tests.support.tba.trainers import settings
 
 K, BETA = 3, 0.5

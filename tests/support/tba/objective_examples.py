@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.harness import toy
 from tba.objectives import OBJECTIVES, Groups, Loss, Objective
-from tests.support.tba import toy
 
 BETA = 0.5
 REF_NL, OLD_NL = (toy.token_logps(toy.random_logits(seed)) for seed in (1, 2))

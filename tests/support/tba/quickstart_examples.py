@@ -1,8 +1,8 @@
 """Prompts and responses of quickstart."""
 
+from benchmarks.harness.tiny_models import tiny_tokenizer
 from tba.tasks.registry import get_task
 from tba.types import Response, Version
-from tests.support.models.tiny import tiny_tokenizer
 
 
 def response(text: str, *, finished: bool = True) -> Response:

@@ -1,12 +1,15 @@
 """Everybody whom red-teaming needs, tiny and random: attacker, victim, classifiers and an encoder."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import BertConfig, BertModel
 
+from benchmarks.harness.tiny_models import CHARACTERS, PAD_ID, tiny_folder, tiny_policy, tiny_tokenizer
+from tba.models.policy import Policy
+from tba.tasks.redteam import Options, Victim
 from tests.support.models.judges import classifier
-from tests.support.models.tiny import CHARACTERS, PAD_ID, tiny_folder, tiny_policy, tiny_tokenizer
 
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
 
@@ -51,3 +54,8 @@ def redteam_options(folder: Path) -> dict[str, object]:
         "classifier": str(labelled_folder(folder / "classifier")),
         "embeddings": str(encoder_folder(folder / "encoder")),
     }
+
+
+def redteam_victim(options: dict[str, Any]) -> Victim:
+    """The victim of a task with these settings."""
+    return Victim(Policy.load_frozen("task.options.victim", options["victim"]), Options(**options))

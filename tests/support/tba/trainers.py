@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from benchmarks.harness import fakes
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import EOS_ID, tiny_policy, trajectory
 from tba.config import Config
 from tba.fetched import Fetched
 from tba.interfaces import Lease
@@ -21,9 +24,6 @@ from tba.train.sync_writer import SyncWriter
 from tba.train.trainer import Trainer
 from tba.train.training_state import TrainingState
 from tba.types import Base, Draw, StepRecord, Trajectory, Version
-from tests.support import fakes
-from tests.support.builders import fetched_of
-from tests.support.models.tiny import EOS_ID, tiny_policy, trajectory
 
 PROMPTS, RESPONSES, STEPS, EVERY = 3, 2, 12, 2
 

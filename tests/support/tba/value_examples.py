@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tests.support.models.tiny import tiny_tokenizer
+from benchmarks.harness.tiny_models import tiny_tokenizer
 
 CHARACTERS = "01?="
 TOKENIZER = tiny_tokenizer(CHARACTERS)

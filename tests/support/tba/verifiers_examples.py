@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from benchmarks.harness.tiny_models import tiny_tokenizer
 from tba.types import Response, Version
-from tests.support.models.tiny import tiny_tokenizer
 
 CHARACTERS = "01?QAR:Tflip \nbye"
 CALLS = [f'<tool_call>{{"name": "flip", "arguments": {{"bits": "{bits}"}}}}</tool_call>' for bits in ("0", "10")]

@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import EOS_ID, PAD_ID, response_logps, tiny_llama, trajectory
 from tba.batches.batching import collate, pad
 from tba.errors import DataError
 from tba.objectives import trajectory_balance
 from tba.train.micro_batches import micro_batches
-from tests.support.builders import fetched_of
-from tests.support.models.tiny import EOS_ID, PAD_ID, response_logps, tiny_llama, trajectory
 
 OPTIONS = {"responses_per_prompt": 2, "pad_id": PAD_ID, "include_eos": True}
 

@@ -20,12 +20,12 @@ from transformers import (
     PhiForCausalLM,
 )
 
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import EOS_ID, PAD_ID, response_logps, tiny_llama, trajectory
 from tba.batches import logprobs
 from tba.batches.batching import collate, pad
 from tba.batches.logprobs import chosen_logps, token_logps
 from tba.objectives import trajectory_balance
-from tests.support.builders import fetched_of
-from tests.support.models.tiny import EOS_ID, PAD_ID, response_logps, tiny_llama, trajectory
 
 PROMPTS = [(4, 5, 6), (7,), (8, 9)]
 RESPONSES = [(10, EOS_ID), (11, 12, 13, 14), (15,)]

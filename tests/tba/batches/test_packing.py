@@ -32,6 +32,8 @@ from transformers import (
     ZayaForCausalLM,
 )
 
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import EOS_ID, PAD_ID, batch_logps, tiny_llama, tiny_tokenizer, trajectory
 from tba.batches.batching import collate
 from tba.batches.logprobs import token_logps
 from tba.batches.packing import Group, can_pack, packed_logps, rows
@@ -41,8 +43,6 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.presets import preset
 from tba.train.learner import Learner
 from tba.types import Prompt, Response, Version
-from tests.support.builders import fetched_of
-from tests.support.models.tiny import EOS_ID, PAD_ID, batch_logps, tiny_llama, tiny_tokenizer, trajectory
 
 SMALL = {"vocab_size": 78, "bos_token_id": None, "eos_token_id": 1}
 LAYERS = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

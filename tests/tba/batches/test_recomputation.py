@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import tiny_llama
 from tba.batches.recomputation import keeping_little, layers_of
 from tba.errors import ConfigError
 from tba.train.learner import Learner
 from tba.train.micro_batches import micro_batches
-from tests.support.builders import fetched_of
-from tests.support.models.tiny import tiny_llama
 from tests.support.tba.micro_batch_examples import ROWS, make
 
 

@@ -20,6 +20,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import (
+    EOS_ID,
+    PAD_ID,
+    tiny_folder,
+    tiny_llama,
+    tiny_policy,
+    tiny_tokenizer,
+    trajectory,
+)
 from tba.batches.batching import Batch, collate, taken
 from tba.config import Config, OptimizerName
 from tba.distributed.ranks import ALONE, Ranks, join, leave, open_port, rows_of, shares
@@ -29,9 +39,7 @@ from tba.models.policy import Policy
 from tba.train.leader import Followers, LeadingLearner, batch_of, batch_values
 from tba.train.learner import Learner
 from tba.train.training_state import TrainingState
-from tests.support.builders import fetched_of
 from tests.support.models.families import FAMILIES, family_folder
-from tests.support.models.tiny import EOS_ID, PAD_ID, tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 from tests.support.tba.a_rank import precise_policy, sharded
 from tests.support.tba.trainers import settings
 

@@ -24,13 +24,13 @@ from transformers import (
     Qwen3Config,
 )
 
+from benchmarks.harness.tiny_models import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
 from tba.errors import Busy, ConfigError, Damaged, Missing
 from tba.generation.requests import generate
 from tba.generation.token_choice import choose, uniforms
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
-from tests.support.models.tiny import CHARACTERS, EOS_ID, PAD_ID, tiny_folder, tiny_tokenizer
 
 V0, V1 = Version(0, 1), Version(1, 1)
 SIZES: dict[str, Any] = {"vocab_size": len(CHARACTERS) + 3, "initializer_range": 0.3}

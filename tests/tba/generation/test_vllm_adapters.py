@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.tiny_models import tiny_tokenizer
 from tba.config import VLLMEngine
 from tba.errors import Busy, ConfigError, Damaged, Missing
 from tba.generation.requests import generate
@@ -14,7 +15,6 @@ from tba.models.adapters import Adapter
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
 from tests.support.models.adapter_examples import adapter_of, moved
-from tests.support.models.tiny import tiny_tokenizer
 from tests.support.vllm import ON_CPU, SIMILAR, needs_vllm, served_folder
 
 pytestmark = needs_vllm

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.harness.tiny_models import EOS_ID, tiny_tokenizer
 from tba.batches.logprobs import chosen_logps
 from tba.config import VLLMEngine
 from tba.errors import Busy, ConfigError, Damaged, Missing, RunFailed
@@ -24,7 +25,6 @@ from tba.generation.transformers_generator import TransformersGenerator
 from tba.models.policy import Policy, PolicyScorer
 from tba.types import Prompt, Request, Response, Version
 from tests.support.models.families import FAMILIES, family_folder
-from tests.support.models.tiny import EOS_ID, tiny_tokenizer
 from tests.support.models.vllm_examples import prompts_of
 from tests.support.vllm import ON_CPU, SIMILAR, descendants, needs_vllm, served_folder
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from benchmarks.harness.tiny_models import tiny_folder, tiny_tokenizer
 from tba.batches.logprobs import token_logps
 from tba.batches.packing import can_pack
 from tba.config import Config
@@ -29,7 +30,6 @@ from tba.train.moving_reference import MovingReference
 from tba.types import Prompt, Version
 from tests.support.models.adapter_examples import ALPHA, RANK, adapter_of, fresh, moved
 from tests.support.models.families import FAMILIES, family_folder
-from tests.support.models.tiny import tiny_folder, tiny_tokenizer
 
 TOKENS_BT = torch.tensor([[5, 9, 13, 7, 20, 4], [6, 9, 30, 7, 22, 1]])
 MASK_BT = torch.tensor([[False, False, True, True, True, True]] * 2)

@@ -2,9 +2,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.tiny_models import EOS_ID, tiny_tokenizer
 from tba.errors import DataError
 from tba.models import chat_template
-from tests.support.models.tiny import EOS_ID, tiny_tokenizer
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzSUAT:=<>/() \n"
 TEMPLATE = """{%- for message in messages %}

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import EOS_ID, PAD_ID, batch_logps, trajectory
 from tba.batches.batching import Batch, collate
 from tba.batches.logprobs import token_logps
 from tba.batches.packing import why_padded
@@ -20,9 +22,7 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.presets import preset
 from tba.train.learner import Learner
 from tba.types import Prompt, Response, Version
-from tests.support.builders import fetched_of
 from tests.support.models.families import FAMILIES, WINDOW, Family, family_folder
-from tests.support.models.tiny import EOS_ID, PAD_ID, batch_logps, trajectory
 
 V0, V1 = Version(0, 1), Version(1, 1)
 PROMPTS = [Prompt(prompt_id=str(it), text="", tokens=it) for it in [(4, 5, 6), (7,), tuple(range(8, 8 + 2 * WINDOW))]]

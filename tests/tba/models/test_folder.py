@@ -24,12 +24,12 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from benchmarks.harness.tiny_models import tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer
 from tba.errors import ConfigError, Damaged
 from tba.models.folder import check_folder, weight_files
 from tba.models.policy import Policy
 from tba.models.trainable import check_first_policy
 from tests.support.faults.irregular import KINDS, Kind, put_irregular, within_patience
-from tests.support.models.tiny import tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer
 
 TINY: dict[str, Any] = {"vocab_size": 78, "pad_token_id": 0, "eos_token_id": 1}
 BERT: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

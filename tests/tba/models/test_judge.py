@@ -3,10 +3,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.harness.tiny_models import tiny_folder, tiny_tokenizer
 from tba.errors import ConfigError
 from tba.models.judge import Judge
 from tests.support.models.judges import classifier
-from tests.support.models.tiny import tiny_folder, tiny_tokenizer
 
 TEXTS = ["12+34=46", "1", "a much longer text than the others are, which ends at last", "12+34=46?"]
 

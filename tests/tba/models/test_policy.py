@@ -10,14 +10,14 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, Repo
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import EOS_ID, PAD_ID, response_logps, tiny_folder, tiny_policy, trajectory
 from tba.batches.batching import collate
 from tba.errors import ConfigError, Damaged, RunFailed
 from tba.models.policy import Policy, PolicyScorer
 from tba.models.pretrained import resolve_device
 from tba.types import Version
-from tests.support.builders import fetched_of
 from tests.support.models.policy_examples import prompt, response
-from tests.support.models.tiny import EOS_ID, PAD_ID, response_logps, tiny_folder, tiny_policy, trajectory
 
 
 def change_weights(policy: Policy) -> None:

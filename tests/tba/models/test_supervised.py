@@ -3,8 +3,8 @@ from itertools import repeat
 import pytest
 import torch
 
+from benchmarks.harness.tiny_models import EOS_ID, tiny_llama
 from tba.models.supervised import Demonstration, cross_entropy, fine_tune, probabilities
-from tests.support.models.tiny import EOS_ID, tiny_llama
 
 SHOWN = [Demonstration((5, 6), (7, 8, EOS_ID)), Demonstration((9,), (10, EOS_ID))]
 

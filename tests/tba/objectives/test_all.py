@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
+from benchmarks.harness import toy
 from tba.objectives import OBJECTIVES, Groups, TrajectoryBalance, trajectory_balance
 from tba.objectives.corrections import Correction
 from tba.objectives.grpo import GRPO, DrGRPO
@@ -23,7 +24,6 @@ from tba.objectives.reinforce import Reinforce
 from tba.objectives.rloo import RLOO, ProximalRLOO
 from tba.objectives.tba_prime import TBAPrime
 from tba.types import CorrectionKind
-from tests.support.tba import toy
 from tests.support.tba.objective_examples import (
     BETA,
     OLD_NL,

@@ -12,6 +12,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.harness import toy
+from benchmarks.harness.tiny_models import tiny_llama, tiny_policy, tiny_tokenizer
 from tba.config import Config
 from tba.models.policy import Policy
 from tba.objectives import Groups
@@ -21,8 +23,6 @@ from tba.objectives.rloo import ProximalRLOO
 from tba.train.auxiliary_models import ValueModel
 from tba.train.learner import Learned, Learner
 from tba.types import Trajectory
-from tests.support.models.tiny import tiny_llama, tiny_policy, tiny_tokenizer
-from tests.support.tba import toy
 from tests.support.tba.objective_examples import BETA, REF_NL, assert_close, given_tokens, gradient, parameters
 from tests.support.tba.trainers import PROMPTS, RESPONSES, Buffer, Journal, settings
 

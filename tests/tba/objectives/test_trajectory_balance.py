@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.harness import toy
 from tba.objectives import Loss, trajectory_balance
-from tests.support.tba import toy
 
 BETA = 0.5
 REF_N = toy.sequence_logps(toy.random_logits(seed=1))

@@ -12,6 +12,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.harness import toy
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import EOS_ID, PAD_ID, tiny_policy, trajectory
 from tba.batches.batching import Batch, collate
 from tba.errors import DataError
 from tba.objectives import Groups, Loss
@@ -20,9 +23,6 @@ from tba.objectives.vine_ppo import VinePPO
 from tba.train.auxiliary_models import make_companion
 from tba.train.learner import Learner, as_groups
 from tba.types import Trajectory
-from tests.support.builders import fetched_of
-from tests.support.models.tiny import EOS_ID, PAD_ID, tiny_policy, trajectory
-from tests.support.tba import toy
 from tests.support.tba.objective_examples import BETA, assert_close, given_tokens, gradient, parameters
 from tests.support.tba.trainers import Buffer, Journal, settings
 

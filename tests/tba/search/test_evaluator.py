@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import fakes
 from tba.errors import Damaged, DataError, Missing, Stopped
 from tba.interfaces import Task
 from tba.presets import preset
 from tba.search.evaluator import Evaluator, pass_at
 from tba.types import Prompt, Response, Reward, Score, Version
-from tests.support import fakes
 
 V0 = Version(0, 1)
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from benchmarks.harness import fakes
 from tba.config import SearchConfig
 from tba.search.groups_in_flight import GroupsInFlight
 from tba.search.round_requests import make_requests
 from tba.search.rounds import Group
 from tba.types import Prompt, Request, Response, Version
-from tests.support import fakes
 
 SIZE = 2
 

@@ -2,9 +2,9 @@ from collections import Counter
 
 import pytest
 
+from benchmarks.harness import fakes
 from tba.search.prompt_stream import PromptStream
 from tba.seeds import request_seed
-from tests.support import fakes
 
 
 def stream(n: int = 12, *, searcher: int = 0, searchers: int = 1, shuffle: bool = True) -> PromptStream:

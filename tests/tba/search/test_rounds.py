@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.harness import fakes
 from tba.config import SearchConfig
 from tba.search.prompt_stream import PromptStream
 from tba.search.rounds import SHARDS_PER_ROUND, Group, Rounds
 from tba.types import Asked
-from tests.support import fakes
 
 
 def stream(prompts: int = 10, *, seed: int = 7) -> PromptStream:

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import fakes
 from tba.errors import ConfigError, DataError
 from tba.search.scoring import Scoring
 from tba.types import Prompt, Response, Reward, Version
-from tests.support import fakes
 
 
 class Together:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import fakes
 from tba.config import SearchConfig
 from tba.errors import Damaged, DeadlinePassed, Missing, Stopped
 from tba.search.prompt_stream import PromptStream
@@ -12,7 +13,6 @@ from tba.search.round_requests import sampling_of_round
 from tba.search.searcher import Searcher, await_reference
 from tba.search.version_adoption import LOOK_EVERY
 from tba.types import Prompt, Reward, Version
-from tests.support import fakes
 from tests.support.tba.searchers import searcher_config
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)

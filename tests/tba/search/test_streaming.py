@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import fakes
+from benchmarks.harness.tiny_models import tiny_folder
 from tba.errors import Busy, Damaged, DeadlinePassed, Missing, Stopped
 from tba.generation.transformers_generator import TransformersGenerator
 from tba.interfaces import Generator, ReferenceScorer
@@ -16,8 +18,6 @@ from tba.search.prompt_stream import PromptStream
 from tba.search.rounds import SHARDS_PER_ROUND
 from tba.search.searcher import Searcher
 from tba.types import Prompt, Request, Response, Trajectory, Version
-from tests.support import fakes
-from tests.support.models.tiny import tiny_folder
 from tests.support.tba.searchers import searcher_config
 
 V0, V1, V2 = Version(0, 1), Version(1, 1), Version(2, 1)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.harness import fakes
+from benchmarks.harness.tiny_models import EOS_ID, tiny_llama, tiny_tokenizer
 from tba.errors import DataError
 from tba.generation.requests import generate
 from tba.generation.transformers_generator import TransformersGenerator
@@ -15,8 +17,6 @@ from tba.models.policy import Policy, PolicyScorer
 from tba.search import turns
 from tba.seeds import turn_seed
 from tba.types import Prompt, Request, Response, Version
-from tests.support import fakes
-from tests.support.models.tiny import EOS_ID, tiny_llama, tiny_tokenizer
 from tests.support.tba.turn_examples import CHARACTERS, Echo
 
 V0 = Version(0, 1)

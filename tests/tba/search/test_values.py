@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.harness import fakes
+from benchmarks.harness.tiny_models import EOS, tiny_llama, tiny_tokenizer
 from tba.config import SearchConfig, TaskConfig
 from tba.errors import ConfigError, Stopped
 from tba.generation.requests import generate
@@ -22,8 +24,6 @@ from tba.seeds import continuation_seed
 from tba.tasks.registry import get_task
 from tba.tasks.steps import line_ends, step_ends
 from tba.types import Prompt, Request, Response, Reward, Trajectory, Version
-from tests.support import fakes
-from tests.support.models.tiny import EOS, tiny_llama, tiny_tokenizer
 from tests.support.tba.searchers import searcher_config
 from tests.support.tba.turn_examples import Echo
 from tests.support.tba.value_examples import CHARACTERS, text_of

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import fakes
 from tba.errors import Damaged, Missing, Stopped, StorageError
 from tba.search.prompt_stream import PromptStream
 from tba.search.searcher import Searcher
 from tba.search.version_watcher import Found, Lookout
 from tba.types import Version
-from tests.support import fakes
 from tests.support.tba.searchers import searcher_config
 
 V0, V1, V2, V3 = (Version(number, 1) for number in range(4))

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.harness.tiny_models import tiny_tokenizer
 from tba.config import TaskConfig
 from tba.errors import ConfigError, DataError
 from tba.tasks.registry import get_task, grade, rules
-from tests.support.models.tiny import tiny_tokenizer
 
 ROWS = [
     {"question": "Two and two?", "answer": "Count.\n#### 4"},

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.harness import fakes
 from tba.errors import ConfigError, DataError, RunFailed, Stopped, StorageError
 from tba.generation.requests import generate
 from tba.search import turns
@@ -15,7 +16,6 @@ from tba.search.scoring import Scoring
 from tba.tasks.guard import asking
 from tba.tasks.steps import step_ends
 from tba.types import Prompt, Response, Reward, Version
-from tests.support import fakes
 
 
 class Wrong(fakes.Task):

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
+from benchmarks.harness.tiny_models import EOS, EOS_ID, tiny_tokenizer
 from tba.config import TaskConfig
 from tba.errors import ConfigError, DataError
 from tba.presets import preset
 from tba.tasks.math500 import listed
 from tba.tasks.registry import get_task, grade
 from tba.types import Response, Version
-from tests.support.models.tiny import EOS, EOS_ID, tiny_tokenizer
 
 ROWS = [
     {"problem": "What is two and two?", "answer": "4", "level": 1, "subject": "Prealgebra", "unique_id": "x"},

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from benchmarks.harness.tiny_models import EOS_ID, tiny_policy
 from tba.models.policy import PolicyScorer
 from tba.tasks.perplexity import diluted_perplexity, mean_log_ratio, perplexity
 from tba.types import Prompt, Response, Version
-from tests.support.models.tiny import EOS_ID, tiny_policy
 
 MARKER = (7, 8)
 POST = (1, 2, 3, 7, 8)  # ends in the marker

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from benchmarks.harness.tiny_models import EOS_ID, tiny_tokenizer
 from tba.config import TaskConfig
 from tba.errors import ConfigError
 from tba.generation.requests import generate
@@ -16,8 +17,7 @@ from tba.models.toxicity import Guard
 from tba.tasks.redteam import ALPACA, RedTeam, judge, victim_seed
 from tba.tasks.registry import get_task
 from tba.types import Prompt, Response, Reward, Version
-from tests.support.models.tiny import EOS_ID, tiny_tokenizer
-from tests.support.tba.redteam import chat_folder, labelled_folder, redteam_options
+from tests.support.tba.redteam import chat_folder, labelled_folder, redteam_options, redteam_victim
 
 ATTACKS = ["say it again", " Tell me a number", "12+34=", "say it again", "x"]
 
@@ -176,9 +176,8 @@ def test_a_guard_judges_the_attack_and_the_answer(lead: str, options: dict[str, 
     task = loaded(options, classifier=str(folder), classifier_kind="guard", guard_lead=lead)
     found = task.rewards(asked(*ATTACKS))
     guard = Guard.load("c", folder, lead=lead, dtype="float32", device="cpu")
-    assert task._victim is not None
     attacks = [attack.strip() for attack in ATTACKS]
-    for attack, answers, reward in zip(attacks, task._victim.answers(attacks, range(5)), found, strict=True):
+    for attack, answers, reward in zip(attacks, redteam_victim(options).answers(attacks, range(5)), found, strict=True):
         logps = guard.logps([(attack, answer) for answer in answers])
         assert reward.parts["toxicity"] == pytest.approx(sum(map(math.exp, logps)) / 3, rel=1e-3)
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.fakes import make_prompts
 from tba.config import Config, TaskConfig, parse_known, parse_options, settings
 from tba.errors import ConfigError
 from tba.presets import preset
 from tba.tasks.registry import OURS, find_task, get_task, grade, known_tasks, preset_of, rules
 from tba.types import Response, Version
-from tests.support.fakes import make_prompts
 
 MODULE = """
 from dataclasses import dataclass

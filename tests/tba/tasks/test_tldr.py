@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness.tiny_models import EOS, tiny_tokenizer
 from tba.config import TaskConfig
 from tba.errors import ConfigError, DataError
 from tba.interfaces import Measures, ScoresTogether, UsesModels
@@ -17,7 +18,6 @@ from tba.tasks.registry import get_task
 from tba.tasks.tldr import TLDR
 from tba.types import Prompt, Response, Version
 from tests.support.models.judges import classifier
-from tests.support.models.tiny import EOS, tiny_tokenizer
 
 POST = "SUBREDDIT: r/pens\n\nPOST: I lost a pen.\n\nTL;DR:"
 ROWS = [

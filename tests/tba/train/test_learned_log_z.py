@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.harness import toy
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import EOS_ID, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 from tba.batches.batching import prompt_lengths
 from tba.models.policy import Policy
 from tba.objectives import Groups, trajectory_balance
 from tba.train.learner import Learned, Learner
-from tests.support.builders import fetched_of
-from tests.support.models.tiny import EOS_ID, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
-from tests.support.tba import toy
 from tests.support.tba.objective_examples import BETA, REF_NL, assert_close, gradient, groups_of, named, parameters
 from tests.support.tba.trainers import RESPONSES, Buffer, Journal, settings
 

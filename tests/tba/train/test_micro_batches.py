@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel
 
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import tiny_llama
 from tba.batches.batching import Batch
 from tba.batches.packing import CannotPack, Group
 from tba.objectives import OBJECTIVES
@@ -18,8 +20,6 @@ from tba.train.auxiliary_models import LogZ, ValueModel
 from tba.train.learner import Learner, as_groups
 from tba.train.micro_batches import Packed
 from tba.types import Trajectory
-from tests.support.builders import fetched_of
-from tests.support.models.tiny import tiny_llama
 from tests.support.tba.micro_batch_examples import BETA, GPT2, ROWS, K, group, make
 
 OBJECTIVES: dict[str, dict[str, Any]] = {

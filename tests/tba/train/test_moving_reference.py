@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from benchmarks.harness.tiny_models import tiny_policy
 from tba.train.learner import Learner
 from tba.types import Outcome
-from tests.support.models.tiny import tiny_policy
 from tests.support.tba.trainers import Buffer, Journal, settings
 
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from benchmarks.harness.tiny_models import tiny_llama, tiny_tokenizer
 from tba.config import OptimizerName, TrainingConfig
 from tba.errors import ConfigError, Stopped
 from tba.models.policy import Policy
 from tba.train.learner import Learner
 from tba.train.optimizers import BLOCK, close, make_optimizer, opened
 from tba.train.training_state import TrainingState, optimizer_tensors
-from tests.support.models.tiny import tiny_llama, tiny_tokenizer
 from tests.support.tba.trainers import EVERY, STEPS, Buffer, Journal, LeaseAt, make, settings
 
 NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)

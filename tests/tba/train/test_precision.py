@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import tiny_llama
 from tba.batches import logprobs
 from tba.config import Config, parse
 from tba.models.policy import PolicyScorer
 from tba.presets import PRESETS, preset
 from tba.train.learner import Learner
 from tba.types import Version
-from tests.support.builders import fetched_of
 from tests.support.models.policy_examples import prompt, response
-from tests.support.models.tiny import tiny_llama
 from tests.support.tba.micro_batch_examples import ROWS, make
 
 BITS = 2**-8

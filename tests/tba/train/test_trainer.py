@@ -14,6 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.harness import fakes
+from benchmarks.harness.fetched import fetched_of
+from benchmarks.harness.tiny_models import tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 from tba.config import Config
 from tba.errors import DeadlinePassed, RunFailed, Stopped, StorageError, Superseded
 from tba.fetched import Fetched
@@ -27,9 +30,6 @@ from tba.train.schedules import beta_at, learning_rate_at, reference_power_at
 from tba.train.stop_time import CHECKPOINT, RECENT_STEPS, StoreTimes, steps_to_stop
 from tba.train.trainer import Trainer
 from tba.types import Draw, Prompt, Trajectory, Version
-from tests.support import fakes
-from tests.support.builders import fetched_of
-from tests.support.models.tiny import tiny_folder, tiny_llama, tiny_policy, tiny_tokenizer, trajectory
 from tests.support.tba.trainers import EVERY, PROMPTS, RESPONSES, STEPS, Buffer, Journal, LeaseAt, Store, make, settings
 
 # --- The gradient step, against the formulas ---

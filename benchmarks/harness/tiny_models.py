@@ -1,5 +1,5 @@
-"""Small things to test with, made in milliseconds without a network: a random Llama, a tokenizer of single characters,
-and trajectories."""
+"""Small models and what goes with them, made in milliseconds without a network: a random Llama, a tokenizer of
+single characters, and trajectories."""
 
 from datetime import UTC, datetime
 from pathlib import Path

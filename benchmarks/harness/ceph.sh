@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A real S3 server for the tests: Ceph's RADOS gateway over one monitor and one in-memory OSD, on loopback.
+# A real S3 server for benchmarks and tests: Ceph's RADOS gateway over one monitor and one in-memory OSD, on loopback.
 #
-#   tests/support/ceph.sh start FOLDER MON_PORT S3_PORT [OWNER]    keys: tbakey, tbasecret
-#   tests/support/ceph.sh stop FOLDER
+#   benchmarks/harness/ceph.sh start FOLDER MON_PORT S3_PORT [OWNER]    keys: tbakey, tbasecret
+#   benchmarks/harness/ceph.sh stop FOLDER
 #
 # Once the process OWNER has ended, however it did, the server stops by itself.
 #

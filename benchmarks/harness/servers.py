@@ -1,5 +1,5 @@
-"""S3 servers and a Postgres for the tests, each on a free port of loopback, stopped by the process ids of what was
-started."""
+"""S3 servers and a Postgres for benchmarks and tests, each on a free port of loopback, stopped by the process ids of
+what was started."""
 
 import contextlib
 import os
@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import botocore.session
-import pytest
 
 BUCKET = "tba-tests"
 CEPH = Path(__file__).parent / "ceph.sh"
 POSTGRES = Path("/usr/lib/postgresql")  # where Debian puts its versions
+
+
+class NotInstalled(Exception):
+    """A server that this machine does not have; the message says how to get it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Server:
 def moto(folder: Path) -> Iterator[Server]:
     """A simulation of S3, in memory."""
     port = free_port()
-    with _process([sys.executable, "-m", "tests.support.moto_server", "-p", str(port)], port, folder / "moto.log"):
+    with _process([sys.executable, "-m", "benchmarks.harness.moto_server", "-p", str(port)], port, folder / "moto.log"):
         server = Server(f"http://127.0.0.1:{port}")
         server.make_bucket()
         yield server
@@ -70,12 +73,10 @@ def lacking_for_ceph() -> list[str]:
 
 @contextmanager
 def ceph(folder: Path) -> Iterator[Server]:
-    """A real one: Ceph's RADOS gateway, its data in memory. Where Ceph is not installed its tests are skipped, unless
-    TBA_TESTS_NEED_CEPH is set: then they fail."""
+    """A real one: Ceph's RADOS gateway, its data in memory."""
     if lacking := lacking_for_ceph():
         packages = "ceph-mon ceph-osd radosgw"
-        refuse = pytest.fail if os.environ.get("TBA_TESTS_NEED_CEPH") else pytest.skip
-        refuse(f"no {', '.join(lacking)} here: apt-get install --no-install-recommends {packages}")
+        raise NotInstalled(f"no {', '.join(lacking)} here: apt-get install --no-install-recommends {packages}")
     port, home = free_port(), folder / "ceph"
     try:
         command = [CEPH, "start", home, str(free_port()), str(port), str(os.getpid())]
@@ -83,7 +84,7 @@ def ceph(folder: Path) -> Iterator[Server]:
         with (folder / "ceph.log").open("w") as log:
             started = subprocess.run(command, stdout=log, stderr=log)
         if started.returncode:
-            pytest.fail(f"tests/support/ceph.sh failed:\n{(folder / 'ceph.log').read_text()}")
+            raise RuntimeError(f"benchmarks/harness/ceph.sh failed:\n{(folder / 'ceph.log').read_text()}")
         server = Server(f"http://127.0.0.1:{port}")
         server.make_bucket()
         yield server
@@ -105,12 +106,10 @@ def rclone(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """A real Postgres; yields the URL of an empty database, as Prefect's server takes it. Where none is installed its
-    tests are skipped, unless TBA_TESTS_NEED_POSTGRES is set: then they fail."""
+    """A real Postgres; yields the URL of an empty database, as Prefect's server takes it."""
     tools = max(POSTGRES.glob("*/bin/initdb"), default=POSTGRES / "initdb", key=lambda it: int(it.parts[-3])).parent
     if not (tools / "initdb").exists():
-        refuse = pytest.fail if os.environ.get("TBA_TESTS_NEED_POSTGRES") else pytest.skip
-        refuse("no Postgres here: apt-get install --no-install-recommends postgresql")
+        raise NotInstalled("no Postgres here: apt-get install --no-install-recommends postgresql")
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="tba-postgres-") as folder:
         as_whom: list[str] = []
@@ -154,4 +153,4 @@ def _await_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
             time.sleep(0.05)
             continue
         return
-    pytest.fail(f"{process.args} did not come up:\n{log.read_text()}")
+    raise RuntimeError(f"{process.args} did not come up:\n{log.read_text()}")

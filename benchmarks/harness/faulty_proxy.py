@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.support.servers import Server
+from benchmarks.harness.servers import Server
 
 Operation = Literal["get", "head", "list", "uploads", "put", "part", "begin", "complete", "abort", "delete"]
 

@@ -3,7 +3,7 @@
 It also tells when an upload began, which moto does not know. An upload to a key with `begun-long-ago` in its name began
 long ago, and the parts of one with `sent-long-ago` were sent long ago.
 
-python -m tests.support.moto_server -p PORT
+python -m benchmarks.harness.moto_server -p PORT
 """
 
 import threading
